@@ -9,6 +9,7 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("benchmark")
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ from fedjax_pfl.data.whole_files import there
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
-from .cli.flagfiles import FlagValues
+from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import aside
 
 USAGE = f"""\
@@ -59,17 +60,14 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     flags.DEFINE_string("devices", "auto", meaning, **place)
     flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
-    shell.refuse_words(shell.parsed(values, argv)[1:], values)
+    parse_words(values, argv)
     return values
 
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
-    return _run(parse(argv))
-
-
-def _run(args: flags.FlagValues) -> int:
+    """Runs the command."""
+    args = parse(argv)
     if args["help"].value:
         print(USAGE)
         print(args.module_help("benchmark"))
@@ -84,7 +82,7 @@ def _run(args: flags.FlagValues) -> int:
     output = None if args.output is None else Path(args.output)
     if output is not None and there("output", output):
         raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")
-    torch = args.torch and _has_torch()
+    torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
         print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")
     if len(names) == 1:
@@ -130,18 +128,11 @@ def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
     """Every case in its own process, one after the other."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
+        same = Path(folder) / "same.flags"
+        same.write_text(args.flags_into_string())
         for name in names:
             file = Path(folder) / f"{name}.json"
-            words = [
-                f"--case={name}",
-                f"--repeats={args.repeats}",
-                f"--rounds={args.rounds}",
-                f"--quick={args.quick}",
-                f"--torch={args.torch}",
-                f"--client_execution={','.join(args.client_execution)}",
-                f"--devices={args.devices}",
-                f"--output={file}",
-            ]
+            words = [f"--flagfile={same}", f"--case={name}", f"--output={file}"]
             done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
             if done.returncode:
                 raise pfl.InputError(f"Case {name} ended with exit code {done.returncode}.")
@@ -173,11 +164,3 @@ def _about(name: str) -> str:
     documented = (getattr(case, "func", case).__doc__ or "").strip().splitlines()[0]
     keywords = getattr(case, "keywords", {})
     return documented + "".join(f" ({key}={value})" for key, value in keywords.items())
-
-
-def _has_torch() -> bool:
-    try:
-        import torch  # noqa: F401  # pyright: ignore[reportMissingImports] - it may be missing
-    except ImportError:
-        return False
-    return True

@@ -21,8 +21,8 @@ from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY
 
-from .cli import flagfiles, plugins, shell
-from .cli.flagfiles import FlagValues, value_of
+from .cli import plugins, shell
+from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
 from .figures.choice import Choice, choice_of, define_flags
 from .figures.pivots import SPREADS, pivoted
@@ -271,9 +271,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     text("output_dir", None, meaning, **place)
     absl.flags.DEFINE_boolean("help", False, "print this", **place)
     plugins.define(place)
-    flagfiles.check_trust(argv)
-    shell.refuse_words(shell.parsed(values, argv)[1:], values)
-    plugins.load(value_of(values, "import_file"))
+    parse_words(values, argv)
     return values
 
 
@@ -282,8 +280,7 @@ def main(argv: list[str]) -> int:
     """Runs the script."""
     args = parse(argv)
     if args["help"].value:
-        print(f"{USAGE}\n")
-        print(shell.describe_flags(args, "compare", 14))
+        print(f"{USAGE}\n\n{args.module_help('compare')}")
         return 0
     if not args.runs:
         raise InputError("Give the folders of finished runs with --runs=DIR,...")

@@ -27,11 +27,9 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 
-from .cli import flagfiles, foreign_data, plugins, shell
-from .cli.data_flags import load_dataset, num_clients
-from .cli.flagfiles import FlagValues, value_of
-from .cli.flags import RULE_OPTION
-from .cli.pairs import name_and_value
+from .cli import plugins, shell
+from .cli.data_flags import RULE_FLAG, RULE_OPTION, adopt, load_dataset, num_clients
+from .cli.parsing import FlagValues, Whole, name_and_value, parse_words, value_of
 from .cli.start import called
 from .outputs.run_files import aside, write_json, write_picture
 
@@ -46,21 +44,26 @@ Draws a partition and counts each client's samples, without training.
 
 Options of the partition rule or importer: --NAME=VALUE, or --partition_option=NAME=VALUE.
 """
-_FLAG_OF = {option: flag for flag, option in RULE_OPTION.items()}
 
 
 def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     """Flag values; every option of any rule or importer is a flag of text, None if not given."""
     values = FlagValues()
     place = {"flag_values": values, "module_name": "partition"}
-    text, whole = absl.flags.DEFINE_string, absl.flags.DEFINE_integer
+    text = absl.flags.DEFINE_string
+
+    def whole(name: str, default: int, meaning: str, low: int) -> None:
+        serializer = absl.flags.ArgumentSerializer()
+        parser = Whole(name, low)
+        absl.flags.DEFINE(parser, name, default, meaning, serializer=serializer, **place)
+
     text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays", **place)
     text("data_dir", None, "folder with the data set's files", **place)
     option = "NAME=VALUE, an option of the data set's reader"
     absl.flags.DEFINE_multi_string("data_option", [], option, **place)
     text("partition", "dirichlet", "rule that deals samples to clients", **place)
-    whole("num_clients", 20, "number of clients", lower_bound=1, **place)
-    whole("partition_seed", 0, "fixes the partition", lower_bound=0, **place)
+    whole("num_clients", 20, "number of clients", 1)
+    whole("partition_seed", 0, "fixes the partition", 0)
     text(
         "partition_file",
         None,
@@ -80,11 +83,9 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     for option in dict.fromkeys(
         name for rule in pfl.data.RULES for name in pfl.data.rule_options(rule)
     ):
-        text(_FLAG_OF.get(option, option), None, "option of a rule", **place)
-    flagfiles.check_trust(argv)
-    shell.refuse_words(shell.parsed(values, argv)[1:], values)
-    plugins.load(value_of(values, "import_file"))
-    foreign_data.adopt(values, ("partition", "import_split", "alphas"))
+        text(RULE_FLAG.get(option, option), None, "option of a rule", **place)
+    _, typed = parse_words(values, argv)
+    adopt(values, typed, ("partition", "import_split", "alphas"))
     return values
 
 
@@ -235,8 +236,7 @@ def main(argv: list[str]) -> int:
     """Runs the script."""
     args = parse(argv)
     if args["help"].value:
-        print(USAGE)
-        print(shell.describe_flags(args, "partition", 16))
+        print(f"{USAGE}\n{args.module_help('partition')}")
         return 0
     if args["list"].value:
         print(catalogue())

@@ -26,8 +26,11 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
 from fedjax_pfl.utils.typing import Device
 
-from .cli import build, flags, shell
 from .cli import console as printed
+from .cli import flags, shell
+from .cli.build import Experiment, load_inputs
+from .cli.build import prepare as prepare_inputs
+from .cli.config import ExperimentConfig
 from .cli.start import called
 from .outputs import training_line
 from .planning import plan_table, plans, targets
@@ -56,7 +59,7 @@ def define(values: absl.flags.FlagValues) -> None:
     absl.flags.DEFINE_string("output", None, meaning, **place)
 
 
-def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
+def parse(argv: Sequence[str]) -> ExperimentConfig:
     """The flags of a command line, the program's name first."""
     return flags.parse(argv, define)
 
@@ -65,10 +68,10 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
 def main(argv: list[str]) -> int:
     """Runs the script."""
     args = parse(argv)
-    if args["help"].value or args["helpfull"].value:
-        print(f"{USAGE}\n{shell.describe_flags(args, 'plan', 12)}\n{BELOW}")
+    if args.help:
+        print(f"{USAGE}\n{flags.define(define).module_help('plan')}\n{BELOW}")
         return 0
-    if args["list"].value:
+    if args.list:
         print(plan_table.catalogue())
         return 0
     if args.target is None:
@@ -76,12 +79,12 @@ def main(argv: list[str]) -> int:
     target = targets.parse(args.target)
     output = _output(args.output)
     targets.check_installed(target)
-    build.check_flags(args)
+    args.check()
     with _never_kept():
         return plan(args, target, output)
 
 
-def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | None) -> int:
+def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) -> int:
     """Compiles everything, prints the table, writes the file; returns the exit code."""
     devices = target.devices()
     experiment = prepare(args, target)
@@ -89,9 +92,20 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     devices = devices[:count]
     print("\n".join(header(experiment, target, devices)), flush=True)
     found = {}
-    for name in experiment.algorithms:
+    for name in args.instances:
         print(f"{name}: compiling", flush=True)
-        found[name] = plans.make(experiment, name, target, devices)
+        found[name] = plans.widest(
+            args.instances[name],
+            experiment.federation_of(name),
+            target,
+            devices,
+            mesh=args.mesh,
+            rounds=args.rounds,
+            eval_every=args.eval_every,
+            seeds=args.seeds,
+            adapt=args.adaptation,
+            score_clients=args.scored_clients,
+        )
     print()
     printed.print_table(Console(), plan_table.table(found))
     print("".join(f"\n{line}" for line in plan_table.notes(found, experiment, target)))
@@ -101,17 +115,16 @@ def plan(args: absl.flags.FlagValues, target: targets.Target, output: Path | Non
     return shell.FAULT if any(one.error for one in found.values()) else 0
 
 
-def prepare(args: absl.flags.FlagValues, target: targets.Target) -> build.Experiment:
+def prepare(args: ExperimentConfig, target: targets.Target) -> Experiment:
     """The experiment as it would be on the target; how devices share it is chosen later."""
     alone = {"devices": 1, "mesh": "auto"}
-    return build.prepare(args, Path(), options=alone | {"platform": target.chip.platform})
+    options = alone | {"platform": target.chip.platform}
+    return prepare_inputs(load_inputs(args), options=options)
 
 
-def header(
-    experiment: build.Experiment, target: targets.Target, devices: Sequence[Device]
-) -> list[str]:
+def header(experiment: Experiment, target: targets.Target, devices: Sequence[Device]) -> list[str]:
     """A few lines on what is compiled."""
-    federation, dataset, args = experiment.federation, experiment.dataset, experiment.args
+    federation, dataset, args = experiment.federation, experiment.dataset, experiment.config
     shape = "x".join(map(str, dataset.input_shape))
     chip = target.chip
     speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
@@ -126,7 +139,7 @@ def header(
     ]
 
 
-def _count(args: absl.flags.FlagValues, most: int, clients: int) -> int:
+def _count(args: ExperimentConfig, most: int, clients: int) -> int:
     """How many of the target's devices are used; without --mesh at most one for each client.
 
     Raises:

@@ -16,7 +16,9 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
 from . import run
-from .cli import build, flagfiles, flags, resume, shell
+from .cli import flags, identity, run_folder, shell
+from .cli.config import ExperimentConfig
+from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
 from .reproduction import kept, overview, paper_tables
 from .reproduction import report as reproduce_report
@@ -47,7 +49,7 @@ AFTER = f"All other flags are those of {called('run')}; the table notes their ch
 
 def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     """(own flags, words for `experiments.run`)."""
-    values = flagfiles.FlagValues()
+    values = FlagValues()
     place = {"flag_values": values, "module_name": "reproduce"}
     text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
     names("table", [], "PAPER/TABLE, one of --list; of several one report is made", **place)
@@ -71,8 +73,7 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     text("kept", None, meaning, **place)
     absl.flags.DEFINE_boolean("list", False, "print the tables, their settings and rows", **place)
     absl.flags.DEFINE_boolean("help", False, "print this", short_name="h", **place)
-    flagfiles.check_trust(argv)  # the words passed on include those of flagfiles
-    return values, shell.parsed(values, argv, known_only=True)[1:]
+    return values, parse_words(values, argv, positional=None)[0]
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,10 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
       InputError: it is not valid.
     """
     args = checked(chosen, more)
-    (name,) = flagfiles.value_of(chosen, "table")
+    (name,) = value_of(chosen, "table")
     table = paper_tables.load(name, as_path("--tables", chosen.tables))
     for flag, found in (("columns", table.column), ("rows", table.row)):
-        for name in flagfiles.value_of(chosen, flag):
+        for name in value_of(chosen, flag):
             if name not in {one.name for one in found}:
                 kind = f"name in --{flag} of {table.name}"
                 raise pfl.core.unknown_name(kind, name, [one.name for one in found])
@@ -117,9 +118,9 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """
     args = checked(chosen, more)
     folder = as_path("--tables", chosen.tables)
-    given = list(dict.fromkeys(flagfiles.value_of(chosen, "table")))
+    given = list(dict.fromkeys(value_of(chosen, "table")))
     for flag in ("columns", "rows"):
-        if flagfiles.value_of(chosen, flag):
+        if value_of(chosen, flag):
             raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
     if chosen["all"].value and given:
         raise pfl.InputError("--all is every table: leave --table out.")
@@ -138,10 +139,10 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     return Queue(tuple(asked), root, chosen.scale, chosen.reading)
 
 
-def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> absl.flags.FlagValues:
+def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentConfig:
     """The flags for `experiments.run`, once all that tables have in common is valid."""
     args = flags.parse(["run", *more])  # a mistyped --table would be among these
-    if not flagfiles.value_of(chosen, "table") and not chosen["all"].value:
+    if not value_of(chosen, "table") and not chosen["all"].value:
         raise pfl.InputError(
             "Say which table with --table=PAPER/TABLE, or --all; --list shows them."
         )
@@ -149,7 +150,7 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> absl.flags.Fl
         raise pfl.core.unknown_name("scale", chosen.scale, SCALES)
     if chosen.reading is not None and chosen.reading not in READINGS:
         raise pfl.core.unknown_name("reading", chosen.reading, READINGS)
-    stand_ins(flagfiles.value_of(chosen, "stand_in"))
+    stand_ins(value_of(chosen, "stand_in"))
     for name in ("algorithms", "set"):
         if args[name].present:
             raise pfl.InputError(f"--{name} can't be given here: choose algorithms with --rows.")
@@ -162,7 +163,7 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
         output = as_path("--output_dir", args.output_dir)
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
-    stand_in = stand_ins(flagfiles.value_of(chosen, "stand_in"))
+    stand_in = stand_ins(value_of(chosen, "stand_in"))
     cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
     return Command(table, chosen.scale, more, output, stand_in, reading, cells)
 
@@ -203,11 +204,12 @@ def reproduce(
     table = asked.table
     with_columns = [c for c in table.column if not columns or c.name in columns]
     rows = rows or [line.name for line in table.row]
-    identity = {"table": table.name, "scale": asked.scale}
-    identity |= {"reading": asked.reading} if asked.reading else {}
+    facts = {"table": table.name, "scale": asked.scale}
+    facts |= {"reading": asked.reading} if asked.reading else {}
     args = flags.parse(["run", *asked.more])
+    entries, accept = identity.run_identity(args, facts), args.accept_changed_code
     # A table with other rounds is another one: results that are set aside are none of its cells.
-    resume.check_folder(asked.output, args, ways=(), **identity)
+    run_folder.check(asked.output, entries, (), accept)
     planned = [plan(asked, column, rows) for column in with_columns]
     shown = [section for section, _ in planned]
     todo: dict[Path, tuple[Section, Cell]] = {}
@@ -218,11 +220,11 @@ def reproduce(
     done = not todo and asked.kept is None and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
-    with resume.opened(asked.output, args, ways=(), **identity):
+    with run_folder.opened(asked.output, entries, (), accept):
         keep(asked, shown)
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
-            code = run.run(build.prepare(cell.args()), quiet=True)
+            code = run.run(cell.experiment(), quiet=True)
             if code:
                 return code, None, []
             keep(asked, shown)
@@ -261,16 +263,17 @@ def several(asked: Queue) -> int:
     A table that can't be made is said in the report, and the others go on.
     """
     args = flags.parse(["run", *asked.asked[0].more])
-    identity = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
-    identity |= {"reading": asked.reading} if asked.reading else {}
-    resume.check_folder(asked.output, args, ways=(), **identity)
+    facts = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
+    facts |= {"reading": asked.reading} if asked.reading else {}
+    entries, accept = identity.run_identity(args, facts), args.accept_changed_code
+    run_folder.check(asked.output, entries, (), accept)
     parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
     title = f"The papers' tables again, {asked.scale} scale"
     if asked.reading:
         without = [one.table.name for one in asked.asked if one.reading is None]
         title += f", as the {asked.reading} has it"
         title += f" (no such reading: {', '.join(without)})" if without else ""
-    with resume.opened(asked.output, args, ways=(), **identity):
+    with run_folder.opened(asked.output, entries, (), accept):
         for number, one in enumerate(asked.asked, start=1):
             name = one.table.name
             print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
@@ -310,9 +313,7 @@ def main(argv: list[str]) -> int:
     """Runs the script."""
     args, more = parse(argv)
     if args["help"].value:
-        print(f"{USAGE}\n")
-        print(shell.describe_flags(args, "reproduce", 9))
-        print(f"\n{AFTER}")
+        print(f"{USAGE}\n\n{args.module_help('reproduce')}\n\n{AFTER}")
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
     elif args["all"].value or len(args.table) > 1:

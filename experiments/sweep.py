@@ -5,13 +5,13 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("sweep")
 
-import contextlib
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import absl.flags
 import numpy as np
@@ -21,10 +21,12 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import check_name, writing
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
-from .cli import build, flags, growth, identity, resume, run_cache, shell
 from .cli import console as shown
-from .cli.algorithms import parse_algorithms, remarked
-from .cli.flagfiles import given_words, value_of
+from .cli import flags, identity, run_folder, shell
+from .cli.algorithms import parse_algorithms
+from .cli.build import load_inputs, prepare
+from .cli.config import ExperimentConfig
+from .cli.simulating import Stopped, Stopper, simulate
 from .cli.start import called
 from .outputs import tracking, training_line
 from .sweeps.grid import Cell, cells, changing_data, parse_grid
@@ -36,79 +38,65 @@ Runs algorithms over a grid of hyperparameters and ranks the settings by validat
   {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
 
---grid=NAME=VALUE,... may be given many times; NAME is a hyperparameter ALGORITHM.NAME, an option of
+The NAME of a --grid is a hyperparameter ALGORITHM.NAME, an option of
 local training of one algorithm such as feddwa.learning_rate, or any other flag of
 {called("run")} that takes one value. An algorithm's own value, by --grid or --set, wins
 over the flag of that name. Settings that don't change the program run inside one; the others are a
 queue of programs. A fifth of every client's training samples is set aside for validation unless
---validation_fraction says otherwise; test samples are not used to choose.
-
-  --rank_by    validation accuracy after the last round ('final') or the mean of the last tenth of
-               rounds ('last_tenth') (default: final)
-
+--validation_fraction says otherwise; test samples are not used to choose."""
+BELOW = f"""\
 All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
 scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
 UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
-GROWS = (growth.ROUNDS,)  # ways in which the same command may be a larger sweep
+GROWS = (identity.ROUNDS,)  # ways in which the same command may be a larger sweep
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
 
 
-def run_cell(
-    cell: Cell, argv: Sequence[str], output: Path, display, stop, described: Mapping
-) -> pfl.Result:
+class Program(NamedTuple):
+    """A cell of the grid, its configuration, and the content of its data when the sweep began."""
+
+    cell: Cell
+    config: ExperimentConfig
+    content: dict[str, Any]
+
+
+def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.Result:
     """Simulates one program, or reads its finished result.
 
     Raises:
-      InputError: it differs from `described`, its identity when the sweep began.
+      InputError: its data have changed since the sweep began.
     """
+    cell, config, content = program
     folder = output / "results" / cell.folder
-    args = cell.parsed(argv)
     if folder.exists():
-        seeds = range(args.seed, args.seed + args.num_seeds)
-        result = run_cache.result(folder, cell.algorithm, seeds, args.rounds, cell.settings)
-        tracking.finish(args, output, cell.folder, resume.configuration(args), result)
+        result = run_folder.load_result(
+            folder, cell.algorithm, config.seeds, config.rounds, cell.settings
+        )
+        facts = identity.run_identity(config, content)
+        tracking.finish(config, output, cell.folder, facts, result)
         return result
-    experiment = build.prepare(args, output, runs=args.num_seeds * len(cell.inside))
-    changed = identity.difference(described, experiment.identity)
+    inputs = load_inputs(config)
+    changed = identity.difference(content, inputs.content)
     if changed:
         raise pfl.InputError(
             f"The sweep's inputs have changed since it began: {changed}. Give the same data to "
             "continue it."
         )
-    checkpoints = pfl.Checkpoints(
-        output / growth.CHECKPOINTS / cell.folder, args.checkpoint_seconds
+    experiment = prepare(inputs, output, runs=config.num_seeds * len(cell.inside))
+    result, _ = simulate(
+        experiment,
+        cell.algorithm,
+        cell.folder,
+        output / run_folder.CHECKPOINTS / cell.folder,
+        display.algorithm(cell.folder, config.rounds),
+        stop,
+        seeds=config.seeds,
+        settings=cell.settings or None,
+        matrix_rounds=[],
     )
-    algorithm = experiment.algorithms[cell.algorithm]
-    said = resume.configuration(args) | algorithm.hyperparameters()
-    streams = tracking.Tracking(args, output, cell.folder, said, cell.settings)
-    show = display.algorithm(cell.folder, args.rounds)
-
-    def measured(chunk: pfl.Progress) -> None:
-        show(chunk)
-        streams.look(chunk)
-
-    with streams, contextlib.closing(checkpoints):
-        result = pfl.simulate(
-            algorithm,
-            experiment.federation_of(cell.algorithm),
-            args.rounds,
-            seeds=experiment.seeds,
-            settings=cell.settings or None,
-            eval_every=args.eval_every,
-            matrix_rounds=[],
-            score_clients=experiment.score_clients,
-            progress=measured,
-            checkpoints=checkpoints,
-            stop=stop,
-            chunk=resume.CHUNK,
-            patience=value_of(args, "patience"),
-        )
-        streams.add(result, last=True)
-    result = resume.went_on(result)
-    said = resume.remarks(output, cell.algorithm)
-    result = remarked(replace(result, final=None), experiment.training[cell.algorithm], said)
+    result = replace(result, final=None)
     part = folder.with_name(f".part-{folder.name}")
     shutil.rmtree(part, ignore_errors=True)
     result.save(part)
@@ -135,113 +123,109 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
         yield Outcome(cell.algorithm, setting, seeds, *scores, who, said, measure)
 
 
-def own_words(argv: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """(the flags of experiments.run, the words of --grid, the ranking)."""
-    rest, grid, rank_by = [], [], RANKINGS[0]
-    words = iter(argv)
-    for word in words:
-        name, equals, value = word.partition("=")
-        if name == "--distributed":
-            raise pfl.InputError(
-                "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its "
-                "seeds and settings between four devices of this machine."
-            )
-        if name not in ("--grid", "--rank_by"):
-            rest.append(word)
-            continue
-        value = value if equals else next(words, "")  # "--grid=a=1" or "--grid a=1"
-        if name == "--grid":
-            grid.append(value)
-        else:
-            rank_by = value
-    if rank_by not in RANKINGS:
-        raise pfl.core.unknown_name("--rank_by", rank_by, RANKINGS)
-    return rest, grid, rank_by
+def define(values: absl.flags.FlagValues) -> None:
+    """The flags beside those of a run."""
+    place = {"flag_values": values, "module_name": "sweep"}
+    meaning = "values of a setting, NAME=VALUE,VALUE"
+    absl.flags.DEFINE_multi_string("grid", [], meaning, **place)
+    meaning = (
+        "validation accuracy after the last round ('final') or the mean of the last tenth of "
+        "rounds ('last_tenth')"
+    )
+    absl.flags.DEFINE_string("rank_by", RANKINGS[0], meaning, **place)
+    flags.distributed(values)
 
 
 @shell.script(shell.GOES_ON)
 def main(argv: list[str]) -> int:
-    """Runs the script."""
-    if any(word in ("--help", "-h") for word in argv):
-        print(USAGE)
+    """Runs the command."""
+    config = flags.parse(argv, define)
+    if config.help:
+        print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
         return 0
-    argv, words, rank_by = own_words(argv)
-    args = flags.parse(argv)
-    if args["headline"].present:
+    if config.rank_by not in RANKINGS:
+        raise pfl.core.unknown_name("--rank_by", config.rank_by, RANKINGS)
+    if config.distributed is not None:
+        raise pfl.InputError(
+            "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its "
+            "seeds and settings between four devices of this machine."
+        )
+    if config["headline"].present:
         raise pfl.InputError("--headline is for tables of runs: a sweep ranks by --rank_by.")
-    if not args["validation_fraction"].present:
+    if not config["validation_fraction"].present:
         argv.append("--validation_fraction=0.2")
-        args = flags.parse(argv)
-    grid = parse_grid(words)
-    if not all(map(float, grid.get("validation_fraction", [args.validation_fraction]))):
+        config = flags.parse(argv, define)
+    grid = parse_grid(config.grid)
+    if not all(map(float, grid.get("validation_fraction", [config.validation_fraction]))):
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
-    chosen = value_of(args, "set")
-    own = {word.partition("=")[0].strip() for word in chosen}
-    queue = cells(parse_algorithms(args.algorithms, chosen), grid, own)
-    found, counts = {}, set()
+    own = {word.partition("=")[0].strip() for word in config.set}
+    queue = cells(parse_algorithms(config.algorithms, config.set), grid, own)
+    programs, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
-        one = build.prepare(cell.parsed(argv), Path(), runs=args.num_seeds * len(cell.inside))
-        pfl.Simulation(
-            one.algorithms[cell.algorithm],
-            one.federation_of(cell.algorithm),
-            settings=cell.settings or None,
-            score_clients=one.score_clients,
-        ).check(patience=value_of(args, "patience"))
-        found[cell.folder] = one.identity
-        counts.add(one.federation.num_clients)
-    more = identity.merged(found) | {"grid": grid, "rank_by": rank_by}
-    output = build.output_folder(args, more, GROWS)
+        inputs = load_inputs(cell.parsed(argv, define))
+        experiment = prepare(inputs, runs=config.num_seeds * len(cell.inside))
+        simulation = experiment.simulation(cell.algorithm, settings=cell.settings or None)
+        simulation.check(patience=config.patience)
+        counts.add(experiment.federation.num_clients)
+        programs[cell.folder] = Program(cell, inputs.config, inputs.content)
+    content = identity.merged({name: one.content for name, one in programs.items()})
+    content |= {"grid": grid, "rank_by": config.rank_by}
+    entries = identity.run_identity(config, content)
+    output = run_folder.output_folder(config, entries)
+    run_folder.check(output, entries, GROWS, config.accept_changed_code)
     count = counts.pop() if len(counts) == 1 else None
-    heading = [f"Training: {training_line.describe_training(args, count, grid)}.", *left_out(args)]
-    return sweep(argv, args, queue, output, rank_by, more, heading, found)
+    heading = [
+        f"Training: {training_line.describe_training(config, count, grid)}.",
+        *left_out(config),
+    ]
+    return sweep(config, list(programs.values()), output, entries, heading)
 
 
-def left_out(args: absl.flags.FlagValues) -> list[str]:
+def left_out(config: ExperimentConfig) -> list[str]:
     """Sentences on flags of `experiments.run` that a sweep does not use."""
     messages = []
-    if args.new_clients:
+    if config.new_clients:
         messages.append("New clients take no part in the sweep and are not scored.")
-    given = [f"--{name}" for name in args if name.startswith(UNUSED) and args[name].present]
-    if given:
-        messages.append(f"A sweep does not use {', '.join(given)}.")
+    unused = [f"--{n}" for n in config if n.startswith(UNUSED) and config[n].present]
+    if unused:
+        messages.append(f"A sweep does not use {', '.join(unused)}.")
     return messages
 
 
 def sweep(
-    argv,
-    args,
-    queue: Sequence[Cell],
+    config: ExperimentConfig,
+    queue: Sequence[Program],
     output: Path,
-    rank_by: str,
-    more: dict,
+    entries: Mapping[str, Any],
     heading: Sequence[str],
-    described: Mapping[str, Mapping],
 ) -> int:
     """Runs the queue, writes and prints; returns the exit code.
 
-    `heading` are sentences on all settings, `described` has each program's identity by its folder.
+    Args:
+      entries: the sweep's identity.
+      heading: sentences on all settings.
     """
     found = []
-    count = sum(len(cell.inside) for cell in queue)
+    count = sum(len(program.cell.inside) for program in queue)
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
-    print(f"{count} settings in {programs}, {args.num_seeds} seed(s) each: {output}")
+    print(f"{count} settings in {programs}, {config.num_seeds} seed(s) each: {output}")
     print("\n".join(heading))
-    with resume.opened(output, args, GROWS, **more):
+    with run_folder.opened(output, entries, GROWS, config.accept_changed_code):
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
-            with resume.Stopper() as stop, shown.progress_display(Console()) as display:
-                for cell in queue:
-                    result = run_cell(cell, argv, output, display, stop, described[cell.folder])
-                    found += outcomes(cell, result, rank_by)
-        except (resume.Stopped, KeyboardInterrupt):
+            with Stopper() as stop, shown.progress_display(Console()) as display:
+                for program in queue:
+                    result = run_program(program, output, display, stop)
+                    found += outcomes(program.cell, result, config.rank_by)
+        except (Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
             return 128 + (stop.signal or signal.SIGINT)
-        data = changing_data(more["grid"])
-        write(output, found, rank_by, heading, data, given_words(args))
-        shutil.rmtree(output / growth.CHECKPOINTS, ignore_errors=True)
+        data = changing_data(entries["grid"])
+        write(output, found, config.rank_by, heading, data, flags.given_words(config))
+        shutil.rmtree(output / run_folder.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(found, data))
     print(f"\n{table(found).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
     return 0

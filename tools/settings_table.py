@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import absl.flags
 import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import data_flags, flags, pairs, presets, shell
+from experiments.cli import data_flags, flags, presets, shell
+from experiments.cli.config import ExperimentConfig
 from experiments.outputs import run_files
 from experiments.reproduction.published import KINDS
 from fedjax_pfl.models.networks import make_model
@@ -56,23 +56,22 @@ class Preset(NamedTuple):
     title: str
     paper: str
     note: str
-    args: absl.flags.FlagValues
+    args: ExperimentConfig
 
     def flags(self) -> dict[str, str]:
         """Text of the flags given, by name, in the order of --help."""
         args = self.args
-        groups = ("data", "rule", "training", "run")
-        given = [flag for g in groups for flag in args.get_flags_for_module(g) if flag.present]
-        return {flag.name: _shown(flag) for flag in given}
+        names = [n for g in ("data", "rule", "training", "run") for n in args.by_group()[g]]
+        return {name: _shown(name, args[name].value) for name in names if args[name].present}
 
 
-def _shown(flag: absl.flags.Flag) -> str:
-    if isinstance(flag, absl.flags.MultiFlag):
-        return " ".join(f"--{flag.name}={word}" for word in flag.value)
-    value = ",".join(flag.value) if isinstance(flag.value, list) else flag.value
+def _shown(name: str, value: Any) -> str:
+    if name in flags.repeated():
+        return " ".join(f"--{name}={word}" for word in value)
+    value = ",".join(value) if isinstance(value, list) else value
     value = str(value).lower() if isinstance(value, bool) else value
     text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f"--{flag.name}={text}"
+    return f"--{name}={text}"
 
 
 def of_paper(paper: str) -> Iterator[Preset]:
@@ -98,9 +97,9 @@ def read(name: str, *words: str) -> Preset:
     return Preset(name, *messages, args)
 
 
-def parameters(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> int:
+def parameters(args: ExperimentConfig, dataset: pfl.Dataset) -> int:
     """Trainable numbers of the model."""
-    options = {"vocab_size": dataset.vocab_size} | pairs.parse_pairs(args, "model_option")
+    options = {"vocab_size": dataset.vocab_size} | args.model_options
     named = (args.model, args.initializer, args.dtype, tuple(sorted(options.items())))
     return _counted(dataset.input_shape, dataset.num_classes, *named)
 

@@ -115,19 +115,18 @@ def _against_torch(plan: Plan, workload: Workload, target: float) -> Report:
     if plan.torch:
         from .torch_loop import TorchLoop
 
-        others = [TorchLoop(workload, plan.device), *others]
+        others = [TorchLoop(workload, plan.device), floor]
     timings = plan.contest([*ours, *others])
-    own = timings[ours[0].name].median
+    own, least = timings[ours[0].name].median, timings[floor.name].median
     ratios = []
     if plan.torch:
         loop = timings["PyTorch loop"].median
-        ratios.append(Ratio("time of the PyTorch loop's", own / loop, target))
-        ratios.append(
-            Ratio("the float32 floor, of the loop's time", timings[floor.name].median / loop)
-        )
-    rate = timings[floor.name].median / own
-    least = 0.7 if workload.model == "cnn" else None
-    ratios.append(Ratio("of the float32 product rate", rate, least, at_least=True))
+        ratios = [
+            Ratio("time of the PyTorch loop's", own / loop, target),
+            Ratio("the float32 floor, of the loop's time", least / loop),
+        ]
+    wanted = 0.7 if workload.model == "cnn" else None
+    ratios.append(Ratio("of the float32 product rate", least / own, wanted, at_least=True))
     facts = {
         "gigaflop_a_round": workload.round_flops() / 1e9,
         "parameters": ours[0].federation.plan.num_parameters,
@@ -164,32 +163,21 @@ def ragged(plan: Plan) -> Report:
         for name, workload in (("equal split", equal), ("Dir(0.1)", uneven))
     ]
     timings = plan.contest(contestants)
-    federation = contestants[1].federation
-    sizes = federation.data.train.size
+    steps = []  # local steps a sample
+    for contestant in contestants:
+        data, schedule = contestant.federation.data.train, contestant.federation.schedule
+        total = schedule.total_steps(np.asarray(data.size)).sum(dtype=np.int64)
+        steps.append(int(total) / int(data.total))
     lanes = uneven.federation(client_execution="vmap")
     efficiency = pfl.engine.padding_efficiency(lanes.steps(), lanes.execution)
-    work = [
-        _steps(contestant.federation) / int(contestant.federation.data.train.total)
-        for contestant in contestants
+    share = timings["Dir(0.1)"].median / timings["equal split"].median
+    ratios = [
+        Ratio("ragged, of the equal split's time", share, 1.15),
+        Ratio("padding efficiency under vmap", efficiency, 0.85, at_least=True),
+        Ratio("local steps a sample, ragged over equal", steps[1] / steps[0]),
     ]
-    return Report(
-        timings,
-        [
-            Ratio(
-                "ragged, of the equal split's time",
-                timings["Dir(0.1)"].median / timings["equal split"].median,
-                1.15,
-            ),
-            Ratio("padding efficiency under vmap", efficiency, 0.85, at_least=True),
-            Ratio("local steps a sample, ragged over equal", work[1] / work[0]),
-        ],
-        {"smallest": int(sizes.min()), "largest": int(sizes.max())},
-    )
-
-
-def _steps(federation: pfl.Federation) -> int:
-    steps = federation.schedule.total_steps(np.asarray(federation.data.train.size))
-    return int(steps.sum(dtype=np.int64))
+    sizes = contestants[1].federation.data.train.size
+    return Report(timings, ratios, {"smallest": int(sizes.min()), "largest": int(sizes.max())})
 
 
 def server(plan: Plan) -> Report:
@@ -215,16 +203,13 @@ def server(plan: Plan) -> Report:
         for name, federation in federations.items()
     )
     against = {"feddwa": "local, 2 epochs", "cwfedavg": "local + WDR", "pfedla": "local"}
+    seconds = {name: timing.median for name, timing in timings.items()}
     ratios = [
-        Ratio(
-            f"{name}: server part of its round",
-            1 - timings[base].median / timings[name].median,
-            0.05,
-        )
+        Ratio(f"{name}: server part of its round", 1 - seconds[base] / seconds[name], 0.05)
         for name, base in against.items()
     ]
     ratios += [
-        Ratio(f"{name}, of FedAvg's time", timings[name].median / timings["fedavg"].median)
+        Ratio(f"{name}, of FedAvg's time", seconds[name] / seconds["fedavg"])
         for name in ("local", *against)
     ]
     return Report(timings, ratios)
@@ -242,19 +227,13 @@ def sweep(plan: Plan) -> Report:
     timings = plan.contest(
         Simulated(name, _fedavg(), federation, options) for name, options in runs.items()
     )
-    many = timings["16 runs"].median * 16 / timings["1 run"].median
+    one, many = timings["1 run"], timings["16 runs"]
     target = 16.0 if jax.default_backend() == "cpu" else 4.0
-    return Report(
-        timings,
-        [
-            Ratio("16 runs, of one run's time", many, target),
-            Ratio(
-                "compiling 16 runs, of compiling one",
-                timings["16 runs"].prepare / timings["1 run"].prepare,
-            ),
-        ],
-        {"seconds": "of one round of one run"},
-    )
+    ratios = [
+        Ratio("16 runs, of one run's time", many.median * 16 / one.median, target),
+        Ratio("compiling 16 runs, of compiling one", many.prepare / one.prepare),
+    ]
+    return Report(timings, ratios, {"seconds": "of one round of one run"})
 
 
 def sampling(plan: Plan) -> Report:

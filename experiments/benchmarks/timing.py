@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import platform
+import re
 import resource
 import time
 from collections.abc import Callable, Sequence
@@ -18,19 +19,18 @@ import numpy as np
 
 import fedjax_pfl as pfl
 
+from ..cli import devices
+
 
 class Contestant(Protocol):
-    """Something that runs communication rounds."""
+    """Runs communication rounds: `prepare` compiles or warms up and returns the seconds of that,
+    `time_rounds` runs rounds and returns the seconds of one."""
 
     name: str
 
-    def prepare(self) -> float:
-        """Compiles, or warms up; seconds."""
-        ...
+    def prepare(self) -> float: ...
 
-    def time_rounds(self, rounds: int) -> float:
-        """Runs rounds; returns the seconds of a round."""
-        ...
+    def time_rounds(self, rounds: int) -> float: ...
 
 
 @dataclass
@@ -128,8 +128,7 @@ def contest(
 def peak_memory() -> int:
     """Most bytes of host memory that this process has held, since `forget_peak` on Linux."""
     unit = 1 if platform.system() == "Darwin" else 1024
-    known = _status("VmHWM")
-    return known or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def resident_memory() -> int:
@@ -152,30 +151,24 @@ def peak_can_be_forgotten() -> bool:
 
 def _status(name: str) -> int:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
+        text = Path("/proc/self/status").read_text()
+        value = re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE)
+        return int(value[1]) * 1024 if value else 0
     return 0
 
 
 def machine() -> dict[str, Any]:
     """The machine of the measurements."""
     model = platform.processor()
-    try:
-        with open("/proc/cpuinfo") as file:
-            names = {line.split(":")[1].strip() for line in file if line.startswith("model name")}
-            model = ", ".join(sorted(names)) or model
-    except OSError:
-        pass
-    import os
-
-    devices = jax.devices()
+    with contextlib.suppress(OSError):
+        names = re.findall(
+            r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE
+        )
+        model = ", ".join(sorted(set(names))) or model
     return {
         "processor": model,
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
-        "devices": [f"{d.platform}: {d.device_kind}" for d in devices],
+        "cores": devices.cores(),
+        "devices": [f"{d.platform}: {d.device_kind}" for d in jax.devices()],
         "python": platform.python_version(),
         "jax": jax.__version__,
     }

@@ -1,16 +1,13 @@
 """The algorithms of a comparison: their hyperparameters and their own local training."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.utils.errors import shown, unknown_hyperparameter
 
-from .flagfiles import filed_pairs, value_of
-from .pairs import parse_pairs
+from .parsing import last_of_each
 
 OWN = pfl.options.SETTABLE  # options of local training that --set takes
 
@@ -92,45 +89,21 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def common_training(args: absl.flags.FlagValues) -> pfl.LocalTraining:
-    """Local training from the flags, for all algorithms.
-
-    Raises:
-      InputError: a value that can't be.
-    """
-    names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in args]
-    given = {name: value_of(args, name) for name in names}
-    return pfl.LocalTraining(**given, **training_options(args)).checked()
-
-
-def training_options(args: absl.flags.FlagValues) -> dict[str, Any]:
-    """Options of local training whose flags have another form.
-
-    Raises:
-      InputError: a word that does not read NAME=VALUE.
-    """
-    return {
-        "extra_loss": pfl.training.WeightDistribution(args.wdr_weight) if args.wdr_weight else None,
-        "optimizer_options": parse_pairs(args, "optimizer_option"),
-        "lr_schedule_options": parse_pairs(args, "lr_schedule_option"),
-    }
-
-
-def canonical(values: absl.flags.FlagValues) -> None:
-    """Writes the names of algorithms in the flags as ours, so that one run has one spelling.
+def canonical_names(names: Sequence[str], words: Sequence[str], typed: Collection[str]):
+    """(names of algorithms, words of --set) with our names, so that one run has one spelling.
 
     Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them. A --set of
-    a flagfile for an algorithm that the run does not have is passed over, so that a preset can hold
+    a flagfile for an algorithm that the run does not have is left out, so that a preset can hold
     settings of many. One of the command line stays and is refused: it is likely a slip.
+
+    Args:
+      names, words: values of --algorithms and --set.
+      typed: words of --set on the command line itself.
     """
-    chosen = [_ours(name.strip()) for name in value_of(values, "algorithms")]
-    filed = filed_pairs(values, "set")
-    values["algorithms"].value = chosen
-    values["set"].value = [
-        setting_of(word)
-        for word in value_of(values, "set")
-        if word not in filed or _algorithm_of(word) not in pfl.core.ALGORITHMS.keys() - chosen
-    ]
+    chosen = [_ours(name.strip()) for name in names]
+    others = pfl.core.ALGORITHMS.keys() - chosen
+    words = [w for w in words if w in typed or _algorithm_of(w) not in others]
+    return chosen, last_of_each([setting_of(word) for word in words])
 
 
 def setting_of(word: str) -> str:

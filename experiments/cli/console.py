@@ -16,7 +16,7 @@ from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 
 from . import plugins, presets
-from .flags import RULE_FLAG
+from .data_flags import rule_flags
 
 # Columns left out one by one where a terminal is too narrow; others are always shown.
 OPTIONAL_COLUMNS = (
@@ -29,13 +29,6 @@ def first_line(documented) -> str:
     """The first line of a docstring that was written, not inherited or generated."""
     text = vars(documented).get("__doc__") if inspect.isclass(documented) else documented.__doc__
     return (text or "").strip().partition("\n")[0]
-
-
-def rule_flags(rule: str) -> dict[str, object]:
-    """Flags of a partition rule's own options, and their defaults."""
-    return {
-        RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
-    }
 
 
 def catalogue() -> str:

@@ -1,22 +1,40 @@
 """The data set and the partition that flags ask for."""
 
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
 import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
+from fedjax_pfl.utils import aliases, name_matching
 
-from . import console, flags
-from .flagfiles import value_of
-from .pairs import name_and_value, parse_pairs
+from .config import ExperimentConfig
+from .parsing import name_and_value, parse_pairs
+
+# Flag names that differ from the option of the partition rule that they set.
+RULE_OPTION = {"dominant_share": "share"}
+RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
+RULE_GROUPS = ("rule", "options")  # of a rule's options, of a run and of `experiments.partition`
+PREFIX = "pfllib:"
+SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
 
-def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.Dataset:
+def rule_flags(rule: str) -> dict[str, object]:
+    """Flags of a partition rule's own options, and their defaults."""
+    return {
+        RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
+    }
+
+
+def load_dataset(args: Any, column: str | None = None) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option.
 
     A reader that keeps only the columns that it is told keeps the one of which clients are made:
     `column`, by default that of --column.
     """
-    column = column or value_of(args, "column")
+    column = column or args["column"].value
     source = pfl.data.DATASETS.get(args.dataset.partition(":")[0])
     texts = [] if source is None else source.text_options
     options = parse_pairs(args, "data_option", texts)
@@ -25,16 +43,16 @@ def load_dataset(args: absl.flags.FlagValues, column: str | None = None) -> pfl.
     return pfl.load_dataset(args.dataset, args.data_dir, **options)
 
 
-def num_clients(args: absl.flags.FlagValues) -> int | None:
+def num_clients(args: Any) -> int | None:
     """--num_clients; None, for all, where the data have clients and the flag is not given."""
     rule = pfl.data.RULES.get(args.partition)
     every = rule is not None and rule.natural and not args["num_clients"].present
     return None if every else args.num_clients
 
 
-def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Partition:
+def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
     """The partition of a file or a rule, with its validation samples."""
-    given = flags.given_flags(args, "rule")
+    given = [name for name in args if args[name].present and args[name].group == "rule"]
     if args.partition_file is not None:
         given += [name for name in ("partition",) if args[name].present]
         if given:
@@ -48,19 +66,17 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                 f"{partition.num_clients} clients: leave the flag out."
             )
     else:
-        own = console.rule_flags(args.partition)
+        own = rule_flags(args.partition)
         given = [name for name in given if name != "partition_option"]
         for name in given:
             if name not in own:
                 valid = ", ".join(f"--{flag}" for flag in own)
-                takers = [
-                    rule for rule in sorted(pfl.data.RULES) if name in console.rule_flags(rule)
-                ]
+                takers = [rule for rule in sorted(pfl.data.RULES) if name in rule_flags(rule)]
                 raise pfl.InputError(
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
-        options = {flags.RULE_OPTION.get(name, name): value_of(args, name) for name in given}
+        options = {RULE_OPTION.get(name, name): args[name].value for name in given}
         for word in args.partition_option:
             name, value = name_and_value("partition_option", word)
             if name in options:
@@ -81,3 +97,92 @@ def make_partition(args: absl.flags.FlagValues, dataset: pfl.Dataset) -> pfl.Par
                 f"The partition has no {split} samples, so there is nothing to score."
             )
     return partition
+
+
+def _options(values: absl.flags.FlagValues) -> set[str]:
+    return {flag.name for group in RULE_GROUPS for flag in values.get_flags_for_module(group)}
+
+
+def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+    """Lets --partition or --partition_file of the command line replace the split of a flagfile.
+
+    A preset's rule has options that another rule or a file does not take; they are left out.
+
+    Args:
+      values: flags; changed in place.
+      typed: flags of the command line itself.
+    """
+    chosen = {"partition", "partition_file"} & typed.keys()
+    if chosen == {"partition_file"}:
+        _unparse(values, _options(values) | {"partition", "num_clients"}, typed)
+    elif chosen == {"partition"}:
+        rule = typed["partition"]
+        taken = rule_flags(rule) if rule in pfl.data.RULES else {}
+        _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
+
+
+def _give_way(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+    """Takes a flagfile's split back where a typed --dataset has a split of its own."""
+    split = _options(values) | {"partition", "partition_file"}
+    if "dataset" in typed and not split & typed.keys():
+        _unparse(values, split | {"num_clients"}, typed)
+
+
+def _unparse(
+    values: absl.flags.FlagValues, names: Collection[str], typed: Mapping[str, Any]
+) -> None:
+    for name in names - typed.keys():
+        values[name].unparse()
+
+
+def adopt(
+    values: absl.flags.FlagValues,
+    typed: Mapping[str, Any],
+    others: Collection[str] = ("partition",),
+) -> None:
+    """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
+
+    The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
+    and a data set's name in another spelling, such as FashionMNIST, ours. Data sets that say whose
+    their samples are get clients by column.
+
+    Args:
+      values: flags; changed in place.
+      typed: flags of the command line itself.
+      others: flags that, like --partition_file, say another split.
+
+    Raises:
+      InputError: the folder is FL-bench's, which has indices and no samples.
+    """
+    given = values["dataset"].value
+    if given not in pfl.data.DATASETS and ":" not in given and given.strip():
+        place = as_path("--dataset", given)
+        source = pfl.data.recognised(place)
+        if source == "flbench":
+            raise _of_flbench(place)
+        if source in SAMPLES:
+            values["dataset"].value = f"{source}:{given}"
+    name, colon, place = values["dataset"].value.partition(":")
+    name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
+    given = values["dataset"].value = f"{name}{colon}{place}"
+    if given.startswith(PREFIX):
+        _give_way(values, typed)
+    dealt = values["partition_file"].value is not None or any(values[n].present for n in others)
+    if given.startswith(PREFIX) and not dealt:
+        values["partition_file"].value = given.removeprefix(PREFIX)
+    source = pfl.data.DATASETS.get(given.partition(":")[0])
+    if source is not None and source.natural and not dealt:
+        values["partition"].value = "by_column"
+
+
+def _of_flbench(place: Path) -> pfl.InputError:
+    """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
+    name = place.resolve().name
+    ours = name_matching.meant(name, pfl.data.DATASETS, aliases.DATASETS)
+    raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
+    where = "FOLDER" if raw is None else raw
+    return pfl.InputError(
+        f"{place} is a folder of FL-bench's, which holds a split: give the data set by name, "
+        f"--dataset={ours[0] if ours else 'NAME'} --data_dir={where}, and "
+        f"--partition_file={place}."
+    )

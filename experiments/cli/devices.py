@@ -40,7 +40,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
         devices, num_clients = str(asked.devices), asked.devices
     if processes.several():
         return _of_several(devices, num_clients, mesh)
-    wanted = _cores() if devices == "auto" else _whole(devices)
+    wanted = cores() if devices == "auto" else _whole(devices)
     wanted = max(min(wanted, num_clients), 1)
     chosen = _start(wanted)
     if devices == "auto":
@@ -74,7 +74,7 @@ def _of_several(devices: str, num_clients: int, mesh: str) -> int:
             f"{wanted}."
         )
     most = -(-num_clients // count)
-    each = min(processes.exchange(_cores())) if wanted is None else wanted // count
+    each = min(processes.exchange(cores())) if wanted is None else wanted // count
     _start(min(each, most) if wanted is None else each)
     return len(processes.all_devices()) if wanted is None else wanted
 
@@ -97,7 +97,8 @@ def _start(count: int) -> bool:
     return True
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

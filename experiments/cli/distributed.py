@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import sentence, shown
 
-from . import addresses, identity
+from . import addresses
 
 FORM = "--distributed must be 'auto' or HOST:PORT,COUNT,INDEX such as 10.0.0.1:1234,2,0"
 SILENT = 40  # seconds without a sign of life until a process counts as gone
@@ -142,17 +142,6 @@ def _parsed(word: str) -> dict[str, Any]:
 
 def _is_loopback(host: str) -> bool:
     return host in ("localhost", "[::1]") or host.startswith("127.")
-
-
-def check_alike(configuration: Mapping[str, Any]) -> None:
-    """Raises `InputError` where processes have other flags or data."""
-    for number, other in enumerate(processes.exchange(dict(configuration))):
-        changed = identity.difference(other, configuration)
-        if changed:
-            raise pfl.InputError(
-                "All processes need the same flags and data, but between process "
-                f"{number} and process {processes.index()} {changed}."
-            )
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -9,31 +8,20 @@ from absl import flags
 import fedjax_pfl as pfl
 from fedjax_pfl.results.summary import FIRST, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
-from fedjax_pfl.utils.conversions import LIMIT, convert, keyword_defaults
-from fedjax_pfl.utils.errors import cut
+from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
 
-from . import algorithms, flagfiles, foreign_data, plugins, shell, splits
+from . import data_flags, plugins
+from .algorithms import canonical_names
+from .config import CHOICES, GROUPS, ExperimentConfig, Setting
+from .data_flags import RULE_FLAG
+from .parsing import FlagValues, Number, Whole, last_of_each, parse_words, value_of
+from .start import called
 
-# Flag names that differ from the option of the partition rule that they set.
-RULE_OPTION = {"dominant_share": "share"}
-RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
 # Defaults of the library's functions that runs call.
 SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_new_clients)
-GROUPS = {
-    "comparison": "Algorithms",
-    "data": "Data and partition",
-    "rule": "Options of the partition rule (--list shows each rule's options and defaults)",
-    "training": "Local training and the model",
-    "run": "The run and what it writes",
-    "help": "Help",
-}
-
-
-class _Number(flags.FloatParser):
-    """Numbers in float32's range, without NaN (which passes bounds) and infinity."""
-
-    def convert(self, argument) -> float:
-        return convert("the value", argument, float)
+# Flags that other commands' runs don't take over: places, and code, which only a user may name.
+OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "settings_from")
+OWN_PLACES += ("compilation_cache", "flagfile")
 
 
 class _Group:
@@ -49,21 +37,19 @@ class _Group:
         flags.DEFINE_list(name, default, meaning, **self.place)
 
     def pairs(self, name: str, meaning: str) -> None:
-        meaning = f"{meaning}; may be given many times"
         flags.DEFINE_multi_string(name, [], meaning, **self.place)
 
     def whole(
         self, name: str, default: int | None, meaning: str, low: int, high: int = LIMIT - 1
     ) -> None:
-        flags.DEFINE_integer(
-            name, default, meaning, lower_bound=low, upper_bound=high, **self.place
-        )
+        self._number(Whole(name, low, high), default, meaning)
 
     def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
-        low, high = (*bounds, None, None)[:2]
-        parser = _Number(lower_bound=low, upper_bound=high)
+        self._number(Number(name, *bounds), default, meaning)
+
+    def _number(self, parser: Whole | Number, default: float | None, meaning: str) -> None:
         serializer = flags.ArgumentSerializer()
-        flags.DEFINE(parser, name, default, meaning, serializer=serializer, **self.place)
+        flags.DEFINE(parser, parser.name, default, meaning, serializer=serializer, **self.place)
 
     def switch(self, name: str, default: bool, meaning: str, **options) -> None:
         flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
@@ -93,8 +79,7 @@ class _Group:
                 self.text(name, default, meaning)
 
 
-# Options of which runs allow only some choices, and options with another form as flags.
-CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
+# Options with another form as flags.
 SPELLED: dict[str, Callable[[_Group], None]] = {
     "model_options": lambda group: group.pairs(
         "model_option", "an option of the network, such as hidden=128"
@@ -139,7 +124,7 @@ def _comparison(group: _Group) -> None:
         "set",
         [],
         "a hyperparameter, ALGORITHM.NAME=VALUE such as feddwa.top_k=5, or local training of one "
-        "algorithm, such as feddwa.learning_rate=0.01; may be given many times",
+        "algorithm, such as feddwa.learning_rate=0.01",
         **group.place,
     )
     plugins.define(group.place)
@@ -258,73 +243,98 @@ def distributed(values: flags.FlagValues) -> None:
 def _help(group: _Group) -> None:
     group.switch("list", False, "print the algorithms, data sets, partitions, models, and exit")
     group.switch("help", False, "print this, and exit", short_name="h")
-    group.switch("helpfull", False, "print these and the flags of the libraries, and exit")
 
 
-def parse(
-    argv: Sequence[str], define_more: Callable[[flags.FlagValues], None] | None = None
-) -> flags.FlagValues:
-    """Flag values from a command line, `argv[0]` being the program's name.
+def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> FlagValues:
+    """The flags of a run, not parsed yet; those of libraries, such as --verbosity, included.
 
-    `define_more` adds the flags of another script that takes those of a run.
-
-    Raises:
-      InputError: a flagfile that can't be read, or that would run code; a user's own file that
-        does not run.
-      flags.Error: an unknown flag (the message names the nearest), a value of the wrong type, or
-        an argument that is no flag.
+    `define_more` adds the flags of another command that takes those of a run.
     """
-    values = flagfiles.FlagValues()
-    for name, define in zip(
-        GROUPS, (_comparison, _data, _rule, _training, _run, _help), strict=True
+    values = FlagValues()
+    for name, group in zip(
+        (*GROUPS, "help"), (_comparison, _data, _rule, _training, _run, _help), strict=True
     ):
-        define(_Group(values, name))
+        group(_Group(values, name))
     if define_more is not None:
         define_more(values)
     for name in flags.FLAGS:
         flag = flags.FLAGS[name]
-        if name == flag.name and name not in values:  # of libraries, such as logging's --verbosity
+        if name == flag.name and name not in values:
             values[name] = flag
-    try:
-        flagfiles.check_trust(argv)
-        rest = shell.parsed(values, argv)[1:]
-    except flags.CantOpenFlagFileError as error:
-        cause = error.__context__
-        name, why = getattr(cause, "filename", None), getattr(cause, "strerror", None)
-        raise pfl.InputError(f"--flagfile={name} can't be read: {why or error}.") from None
-    except flags.Error as error:
-        raise flags.Error(_in_short(str(error))) from None
-    shell.refuse_words(rest, values)
-    plugins.load(values.import_file)
-    algorithms.canonical(values)
-    model = flagfiles.value_of(values, "model")
-    values["model"].value = name_matching.ours(model, pfl.models.MODELS, aliases.MODELS)
-    splits.replace(values, RULE_FLAG)
-    foreign_data.adopt(values)
     return values
+
+
+def parse(
+    argv: Sequence[str], define_more: Callable[[flags.FlagValues], None] | None = None
+) -> ExperimentConfig:
+    """The configuration of a command line, `argv[0]` being the program's name.
+
+    Names of algorithms, data sets and networks in other spellings become ours.
+
+    Args:
+      define_more: see `define`.
+
+    Raises:
+      InputError, absl.flags.Error: see `parse_words`.
+    """
+    values = define(define_more)
+    _, typed = parse_words(values, argv)
+    for name in repeated() - {"import_file", "set"}:
+        values[name].value = last_of_each(value_of(values, name))
+    values["algorithms"].value, values["set"].value = canonical_names(
+        value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ())
+    )
+    model = value_of(values, "model")
+    values["model"].value = name_matching.ours(model, pfl.models.MODELS, aliases.MODELS)
+    data_flags.replace_split(values, typed)
+    data_flags.adopt(values, typed)
+    group_of = {
+        flag.name: group
+        for group, members in values.flags_by_module_dict().items()
+        for flag in members
+    }
+    return ExperimentConfig({
+        name: Setting(flag.value, flag.default, bool(flag.present), group_of.get(name, ""))
+        for name, flag in ((name, values[name]) for name in values)
+        if name == flag.name
+    })  # fmt: skip
 
 
 @cache
 def repeated() -> frozenset[str]:
     """Names of the flags of a run that may be given many times, one word each time."""
-    values = parse(["run"])
+    values = define()
     return frozenset(name for name in values if isinstance(values[name], flags.MultiFlag))
 
 
-def _in_short(message: str) -> str:
-    """The message with no word of more than a few letters and digits."""
-    return re.sub(r"\S{80,}", lambda word: cut(word[0], 60), message)
+def given_words(config: ExperimentConfig) -> list[str]:
+    """The flags that were given, as words of a command line; none that names a place or code."""
+    words = []
+    for name, one in config.settings.items():
+        if not one.present or one.group not in GROUPS or name in OWN_PLACES:
+            continue
+        if name in repeated():
+            words += [f"--{name}={word}" for word in one.value]
+        elif isinstance(one.value, bool):
+            words.append(f"--{'' if one.value else 'no'}{name}")
+        elif one.value is not None:
+            value = ",".join(map(str, one.value)) if isinstance(one.value, list) else one.value
+            words.append(f"--{name}={value}")
+    return words
 
 
-def given_flags(values: flags.FlagValues, group: str) -> list[str]:
-    """Names of a group's flags that the user gave."""
-    return [flag.name for flag in values.get_flags_for_module(group) if flag.present]
+USAGE = f"""\
+Compares personalized federated learning algorithms and writes the results.
+
+  {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
+  {called("run")} --preset=digits_quick --rounds=20
+
+A later flag wins over an earlier one, also over those of a --preset or --flagfile. --list shows the
+algorithms, data sets, networks and presets, and each partition rule's options and their defaults.
+"""
 
 
-def resolved(values: flags.FlagValues) -> dict[str, dict]:
-    """All values as they are now, {group: {flag: value}}, help flags left out."""
-    return {
-        group: {flag.name: flag.value for flag in values.get_flags_for_module(group)}
-        for group in GROUPS
-        if group != "help"
-    }
+def help_text() -> str:
+    """The text of --help."""
+    values = define()
+    return "\n".join([USAGE, *map(values.module_help, (*GROUPS, "flagfiles", "help"))])

@@ -1,24 +1,31 @@
-"""The identity of a run: its flags, and their meaning when it was made.
+"""The identity of a run, and what a command that finds a run's folder may do with it.
 
 A path says where data are, not which: the file may be replaced. A default is a number of the
-package, and another version may have another one. A run is therefore identified by the content of
-its data set and partition, names of classes and clients included, and by the resolved defaults.
-Settings of JAX that change numbers are entries where they are not JAX's own defaults.
+package, and another version may have another one. A run is therefore identified by its flags, in
+which the content of the data set and of the partition (names of classes and clients included)
+replaces places, and by the resolved defaults. Settings of JAX that change numbers are entries where
+they are not JAX's own defaults, and so are the revisions of algorithms and the files of a user's
+own code.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import absl.flags
 import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.data.files import as_path, reading, require_file
+from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.errors import cut, shown
+
+from ..outputs import run_files
+from . import plugins
+from .config import ExperimentConfig
+from .flags import repeated
 
 DATA, PARTITION, MODEL = "content of the data set", "content of the partition", "the model"
 INITIAL = "content of the initial model"
@@ -32,58 +39,74 @@ NUMERICS = {
     "jax_threefry_partitionable": True,
 }
 REPLACED = object()  # instead of a flag's value: other entries are more exact
+# Flags that change neither which files are written nor numbers, but for the rounding of sums over
+# devices; trackers can be added later.
+NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
+NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
+NEUTRAL += ("wandb", "mlflow", "client_state", "accept_changed_code")
+# Ways in which a command may be larger than the run of a folder.
+ROUNDS, SEEDS, ALGORITHMS = "rounds", "num_seeds", "algorithms"
+EVERY_WAY = (ROUNDS, SEEDS, ALGORITHMS)
+LENGTHENED = {"rounds", "patience", "matrix_rounds"}  # flags that may differ with more rounds
 
 
-def describe(
-    args: absl.flags.FlagValues,
-    algorithms: Mapping[str, pfl.Algorithm],
-    training: Mapping[str, Mapping[str, Any]],
-    dataset: pfl.Dataset,
-    partition: pfl.Partition,
-    model_options: Mapping[str, Any],
+def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """All flags and facts that identify a run, by name, as JSON values.
+
+    Args:
+      entries: they add to the flags or replace them (`content`).
+    """
+    values = {n: value for group in config.by_group().values() for n, value in group.items()}
+    pairs = repeated() - {"import_file"}  # in any order, and perhaps twice
+    values |= {name: sorted(set(values[name])) for name in pairs & values.keys()}
+    values = {name: value for name, value in values.items() if name not in NEUTRAL} | entries
+    code = plugins.digests(values.pop("import_file"))  # the files' contents, not their places
+    values |= {"import_file": code} if code else {}
+    known = {name: value for name, value in values.items() if value is not REPLACED}
+    return run_files.plain(dict(sorted(known.items())))
+
+
+def content(
+    config: ExperimentConfig, dataset: pfl.Dataset, partition: pfl.Partition
 ) -> dict[str, Any]:
     """Entries that replace flags' values or add to them, by name.
 
     Args:
-      args: flags of `experiments.run`.
-      algorithms: with all hyperparameters, defaults included.
-      training: options of local training in which algorithms differ from the flags.
       dataset, partition: as loaded and dealt, validation samples set aside.
-      model_options: of --model_option.
 
     Raises:
-      pfl.InputError: no such model, or no file of initial values.
+      InputError: no such model, or no file of initial values.
     """
-    scaling = args.input_scaling
+    scaling = config.input_scaling
     entries = {
         DATA: dataset.fingerprint()[:16],
         PARTITION: partition.hash()[:16],
-        MODEL: _model(args, dataset, model_options),
-        "dataset": args.dataset.partition(":")[0],
+        MODEL: _model(config, dataset),
+        "dataset": config.dataset.partition(":")[0],
         "input_scaling": dataset.input_scaling if scaling == "default" else scaling,
-        "partition": args.partition if args.partition_file is None else "file",
+        "partition": config.partition if config.partition_file is None else "file",
         "partition_file": REPLACED,
         "num_clients": partition.num_clients,
         "set": REPLACED,
         "init_from": REPLACED,
         # Records of versions without the flag have no entry for it.
-        "convolutions": REPLACED if args.convolutions == "auto" else args.convolutions,
-        **_numerics(args.dtype),
+        "convolutions": REPLACED if config.convolutions == "auto" else config.convolutions,
+        **_numerics(config.dtype),
     }
     for entry, names in ((CLASS_NAMES, dataset.class_names), (CLIENT_NAMES, partition.names)):
         entries |= {entry: digest_of_names(names)} if names else {}
-    if args.init_from is not None:
-        path = as_path("--init_from", args.init_from)
+    if config.init_from is not None:
+        path = as_path("--init_from", config.init_from)
         require_file(path)
         with reading(path):
             entries[INITIAL] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-    for name, algorithm in algorithms.items():
+    for name, algorithm in config.instances.items():
         values = {
             "revision": revision(algorithm),
-            "batch_norm": args.batch_norm or algorithm.batch_norm,
-            "share": args.share or algorithm.sharing(),
+            "batch_norm": config.batch_norm or algorithm.batch_norm,
+            "share": config.share or algorithm.sharing(),
         }
-        values |= {**algorithm.hyperparameters(), **training[name]}
+        values |= {**algorithm.hyperparameters(), **config.training_of[name]}
         entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
     return entries
 
@@ -160,11 +183,11 @@ def _numerics(dtype: str) -> dict[str, Any]:
     return {f"JAX's {name}": now[name] for name in NUMERICS if now[name] != usual[name]}
 
 
-def _model(args, dataset: pfl.Dataset, options: Mapping[str, Any]) -> str:
+def _model(config: ExperimentConfig, dataset: pfl.Dataset) -> str:
     """Digest of the network with all its sizes, before it has parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
-    options = {"vocab_size": dataset.vocab_size, **options}
-    network = pfl.models.make_model(args.model, shape, classes, args.initializer, **options)
+    options = {"vocab_size": dataset.vocab_size, **config.model_options}
+    network = pfl.models.make_model(config.model, shape, classes, config.initializer, **options)
     text = f"{type(network).__qualname__} {_without_places(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -173,3 +196,99 @@ def _without_places(value: Any) -> Any:
     """A function's text has its address in memory, which differs between processes."""
     text = str(value) if callable(value) or isinstance(value, pfl.core.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text
+
+
+def check_alike(entries: Mapping[str, Any]) -> None:
+    """Raises `InputError` where processes of a run have other flags or data."""
+    for number, other in enumerate(processes.exchange(dict(entries))):
+        changed = difference(other, entries)
+        if changed:
+            raise pfl.InputError(
+                "All processes need the same flags and data, but between process "
+                f"{number} and process {processes.index()} {changed}."
+            )
+
+
+class Verdict(NamedTuple):
+    """How a command's run differs from that of a folder.
+
+    Attributes:
+      same: whether it is that run, or a larger one.
+      way: the way in which it is larger, of `EVERY_WAY`, or None.
+      changed: the differences in words, "" where there are none.
+      code: differences of code that the user accepts, by entry.
+      code_only: whether the run would be that of the folder but for its code.
+    """
+
+    same: bool
+    way: str | None
+    changed: str
+    code: dict[str, str]
+    code_only: bool = False
+
+
+def compare(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    ways: Collection[str] = EVERY_WAY,
+    accept_code: bool = False,
+) -> Verdict:
+    """Compares the identity of a folder's run with that of a command.
+
+    Args:
+      before, now: of `run_identity`.
+      ways: in which the command may be larger, of `EVERY_WAY`.
+      accept_code: whether changed code is accepted.
+    """
+    changed, way = difference(before, now), growth(before, now, ways)
+    if not changed or way is not None:
+        return Verdict(True, way, changed, {})
+    current = {name: value for name, value in before.items() if not is_code(name)}
+    current |= {name: value for name, value in now.items() if is_code(name)}
+    way = growth(current, now, ways)
+    if difference(current, now) and way is None:
+        return Verdict(False, None, difference(current, now) if accept_code else changed, {})
+    if not accept_code:
+        return Verdict(False, None, changed, {}, code_only=True)
+    return Verdict(True, way, changed, code_changes(before, now))
+
+
+def growth(
+    before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY
+) -> str | None:
+    """The way in which a command makes a run larger, or None.
+
+    New seeds may come together with new algorithms, and are the way then.
+    """
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    if not changed:
+        return None
+    more = now.get("rounds", 0) > before.get("rounds", 0)
+    if ROUNDS in ways and (changed == {"patience"} or (more and changed <= LENGTHENED)):
+        return ROUNDS
+    old, new = before.get(ALGORITHMS, []), now.get(ALGORITHMS, [])
+    added = tuple(f"{name}." for name in new if name not in old)
+    explained = {ALGORITHMS, SEEDS} | {name for name in changed if name.startswith(added)}
+    if added and set(before.get("import_file", ())) <= set(now.get("import_file", ())):
+        explained.add("import_file")  # of the new algorithms
+    if not changed <= explained or not set(old) <= set(new):
+        return None
+    if SEEDS in changed:
+        grows = now[SEEDS] > before.get(SEEDS, 0) and now.get("patience") is None
+        return SEEDS if grows and SEEDS in ways else None
+    return ALGORITHMS if added and ALGORITHMS in ways else None
+
+
+def is_code(name: str) -> bool:
+    """Whether an entry of a run's identity names the code that it has."""
+    return name == "import_file" or name.endswith(".revision") or ".revision of " in name
+
+
+def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """How the code of a run has changed, by entry; an algorithm that is new has none."""
+    names = sorted({name for name in before if is_code(name)} | {"import_file"})
+    changes = {
+        name: difference(*({name: one[name]} if name in one else {} for one in (before, now)))
+        for name in names
+    }
+    return {name: text for name, text in changes.items() if text}

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
@@ -19,6 +18,7 @@ from fedjax_pfl.utils.errors import shown
 from fedjax_pfl.utils.metric_names import ACCURACY
 
 from ..outputs.run_files import aside, write_text
+from .config import ExperimentConfig
 
 FILE = "new_clients.csv"
 COLUMNS = ("seed", "client", "part_of_samples", "local_steps")  # and the measure
@@ -34,7 +34,7 @@ class NewClients:
 
 
 def split_new_clients(
-    args: absl.flags.FlagValues, federation: pfl.Federation
+    args: ExperimentConfig, federation: pfl.Federation
 ) -> tuple[pfl.Federation, NewClients | None]:
     """(the federation of the clients that take part, the new clients or None).
 

@@ -47,7 +47,7 @@ def define(place: dict) -> None:
         "import_file",
         [],
         "a Python file of your own that registers algorithms, data sets, partition rules, models, "
-        "optimizers or schedules; may be given many times",
+        "optimizers or schedules",
         **place,
     )
     meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "

@@ -1,36 +1,43 @@
-"""The configuration of a run and its machine: the content of `config.json`."""
+"""The origin of a run's numbers: data, model, machine and code, for `config.json` and `run.json`.
+
+Changes of the package's files or of JAX may change roundings, so a run goes on with a warning. A
+changed revision, or a changed file of the user's own, gives other numbers: the run is refused
+unless --accept_changed_code is given, and then its rows have a remark.
+"""
 
 import hashlib
 import importlib.metadata
 import json
 import platform
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import absl.flags
 import jax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.whole_files import read_json
 
 from ..outputs import run_files
-from . import changed_code, flags, identity, plugins, resume
+from . import identity, plugins
 from .build import Experiment
 
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
-# Names and places don't change a run's numbers.
-UNHASHED = ("algorithms", "save_models")
+UNHASHED = ("algorithms", "save_models")  # they don't change an algorithm's numbers
+MADE_WITH = "made_with"  # of the record: the package and JAX, an entry for each that worked on it
+ACCEPTED = "accepted_changes"  # of the record: by entry, how it changed
+FOLDERS = (Path(__file__).parents[1], Path(pfl.__file__).parent)
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """The facts common to all algorithms of the comparison, for `config.json` and
-    `summary.json`."""
+    """Facts common to all algorithms of a run; those in "summary" are for `summary.json`."""
     federation, dataset, partition = (
         experiment.federation, experiment.dataset, experiment.partition
     )  # fmt: skip
-    scaling = experiment.args.input_scaling
+    scaling = experiment.config.input_scaling
     return {
         "summary": {
             "dataset": dataset.name,
@@ -40,7 +47,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
             "dataset_names_hash": identity.digest_of_names(dataset.class_names),
             "partition_names_hash": identity.digest_of_names(partition.names),
         },
-        "seeds": experiment.seeds,
+        "seeds": experiment.config.seeds,
         "dataset": {
             "name": dataset.name,
             "num_train": dataset.num_train,
@@ -56,7 +63,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
             **partition.report(dataset.labels, dataset.num_classes),
         },
         "model": {
-            "name": experiment.args.model,
+            "name": experiment.config.model,
             "parameters": federation.plan.num_parameters,
             "frozen": federation.num_frozen,
             "initial": None if federation.initial_match is None else str(federation.initial_match),
@@ -71,11 +78,11 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **changed_code.made_with(),
+            **made_with(),
             **{name: importlib.metadata.version(name) for name in VERSIONED},
         },
         "git": git_state(),
-        "flags": flags.resolved(experiment.args),
+        "flags": experiment.config.by_group(),
     }
 
 
@@ -88,8 +95,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     the flags of these names.
     """
     algorithm = {"algorithm": result.algorithm, "hyperparameters": result.hyperparameters}
-    entries = resume.configuration(experiment.args, **experiment.identity)
-    entries = identity.of_algorithm(entries, result.algorithm)
+    entries = identity.of_algorithm(experiment.identity, result.algorithm)
     hashed = {name: value for name, value in entries.items() if name not in UNHASHED}
     hashes = {name: facts["summary"][name] for name in ("dataset_hash", "partition_hash")}
     core = {**algorithm, **hashes, "execution": facts["execution"], "flags": hashed}
@@ -104,18 +110,23 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     return {
         **algorithm,
         "revision": identity.revision(pfl.core.ALGORITHMS[result.algorithm]),
-        "code": plugins.digests(experiment.args.import_file, result.algorithm),
-        "training": experiment.training[result.algorithm],
+        "code": plugins.digests(experiment.config.import_file, result.algorithm),
+        "training": experiment.config.training_of[result.algorithm],
         "config_hash": hashlib.sha256(text.encode()).hexdigest(),
         "matrix_rounds": result.matrix_rounds,
         **config,
     }
 
 
-def of_other_code(args: absl.flags.FlagValues, folder: Path, algorithm: str) -> list[str]:
-    """Remarks on the row of a finished algorithm whose code is not that of now."""
+def of_other_code(files: Sequence[str], folder: Path, algorithm: str) -> list[str]:
+    """Remarks on the row of a finished algorithm whose code has changed since.
+
+    Args:
+      files: of --import_file.
+      folder: of the algorithm's result.
+    """
     config = read_json(folder / "config.json")
-    now = plugins.digests(args.import_file, algorithm)
+    now = plugins.digests(files, algorithm)
     missing = set(config.get("code") or ()) - set(now)
     before = config.get("revision", identity.revision(pfl.core.ALGORITHMS[algorithm]))
     changed = missing or before != identity.revision(pfl.core.ALGORITHMS[algorithm])
@@ -123,7 +134,7 @@ def of_other_code(args: absl.flags.FlagValues, folder: Path, algorithm: str) -> 
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of the checkout that this file lies in, and whether it has changes; None outside."""
+    """Commit of this file's checkout, and whether it has changes; None outside of one."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:
@@ -138,3 +149,53 @@ def git_state() -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+@cache
+def package() -> str:
+    """Digest of the Python files of the package and its commands."""
+    total = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted(folder.rglob("*.py")):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            total.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def made_with() -> dict[str, str]:
+    """The package's code and the versions of JAX that this process has."""
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **versions}
+
+
+def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str, Any]:
+    """The entries on code of a folder's next record.
+
+    Args:
+      record: the folder's last one, {} if there is none.
+      accepted: how code has changed since, by entry.
+    """
+    states, now = record.get(MADE_WITH, []), made_with()
+    states = states if states and states[-1] == now else [*states, now]
+    known = {**record.get(ACCEPTED, {})}
+    for name, text in accepted.items():
+        known[name] = f"{known[name]}; then {text}" if name in known else text
+    return {MADE_WITH: states, **({ACCEPTED: known} if known else {})}
+
+
+def warn(output: Path, record: Mapping[str, Any]) -> None:
+    """Warns that a folder was begun with another package's code or another JAX."""
+    states = record.get(MADE_WITH)
+    changed = identity.difference(states[-1], made_with()) if states else ""
+    if changed:
+        print(
+            f"warning: {output} goes on with other code, so that its numbers may differ slightly "
+            f"from those of one run: {changed.replace('--', '')}.",
+            file=sys.stderr,
+        )
+
+
+def remarks(record: Mapping[str, Any], algorithm: str) -> list[str]:
+    """Remarks on the row of an algorithm that was simulated in a folder of that record."""
+    known = identity.of_algorithm(record.get(ACCEPTED, {}), algorithm)
+    return [f"code changed while the run was made: {text}" for text in known.values()]

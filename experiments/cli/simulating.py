@@ -1,6 +1,8 @@
-"""The simulation of one algorithm of a run, and the folder of its result."""
+"""The simulation of one algorithm of a run or sweep, which can be stopped and continued."""
 
 import contextlib
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,28 +14,126 @@ from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.execution import processes
 
 from ..outputs import live, run_files, tracking
-from . import distributed, growth, new_clients, provenance, resume
+from . import distributed, new_clients, provenance, run_folder
 from .algorithms import remarked
 from .build import Experiment
-from .flagfiles import value_of
 
+CHUNK = 50  # rounds between two looks at `Stopper`, at most
 # Makes the callback of a simulation's progress, from its name and number of rounds.
 Display = Callable[[str, int], Callable[[pfl.Progress], None]]
 
 
-def memory_of(experiment: Experiment, name: str, num_seeds: int) -> pfl.engine.Memory | None:
-    """The most memory that simulating an algorithm with so many seeds takes.
+class Stopped(Exception):
+    """A simulation ended early because it was asked to.
+
+    Attributes:
+      round: rounds done; the checkpoints hold them.
+    """
+
+    def __init__(self, done: int):
+        super().__init__(f"Stopped after round {done}.")
+        self.round = done
+
+
+class Stopper:
+    """SIGINT and SIGTERM as a request to stop after the current chunk; a second one interrupts.
+
+    Attributes:
+      signal: number of the signal that came, or 0.
+    """
+
+    def __init__(self):
+        self.signal = 0
+
+    def __call__(self, progress: pfl.Progress) -> bool:
+        return bool(self.signal)
+
+    def __enter__(self) -> "Stopper":
+        self._before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError):  # not the main thread: nothing to catch there
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, frame) -> None:
+        if self.signal:
+            raise KeyboardInterrupt
+        self.signal = number
+        print(
+            "\nStopping: the rounds in progress are finished and kept. Once more stops at once.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def simulate(
+    experiment: Experiment,
+    name: str,
+    place: str,
+    checkpoints: Path,
+    show: Callable[[pfl.Progress], None],
+    stop: Callable[..., bool],
+    *,
+    seeds: Sequence[int],
+    settings: Mapping[str, Sequence] | None = None,
+    grows: bool = False,
+    **options: Any,
+) -> tuple[pfl.Result, live.Live]:
+    """Simulates an algorithm, from its checkpoints if there are any.
+
+    Args:
+      place: its name in the folder, or that of a sweep's program.
+      checkpoints: their folder.
+      show: called with the progress.
+      settings: swept inside the program.
+      grows: whether metrics.csv grows while it runs.
+      options: further ones of `pfl.simulate`.
+
+    Returns:
+      (the result, with remarks for its row, and its growing file).
 
     Raises:
-      InputError: there is less.
+      Stopped: the simulation was asked to end.
     """
-    return pfl.Simulation(
-        experiment.algorithms[name],
-        experiment.federation_of(name),
-        seeds=experiment.seeds[:num_seeds],
-        adapt=experiment.adapt,
-        score_clients=experiment.score_clients,
-    ).estimate_memory(fit=True)
+    config, output = experiment.config, experiment.output
+    algorithm = config.instances[name]
+    facts = experiment.identity | algorithm.hyperparameters()
+    streams = tracking.Tracking(config, output, place, facts, settings, seeds)
+    growing = live.Live(output, place, streams)
+    look = growing.add if grows else streams.look
+
+    def progress(chunk: pfl.Progress) -> None:
+        show(chunk)
+        processes.on_first(lambda: look(chunk))
+
+    saved = pfl.Checkpoints(
+        checkpoints, config.checkpoint_seconds, extendable=grows and config.keep_state
+    )
+    with distributed.held(lambda: growing), contextlib.closing(saved):
+        result = pfl.simulate(
+            algorithm,
+            experiment.federation_of(name),
+            config.rounds,
+            seeds=seeds,
+            settings=settings,
+            eval_every=config.eval_every,
+            score_clients=config.scored_clients,
+            progress=progress,
+            checkpoints=saved,
+            stop=stop,
+            chunk=CHUNK,
+            patience=config.patience,
+            **options,
+        )
+        processes.on_first(lambda: growing.end(result))
+    if result.stopped == "asked":
+        raise Stopped(result.rounds)
+    remarks = processes.on_first(lambda: run_folder.remarks(output, name))
+    return remarked(result, config.training_of[name], remarks), growing
 
 
 def run_algorithm(
@@ -44,10 +144,10 @@ def run_algorithm(
     display: Display,
     stop: Callable[..., bool],
 ) -> pfl.Result | None:
-    """Simulates an algorithm, from its checkpoints if there are any, and writes its folder.
+    """Simulates an algorithm of a run, and writes its folder.
 
     Args:
-      counts: how many seeds are simulated together, see `growth.seed_parts`.
+      counts: how many seeds are simulated together, see `run_folder.seed_parts`.
       facts: of `provenance.describe`.
 
     Returns:
@@ -56,79 +156,58 @@ def run_algorithm(
     Raises:
       Stopped: the simulation was asked to end.
     """
-    output, rounds, first = experiment.output, experiment.args.rounds, experiment.seeds[0]
+    output, config = experiment.output, experiment.config
     if len(counts) == 1:
-        shown = display(name, rounds)
-        return _simulate(experiment, name, experiment.seeds, output / name, facts, shown, stop)
-    parts = processes.on_first(lambda: list(growth.plan(output, name, counts, first, rounds)))
+        show = display(name, config.rounds)
+        return _run_seeds(experiment, name, config.seeds, output / name, facts, show, stop)
+    first, rounds = config.seeds[0], config.rounds
+    parts = processes.on_first(lambda: list(run_folder.plan(output, name, counts, first, rounds)))
     for seeds, finished in parts:
         if not finished:
-            shown = display(f"{name}, seeds {seeds[0]}-{seeds[-1]}", rounds)
-            place = growth.part_folder(output, name, seeds, rounds)
-            _simulate(experiment, name, seeds, place, {**facts, "seeds": seeds}, shown, stop)
+            show = display(f"{name}, seeds {seeds[0]}-{seeds[-1]}", rounds)
+            place = run_folder.part_folder(output, name, seeds, rounds)
+            _run_seeds(experiment, name, seeds, place, {**facts, "seeds": seeds}, show, stop)
     processes.on_first(lambda: _join(experiment, name, [seeds for seeds, _ in parts], facts))
     return None
 
 
-def _simulate(
+def _run_seeds(
     experiment: Experiment,
     name: str,
     seeds: Sequence[int],
     folder: Path,
     facts: Mapping[str, Any],
-    shown: Callable[[pfl.Progress], None],
+    show: Callable[[pfl.Progress], None],
     stop: Callable[..., bool],
 ) -> pfl.Result:
     """Simulates an algorithm with some of the seeds, and writes the result's folder."""
-    args, output = experiment.args, experiment.output
-    algorithm = experiment.algorithms[name]
-    said = resume.configuration(args) | algorithm.hyperparameters()
-    streams = tracking.Tracking(args, output, name, said, seeds=seeds)
-    growing = live.Live(output, name, streams)
-
-    def measured(chunk: pfl.Progress) -> None:
-        shown(chunk)
-        processes.on_first(lambda: growing.add(chunk))
-
-    kept_for_more = pfl.Checkpoints(
-        growth.checkpoint_folder(output, name, seeds, experiment.seeds[0]),
-        args.checkpoint_seconds,
-        extendable=value_of(args, "keep_state"),
+    config, output = experiment.config, experiment.output
+    result, growing = simulate(
+        experiment,
+        name,
+        name,
+        run_folder.checkpoint_folder(output, name, seeds, config.seeds[0]),
+        show,
+        stop,
+        seeds=seeds,
+        grows=True,
+        matrix_rounds=config.recorded_rounds,
+        adapt=config.adaptation,
     )
-    with distributed.held(lambda: growing), contextlib.closing(kept_for_more) as checkpoints:
-        result = pfl.simulate(
-            algorithm,
-            experiment.federation_of(name),
-            args.rounds,
-            seeds=seeds,
-            eval_every=args.eval_every,
-            matrix_rounds=experiment.matrix_rounds,
-            adapt=experiment.adapt,
-            score_clients=experiment.score_clients,
-            progress=measured,
-            checkpoints=checkpoints,
-            stop=stop,
-            chunk=resume.CHUNK,
-            patience=value_of(args, "patience"),
-        )
-        processes.on_first(lambda: growing.end(result))
-    result = resume.went_on(result)
-    models = final_models(result) if args.save_models else None
+    models = final_models(result) if config.save_models else None
     more = None
     if experiment.new_clients is not None:
-        own = experiment.training[name]
-        rows = new_clients.score(experiment.new_clients, result, own)
+        rows = new_clients.score(experiment.new_clients, result, config.training_of[name])
         more = partial(new_clients.write, rows=rows, measure=result.measure())
-    said = processes.on_first(lambda: resume.remarks(output, name))
     # Without `final`, which frees device memory for the next algorithm.
-    result = remarked(replace(result, final=None), experiment.training[name], said)
-    config = provenance.configuration(experiment, result, facts)
+    result = replace(result, final=None)
+    description = provenance.configuration(experiment, result, facts)
 
     def write() -> None:
         if folder.parent != output:  # of some of the seeds
             with writing(folder.parent):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        run_files.write_algorithm(folder, result, config, facts["summary"], models, more)
+        run_files.write_algorithm(folder, result, description, facts["summary"], models, more)
         growing.remove()
 
     processes.on_first(write)
@@ -139,20 +218,20 @@ def _join(
     experiment: Experiment, name: str, parts: Sequence[range], facts: Mapping[str, Any]
 ) -> None:
     """Writes the folder of an algorithm whose parts are finished."""
-    args, output = experiment.args, experiment.output
-    folders = {growth.part_folder(output, name, seeds, args.rounds): seeds for seeds in parts}
-    result = growth.joined(folders, name, args.rounds)
-    models = growth.joined_models(folders) if args.save_models else None
+    config, output = experiment.config, experiment.output
+    folders = {run_folder.part_folder(output, name, s, config.rounds): s for s in parts}
+    result = run_folder.joined(folders, name, config.rounds)
+    models = run_folder.joined_models(folders) if config.save_models else None
     more = None
     if experiment.new_clients is not None:
         rows = new_clients.rows_of(folders, result.measure())
         more = partial(new_clients.write, rows=rows, measure=result.measure())
-    config = provenance.configuration(experiment, result, facts)
-    run_files.write_algorithm(output / name, result, config, facts["summary"], models, more)
+    description = provenance.configuration(experiment, result, facts)
+    run_files.write_algorithm(output / name, result, description, facts["summary"], models, more)
 
 
 def final_models(result: pfl.Result) -> dict[str, Any]:
     """The models after the last round, by name, and the leaves that none of them holds."""
     backbone = result.final.backbone()
-    beside = {} if backbone is None else {"backbone": pfl.Broadcast(backbone)}
-    return {**result.final.models(), **beside}
+    frozen = {} if backbone is None else {"backbone": pfl.Broadcast(backbone)}
+    return {**result.final.models(), **frozen}

@@ -1,8 +1,9 @@
-"""Starts and names the commands; importing it loads nothing.
+"""Entry points and names of the commands; importing it loads nothing.
 
 An installation has `pfl-NAME`, a checkout `python -m experiments.NAME`.
 """
 
+import contextlib
 import importlib
 import os
 import signal
@@ -14,8 +15,6 @@ from typing import NoReturn
 PACKAGE = __name__.partition(".")[0]
 INSTALLED = "fedjax_pfl_experiments"  # this package's name when setup.py installs it
 MODULES = {"figures": "figures.__main__"}  # modules that are not named like their command
-# Ctrl-C may interrupt libraries' callbacks until a run has its own handler.
-WITHOUT_INTERRUPT = ("run", "sweep")
 TUNABLE = "glibc.malloc.hugetlb=1"
 MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -37,19 +36,19 @@ def launch(name: str) -> NoReturn:
     `KeyboardInterrupt`: Python drops exceptions in some callbacks, such as JAX's on garbage
     collection, and with them the request to stop.
     """
-    ask_for_huge_pages(name)
+    request_huge_pages(name)
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     module = importlib.import_module(f"{PACKAGE}.{MODULES.get(name, name)}")
     from . import shell
 
-    if name not in WITHOUT_INTERRUPT:
+    if name not in ("run", "sweep"):  # which have handlers of their own
         signal.signal(signal.SIGINT, before)
     shell.leave(module.main)
 
 
-def ask_for_huge_pages(name: str) -> None:
+def request_huge_pages(name: str) -> None:
     """Restarts this process with memory in pages of 2 MB, where the system leaves the choice.
 
     Stacks of models are written two to four times faster in them. The allocator of Linux's C
@@ -59,23 +58,14 @@ def ask_for_huge_pages(name: str) -> None:
     """
     place = len(sys.orig_argv) - len(sys.argv)  # of the program's name
     ours = sys.orig_argv[place:] in (sys.argv, [f"{PACKAGE}.{name}", *sys.argv[1:]])
-    if not ours or "GLIBC_TUNABLES" in os.environ or not _is_a_choice():
-        return
-    environment = os.environ | {"GLIBC_TUNABLES": TUNABLE}
-    try:
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-    except OSError:  # then without
-        return
+    if ours and "GLIBC_TUNABLES" not in os.environ:
+        with contextlib.suppress(OSError):  # no such system: without
+            if "[madvise]" in MODE.read_text():
+                environment = os.environ | {"GLIBC_TUNABLES": TUNABLE}
+                os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
 
 
-def _is_a_choice() -> bool:
-    try:
-        return "[madvise]" in MODE.read_text()
-    except OSError:
-        return False
-
-
-# Entry points of the installed commands, see setup.py.
+# Entry points of the installed commands, see setup.cfg.
 run = partial(launch, "run")
 sweep = partial(launch, "sweep")
 compare = partial(launch, "compare")

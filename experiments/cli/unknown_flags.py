@@ -1,8 +1,8 @@
-"""What is said of a flag that isn't ours: ours where another library has it, or the nearest."""
+"""Answers to unknown flags: ours where another library has them, or the nearest."""
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from absl.flags import FlagValues
 
@@ -10,34 +10,38 @@ import fedjax_pfl as pfl
 from fedjax_pfl.utils import aliases, name_matching
 
 MOST = 3  # algorithms named for a hyperparameter
-MORE = 24  # unknown flags that are answered beside the first: a whole command of PFLlib's
+MORE = 24  # unknown flags answered beside the first: a whole command of PFLlib's
 LONGEST = 79  # letters of a word in a command that is shown; longer ones are cut in messages
 _FLAG = re.compile(r"--?([A-Za-z][-\w]{0,30})(=|$)")  # a word that names a flag; numbers are none
 
 
-def more(argv: Sequence[str], first: str, values: FlagValues) -> list[str]:
-    """Unknown flags beside the first one, without dashes, so that one answer has them all.
+def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
+    """Sentences on all unknown flags of a command, and the command with ours in their place.
 
     Args:
       argv: the words of the command, the program's name first.
       first: the unknown flag that ended their parsing.
       values: the flags that there are.
     """
+    known = list(values)
     end = list(argv).index("--") if "--" in argv else len(argv)
-    found = [_FLAG.match(word) for word in argv[1:end]]
-    names = dict.fromkeys(one[1] for one in found if one)
-    known = {*values, *(f"no{name}" for name in values), "undefok"}
-    return [name for name in names if name not in known and name != first][:MORE]
+    names = [match[1] for word in argv[1:end] if (match := _FLAG.match(word))]
+    flags = {*known, *(f"no{name}" for name in known), "undefok"}
+    more = [name for name in dict.fromkeys(names) if name not in flags and name != first][:MORE]
+    hints = [f"{name!r}. {hint(name, known)}".strip() for name in (first, *more)]
+    text = f"Unknown command line flag {' Unknown too: '.join(hints)}"
+    command = _corrected(argv, values) if more else ""
+    return f"{text} The same command here has {command}" if command else text
 
 
-def hint(name: str, values: FlagValues) -> str:
+def hint(name: str, known: Collection[str]) -> str:
     """A sentence on an unknown flag, '' where there is nothing to say.
 
     Args:
       name: of the flag, without dashes.
-      values: the flags that there are.
+      known: names of the flags that there are.
     """
-    word, known = name_matching.plain(name), list(values)
+    word = name_matching.plain(name)
     if "set" in known and name in aliases.CAPITALS:
         return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
     ours = name_matching.meant(name, known, aliases.OPTIONS)
@@ -57,7 +61,7 @@ def hint(name: str, values: FlagValues) -> str:
     return f"Did you mean --{near}?" if near else ""
 
 
-def corrected(argv: Sequence[str], values: FlagValues) -> str:
+def _corrected(argv: Sequence[str], values: FlagValues) -> str:
     """The flags of a command with ours in place of other libraries'.
 
     Hyperparameters are those of the command's algorithms. What is not needed here is left out, and

@@ -5,7 +5,6 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("figures")
 
-import csv
 import inspect
 import sys
 from collections.abc import Sequence
@@ -21,19 +20,17 @@ from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
-from ..cli import flagfiles, plugins, shell
-from ..cli.flagfiles import FlagValues, value_of
+from ..cli import plugins, shell
+from ..cli.parsing import FlagValues, parse_words, value_of
 from ..cli.start import called
 from ..outputs import looks
-from ..outputs.run_files import aside
+from ..outputs.run_files import aside, write_text
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
     cwfedavg,
     feddwa,
     pfedla,
-    plga,
-    records,
     settings,
     spfl,
     waffle,
@@ -88,11 +85,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
             switch = isinstance(default, bool)  # --NAME alone is true
             define = absl.flags.DEFINE_boolean if switch else absl.flags.DEFINE_string
             define(option, None, "option of a figure", **place)
-    flagfiles.check_trust(argv)
-    rest = shell.parsed(values, argv)[1:]
-    if len(rest) > 1:
-        raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
-    plugins.load(value_of(values, "import_file"))
+    rest, _ = parse_words(values, argv, positional=1)
     return (rest[0] if rest else None), values
 
 
@@ -240,10 +233,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        with aside(data) as part, part.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(drawing.columns)
-            writer.writerows(drawing.rows)
+        write_text(data, drawing.numbers.to_csv(index=False, lineterminator="\r\n"))
     if output is not None:
         with aside(output) as part:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())

@@ -1,19 +1,19 @@
-"""Figures of accuracy that any runs have: by round, of several models, by client."""
+"""Figures of any runs: accuracy by round, of several models, by client; records by round."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from fedjax_pfl.results.intervals import interval
 
 from ..outputs import looks
+from ..outputs.run_files import mean_over_clients
 from . import drawing
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form, of_run
 from .runs import Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import labels, setting, shown, with_scores
-
-COLUMNS = ("run", "label", "panel", "model", "seed", "round")  # and the measure
+from .selection import labels, setting, shown, with_record, with_scores
 
 
 @figure("accuracy/rounds", "accuracy by round, one line for each run")
@@ -61,7 +61,7 @@ def by_round(
             k = order.index(names[run])
             lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], names[run])
             lasts[k] = np.nanmean(values[:, -1])
-            table += _rows(run, names[run], title, model, values)
+            table.append(_numbers(run, names[run], title, model, values))
         axes.set_title(title, fontsize=10)
         drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
@@ -72,9 +72,9 @@ def by_round(
     head = f"{head}, %" if head and measure.fraction else head
     drawing.legend(chart, [lines[k] for k in ranked], head, texts)
     what = "best so far" if best_so_far else f"{model} model, {split} samples"
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    seeds = drawing.over_seeds(runs)
     drawing.title(chart, f"{what}, {who(runs, list(rows.values()), average)}{seeds}")
-    return Drawing(chart, (*COLUMNS, runs[0].measure.column), table)
+    return Drawing.of(chart, table)
 
 
 @figure("accuracy/models", "accuracy by round of several models of each run")
@@ -117,17 +117,17 @@ def of_models(
             lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], **more)
             end = f", mean over {average}" if by == "model" else ""
             axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
-            table += _rows(run, name, at, model, values)
+            table.append(_numbers(run, name, at, model, values))
     for axes in grid:
         drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
     ends = [f" (mean over {mean})" if len(set(means)) > 1 else "" for mean in means]
     texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names
     drawing.legend(chart, [lines[k] for k in sorted(lines)], None, texts)
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    seeds = drawing.over_seeds(runs)
     said = runs[0].measure.said
     drawing.title(chart, f"{said[:1].upper()}{said[1:]} on {split} samples{seeds}")
-    return Drawing(chart, (*COLUMNS, runs[0].measure.column), table)
+    return Drawing.of(chart, table)
 
 
 @figure("accuracy/pairs", "two or more models of each run side by side")
@@ -159,10 +159,8 @@ def side_by_side(
             rows = chosen_clients([run], "", model, split)[0]
             values = one_number(curve(run, rows, model, split), score, run.measure)
             points.append((values.mean(), values.min(), values.max()))
-            table += [
-                (str(run.folder), name, model, score, seed, value)
-                for seed, value in zip(run.seeds, values, strict=True)
-            ]
+            facts = {**of_run(run, name), "model": model, "score": score}
+            table.append(long_form({run.measure.column: values}, {"seed": run.seeds}, **facts))
         mean, low, high = np.array(points).T
         height = np.arange(len(runs)) + 0.22 * (k - (len(wanted) - 1) / 2)
         whisker = (mean - low, high - mean)
@@ -176,13 +174,10 @@ def side_by_side(
     drawing.tidy(axes, xlabel=runs[0].measure.axis)
     axes.grid(axis="y", visible=False)
     drawing.legend(chart, lines, "model")
-    seeds = max(len(run.seeds) for run in runs)
-    spread = f"; mean of {seeds} seeds, whiskers from lowest to highest" if seeds > 1 else ""
-    drawing.title(
-        chart, f"{split} {runs[0].measure.said}, {SCORES[score]}, mean over clients{spread}"
-    )
-    columns = ("run", "label", "model", "score", "seed", runs[0].measure.column)
-    return Drawing(chart, columns, table)
+    seeds = drawing.over_seeds(runs, "whiskers")
+    said = f"{split} {runs[0].measure.said}, {SCORES[score]}"
+    drawing.title(chart, f"{said}, mean over clients{seeds}")
+    return Drawing.of(chart, table)
 
 
 @figure("accuracy/clients", "accuracy of every client in each run")
@@ -223,11 +218,9 @@ def by_client(
             )
         )  # fmt: skip
         axes.axhline(mean.mean(), color=colour, linewidth=1, linestyle="--", zorder=1)
-        table += [
-            (str(run.folder), name, model, score, seed, int(client), value)
-            for client, row in zip(scored, each, strict=True)
-            for seed, value in zip(run.seeds, row, strict=True)
-        ]
+        facts = {**of_run(run, name), "model": model, "score": score}
+        places = {"seed": run.seeds, "client": scored}
+        table.append(long_form({run.measure.column: each.T}, places, **facts))
     drawing.tidy(axes, xlabel="client", ylabel=runs[0].measure.axis, xlim=(-0.5, most - 0.5))
     drawing.ticks(axes.xaxis, most, 20)
     drawing.legend(chart, lines, None, names)
@@ -236,8 +229,7 @@ def by_client(
         f"{model} model, {split} samples, {SCORES[score]}; whiskers: lowest and highest seed, "
         "dashed: mean over clients",
     )
-    columns = ("run", "label", "model", "score", "seed", "client", runs[0].measure.column)
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
 @figure("accuracy/bars", "accuracy of each run as a bar, with its interval over seeds")
@@ -269,7 +261,8 @@ def bars(
         axes.bar(k, values.mean(), color=drawing.colour(styles[k]), width=0.7, zorder=2)
         if half is not None:
             axes.errorbar(k, values.mean(), half, color="0.2", capsize=4, zorder=3)
-        table.append((str(run.folder), name, len(values), values.mean(), half))
+        row = {"seeds": len(values), run.measure.column: values.mean(), "ci95_half_width": half}
+        table.append(pd.DataFrame([{**of_run(run, name), **row}]))
     axes.set_xticks(range(len(runs)), names)
     if sum(map(len, names)) > 10 * len(names):
         axes.tick_params(axis="x", rotation=30)
@@ -278,14 +271,44 @@ def bars(
     axes.grid(axis="x", visible=False)
     text = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
     drawing.title(chart, f"{text}; whiskers: 95 % interval over seeds")
-    columns = ("run", "label", "seeds", measure.column, "ci95_half_width")
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
-def _rows(run: Run, name: str, panel: str, model: str, values: np.ndarray) -> list[tuple]:
-    return [
-        (str(run.folder), name, panel, model, seed, int(number), float(value))
-        for seed, line in zip(run.seeds, values, strict=True)
-        for number, value in zip(run.eval_rounds, line, strict=True)
-        if np.isfinite(value)
-    ]
+@figure("records/rounds", "a record of the clients by round: self-weights of mixing algorithms")
+def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
+    """A record against the round, mean over the round's members; one line for each run.
+
+    Args:
+      record: its name in `clients.npz`. With "self_weight" a line near 1 is an algorithm whose
+        clients hardly mix any more.
+    """
+    runs = with_record(runs, record)
+    names = labels(runs)
+    means = [mean_over_clients(run.record(record).astype(float)) for run in runs]  # [S, T]
+    curves = [(run.record_rounds, values) for run, values in zip(runs, means, strict=True)]
+    chart, axes = drawing.run_lines(runs, names, curves, (5.8, 4.0), ylabel=record)
+    drawing.round_axis(axes)
+    seeds = drawing.over_seeds(runs)
+    drawing.title(chart, f"{record}, mean over the clients that took part{seeds}")
+    table = [
+        long_form({"value": values}, {"seed": run.seeds, "round": run.record_rounds},
+                  **of_run(run, name), record=record)
+        for run, name, values in zip(runs, names, means, strict=True)
+    ]  # fmt: skip
+    return Drawing.of(chart, table)
+
+
+def _numbers(run: Run, name: str, panel: str, model: str, values: np.ndarray) -> pd.DataFrame:
+    axes = {"seed": run.seeds, "round": run.eval_rounds}
+    facts = {**of_run(run, name), "panel": panel, "model": model}
+    return long_form({run.measure.column: values}, axes, **facts)
+
+
+figure(
+    "plga/accuracy",
+    "clients' mean accuracy and the server's on all test samples, by round (PLGA Fig. 2)",
+    of_models,
+    models="personalized,global",
+    averages="clients,samples",
+    by="model",
+)

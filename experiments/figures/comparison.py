@@ -6,9 +6,8 @@ import numpy as np
 
 from fedjax_pfl.utils.errors import InputError
 
-from ..outputs import looks
 from . import drawing
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form, of_run
 from .runs import Run, same_data
 from .scores import SCORES, chosen_clients, curve, one_number, who
 from .selection import labels, with_scores
@@ -64,26 +63,23 @@ def by_cost(
     runs = with_scores(runs, [model], split)
     drawing.require_rounds(runs, "accuracy/cost")
     names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
-    styles = looks.numbers([run.algorithm for run in runs])
-    chart = drawing.canvas(6.4, 4.2)
-    axes = chart.add_subplot()
-    lines, table = [], []
-    for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
-        values, cost = curve(run, rows, model, split, average), cost_curve(run, x)
-        # Seeds differ in traffic only where their cohorts do: the mean places the line.
-        lines.append(drawing.band(axes, cost.mean(axis=0), values, styles[k], name))
-        table += [
-            (str(run.folder), name, seed, int(number), float(c), float(value))
-            for seed, paid, line in zip(run.seeds, cost, values, strict=True)
-            for number, c, value in zip(run.eval_rounds, paid, line, strict=True)
-            if np.isfinite(value)
-        ]
-    drawing.tidy(axes, xlabel=COSTS[x], ylabel=runs[0].measure.axis)
-    drawing.legend(chart, lines, None, names)
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    values = [
+        curve(run, rows, model, split, average) for run, rows in zip(runs, chosen, strict=True)
+    ]
+    costs = [cost_curve(run, x) for run in runs]
+    # Seeds differ in traffic only where their cohorts do: the mean places the line.
+    curves = [(cost.mean(axis=0), own) for cost, own in zip(costs, values, strict=True)]
+    measure = runs[0].measure
+    labels_ = {"xlabel": COSTS[x], "ylabel": measure.axis}
+    chart, _ = drawing.run_lines(runs, names, curves, (6.4, 4.2), **labels_)
+    seeds = drawing.over_seeds(runs)
     drawing.title(chart, f"{model} model, {split} samples, {who(runs, chosen, average)}{seeds}")
-    columns = ("run", "label", "seed", "round", x, runs[0].measure.column)
-    return Drawing(chart, columns, table)
+    table = [
+        long_form({x: cost, measure.column: own}, {"seed": run.seeds, "round": run.eval_rounds},
+                  **of_run(run, name))
+        for run, name, cost, own in zip(runs, names, costs, values, strict=True)
+    ]  # fmt: skip
+    return Drawing.of(chart, table)
 
 
 @figure("accuracy/scatter", "every client's accuracy in one run against another's")
@@ -142,14 +138,11 @@ def scatter(
         axes.set_title(f"{name}: {better} better, {worse} worse{equal}", fontsize=10)
         unit = ", %" if measure.fraction else f", {measure.axis}"
         drawing.tidy(axes, xlabel=f"{names[0]}{unit}", ylabel=f"{name}{unit}")
-        table += [
-            (names[0], name, int(client), float(a), float(b))
-            for client, a, b in zip(rows, across, upward, strict=True)
-        ]
+        both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
+        facts = {"label_across": names[0], "label_upward": name}
+        table.append(long_form(both, {"client": rows}, **facts))
     drawing.title(chart, f"Clients: {model} model, {split} samples, {SCORES[score]}")
-    columns = ("label_across", "label_upward", "client")
-    columns += tuple(f"{first.measure.name}_{way}" for way in ("across", "upward"))
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
 def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:

@@ -8,7 +8,7 @@ from matplotlib.colors import Normalize, TwoSlopeNorm
 from fedjax_pfl.utils.errors import InputError
 
 from . import drawing, probes
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form, of_run
 from .matrices import check_client, seed_row
 from .runs import Run
 from .selection import having, labels, with_models
@@ -73,10 +73,12 @@ def minibatches(
         drawing.tidy(axes, xlabel="minibatch", ylim=(0, top))
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_title(text, fontsize=10)
-        table += [
-            (str(run.folder), run.seeds[row], client, weight, k, c, float(value), float(truth[c]))
-            for (k, c), value in np.ndenumerate(values)
-        ]
+        facts = {"run": str(run.folder), "seed": run.seeds[row], "client": client}
+        table.append(long_form(
+            {"norm": values, "true_share": np.broadcast_to(truth, values.shape)},
+            {"minibatch": range(len(values)), "class": range(len(truth))},
+            **facts, wdr_weight=weight,
+        ))  # fmt: skip
     grid[0].set_ylabel("class norm (dotted: true share)")
     last = grid[-1]
     last.plot([0, top], [0, top], color="0.5", linewidth=0.8, linestyle="--")
@@ -90,8 +92,7 @@ def minibatches(
     if len({tuple(_coloured(truth)) for *_, truth, _ in cases}) == 1:
         drawing.legend(chart, [lines[name] for name in known], None, known)
     drawing.title(chart, f"client {client}: an epoch after the last round, minibatch by minibatch")
-    columns = ("run", "seed", "client", "wdr_weight", "minibatch", "class", "norm", "true_share")
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
 def _coloured(truth: np.ndarray) -> list[int]:
@@ -144,11 +145,11 @@ def norms_of_models(
             seen.add(partition)
         models = probes.saved_models(run, row, federation, model)
         tables[name] = probes.model_class_norms(federation, models)
-        truth = probes.class_shares(federation)
-        table += [
-            (str(run.folder), name, run.seeds[row], i, c, float(value), float(truth[i, c]))
-            for (i, c), value in np.ndenumerate(tables[name])
-        ]
+        values = {"norm": tables[name], "true_share": probes.class_shares(federation)}
+        places = {
+            axis: range(n) for axis, n in zip(("client", "class"), tables[name].shape, strict=True)
+        }
+        table.append(long_form(values, places, **of_run(run, name), seed=run.seeds[row]))
     count = len(tables) + difference
     chart, grid = drawing.panels(count, 3.6, 3.3, columns=4 if count > 6 or count == 4 else 3)
     top = max(float(values.max()) for values in tables.values())
@@ -171,8 +172,7 @@ def norms_of_models(
         drawing.ticks(axes.xaxis, n, 10)
         drawing.ticks(axes.yaxis, num_classes, 12)
         axes.set(xlabel="client", ylabel="class")
-    columns = ("run", "label", "seed", "client", "class", "norm", "true_share")
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
 def _difference(chart, axes, names: Sequence[str], tables) -> None:
@@ -210,10 +210,10 @@ def norms_of_class_models(
             probes.saved_models(run, row, federation, m) for m in probes.saved_names(run, prefix)
         ]
         shown.append(np.stack([probes.model_class_norms(federation, one)[0] for one in stacks]))
-        table += [
-            (str(run.folder), name, run.seeds[row], j, c, float(value))
-            for (j, c), value in np.ndenumerate(shown[-1])
-        ]
+        models, classes = shown[-1].shape
+        places = {"model_of_class": range(models), "class": range(classes)}
+        facts = {**of_run(run, name), "seed": run.seeds[row]}
+        table.append(long_form({"norm": shown[-1]}, places, **facts))
     norm = Normalize(0.0, max(float(values.max()) for values in shown))
     for axes, name, values in zip(grid, names, shown, strict=True):
         image = drawing.heat(axes, values, norm)
@@ -222,4 +222,4 @@ def norms_of_class_models(
         axes.set(xlabel="class", ylabel="model of class" if drawing.leftmost(axes) else "")
         axes.set_title(name, fontsize=10)
     drawing.colorbar(chart, image, grid, "class norm")
-    return Drawing(chart, ("run", "label", "seed", "model_of_class", "class", "norm"), table)
+    return Drawing.of(chart, table)

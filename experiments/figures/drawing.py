@@ -1,11 +1,12 @@
 """Shared by all figures: the registry, styles, axes, legends and ticks."""
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.colors import Colormap, Normalize
 from matplotlib.figure import Figure
 
@@ -19,6 +20,8 @@ from fedjax_pfl.results.plots import ticks as ticks
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
+from ..outputs import looks
+
 GREY = "0.72"
 TIE = "0.45"  # of what is neither better nor worse
 MARKERS = "osD^vP*X"
@@ -29,18 +32,44 @@ def marker(k: int) -> str:
     return MARKERS[k % len(MARKERS)]
 
 
-class Drawing(NamedTuple):
-    """A figure and its numbers in long form.
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and its numbers.
 
     Attributes:
       figure: not written yet.
-      columns: names of the numbers' columns.
-      rows: one tuple for each number drawn, in any order.
+      numbers: one row for each number drawn, see `long_form`.
     """
 
     figure: Figure
-    columns: tuple[str, ...]
-    rows: list[tuple]
+    numbers: pd.DataFrame
+
+    @classmethod
+    def of(cls, figure: Figure, parts: Sequence[pd.DataFrame]) -> "Drawing":
+        """A figure with the numbers of its parts."""
+        return cls(figure, pd.concat(parts, ignore_index=True))
+
+
+def long_form(
+    values: Mapping[str, Any], axes: Mapping[str, Iterable], **facts: Any
+) -> pd.DataFrame:
+    """Arrays as a table with a row for each entry; entries that are not finite are left out.
+
+    Args:
+      values: arrays of one shape by the name of their column.
+      axes: for each axis its name and the labels of its entries.
+      **facts: columns of one value, which come first.
+    """
+    index = pd.MultiIndex.from_product(list(axes.values()), names=list(axes))
+    columns = {name: np.asarray(array, float).ravel() for name, array in values.items()}
+    frame = pd.DataFrame(columns, index).reset_index()
+    known = np.isfinite(frame[list(values)]).all(axis=1)
+    return frame[known].assign(**facts)[[*facts, *axes, *values]]
+
+
+def of_run(run, label: str) -> dict[str, str]:
+    """The first columns of a run's numbers."""
+    return {"run": str(run.folder), "label": label}
 
 
 @dataclass(frozen=True)
@@ -196,9 +225,38 @@ def require_rounds(runs: Sequence, name: str) -> None:
         )
 
 
-def over_seeds(count: int) -> str:
-    """The words of a title on bands."""
-    return f"; mean of {count} seeds, band from lowest to highest" if count > 1 else ""
+def over_seeds(runs: Sequence, mark: str = "band") -> str:
+    """The end of a title, on lines or points of several seeds."""
+    return spread_of(max(len(run.seeds) for run in runs), mark)
+
+
+def spread_of(count: int, mark: str = "band") -> str:
+    """The same for a number of seeds."""
+    return f"; mean of {count} seeds, {mark} from lowest to highest" if count > 1 else ""
+
+
+def run_lines(runs: Sequence, names: Sequence[str], curves: Sequence, size, **labels):
+    """A figure with one line for each run, in the style of its algorithm.
+
+    Args:
+      runs, names: the runs and their labels.
+      curves: for each run the places along x and values [S, X].
+      size: width and height in inches.
+      **labels: of the axes.
+
+    Returns:
+      The figure and its axes.
+    """
+    chart = canvas(*size)
+    axes = chart.add_subplot()
+    styles = looks.numbers([run.algorithm for run in runs])
+    lines = [
+        band(axes, x, values, k, name)
+        for k, name, (x, values) in zip(styles, names, curves, strict=True)
+    ]
+    tidy(axes, **labels)
+    legend(chart, lines)
+    return chart, axes
 
 
 def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:

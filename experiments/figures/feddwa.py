@@ -12,9 +12,10 @@ from .accuracy import of_models, side_by_side
 from .drawing import Drawing, figure
 from .matrices import (
     chosen_neighbours,
-    group_borders,
     rounds_kept,
     seed_row,
+    square_clients,
+    weight_numbers,
     within_groups,
 )
 from .runs import Run
@@ -76,21 +77,18 @@ def neighbours(
             chosen = chosen_neighbours(weights, top_k)
             look = ListedColormap(["white", drawing.COLOURS[0]])
             drawing.heat(axes, chosen, Normalize(0, 1), look, edgecolors="white", linewidth=0.4)
-            _frame(axes, run)
+            square_clients(axes, run)
             part = within_groups(run, chosen)
             inside = "" if part is None else f"\n{100 * part:.0f} % in own group"
             number = int(run.matrix_rounds[q])
             axes.set_title(f"round {number}{inside}", fontsize=9)
-            table += [
-                (str(run.folder), name, run.seeds[s], number, int(i), int(j), float(weights[i, j]))
-                for i, j in np.argwhere(chosen)
-            ]
+            chosen_weights = np.where(chosen, weights, np.nan)
+            table.append(weight_numbers(run, name, run.seeds[s], number, chosen_weights))
         row[0].set_ylabel(f"{name}\nclient")
     for axes in grid[-1, : len(kept[-1])]:
         axes.set_xlabel("chosen client")
     drawing.title(chart, f"The {top_k} clients with the largest weights")
-    columns = ("run", "label", "seed", "round", "receiver", "sender", "weight")
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)
 
 
 @figure("feddwa/weights", "weights of one round, a panel for each run (FedDWA Fig. 4)")
@@ -121,24 +119,10 @@ def weights(
         values = run.matrix(matrix)[s, q].mean(axis=0)
         top = float(np.nanmax(values)) or 1.0
         image = drawing.heat(axes, values, PowerNorm(0.5, vmin=0.0, vmax=top))
-        _frame(axes, run)
+        square_clients(axes, run)
         number = int(run.matrix_rounds[q])
         axes.set_title(f"{name}, round {number}", fontsize=9, wrap=True)
         axes.set(xlabel="sender", ylabel="receiver")
         drawing.colorbar(chart, image, axes, "weight (white: 0)")
-        table += [
-            (str(run.folder), name, run.seeds[s], number, i, j, float(value))
-            for (i, j), value in np.ndenumerate(values)
-        ]
-    columns = ("run", "label", "seed", "round", "receiver", "sender", "weight")
-    return Drawing(chart, columns, table)
-
-
-def _frame(axes, run: Run) -> None:
-    """Square cells, ticks of clients, lines between groups."""
-    axes.set_aspect("equal")
-    drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
-    drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
-    for border in group_borders(run):
-        axes.axhline(border, color="0.45", linewidth=0.6)
-        axes.axvline(border, color="0.45", linewidth=0.6)
+        table.append(weight_numbers(run, name, run.seeds[s], number, values))
+    return Drawing.of(chart, table)

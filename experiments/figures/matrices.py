@@ -1,11 +1,14 @@
-"""Chooses recorded matrices by name, round, seed and client."""
+"""Selects and draws recorded matrices, by name, round, seed and client."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
+from . import drawing
+from .drawing import long_form, of_run
 from .runs import Run
 
 
@@ -76,6 +79,27 @@ def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
     """
     least = -np.sort(-matrix, axis=1)[:, min(top_k, matrix.shape[1]) - 1, None]
     return (matrix >= least * (1 - 1e-6)) & (matrix > 0)
+
+
+def weight_numbers(
+    run: Run, name: str, seed: int, number: int, weights: np.ndarray, block: str | None = None
+) -> pd.DataFrame:
+    """Weights [receiver, sender] of a seed and a round in long form."""
+    facts = {**of_run(run, name), "seed": seed, "round": number}
+    facts |= {} if block is None else {"block": block}
+    clients = range(weights.shape[1])
+    places = {"receiver": range(len(weights)), "sender": clients}
+    return long_form({"weight": weights}, places, **facts)
+
+
+def square_clients(axes, run: Run) -> None:
+    """Square cells of a matrix, ticks of the clients, lines between groups."""
+    axes.set_aspect("equal")
+    drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
+    drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
+    for border in group_borders(run):
+        axes.axhline(border, color="0.45", linewidth=0.6)
+        axes.axvline(border, color="0.45", linewidth=0.6)
 
 
 def group_borders(run: Run) -> np.ndarray:

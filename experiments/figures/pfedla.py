@@ -8,14 +8,20 @@ from matplotlib.ticker import FixedLocator
 
 from ..outputs import looks
 from . import drawing
-from .drawing import Drawing, figure
-from .matrices import block_rows, check_client, rounds_kept, seed_row
+from .drawing import Drawing, figure, long_form, of_run
+from .matrices import (
+    block_rows,
+    check_client,
+    rounds_kept,
+    seed_row,
+    square_clients,
+    weight_numbers,
+)
 from .runs import Run
 from .scores import curve
 from .selection import labels, with_matrix
 from .settings import TRAFFIC, against_setting
 
-COLUMNS = ("run", "label", "seed", "round", "block", "receiver", "sender", "weight")
 COLOURED = 12  # senders that have a colour
 
 figure(
@@ -57,10 +63,9 @@ def layerwise(
         drawing.band(right, [shown.index(block) for block in blocks], own, k, **look)
         number = int(run.matrix_rounds[q])
         numbers.add(number)
-        table += [
-            (str(run.folder), name, seed, number, block, client, client, float(own[s, g]))
-            for s, seed in enumerate(run.seeds) for g, block in enumerate(blocks)
-        ]  # fmt: skip
+        places = {"seed": run.seeds, "round": [number], "block": blocks, "receiver": [client]}
+        places["sender"] = [client]
+        table.append(long_form({"weight": own}, places, **of_run(run, name)))
     drawing.tidy(left, ylabel=f"accuracy of client {client}, %")
     drawing.round_axis(left)
     right.set_xticks(range(len(shown)), shown, rotation=30 if len(shown) > 5 else 0)
@@ -68,9 +73,9 @@ def layerwise(
     drawing.tidy(right, xlabel="layer", ylabel=f"own weight of client {client}, {which}")
     right.set_ylim(bottom=0)
     drawing.legend(chart, lines)
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    seeds = drawing.over_seeds(runs)
     drawing.title(chart, f"Client {client}{seeds}")
-    return Drawing(chart, COLUMNS, table)
+    return Drawing.of(chart, table)
 
 
 @figure("pfedla/evolution", "a client's weights by round and layer (pFedLA Fig. 5)")
@@ -110,10 +115,9 @@ def evolution(
                 lines[j] = drawing.band(axes, rounds, value, colours[j])
             else:
                 lines["another"] = drawing.band(axes, rounds, value, None)
-            table += [
-                (str(run.folder), name, seed, int(number), layer, client, j, float(value[s, q]))
-                for s, seed in enumerate(run.seeds) for q, number in enumerate(rounds)
-            ]  # fmt: skip
+        places = {"seed": run.seeds, "round": run.matrix_rounds, "block": [layer]}
+        places |= {"receiver": [client], "sender": range(weights.shape[-1])}
+        table.append(long_form({"weight": weights}, places, **of_run(run, name)))
         axes.set_title(f"{name}: {layer}" if len(runs) > 1 else layer, fontsize=10)
         drawing.tidy(axes, ylabel="weight (scale of roots)" if drawing.leftmost(axes) else "")
         drawing.round_axis(axes)
@@ -126,9 +130,9 @@ def evolution(
     roles = {} if len(runs) > 1 else dict(enumerate(_roles(runs[0])))
     names = [f"client {key}{roles.get(key, '')}" if key in colours else key for key in known]
     drawing.legend(chart, [lines[key] for key in known], "weight of", names)
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    seeds = drawing.over_seeds(runs)
     drawing.title(chart, f"{matrix} weights of client {client}{seeds}")
-    return Drawing(chart, COLUMNS, table)
+    return Drawing.of(chart, table)
 
 
 def _roles(run: Run) -> list[str]:
@@ -178,18 +182,13 @@ def matrices(
         for axes, layer, values in zip(line, layers, weights, strict=False):
             image = drawing.heat(axes, values, norm)
             used.append(axes)
-            axes.set_aspect("equal")
-            drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
-            drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
+            square_clients(axes, run)
             axes.set_title(layer, fontsize=10)
             axes.set_xlabel("sender")
-            table += [
-                (str(run.folder), name, seed_shown, number, layer, i, j, float(value))
-                for (i, j), value in np.ndenumerate(values)
-            ]
+            table.append(weight_numbers(run, name, seed_shown, number, values, layer))
         line[0].set_ylabel(f"{name}, round {number}\nreceiver")
     drawing.colorbar(chart, image, used, "weight (white: 0)")
-    return Drawing(chart, COLUMNS, table)
+    return Drawing.of(chart, table)
 
 
 @figure("pfedla/layers", "weights of all layers for one client (pFedLA Fig. 7)")
@@ -228,11 +227,10 @@ def layers_of_client(
         drawing.client_ticks(axes.xaxis, run.num_clients, 12, run.client_names)
         axes.set_title(f"{name}, round {number}", fontsize=10)
         axes.set_xlabel("sender")
-        table += [
-            (str(run.folder), name, seed_shown, number, names[g], client, j, float(value))
-            for (g, j), value in np.ndenumerate(weights)
-        ]
+        places = {"block": names, "receiver": [client], "sender": range(run.num_clients)}
+        facts = {**of_run(run, name), "seed": seed_shown, "round": number}
+        table.append(long_form({"weight": weights}, places, **facts))
     grid[0].set_ylabel("layer")
     drawing.colorbar(chart, image, grid, "weight (white: 0)")
     drawing.title(chart, f"{matrix} weights of client {client}")
-    return Drawing(chart, COLUMNS, table)
+    return Drawing.of(chart, table)

@@ -22,9 +22,9 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_name
 from fedjax_pfl.utils.typing import Tree
 
-from ..cli import flags, identity, plugins, resume
+from ..cli import flags, identity, plugins, run_folder
 from ..cli.algorithms import words as algorithm_words
-from ..cli.build import Experiment, prepare
+from ..cli.build import Experiment, load_inputs, prepare
 from .runs import CONFIG, Run
 
 # Flags that the saved partition replaces, or that local training does not use.
@@ -57,7 +57,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     words = [f"--algorithms={run.algorithm}", f"--partition_file={saved}"]
     words += [f"--set={word}" for word in settings(run.algorithm, run.hyperparameters)]
     words += algorithm_words(run.algorithm, run.training)
-    groups = flags.resolved(flags.parse(["figures"])).values()
+    groups = flags.parse(["figures"]).by_group().values()
     known = {name for group in groups for name in group}
     for group, values in run.config["flags"].items():
         for name, value in values.items():
@@ -72,7 +72,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
             words += flag_words(name, value)
     if data_dir and run.config["flags"]["data"].get("data_dir") is None:
         words.append(f"--data_dir={data_dir}")
-    experiment = prepare(flags.parse(["figures", *words]))
+    experiment = prepare(load_inputs(flags.parse(["figures", *words])))
     _check_initial(run, experiment)
     return experiment
 
@@ -86,14 +86,14 @@ def _words(run: Run, name: str, value: Any) -> list[str]:
 
 def _check_initial(run: Run, experiment: Experiment) -> None:
     """Raises `InputError` where the file of initial values is not the one that the run had."""
-    record = run.folder.parent / resume.RECORD
+    record = run.folder.parent / run_folder.RECORD
     now = experiment.identity.get(identity.INITIAL)
     if now is None or not record.exists():
         return
     before = (read_json(record).get("flags") or {}).get(identity.INITIAL, now)
     if before != now:
         raise InputError(
-            f"{experiment.args.init_from} has changed since {run.folder} began with it, and the "
+            f"{experiment.config.init_from} has changed since {run.folder} began with it, and the "
             "frozen leaves are its."
         )
 

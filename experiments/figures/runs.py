@@ -21,7 +21,7 @@ from fedjax_pfl.results.result_files import OLDER, PLAIN, damaged, remedy
 from fedjax_pfl.utils.errors import InputError, shown
 
 from ..cli.flags import RULE_FLAG
-from ..cli.growth import EARLIER
+from ..cli.run_folder import EARLIER
 from ..cli.start import called
 from ..outputs.run_files import client_records
 

@@ -9,7 +9,7 @@ from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
-from ..cli.changed_code import made_with
+from ..cli.provenance import made_with
 from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.

@@ -9,7 +9,7 @@ from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import looks
 from . import drawing
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, renamed, setting, shown, varying, with_record, with_scores
@@ -117,25 +117,23 @@ def against_setting(
     ]
     title = f"{model} model, {SCORES[score]}, {who(runs, rows)}"
     title = ", ".join([*only, title]) if len(lines) == 1 else title
-    spread = drawing.over_seeds(repeats)
-    drawing.title(
-        chart, title + (spread.replace("band", "whiskers") if scale == "places" else spread)
-    )
+    spread = drawing.spread_of(repeats, "whiskers" if scale == "places" else "band")
+    drawing.title(chart, title + spread)
     others = [
         n for n in varying(runs, REPEATS) if n not in used and "." not in n and n != ALGORITHM
     ]
     if others:
         chart.supxlabel(f"the runs also differ in {', '.join(others)}", fontsize=8, color="0.35")
     columns = (*axes_names, *(n for n in line_names if n not in axes_names))
-    table = [
-        (*(shown(run.settings[name]) for name in columns), str(run.folder), run.algorithm, model,
-         score, seed, metric, float(value))
-        for run in runs for metric, each in values[run].items()
-        for seed, value in zip(run.seeds, each, strict=True)
-    ]  # fmt: skip
-    return Drawing(
-        chart, (*columns, "run", "algorithm", "model", "score", "seed", "metric", "value"), table
-    )
+    table = []
+    for run in runs:
+        facts = {name: shown(run.settings[name]) for name in columns}
+        facts |= {"run": str(run.folder), "algorithm": run.algorithm}
+        facts |= {"model": model, "score": score}
+        for metric, each in values[run].items():
+            places = {"seed": run.seeds, "metric": [metric]}
+            table.append(long_form({"value": each}, places, **facts))
+    return Drawing.of(chart, table)
 
 
 def _names(words: str) -> list[str]:

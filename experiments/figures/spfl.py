@@ -9,7 +9,7 @@ from fedjax_pfl.utils.errors import InputError
 from ..outputs import looks
 from . import drawing, probes
 from .accuracy import by_client, side_by_side
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form, of_run
 from .runs import Run
 from .selection import labels, with_models
 from .settings import against_setting
@@ -52,12 +52,11 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
         for s, seed in enumerate(run.seeds):
             blocks, cosines = probes.similarity_by_block(run, s, federation, model)
             means.append(np.nanmean(cosines[:, *pairs], axis=1))
-            table += [
-                (str(run.folder), name, seed, block, int(i), int(j), float(matrix[i, j]))
-                for block, matrix in zip(blocks, cosines, strict=True)
-                for i, j in zip(*pairs, strict=True)
-                if np.isfinite(matrix[i, j])
-            ]
+            above = np.full_like(cosines, np.nan)  # each pair once
+            above[:, *pairs] = cosines[:, *pairs]
+            clients = range(run.num_clients)
+            places = {"block": blocks, "client": clients, "other_client": clients}
+            table.append(long_form({"cosine": above}, places, **of_run(run, name), seed=seed))
         shown += [block for block in blocks if block not in shown]
         where = [shown.index(block) for block in blocks]
         look = {"marker": drawing.marker(k), "markersize": 5}
@@ -66,7 +65,6 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
     axes.set_xlim(-0.3, len(shown) - 0.7)
     drawing.tidy(axes, xlabel="block, from input to output", ylabel="mean cosine of two updates")
     drawing.legend(chart, lines)
-    seeds = drawing.over_seeds(max(len(run.seeds) for run in runs))
+    seeds = drawing.over_seeds(runs)
     drawing.title(chart, f"Updates of one local epoch, pairs of clients{seeds}")
-    columns = ("run", "label", "seed", "block", "client", "other_client", "cosine")
-    return Drawing(chart, columns, table)
+    return Drawing.of(chart, table)

@@ -9,7 +9,7 @@ from fedjax_pfl.utils.errors import InputError, require
 
 from . import drawing
 from .accuracy import by_round
-from .drawing import Drawing, figure
+from .drawing import Drawing, figure, long_form, of_run
 from .runs import Run
 from .selection import labels, with_record
 from .settings import against_setting
@@ -71,12 +71,8 @@ def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
         step = max(1, -(-len(rounds) // 5))
         where = np.arange(step - 1, len(rounds), step)
         lower.set_xticks(where, rounds[where])
-        table += [
-            (str(run.folder), name, seed, int(number), i, float(value[s, t, i]))
-            for s, seed in enumerate(run.seeds)
-            for t, number in enumerate(rounds)
-            for i in range(n)
-        ]
+        places = {"seed": run.seeds, "round": rounds, "client": range(n)}
+        table.append(long_form({record: value}, places, **of_run(run, name)))
     grid[0, 0].set_ylabel("client (Alice in the middle)" if lines else "client")
     grid[1, 0].set_ylabel(record)
     drawing.colorbar(chart, image, list(grid[0]), f"{record} (white: 0)")
@@ -88,7 +84,7 @@ def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
     seeds = max(len(run.seeds) for run in runs)
     spread = f"; mean of {seeds} seeds, band of hers from lowest to highest" if seeds > 1 else ""
     drawing.title(chart, f"{record} of every client{spread}")
-    return Drawing(chart, ("run", "label", "seed", "round", "client", record), table)
+    return Drawing.of(chart, table)
 
 
 @figure("waffle/omega", "Omega by round for several slopes (WAFFLE Fig. 8)", needs_runs=False)
@@ -113,8 +109,8 @@ def omega(runs: Sequence[Run] = (), *, delta_omega: str = "1,3.2,10", rounds: in
     for k, slope in enumerate(slopes):
         value = 1 / (1 + np.exp(slope * (2 * r / rounds - 1)))
         lines += axes.plot(r, value, label=f"{slope:g}", **drawing.style(k))
-        table += [(slope, int(t), float(v)) for t, v in zip(r, value, strict=True)]
+        table.append(long_form({"omega": value}, {"round": r}, delta_omega=slope))
     drawing.tidy(axes, ylabel="Ω = Ψ", ylim=(-0.02, 1.02))
     drawing.round_axis(axes)
     drawing.legend(chart, lines, "ΔΩ")
-    return Drawing(chart, ("delta_omega", "round", "omega"), table)
+    return Drawing.of(chart, table)

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 from fedjax_pfl.utils.typing import Device
 
-from ..cli import flags
 from ..cli.build import Experiment
 from ..outputs.run_files import write_json, write_text
+from .costs import Costs
 from .plans import HOST, Plan
 from .targets import Target, chips
 
@@ -35,13 +36,53 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
+def _size(count: int | None) -> str:
+    """A number of bytes to three digits, with its unit."""
+    if count is None:
+        return ""
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        value = count / unit
+        if value >= 0.9995:
+            return f"{value:.{2 - (value >= 9.995) - (value >= 99.95)}f} {name}"
+    return f"{count:.0f} bytes"
+
+
+def _millions(count: float | None) -> str:
+    """A number in millions; a small one to two digits instead of as nothing."""
+    if count is None:
+        return ""
+    return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
+
+
+def _number(digits: int) -> Callable[[float | None], str]:
+    return lambda value: "" if value is None else f"{value:.{digits}f}"
+
+
+# Of the printed table: headings, and how a column's values are written.
+COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "algorithm": ("algorithm", str),
+    "fits": ("fits", lambda fits: {True: "yes", False: "no", None: "failed"}[fits]),
+    "lanes": ("lanes", lambda lanes: str(lanes or "")),
+    "compile_seconds": ("compiling s", lambda seconds: _number(1)(seconds or None)),
+    "memory_bytes": ("memory", _size),
+    "estimated_bytes": ("estimate", _size),
+    "transfers": ("transfers", str),
+    "transfer_bytes": ("transferred", lambda count: _size(count or None)),
+    "local_steps": ("local steps", _number(0)),
+    "step_cycles": ("step Mcycles", _millions),
+    "step_floor_cycles": ("floor Mcycles", _millions),
+    "evaluation_cycles": ("evaluation Mcycles", _millions),
+    "rest_cycles": ("rest Mcycles", _millions),
+    "rounds_per_second": ("rounds/s", _number(2)),
+}
+
+
 def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
     """A row of plain values for each algorithm: columns of the CSV file."""
     result = []
     for name, plan in found.items():
-        costs = plan.costs
-        timed = costs if plan.cycles else None
-        kinds = {} if costs is None else costs.transfers
+        costs = plan.costs or Costs()
+        timed = plan.costs if plan.cycles else None
         row = {
             "algorithm": name,
             "fits": plan.fits,
@@ -49,14 +90,14 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
             "compile_seconds": plan.compile_seconds,
             "memory_bytes": plan.planned.get("total"),
             "estimated_bytes": plan.estimated,
-            "transfers": "; ".join(f"{count:g} {kind}" for kind, (count, _) in kinds.items()),
-            "transfer_bytes": sum(size for _, size in kinds.values()) if costs else None,
-            "local_steps": costs.steps if costs else None,
-            "step_cycles": timed.step if timed else None,
+            "transfers": "; ".join(f"{n:g} {kind}" for kind, (n, _) in costs.transfers.items()),
+            "transfer_bytes": plan.costs and sum(size for _, size in costs.transfers.values()),
+            "local_steps": plan.costs and costs.steps,
+            "step_cycles": timed and timed.step,
             "step_floor_cycles": plan.step_floor,
-            "evaluation_cycles": timed.evaluation if timed else None,
-            "rest_cycles": timed.rest if timed else None,
-            "round_cycles": plan.cycles if timed else None,
+            "evaluation_cycles": timed and timed.evaluation,
+            "rest_cycles": timed and timed.rest,
+            "round_cycles": timed and plan.cycles,
             "rounds_per_second": plan.rounds_per_second,
         }
         if any(one.host for one in found.values()):
@@ -67,44 +108,24 @@ def rows(found: Mapping[str, Plan]) -> list[dict[str, Any]]:
 
 def table(found: Mapping[str, Plan]) -> Table:
     """The printed table; columns without any value are left out."""
-    words = {"algorithm": [], "fits": [], "lanes": [], "compiling s": [], "memory": [],
-             "estimate": [], "transfers": [], "transferred": [], "local steps": [],
-             "step Mcycles": [], "floor Mcycles": [], "evaluation Mcycles": [], "rest Mcycles": [],
-             "rounds/s": []}  # fmt: skip
-    for row, plan in zip(rows(found), found.values(), strict=True):
-        fits = {True: "yes", False: "no", None: "failed"}[plan.fits]
-        shown = [
-            row["algorithm"],
-            fits,
-            str(row["lanes"] or ""),
-            _number(row["compile_seconds"] or None, 1, 1),
-            _size(row["memory_bytes"]),
-            _size(row["estimated_bytes"]),
-            row["transfers"],
-            _size(row["transfer_bytes"] or None),
-            _number(row["local_steps"], 1, 0),
-            *(
-                _millions(row[f"{part}_cycles"])
-                for part in ("step", "step_floor", "evaluation", "rest")
-            ),
-            _number(row["rounds_per_second"], 1, 2),
-        ]
-        for column, text in zip(words.values(), shown, strict=True):
-            column.append(text)
-    kept = {name: column for name, column in words.items() if any(column)}
-    body = [[text or "-" for text in row] for row in zip(*kept.values(), strict=True)]
-    return Table.of_cells(list(kept), body)
+    values = rows(found)
+    columns = {
+        heading: [text(row[name]) for row in values] for name, (heading, text) in COLUMNS.items()
+    }
+    shown = {heading: texts for heading, texts in columns.items() if any(texts)}
+    lines = zip(*shown.values(), strict=True)
+    return Table.of_cells(list(shown), [[text or "-" for text in line] for line in lines])
 
 
 def notes(found: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
     """What the table means, and what the compilers said."""
-    seeds, chip = len(experiment.seeds), target.chip
+    seeds, chip = len(experiment.config.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
         f"lanes are clients that it trains side by side{', of each seed' if seeds > 1 else ''}.",
     ]
     if any(plan.rounds_per_second for plan in found.values()):
-        every = experiment.args.eval_every
+        every = experiment.config.eval_every
         scored = "each" if every == 1 else f"one in {every} of them"
         lines.append(
             f"Cycles are the compiler's expectation, of all lanes of {seeds} seed(s) together; a "
@@ -145,53 +166,26 @@ def write(
         writer.writerows(lines)
         write_text(path, text.getvalue())
         return
-    federation = experiment.federation
+    federation, chip = experiment.federation, target.chip
     facts = {
         "target": target.name,
         "device": devices[0].device_kind,
         "devices": len(devices),
-        "memory_bytes": target.chip.memory,
-        "clock": target.chip.clock,
-        "source": target.chip.source,
+        "memory_bytes": chip.memory,
+        "clock": chip.clock,
+        "source": chip.source,
         "jax": jax.__version__,
         "compiler": _compilers(),
         "dataset": experiment.dataset.name,
         "clients": federation.num_clients,
         "parameters": federation.plan.num_parameters,
-        "flags": flags.resolved(experiment.args),
-        "algorithms": {name: plan.plain() for name, plan in found.items()},
+        "flags": experiment.config.by_group(),
+        "algorithms": {name: asdict(plan) for name, plan in found.items()},
     }
     write_json(path, facts)
 
 
 def _compilers() -> dict[str, str]:
     """Versions of the compilers that are installed."""
-    result = {}
-    for name in COMPILERS:
-        try:
-            result[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return result
-
-
-def _size(count: int | None) -> str:
-    """A number of bytes to three digits, with its unit."""
-    if count is None:
-        return ""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        value = count / unit
-        if value >= 0.9995:
-            return f"{value:.{2 - (value >= 9.995) - (value >= 99.95)}f} {name}"
-    return f"{count:.0f} bytes"
-
-
-def _millions(count: float | None) -> str:
-    """A number in millions; a small one to two digits instead of as nothing."""
-    if count is None:
-        return ""
-    return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
-
-
-def _number(value: float | None, unit: float, digits: int) -> str:
-    return "" if value is None else f"{value / unit:.{digits}f}"
+    installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+    return {name: installed[name] for name in COMPILERS if name in installed}

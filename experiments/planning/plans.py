@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -12,13 +12,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl.utils.errors import DoesNotFit
 from fedjax_pfl.utils.typing import Device
 
-from ..cli.build import Experiment
 from . import hlo
 from .costs import Costs, count, total_cycles
 from .targets import Chip, Target
 
-# Over a model in a local step: its weights are read forward, read backward and written, its
-# gradient is written and read.
+# Over a model in a local step: weights are read twice and written, gradients written and read.
 PASSES = 5
 HOST = ("rows", "samples", "to_device", "from_device")
 NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
@@ -60,25 +58,6 @@ class Plan:
     rounds_per_second: float | None = None
     said: str | None = None
     error: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def make(experiment: Experiment, name: str, target: Target, devices: Sequence[Device]) -> Plan:
-    """The plan of one of an experiment's algorithms."""
-    return widest(
-        experiment.algorithms[name],
-        experiment.federation_of(name),
-        target,
-        devices,
-        mesh=experiment.args.mesh,
-        rounds=experiment.args.rounds,
-        eval_every=experiment.args.eval_every,
-        seeds=experiment.seeds,
-        adapt=experiment.adapt,
-        score_clients=experiment.score_clients,
-    )
 
 
 def widest(
@@ -148,26 +127,26 @@ def _compiled(
     if host is not None:
         result.costs.evaluation = host.blocks * total_cycles(modules[1])
         result.host = {name: getattr(host, name) for name in HOST}
-    if target.chip.clock is not None:
-        result.cycles = result.costs.cycles(eval_every)
-        if result.cycles:
-            result.rounds_per_second = target.chip.clock / result.cycles
-            runs = len(options.get("seeds", (0,))) if execution.seeds == "vmap" else 1
-            result.step_floor = step_floor(lowered.federation, result.lanes * runs, target.chip)
+    chip = target.chip
+    if chip.clock is None:
+        return result
+    result.cycles = result.costs.cycles(eval_every)
+    if result.cycles:
+        result.rounds_per_second = chip.clock / result.cycles
+        runs = len(options.get("seeds", (0,))) if execution.seeds == "vmap" else 1
+        result.step_floor = step_floor(lowered.federation, result.lanes * runs, chip)
     return result
 
 
 def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | None:
     """Cycles that a local step of so many lanes takes at least, by the memory's bandwidth.
 
-    Five passes over the model of each. Activations and samples, which may stay on the chip, are not
-    counted.
+    Activations and samples, which may stay on the chip, are not counted.
     """
     if chip.clock is None or chip.bandwidth is None:
         return None
-    item = np.dtype(federation.task.dtype).itemsize
-    moved = PASSES * lanes * federation.plan.num_parameters * item
-    return moved / chip.bandwidth * chip.clock
+    size = federation.plan.num_parameters * np.dtype(federation.task.dtype).itemsize
+    return PASSES * lanes * size / chip.bandwidth * chip.clock
 
 
 def _memory(compiled: jax.stages.Compiled, coming: int) -> dict[str, int]:

@@ -109,11 +109,8 @@ def chips() -> dict[str, Chip]:
 
 def names() -> list[str]:
     """Targets to suggest."""
-    return [
-        name
-        for chip in chips().values()
-        for name in (chip.name, *(f"{chip.name}:{topology}" for topology in chip.topologies))
-    ]
+    pairs = [f"{chip.name}:{shape}" for chip in chips().values() for shape in chip.topologies]
+    return [*chips(), *pairs]
 
 
 def parse(text: str) -> Target:

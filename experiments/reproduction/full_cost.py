@@ -6,13 +6,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.costs import step_flops
 
-from ..cli import build, data_flags, flags
+from ..cli import data_flags, flags
+from ..cli.config import ExperimentConfig
 from ..figures.runs import read
 from .entries import Section
 from .planning import Command
@@ -124,7 +124,7 @@ def held(partition: pfl.Partition) -> np.ndarray:
     return np.array([len(own) for own in partition.train.lists()])
 
 
-def steps(args: absl.flags.FlagValues, sizes: np.ndarray) -> np.ndarray:
+def steps(args: ExperimentConfig, sizes: np.ndarray) -> np.ndarray:
     """Local steps of each client in a round."""
     if args.local_steps is not None:
         return np.full(len(sizes), args.local_steps)
@@ -132,7 +132,7 @@ def steps(args: absl.flags.FlagValues, sizes: np.ndarray) -> np.ndarray:
     return args.local_epochs * batches
 
 
-def _step(args: absl.flags.FlagValues, kind) -> float | None:
+def _step(args: ExperimentConfig, kind) -> float | None:
     """FLOPs of one step; a few blank samples are enough for it."""
     count, classes = args.batch_size, len(kind.train)
     size = 2 * count + 2
@@ -146,7 +146,7 @@ def _step(args: absl.flags.FlagValues, kind) -> float | None:
         train=[order[:count], order[count:-2]], test=[order[-2:-1], order[-1:]]
     )
     options: Mapping = {
-        name: build.federation_options(args)[name]
+        name: args.federation_options()[name]
         for name in ("model_options", "batch_size", "momentum", "weight_decay", "batch_norm")
     }
     return step_flops(pfl.federate(dataset, partition, args.model, devices=1, **options))
@@ -163,8 +163,8 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
     if flops is None or not step or not (folder.parent / "partition.npz").exists():
         return None
     args = flags.parse(["run"])
-    for name in ("local_steps", "local_epochs", "batch_size", "drop_last"):
-        args[name].value = run.flags.get(name, args[name].value)
+    names = ("local_steps", "local_epochs", "batch_size", "drop_last")
+    args = args.replace(**{name: run.flags[name] for name in names if name in run.flags})
     own = steps(args, held(pfl.Partition.load(folder.parent / "partition.npz")))
     plain = (run.record("participated") * own).sum() * step
     return float(flops.sum() / plain) if plain else None

@@ -8,12 +8,11 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
-import absl.flags
-
 import fedjax_pfl as pfl
 
-from ..cli import build, data_flags, flags, resume
-from ..cli.flagfiles import runs_code
+from ..cli import build, data_flags, flags, identity, run_folder
+from ..cli.config import ExperimentConfig
+from ..cli.parsing import runs_code
 from . import blank, kept
 from .data import trouble
 from .entries import Section
@@ -48,11 +47,10 @@ class Cell:
         except pfl.InputError:
             dataset = None
         if dataset is not None:
-            identity = build.material(args, dataset).identity
-            resume.check_folder(self.folder, args, **identity)
-            if resume.grown(self.folder, args, **identity):
+            entries = build.load_inputs(args, dataset).identity
+            if run_folder.check(self.folder, entries, accept=args.accept_changed_code).way:
                 return False  # the table's file had fewer rounds or seeds
-        return resume.finished(self.folder, [self.line.algorithm])
+        return run_folder.finished(self.folder, [self.line.algorithm])
 
     def identity(self, *more: object) -> str | None:
         """Digest of what identifies the run and `more`; None where its data set isn't there."""
@@ -61,18 +59,24 @@ class Cell:
             dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
         except pfl.InputError:
             return None
-        found = resume.configuration(args, **build.material(args, dataset).identity)
-        return digest([found, *more])
+        return digest([build.load_inputs(args, dataset).identity, *more])
 
-    def args(self) -> absl.flags.FlagValues:
+    def args(self) -> ExperimentConfig:
         return flags.parse(["run", *self.words])
+
+    def experiment(self) -> build.Experiment:
+        """The run, checked; its folder is new or that of the same run."""
+        inputs = build.load_inputs(self.args())
+        output = run_folder.output_folder(inputs.config, inputs.identity)
+        run_folder.check(output, inputs.identity, accept=inputs.config.accept_changed_code)
+        return build.prepare(inputs, output)
 
     def check(self) -> None:
         """Raises `InputError` where an algorithm lacks what it needs, or the row's client isn't."""
         args = self.args()
         dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        made = build.material(args, dataset)
-        build.prepare(args, made=made)
+        made = build.load_inputs(args, dataset)
+        build.prepare(made)
         client, count = self.line.client, made.partition.num_clients
         if client is not None and client >= count:
             raise pfl.InputError(
@@ -157,17 +161,17 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
 
 
 def default_folder(
-    table: PaperTable, scale: str, args: absl.flags.FlagValues, reading: str | None = None
+    table: PaperTable, scale: str, args: ExperimentConfig, reading: str | None = None
 ) -> Path:
     """runs/reproduce-PAPER-TABLE-SCALE, and a hash of further flags if they change anything."""
     name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
     return Path("runs") / f"{name}{f'-{reading}' if reading else ''}{marked(args)}"
 
 
-def marked(args: absl.flags.FlagValues) -> str:
+def marked(args: ExperimentConfig) -> str:
     """The end of a default folder's name: a hash of flags that change anything, or nothing."""
-    now = resume.configuration(args)
-    if now == resume.configuration(flags.parse(["run"])):
+    now = identity.run_identity(args)
+    if now == identity.run_identity(flags.parse(["run"])):
         return ""
     return f"-{digest(now)}"
 

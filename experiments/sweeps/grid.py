@@ -4,10 +4,8 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-
-import absl.flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.utils.conversions import convert
@@ -15,8 +13,8 @@ from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
 
 from ..cli import flags
 from ..cli.algorithms import OWN, setting_of
-from ..cli.flagfiles import value_of
-from ..cli.pairs import name_and_value
+from ..cli.config import ExperimentConfig
+from ..cli.parsing import name_and_value
 
 RATES = pfl.options.RATES  # flags that vary inside a program
 
@@ -55,8 +53,8 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
         return True
     algorithm, dot, key = name.partition(".")
     if not dot:
-        known = flags.parse(["sweep"])
-        allowed = [n for g in ("data", "rule", "training") for n in flags.resolved(known)[g]]
+        known = flags.parse(["sweep"]).by_group()
+        allowed = [n for g in ("data", "rule", "training") for n in known[g]]
         owners = [m for m, one in algorithms.items() if name in one.hyperparameters()]
         if name not in allowed and owners:
             raise pfl.InputError(
@@ -76,7 +74,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
 
 def changing_data(grid: Collection[str]) -> list[str]:
     """Names of the grid whose values change the data."""
-    known = flags.resolved(flags.parse(["sweep"]))
+    known = flags.parse(["sweep"]).by_group()
     return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
 
 
@@ -99,19 +97,17 @@ class Cell:
             words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
         return words
 
-    def parsed(self, argv: Sequence[str]) -> absl.flags.FlagValues:
-        """The flags of its program, from the sweep's, without what --set gives other algorithms.
+    def parsed(
+        self, argv: Sequence[str], define_more: Callable[..., None] | None = None
+    ) -> ExperimentConfig:
+        """The configuration of its program, from the sweep's words; `define_more` as of `parse`.
 
         Raises:
           InputError, absl.flags.Error: see `flags.parse`.
         """
-        args = flags.parse([*argv, *self.words()])
-        args["set"].value = [
-            word
-            for word in value_of(args, "set")
-            if word.partition(".")[0].strip() == self.algorithm
-        ]
-        return args
+        config = flags.parse([*argv, *self.words()], define_more)
+        own = [word for word in config.set if word.partition(".")[0].strip() == self.algorithm]
+        return config.replace(set=own)  # without what --set gives other algorithms
 
     @property
     def folder(self) -> str:

@@ -13,7 +13,7 @@ from fedjax_pfl.results.table import BOLD, Column, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..cli.algorithms import OWN
-from ..cli.flagfiles import CONFLICT, SETTINGS
+from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
 from .pictures import picture
 

@@ -1,4 +1,4 @@
-"""Algorithms by name, and hyperparameters by name."""
+"""Registry of algorithms; algorithms and hyperparameters by name."""
 
 import inspect
 import typing
@@ -25,11 +25,14 @@ A = TypeVar("A", bound=Algorithm)
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static,))
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
-    """Registers a subclass of `Algorithm` under its canonical name and makes it a struct.
+    """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
+
+    Args:
+      name: canonical name.
 
     Raises:
-      InputError: another class has that name, or the class is no algorithm, leaves out the type of
-        a hyperparameter, or has a hyperparameter with the name of an option of local training.
+      InputError: the name is taken, or the class is not an algorithm, has a hyperparameter without
+        a type annotation, or one with the name of an option of local training.
     """
 
     def register(cls: type[A]) -> type[A]:
@@ -65,25 +68,25 @@ def _names(cls: Any) -> set[str]:
 
 
 def is_static(field: Field[Any]) -> bool:
-    """Whether a hyperparameter is part of the compiled program and can't be swept inside it."""
+    """Return whether a hyperparameter is part of the program, so it can't be swept within one."""
     return bool(field.metadata.get("static"))
 
 
 def algorithm_name(
     given: object, among: Collection[str] | None = None, kind: str = "algorithm"
 ) -> str:
-    """The name of ours that a name stands for, in any spelling and by other libraries' names.
+    """Return the canonical name of an algorithm in any spelling, or of another library.
 
-    "FedAvg-FT" and "FedFT" are both "fedavg_ft". Names are the same whatever their capitals,
-    hyphens, underscores, blanks, dots and parentheses; the exact name always wins.
+    "FedAvg-FT" and "FedFT" are both "fedavg_ft". Case, hyphens, underscores, blanks, dots and
+    parentheses are ignored; an exact match takes precedence.
 
     Args:
       given: the name.
-      among: our names to choose from, those of all registered algorithms by default.
-      kind: the kind of thing named, for sentences.
+      among: candidates; by default all registered algorithms.
+      kind: what is named, for error messages.
 
     Raises:
-      InputError: it stands for none of them, or for several.
+      InputError: the name matches no candidate, or several.
     """
     among = ALGORITHMS if among is None else among
     if not isinstance(given, str):
@@ -106,10 +109,10 @@ def algorithm_name(
 
 
 def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
-    """An algorithm with its hyperparameters, checked.
+    """Make a registered algorithm and validate its hyperparameters.
 
     Args:
-      name: its name, in any spelling that `algorithm_name` reads.
+      name: name of the algorithm, in any spelling that `algorithm_name` accepts.
       settings: hyperparameters by name; strings are converted to the field's type.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Checks of what an algorithm's functions take and return, made while they are traced."""
+"""Checks of the arguments and results of an algorithm's functions while they are traced."""
 
 import contextlib
 import linecache
@@ -34,11 +34,11 @@ UNKNOWN_YET = (
 
 @contextlib.contextmanager
 def while_traced(algorithm: Algorithm, function: str) -> Iterator[None]:
-    """Runs a function of an algorithm, and explains a decision in Python on a traced number.
+    """Context manager that explains Python control flow on traced numbers.
 
     Raises:
-      InputError: the function asked for the value of a number that is not known while it is traced;
-        with the line, and what to write instead.
+      InputError: the function needs the concrete value of a traced number; the message names the
+        line and what to write instead.
     """
     try:
         yield
@@ -72,15 +72,15 @@ def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputEr
 
 
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
-    """`algorithm.init(ctx)`, with the states of local optimizers where clients keep them.
+    """Return `algorithm.init(ctx)`, with persistent optimizer states if clients keep them.
 
-    Its types are those that a round returns: weakly typed leaves, such as Python's numbers, would
+    Its types are those that a round returns: weakly typed leaves, such as Python numbers, would
     compile the rounds a second time.
 
     Raises:
-      InputError: it can't keep them.
-      TypeError: it is no `struct`, a field does not declare its client axes or lacks them, or a
-        leaf is a typed random key.
+      InputError: the optimizer states can't be kept.
+      TypeError: the state is not a `struct`, a field does not declare its client axes or lacks
+        them, or a leaf is a typed random key.
     """
     with while_traced(algorithm, "init"):
         state, name = algorithm.init(ctx), algorithm.name
@@ -120,13 +120,13 @@ def _is_weak(leaf: object) -> bool:
 def with_nonfinite(
     algorithm: Algorithm, ctx: Context, state: State, tally: ForwardCounter, record: Record
 ) -> Record:
-    """The record with the values that a round's aggregation, not its training, made non-finite.
+    """Add to a record which values aggregation, not training, made non-finite.
 
     Args:
-      state: after the round.
-      tally: of the round, with the rows that `Cohort.scatter` refused.
-      record: of the round. It gains `clients["nonfinite"]`, bool [N], the clients whose values in
-        the state are not finite or were refused, and, where the server has numbers,
+      state: state after the round.
+      tally: the round's counter, with the rows that `Cohort.scatter` refused.
+      record: the round's record. The result has `clients["nonfinite"]`, bool [N], for clients whose
+        values are not finite or were refused, and, if the server holds floating-point values,
         `scalars["server_nonfinite"]`, 1 if some of them are not finite.
     """
     lost = jnp.zeros((ctx.num_clients,), bool) if tally.nonfinite is None else tally.nonfinite
@@ -146,13 +146,14 @@ def with_nonfinite(
 
 
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
-    """`algorithm.round(ctx, state)`, the forward passes of its loss matrices added to the record.
+    """Run `algorithm.round(ctx, state)` and add its forward passes to the record.
 
-    Per-client leaves of the state may hold the rows of the cohort alone (see `partial_state`).
+    Per-client leaves of the state may hold only the cohort's rows (see `partial_state`).
 
     Raises:
-      NotHere: the round needs other rows of these.
-      TypeError: it does not return a state of the same structure, shapes and types, and a record.
+      NotHere: the round needs other rows.
+      TypeError: the round does not return a state of the same structure, shapes and types, and a
+        record.
     """
     name, tally = algorithm.name, ForwardCounter()
     given = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)

@@ -1,4 +1,4 @@
-"""What an algorithm's round can use: the cohort, local training, mixing, and the record."""
+"""The round context: local training, mixing, uploads and the record."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from fedjax_pfl.utils.typing import (
 
 @dataclass(frozen=True)
 class Context(RoundInfo):
-    """One round as an algorithm sees it: its facts, and what it can do with them."""
+    """The context of one round, passed to the functions of an algorithm."""
 
     def train(
         self,
@@ -42,12 +42,18 @@ class Context(RoundInfo):
         purpose: str = "train",
         **options: Any,
     ) -> local_sgd.Trained:
-        """Local training of the cohort from `models` [M, ...] or one `Broadcast` model.
+        """Train the cohort locally from `models` [M, ...] or one `Broadcast` model.
 
-        `options` are those of `local_sgd.train`: schedule, extra_loss, objective, correct,
-        trainable, mean_gradient, updates_per_batch, operands, broadcast, active, cursor, epochs,
-        learning_rate, optimizer_state.
         Unshuffled schedules continue where the client's earlier rounds stopped.
+
+        Args:
+          models: initial models.
+          cohort: who trains; the round's cohort by default.
+          purpose: names the random keys; each training of a round has its own.
+          **options: options of `local_sgd.train` (`schedule`, `learning_rate`, `operands`,
+            `broadcast`, `active`, `cursor`, `epochs`, `optimizer_state`) and of `LocalStep`
+            (`extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
+            `updates_per_batch`).
         """
         cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)
@@ -63,7 +69,7 @@ class Context(RoundInfo):
         return trained
 
     def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
-        """Copies of `models` for the clients `rows`, trained locally as `how` says, [k, ...].
+        """Train copies of `models` for the clients `rows` as `how` specifies, [k, ...].
 
         Args:
           models: [k, ...], or one `Broadcast` model.
@@ -74,10 +80,11 @@ class Context(RoundInfo):
         return adapting.adapt(self.federation, models, cohort, how, key=key, learning_rate=rate)
 
     def sgd_step(self, **options: Any) -> LocalStep:
-        """The ready local step, for a loop with the algorithm's own carry (`run_clients`).
+        """Return the local SGD step, for a loop with the algorithm's own carry (`run_clients`).
 
-        `options` are those of `LocalStep`: extra_loss, objective, correct, trainable,
-        mean_gradient, updates_per_batch, learning_rate.
+        Args:
+          **options: options of `LocalStep`: `learning_rate`, `extra_loss`, `objective`, `correct`,
+            `trainable`, `mean_gradient`, `updates_per_batch`.
         """
         rate = options.pop("learning_rate", self.learning_rate)
         if self.optimizers is not None:
@@ -85,20 +92,20 @@ class Context(RoundInfo):
         return local_step(self.federation, rate, options)
 
     def with_optimizers(self, optimizers: Optimizers) -> "Context":
-        """The same round with optimizers' states that clients keep."""
+        """Return the context with persistent optimizer states."""
         return replace(self, optimizers=optimizers)
 
     def initial_optimizer_state(
         self, model: Tree | None = None, trainable: Tree | None = None
     ) -> Tree:
-        """The initial states of all clients' local optimizers, [N, ...].
+        """Return the initial states of all clients' local optimizers, [N, ...].
 
-        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` takes them and
-        returns their next states.
+        `train(..., optimizer_state=ctx.cohort.gather(state.optimizers))` accepts them and returns
+        the next states.
 
         Args:
-          model: the first model that every client trains; the common initial model by default.
-          trainable: as it is given to `train`.
+          model: the model that clients train first; the common initial model by default.
+          trainable: the same argument as of `train`.
         """
         model = self.initial_model() if model is None else model
         state = self.sgd_step(trainable=trainable).begin(model).optimizer
@@ -106,7 +113,7 @@ class Context(RoundInfo):
         return self.replicate(strong)
 
     def _cursor(self, cohort: Cohort, schedule: Schedule | None) -> jax.Array | None:
-        """Steps [M] that an unshuffled schedule has taken in earlier rounds, else None."""
+        """Return the steps [M] of earlier rounds for an unshuffled schedule, else None."""
         schedule = schedule or self.federation.schedule
         if schedule.shuffle:
             return None
@@ -123,12 +130,12 @@ class Context(RoundInfo):
         schedule: Schedule | None = None,
         **options: Any,
     ) -> ClientRuns:
-        """`client_loop.run_clients` for the cohort (or `rows`) with this round's key.
+        """Run `client_loop.run_clients` for the cohort (or `rows`) with this round's key.
 
-        For the cohort, absent members are inactive unless `active` says otherwise, and unshuffled
+        For the cohort, absent members are inactive unless `active` is given, and unshuffled
         schedules of training samples continue where the client's earlier rounds stopped. To count
-        the computation, put it into the cohort: `cohort.keep(finite, steps)`, or twice the steps
-        where each takes two gradients.
+        the computation, add it to the cohort: `cohort.keep(finite, steps)`, or twice the steps if
+        each step computes two gradients.
         """
         if rows is None:
             rows = self.cohort.places
@@ -146,14 +153,14 @@ class Context(RoundInfo):
         )
 
     def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options: Any) -> Matrix:
-        """Mean loss of candidates [Q, ...] on samples of the cohort (or of `rows`), [M, Q].
+        """Return the mean loss of candidates [Q, ...] on samples of the cohort (or `rows`), [M, Q].
 
-        Absent members score nothing unless `active` says otherwise: their losses are 0. In a round
-        the forward passes are counted, and recorded as "forward_samples".
+        The losses of absent members are 0 unless `active` is given. Within a round the forward
+        passes are counted and recorded as "forward_samples".
 
         Args:
           candidates, rows: see `scoring.loss_matrix`.
-          **options: of `scoring.loss_matrix`: split, choice, active, onto.
+          **options: options of `scoring.loss_matrix`: `split`, `choice`, `active`, `onto`.
         """
         if rows is None:
             rows = self.cohort.places
@@ -164,9 +171,9 @@ class Context(RoundInfo):
         return losses
 
     def count_forward(self, samples: PerMember) -> None:
-        """Counts forward passes of a loop of one's own: of one sample, int32 [M], of the cohort.
+        """Count forward passes of an algorithm's own loop, int32 [M] single samples per member.
 
-        Those of `loss_matrix` and of local steps are counted already.
+        Those of `loss_matrix` and of local steps are counted automatically.
         """
         if self.tally is not None:
             self.tally.add(self.cohort.rows, samples, self.num_clients)
@@ -174,16 +181,16 @@ class Context(RoundInfo):
     def mix(
         self, weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan | None = None
     ) -> Stack:
-        """`mixing.apply` under the federation's leaf plan, or another grouping of its blocks."""
+        """Apply a mixing matrix under the federation's leaf plan, or another grouping of blocks."""
         several = self.federation.execution.devices > 1
         plan = plan or self.federation.plan
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
-        """One average of the shared leaves, received by every member; private leaves are its own.
+        """Average the shared leaves for all members; every member keeps its private leaves.
 
         Args:
-          weights: [B], those of the senders; all zero: every member keeps its model.
+          weights: [B], weights of the senders; if all are zero, every member keeps its model.
           senders: models [B, ...].
           onto: models [A, ...] of the receivers.
         """
@@ -196,7 +203,7 @@ class Context(RoundInfo):
         return trees.join(trees.where(received, mean, mine), private)
 
     def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
-        """`local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
+        """Return `local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
         gradient, after = local_sgd.full_gradient(self.federation, models, cohort, key)
         if self.tally is not None:
@@ -210,19 +217,19 @@ class Context(RoundInfo):
         what: str = "model",
         cohort: Cohort | None = None,
     ) -> Tree:
-        """What the server receives when the members send `values`, leaves [M, ...].
+        """Return what the server receives when the members send `values`, leaves [M, ...].
 
-        Nothing else leaves a client: the server, and other clients, compute from what this returns.
-        Of models the shared leaves are sent; private ones are returned as they are. Without
-        `federation.uploads` it returns `values` themselves.
+        Nothing else leaves a client: the server and other clients compute from the result. Only the
+        shared leaves of models are sent; private leaves are returned unchanged. Without
+        `federation.uploads` the result is `values`.
 
         Args:
           values: models, or anything else that is sent, such as a gradient.
-          reference: what the server already holds in place of `values`, and which no client made
-            from data that it has not sent: [M, ...], or one `Broadcast` model. Of models its shared
-            leaves are enough.
-          what: a name for this sending, another one for each in a round.
-          cohort: who sends; the round's by default.
+          reference: what the server already holds in place of `values`, and no client computed from
+            data that it has not sent: [M, ...], or one `Broadcast` model. The shared leaves of a
+            model suffice.
+          what: a name for this upload, unique within a round.
+          cohort: who sends; the round's cohort by default.
         """
         stage = self.federation.uploads
         if stage is None:
@@ -240,18 +247,18 @@ class Context(RoundInfo):
         return received if private is None else trees.join(received, private)
 
     def uploaded(self, models: Stack) -> Stack:
-        """The trainable shared leaves of models, by which a server can compare clients."""
+        """Return the trainable shared leaves of models, by which a server can compare clients."""
         return self.federation.plan.uploaded(models)
 
     def numbers_of(self, values: int | PerMember, bits: int) -> int | PerMember:
-        """The `numbers_up` of values that are sent in `bits` bits each, rounded up.
+        """Return `numbers_up` of values that are sent with `bits` bits each, rounded up.
 
         Args:
-          values: how many are sent: a number, or int [M], such as the entries of sparse uploads.
-          bits: of one value; with a sparse upload also those of its index.
+          values: count of values, a number or int [M], such as the entries of sparse uploads.
+          bits: bits per value; for a sparse upload including its index.
 
         Raises:
-          InputError: `bits` is no whole number of at least 1.
+          InputError: `bits` is not a whole number of at least 1.
         """
         return packed(values, bits, 8 * self.dtype.itemsize)
 
@@ -268,24 +275,24 @@ class Context(RoundInfo):
         everyone_mixes: bool = False,
         **matrices: jax.Array,
     ) -> Record:
-        """The round's record.
+        """Return the round's record.
 
         Args:
-          cohort: as it is after training, so that diverged clients and all steps are known.
-          up, down: copies of the model sent and received by each member that took part: a number,
-            or int [M] or [M, num_blocks] where members or blocks differ.
-          numbers_up, numbers_down: what is sent and received beside blocks of the model, such as
+          cohort: the cohort after training, which holds diverged clients and counted steps.
+          up, down: copies of the model sent and received by each member: a number, or int [M] or
+            [M, num_blocks] if members or blocks differ.
+          numbers_up, numbers_down: what is sent and received beside the model's blocks, such as
             class means, in numbers of the parameters' type: a number, or int [M]. `numbers_of`
-            gives those of a quantised or sparse upload, which is recorded with `up=0`.
+            counts a quantized or sparse upload, which is recorded with `up=0`.
           clients: arrays [M], one number for each member.
           scalars: arrays [].
-          **matrices: by name: [.., M, M] of the cohort, or [.., M, N] where all clients' models are
-            mixed (shown as [.., N, N] with the identity's rows for clients that kept their model),
-            or weights [M] of a single server model (shown as [1, N]). Of "mixing", or of the only
-            one that is not [M], each member's weight on its own model is recorded as "self_weight".
-          everyone_mixes: the matrices are [.., N, M], or [.., N, N] where absent clients' models
-            are mixed too: the server makes new models for all N clients. Absent ones receive theirs
-            when they next take part, so nothing is sent now.
+          everyone_mixes: the server makes new models for all N clients: the matrices are
+            [.., N, M], or [.., N, N] if absent clients' models are mixed too. Absent clients
+            download their model when they next take part, so no download is counted now.
+          **matrices: by name: [.., M, M] for the cohort, [.., M, N] if all clients' models are
+            mixed (recorded as [.., N, N], with rows of the identity for clients that keep their
+            model), or weights [M] of a single server model (recorded as [1, N]). Each member's
+            weight on its own model is recorded as "self_weight", from "mixing" or the only matrix.
         """
         return recorded(
             cohort,

@@ -1,4 +1,4 @@
-"""Observations made while a round is traced: forward passes, local steps, non-finite values."""
+"""Counts of forward passes, local steps and non-finite values while a round is traced."""
 
 import jax
 import jax.numpy as jnp
@@ -10,15 +10,15 @@ from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
 
 class ForwardCounter:
-    """What one round does to each client beside its local steps; filled while it is traced.
+    """Per-client counts of one round, collected while it is traced.
 
     Attributes:
       samples: int32 [N], forward passes of one sample; None if there were none.
-      nonfinite: bool [N], the clients whose new values `Cohort.scatter` refused because they were
-        not finite; None if nothing was scattered.
-      steps: int32 [N], local steps that `Context.train` and `Context.full_gradient` took; None if
-        they were not called. Those of an algorithm's own loops are not among them.
-      schedules: those of `Context.train`.
+      nonfinite: bool [N], clients whose new values `Cohort.scatter` refused because they were not
+        finite; None if nothing was scattered.
+      steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None. Steps
+        of an algorithm's own loops are not included.
+      schedules: schedules used by `Context.train`.
     """
 
     def __init__(self):
@@ -29,10 +29,10 @@ class ForwardCounter:
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
-        """Adds `samples` [M] of the clients `rows` [M].
+        """Add `samples` [M] of the clients `rows` [M].
 
         Raises:
-          TypeError: within a branch or a loop, whose number of runs is unknown.
+          TypeError: called within a branch or a loop, whose number of executions is unknown.
         """
         if trace_state() != self._trace:
             raise TypeError(
@@ -45,18 +45,18 @@ class ForwardCounter:
         self.samples = before.at[rows].add(samples)
 
     def refused(self, cohort: Cohort, rows: Mask) -> None:
-        """Records that the new values of the members `rows` [M] were not finite.
+        """Record that the new values of the members `rows` [M] were not finite.
 
-        Within an algorithm's own loop or branch nothing is recorded.
+        Nothing is recorded within an algorithm's own loop or branch.
         """
         if trace_state() == self._trace:
             named = cohort.spread(rows, False)
             self.nonfinite = named if self.nonfinite is None else self.nonfinite | named
 
     def took(self, before: Cohort, after: Cohort) -> None:
-        """Adds the steps that `after` has and the same members `before` had not.
+        """Add the difference of the steps of two states of a cohort.
 
-        Within an algorithm's own loop or branch nothing is added.
+        Nothing is added within an algorithm's own loop or branch.
         """
         if trace_state() == self._trace:
             taken = after.spread(after.steps - before.steps, 0)
@@ -64,5 +64,5 @@ class ForwardCounter:
 
 
 def trace_state():
-    """What tells the body of a loop, branch or vmap from what is around it, while traced."""
+    """Return a token that differs between a traced loop, branch or vmap and its surroundings."""
     return core.get_opaque_trace_state(convention="fedjax_pfl")

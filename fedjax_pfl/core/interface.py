@@ -1,7 +1,7 @@
-"""The contract every algorithm fulfils.
+"""The algorithm interface.
 
-An algorithm is a frozen dataclass of its hyperparameters (see `algorithm` in the registry). Its
-fields are traced, so that they can be swept inside one compiled program, unless declared `static`.
+An algorithm is a frozen dataclass of its hyperparameters. Its fields are traced, so that one
+compiled program can sweep them, unless they are declared `static`.
 """
 
 from dataclasses import fields, replace
@@ -26,34 +26,32 @@ Reads: TypeAlias = Literal["cohort", "others", "everyone"]
 
 
 class Algorithm:
-    """Base class of algorithms; `algorithm_registry.algorithm` turns a subclass into a pytree and
-    names it.
+    """Base class of algorithms; `core.algorithm` registers a subclass and makes it a pytree.
 
     Class attributes:
       name: canonical name.
-      revision: raised whenever the same configuration gives other numbers. It is part of a run's
-        identity: a run is neither continued nor pooled with one of another revision.
-      row_stochastic: whether recorded matrices have rows that sum to one. An algorithm whose
-        definition breaks that says so here, with its source.
-      absent_kept: whether per-client state of absent clients is unchanged; likewise.
-      absent_idle: whether absent clients compute and send nothing; likewise.
-      share: the rule of shared leaves ("all", "none", "head", "body", see
-        `fedjax_pfl.aggregation.sharing`), where the federation leaves it open.
-      batch_norm: which part of normalisation layers is shared, where the federation leaves it open.
-      validates: whether it uses validation samples; a federation without any is refused, and so
-        are new clients without any.
-      depends_on_num_rounds: whether a round depends on how many rounds the run has; only then may
-        it read `ctx.num_rounds`. A run that gets more rounds begins again.
+      revision: increased whenever the same configuration gives different numbers. It is part of a
+        run's identity: runs of two revisions are neither continued nor pooled.
+      row_stochastic: False only if the paper's mixing matrices have rows that do not sum to one.
+      absent_kept: False only if the paper changes the state of absent clients.
+      absent_idle: False only if absent clients compute or send something in the paper.
+      share: default rule of shared leaves ("all", "none", "head", "body", see
+        `fedjax_pfl.aggregation.sharing`), if the federation does not set one.
+      batch_norm: default policy of shared normalization layers, if the federation does not set one.
+      validates: whether the algorithm uses validation samples; federations and new clients without
+        any are refused.
+      depends_on_num_rounds: whether a round depends on the total number of rounds. Only such an
+        algorithm may read `ctx.num_rounds`, and a run that is given more rounds starts over.
       sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
-        secure aggregation gives them), or single "models".
-      channels: what members tell the server beside their uploads (`Context.upload`), such as
-        ("class counts",). Noise and compression of uploads do not reach it.
+        secure aggregation provides), or single "models".
+      channels: what members send to the server beside their uploads (`Context.upload`), such as
+        ("class counts",). Noise and compression of uploads do not apply to it.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
       models_read_samples: whether `models` needs training samples of its clients.
-      needs_classes: whether it uses the class of each sample; a federation whose samples have
-        none, as in a regression, is refused.
+      needs_classes: whether the algorithm uses class labels; federations without classes, as in
+        regression, are refused.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]  # registering makes a dataclass of a subclass
@@ -73,25 +71,25 @@ class Algorithm:
     models_read_samples: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
-        """The rule of shared leaves where it depends on static hyperparameters; else `share`."""
+        """Return the rule of shared leaves; override it if it depends on static hyperparameters."""
         return type(self).share  # of the class: a predicate is no method of the algorithm
 
     def validate(self) -> None:
-        """Raises `InputError` for a hyperparameter out of range; called before tracing."""
+        """Raise `InputError` for a hyperparameter out of range; called before tracing."""
 
     def check(self, federation: Federation) -> None:
-        """Raises `InputError` where a federation lacks what the algorithm needs; before tracing."""
+        """Raise `InputError` if the federation lacks what the algorithm needs; before tracing."""
 
     def has_step(self, federation: Federation) -> np.ndarray:
-        """bool [N]: the clients that would train in a round in which they take part.
+        """Return which clients train in a round in which they take part, bool [N].
 
-        A simulation without such a client is refused. The default is
-        the federation's schedule; an algorithm with its own loops or schedule overrides this.
+        A simulation without such a client is refused. The default follows the federation's
+        schedule; an algorithm with its own loops or schedule overrides this.
         """
         return federation.steps() > 0
 
     def check_validation(self, federation: Federation) -> None:
-        """Raises `InputError` where it uses validation samples and no client has any."""
+        """Raise `InputError` if the algorithm uses validation samples and no client has any."""
         if self.validates and not federation.data.validation.total:
             raise InputError(
                 f"{self.name or type(self).__name__} uses validation samples, and no client has "
@@ -100,11 +98,11 @@ class Algorithm:
             )
 
     def uses_classes(self) -> bool:
-        """Whether it needs classes where that depends on hyperparameters; else `needs_classes`."""
+        """Return `needs_classes`; override it if that depends on hyperparameters."""
         return self.needs_classes
 
     def check_classes(self, federation: Federation) -> None:
-        """Raises `InputError` where it needs classes and samples have none."""
+        """Raise `InputError` if the algorithm needs classes and the samples have none."""
         if self.uses_classes() and not federation.data.num_classes:
             raise InputError(
                 f"{self.name or type(self).__name__} needs a class for each sample, and this data "
@@ -112,7 +110,7 @@ class Algorithm:
             )
 
     def check_whole_models(self, federation: Federation) -> None:
-        """Raises `InputError` unless the server may average every trainable leaf."""
+        """Raise `InputError` unless the server may average every trainable leaf."""
         plan = federation.plan
         for i, path in enumerate(plan.paths):
             if plan.shared[i] or path.partition("/")[0] != "params":
@@ -125,53 +123,52 @@ class Algorithm:
             )
 
     def prepare(self, federation: Federation) -> Federation:
-        """The federation with the choices that it leaves to the algorithm: the shared layers.
+        """Return the federation with the algorithm's defaults, such as its shared layers.
 
-        An algorithm that wants another head or frozen leaves asks for them here, first:
-        `super().prepare(federation.with_personal_head())`. Nothing here may depend on traced
-        hyperparameters. A federation that was prepared already is returned unchanged.
+        An algorithm that needs a second head or frozen leaves requests them here:
+        `super().prepare(federation.with_personal_head())`. The result must not depend on traced
+        hyperparameters. A prepared federation is returned unchanged.
         """
         plan = federation.plan.with_default_share(self.sharing())
         return replace(federation, plan=plan.with_default_norm(self.batch_norm))
 
     def init(self, ctx: Context) -> State:
-        """The state before the first round: a `struct` whose fields declare their client axes."""
+        """Return the state before the first round, a `struct` that declares its client axes."""
         raise NotImplementedError
 
     def round(self, ctx: Context, state: State) -> tuple[State, Record]:
-        """One communication round."""
+        """Run one communication round."""
         raise NotImplementedError
 
     def models(self, ctx: Context, state: State, rows: Rows) -> dict[str, Stack | Broadcast]:
-        """The models that the clients `rows` [k] would use, by name.
+        """Return the models that the clients `rows` [k] use for prediction, by name.
 
-        "personalized" must be among them; "global" is the name of a server's single model. Each
-        is a stack [k, ...], or one `Broadcast` model for all of them. `rows` is a NumPy array where
-        it names all clients: `trees.take` then copies nothing.
+        "personalized" is required; "global" is the server's single model. Each is a stack
+        [k, ...], or one `Broadcast` model for all clients. `rows` is a NumPy array if it contains
+        all clients, in which case `trees.take` copies nothing.
         """
         raise NotImplementedError
 
     def served_clients(self, ctx: Context) -> PerClient:
-        """bool [N]: the clients that the algorithm makes models for; means are taken over them."""
+        """Return which clients have models, bool [N]; means are taken over them."""
         return jnp.ones((ctx.num_clients,), bool)
 
     def schedules(self, federation: Federation) -> tuple[Schedule, ...]:
-        """The schedules of a round's local training, so that its steps are known beforehand."""
+        """Return the schedules of a round's local training, from which its steps are counted."""
         return (federation.schedule,)
 
     def adaptation(self) -> Adaptation | None:
-        """Local steps that belong to the algorithm's personalized model, taken when it is
-        scored."""
+        """Return the local steps that precede scoring of the personalized model, or None."""
         return None
 
     def remarks(self, federation: Federation) -> list[str]:
-        """Notes that a reader of a table needs to compare the algorithm's row with others.
+        """Return notes that readers need to compare the algorithm's row of a table with others.
 
-        Each is a sentence without a capital and a full stop: "scored after 1 local epoch".
+        Each is a clause without a capital and a full stop: "scored after 1 local epoch".
         """
         own, told = self.adaptation(), []
         if own is not None and (own.epochs if own.steps is None else own.steps):
-            when = ", after the last round alone" if own.when == "last" else ""
+            when = ", after the last round only" if own.when == "last" else ""
             told.append(f"scored after {own} on a copy{when}")
         plan, rule = federation.plan, self.sharing()
         open_or_all = plan.chosen is None or rule == "all"
@@ -180,13 +177,13 @@ class Algorithm:
         return told
 
     def round_remarks(self, federation: Federation, rounds: int) -> list[str]:
-        """Further notes, in the form of `remarks`, that depend on the number of rounds."""
+        """Return further notes, as `remarks` does, that depend on the number of rounds."""
         return []
 
     def new_client_start(self, ctx: Context, state: State) -> Model:
-        """The model that a client which never took part begins with.
+        """Return the initial model of a client that never took part.
 
-        By default the global one, or the mean of the personalized models where there is none.
+        By default it is the global model, or the mean of the personalized models without one.
         """
         named = self.models(ctx, state, jnp.arange(ctx.num_clients, dtype=jnp.int32))
         models = named.get("global", named["personalized"])
@@ -197,14 +194,16 @@ class Algorithm:
     def personalize(
         self, ctx: Context, state: State, new_clients: Context, **options: Any
     ) -> Stack:
-        """Models [K, ...] of clients that never took part.
+        """Return models [K, ...] of clients that never took part.
+
+        By default each new client trains for one round from `new_client_start`, including leaves
+        that rounds leave frozen.
 
         Args:
-          ctx: of the federation that was trained.
-          state: after its last round.
-          new_clients: context of the K new clients' own federation; by default each takes one
-            round's local training from `new_client_start`, of leaves too that rounds leave frozen.
-          **options: of `ctx.train`, for a subclass whose new clients train otherwise.
+          ctx: context of the trained federation.
+          state: its state after the last round.
+          new_clients: context of the K new clients' own federation.
+          **options: options of `ctx.train`, for subclasses whose new clients train differently.
         """
         start = self.new_client_start(ctx, state)
         if any(new_clients.plan.frozen):
@@ -214,5 +213,5 @@ class Algorithm:
         ).models
 
     def hyperparameters(self) -> dict[str, Any]:
-        """All fields by name."""
+        """Return all fields by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,4 +1,4 @@
-"""The state of an algorithm of which the device has some clients' rows alone."""
+"""Algorithm states of which the device holds the rows of some clients."""
 
 import itertools
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from fedjax_pfl.utils.typing import Rows, State, Tree
 def with_partial_rows(
     state: State, rows: Rows, count: int, reader: Callable[..., Any] | None = None
 ) -> State:
-    """The state as an algorithm gets it where clients' rows lie in host memory.
+    """Wrap the leaves of a state whose other rows are in host memory.
 
     Args:
-      state: per-client leaves [count, ...], or [k, ...] of the clients `rows` alone; these become
-        `trees.Fetched`. Without such leaves it is returned as it is.
+      state: per-client leaves are [count, ...], or [k, ...] for the clients `rows`; the latter
+        become `trees.Fetched`. A state without such leaves is returned unchanged.
       rows: int32 [k], fewer than `count`.
-      count: N.
-      reader: of other rows, see `trees.Fetched`; it numbers the leaves in their order.
+      count: N, the number of clients.
+      reader: reads other rows, see `trees.Fetched`; leaves are numbered in their order.
     """
     numbers = itertools.count()
 

@@ -1,8 +1,8 @@
-"""The states of local optimizers that outlive a client's rounds, kept beside an algorithm's own.
+"""Optimizer states that persist across rounds, stored beside the algorithm's own state.
 
-Every call of `ctx.train` in a round is a phase, named by its purpose, with states of its own: those
-of FedRep's heads are other ones than those of its bodies. A client's optimizer is new when it first
-trains in a phase, and goes on from there whatever model it is given next.
+Every call of `ctx.train` in a round is a phase, named by its purpose, with separate states:
+FedRep's heads and bodies do not share theirs. A client's optimizer is initialized when the client
+first trains in a phase, and continues from there whatever model it trains next.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ from fedjax_pfl.utils.typing import PerClient, Stack, State
 
 @struct
 class Phase:
-    """One phase of all clients.
+    """Optimizer states of all clients in one phase.
 
     Attributes:
-      begun: bool [N], whether the client has trained in it.
-      states: of the optimizers, [N, ...]; zeros for the others.
+      begun: bool [N], whether the client has trained in this phase.
+      states: [N, ...]; zeros for clients that have not.
     """
 
     begun: PerClient
@@ -35,11 +35,11 @@ class Phase:
 
 @struct
 class StateWithOptimizers:
-    """The state of a simulation whose clients keep their optimizers' states.
+    """An algorithm's state together with persistent optimizer states.
 
     Attributes:
-      own: the algorithm's.
-      optimizers: a `Phase` by name.
+      own: the algorithm's state.
+      optimizers: phases by name.
     """
 
     own: Any = nested()
@@ -47,11 +47,11 @@ class StateWithOptimizers:
 
 
 class Optimizers:
-    """Gives the local training of one round its optimizers' states; filled while it is traced.
+    """Provides local training with optimizer states while a round is traced.
 
     Attributes:
-      phases: by name, as they are after the calls so far; where `begin` finds them, their states
-        alone, [M, ...].
+      phases: phases by name after the calls so far; while `begin` discovers them, only their states
+        [M, ...].
     """
 
     def __init__(self, name: str, phases: dict[str, Phase] | None = None):
@@ -59,7 +59,7 @@ class Optimizers:
         self._finding, self._seen, self._trace = phases is None, set(), trace_state()
 
     def train(self, federation: Federation, models: Any, cohort: Cohort, purpose: str, **options):
-        """`local_sgd.train` with the states of the next phase of that purpose."""
+        """Run `local_sgd.train` with the states of the next phase of that purpose."""
         if trace_state() != self._trace:
             raise self.own_steps()
         phase, count = purpose, 1
@@ -83,7 +83,7 @@ class Optimizers:
         return _without_states(trained)
 
     def own_steps(self) -> InputError:
-        """The error of an algorithm that does not train by `ctx.train` alone."""
+        """Return the error of an algorithm that trains by other means than `ctx.train`."""
         return InputError(
             f"{self.name} has local steps of its own, whose optimizers begin as its definition "
             "says: leave keep_optimizer_state out."
@@ -96,16 +96,16 @@ def _without_states(trained: local_sgd.Trained) -> local_sgd.Trained:
 
 
 def _unbegun(states: Stack, ctx: Any) -> Phase:
-    """The phase before anybody trains, for states [M, ...] or their shapes."""
+    """Return the phase before any client trains, for states [M, ...] or their shapes."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), states)
     return Phase(jnp.zeros((ctx.num_clients,), bool), ctx.replicate(zeros))
 
 
 def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
-    """An algorithm's first state with the phases of its rounds, which are traced to find them.
+    """Return an algorithm's initial state with its phases, found by tracing a round.
 
     Raises:
-      InputError: the algorithm's local steps are its own, or the optimizer has no state, or one
+      InputError: the algorithm has its own local steps, or the optimizer has no state, or a state
         with random keys.
     """
     name, training = algorithm.name, ctx.federation.training
@@ -135,5 +135,5 @@ def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
 
 
 def own(state: State) -> State:
-    """The algorithm's own state."""
+    """Return the algorithm's own state."""
     return state.own if isinstance(state, StateWithOptimizers) else state

@@ -15,16 +15,15 @@ class Record:
     """The metrics of one round; made by `Context.record`.
 
     Attributes:
-      clients: arrays [N], one number for each client, NaN or 0 for the absent. `Context.record`
-        adds "participated", "diverged" and "local_steps", the gradients that were computed, and
-        the engine "nonfinite", the clients whose values aggregation made non-finite; a
-        round with a `loss_matrix` "forward_samples", its forward passes of one sample; one that
-        sends plain numbers "numbers_up" or "numbers_down", int32, how many beside the blocks; one
-        with a mixing matrix "self_weight", see `self_weights`.
+      clients: arrays [N], one number for each client, NaN or 0 for absent clients. Added by
+        `Context.record` and the engine: "participated", "diverged", "local_steps" (computed
+        gradients), "nonfinite" (clients whose values became non-finite in aggregation),
+        "forward_samples" (forward passes of `loss_matrix`), "numbers_up" and "numbers_down" (int32,
+        numbers sent beside the blocks of the model), and "self_weight", see `self_weights`.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
-        and received from the server; the host multiplies by block sizes in 64 bit.
-      matrices: [N, N], [num_blocks, N, N] or [1, N]; kept for the rounds that a run asks for.
+        and received from the server; the host multiplies them by the block sizes in 64 bits.
+      matrices: [N, N], [num_blocks, N, N] or [1, N]; stored for the requested rounds.
     """
 
     clients: dict[str, jax.Array]
@@ -47,15 +46,15 @@ def recorded(
     everyone_mixes: bool,
     matrices: Mapping[str, jax.Array],
 ) -> Record:
-    """The record of a round in which `cohort` took part; see `Context.record`."""
+    """Make the record of a round; see `Context.record`."""
     took_part = cohort.mask | cohort.diverged
 
     def of_members(count: int | jax.Array) -> jax.Array:
-        """int32 [M, ...]; a single number is that of each who took part."""
-        given = jnp.asarray(count)
-        whole = jnp.issubdtype(given.dtype, jnp.integer) or given.dtype == bool
-        require(whole, "A record's copies and numbers", f"{count}", "whole numbers")
-        count = given.astype(jnp.int32)
+        """Return counts int32 [M, ...]; a scalar holds for every client that took part."""
+        array = jnp.asarray(count)
+        integral = jnp.issubdtype(array.dtype, jnp.integer) or array.dtype == bool
+        require(integral, "A record's copies and numbers", f"{count}", "whole numbers")
+        count = array.astype(jnp.int32)
         return count * took_part if count.ndim == 0 else count
 
     def copies(count: int | jax.Array) -> jax.Array:
@@ -65,7 +64,7 @@ def recorded(
         return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)
 
     def full(matrix: jax.Array) -> jax.Array:
-        """Of all clients: [..., N, N] or [1, N]."""
+        """Expand a matrix to all clients: [..., N, N] or [1, N]."""
         if matrix.ndim > 1 and not everyone_mixes:
             return cohort.expand(matrix)
         single = matrix.ndim == 1
@@ -74,7 +73,7 @@ def recorded(
             matrix = jnp.moveaxis(cohort.spread(jnp.moveaxis(matrix, -1, 0), 0), 0, -1)
         if single:
             return matrix
-        own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # it kept its model
+        own = ~jnp.any(matrix != 0, axis=-1, keepdims=True)  # the client kept its model
         return jnp.where(own, jnp.eye(matrix.shape[-1], dtype=matrix.dtype), matrix)
 
     per_client = {
@@ -102,7 +101,7 @@ def recorded(
 
 
 def packed(values: int | jax.Array, bits: int, width: int) -> int | jax.Array:
-    """Numbers of `width` bits that hold `values` of `bits` bits each; see `Context.numbers_of`."""
+    """Count the numbers of `width` bits that hold `values` of `bits` bits each."""
     require_whole("bits", bits, 1)
     # Whole groups of `width` values first: values * bits may exceed int32.
     return values // width * bits + -(-(values % width) * bits // width)
@@ -111,11 +110,11 @@ def packed(values: int | jax.Array, bits: int, width: int) -> int | jax.Array:
 def self_weights(
     cohort: Cohort, matrices: Mapping[str, jax.Array], everyone_mixes: bool
 ) -> dict[str, jax.Array]:
-    """Each member's weight on its own model, {"self_weight": [M]}, mean over blocks.
+    """Return each member's weight on its own model, {"self_weight": [M]}, averaged over blocks.
 
-    It is that of the matrix "mixing", or of the only one, over the sum of its row's absolute
-    weights; 1 for a row of zeros, which keeps its model. Near 1 a client trains locally. Weights
-    [M] of one server model have none: {}.
+    The weight is taken from the matrix "mixing", or from the only matrix, and divided by the sum of
+    its row's absolute weights. It is 1 for a row of zeros, whose client keeps its model. A weight
+    near 1 means local training. Without such a matrix the result is empty.
     """
     pairs = {name: matrix for name, matrix in matrices.items() if matrix.ndim > 1}
     if "mixing" not in pairs and len(pairs) != 1:

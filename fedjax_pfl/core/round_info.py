@@ -1,4 +1,4 @@
-"""The facts of one round that algorithms read: its number, keys, cohort and clients."""
+"""Round metadata: the round number, random keys, cohort and clients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,22 +20,21 @@ from fedjax_pfl.utils.typing import Key, Model, PerClient, PerMember, Rows, Scal
 
 @dataclass(frozen=True)
 class RoundInfo:
-    """What is known of one round: its number, keys, cohort and clients.
+    """Round metadata: the round number, random keys, cohort and clients.
 
     Attributes:
       federation: the clients, their data and how they train.
-      key: the run's key; every use derives its own from (purpose, t, permanent client id).
+      key: the run's key; keys of single uses are derived from (purpose, t, permanent client id).
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
-      total: int32, rounds of the whole run; traced. Algorithms read it as `num_rounds`.
+      total: int32, the number of rounds; traced. Algorithms read it as `num_rounds`.
       cohort: the clients that take part.
-      tally: counts a round's computation and its local steps; None where nothing is recorded.
-      optimizers: gives local training the optimizers' states that clients keep; None where their
-        optimizers are new in each round.
-      reader: reads rows of clients whose state is not on the device (`trees.Fetched`); None where
-        all is there, or a round must do without.
+      tally: counts a round's computation and local steps, or None.
+      optimizers: provides the optimizer states that clients keep, or None if optimizers are
+        reinitialized in each round.
+      reader: reads rows of clients whose state is not on the device (`trees.Fetched`), or None.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
-      replicated: a list to which `replicate` adds every (stack leaf, its one row), or None.
+      replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """
 
     federation: Federation
@@ -55,10 +54,10 @@ class RoundInfo:
 
     @property
     def num_rounds(self) -> Scalar:
-        """int32, the number of rounds of the whole run; traced.
+        """int32, the number of rounds of the run; traced.
 
         Raises:
-          InputError: the algorithm does not declare that its rounds depend on it.
+          InputError: the algorithm does not declare `depends_on_num_rounds`.
         """
         if not self.knows_num_rounds:
             raise InputError(
@@ -69,7 +68,7 @@ class RoundInfo:
 
     @property
     def plan(self) -> LeafPlan:
-        """Blocks of the model, and which of its leaves are shared."""
+        """The blocks of the model, and which leaves are shared."""
         return self.federation.plan
 
     @property
@@ -88,17 +87,17 @@ class RoundInfo:
         return self.federation.training.rate(self.t, self.total)
 
     def key_for(self, purpose: str) -> Key:
-        """The key of this round for one purpose; the same for all algorithms of a comparison."""
+        """Return this round's key for a purpose; it is the same for all algorithms."""
         return keys.of_round(self.key, purpose, self.t)
 
     def initial_model(self, purpose: str = "init") -> Model:
-        """The common initial model (another purpose gives another one)."""
+        """Return the common initial model; each purpose has its own."""
         return self.federation.initial_model(keys.derive(self.key, purpose))
 
     def replicate(self, model: Tree) -> Stack:
-        """The same model for all clients, [N, ...].
+        """Replicate a model for all clients, [N, ...].
 
-        Host state keeps one row of what `init` makes so, until a client's own row is written.
+        Offloaded state stores a single row of a replicated stack until a client's row is written.
         """
         stack = trees.replicate(model, self.num_clients)
         if self.replicated is not None:
@@ -107,11 +106,11 @@ class RoundInfo:
         return stack
 
     def sizes(self, split: str | Split = "train") -> PerMember:
-        """int32 [M]: samples of the cohort's clients."""
+        """Return the numbers of samples of the cohort's clients, int32 [M]."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
     def everyone(self, rows: Rows | None = None) -> Cohort:
-        """A cohort of the clients `rows` (all by default) in which nobody is absent or late."""
+        """Return a cohort of the clients `rows` (default: all), none of them absent or late."""
         in_place = rows is None
         rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)
         yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)

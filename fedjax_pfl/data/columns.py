@@ -1,4 +1,4 @@
-"""Columns beside samples and labels: who wrote a sample, or the hospital that it is from."""
+"""Columns beside samples and labels, such as the writer or the hospital of each sample."""
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,30 +9,30 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 
-def column_names(given: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
-    """The names in a text such as "writer,hospital", which all are known.
+def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
+    """Split a text such as "writer,hospital" into names of columns.
 
     Args:
-      given: names with commas between them; empty for none.
+      text: names separated by commas; empty for none.
       known: names of all columns.
-      where: what has these columns, for sentences.
+      where: the file of these columns, for messages.
 
     Raises:
-      InputError: an unknown name (the sentence has the nearest one), or one that is given twice.
+      InputError: an unknown name (the message has the nearest one), or a name twice.
     """
-    require(isinstance(given, str), "id_columns", given, "names with commas between them")
-    names = tuple(word.strip() for word in given.split(",") if word.strip())
+    require(isinstance(text, str), "id_columns", text, "names with commas between them")
+    names = tuple(word.strip() for word in text.split(",") if word.strip())
     for name in names:
         if name not in known:
             raise unknown_name(f"column of {where}:", name, known)
-        require(names.count(name) == 1, "id_columns", given, f"names of which {name!r} is only one")
+        require(names.count(name) == 1, "id_columns", text, f"names of which {name!r} is only one")
     return names
 
 
 def checked_columns(
     dataset: str, columns: Mapping[str, ArrayLike], count: int
 ) -> dict[str, np.ndarray]:
-    """Columns as arrays [count] of int64, or of text where some value is no whole number.
+    """Convert columns to arrays [count] of int64, or of text if some value isn't an integer.
 
     Raises:
       InputError: another number of values, values of another type, or an empty text.
@@ -64,8 +64,8 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
 
 
 def _numbers(column: np.ndarray) -> np.ndarray:
-    """Text as int64, if all of it is whole numbers as Python writes them ("07" stays text)."""
-    if np.char.str_len(column).max(initial=0) > 18:  # more digits than int64 holds for certain
+    """Text as int64 if all of it is integers as Python writes them ("07" stays text)."""
+    if np.char.str_len(column).max(initial=0) > 18:  # more digits than int64 always holds
         return column
     try:
         numbers = column.astype(np.int64)

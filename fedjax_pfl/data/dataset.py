@@ -1,4 +1,4 @@
-"""`Dataset`: the checked NumPy arrays that every source returns."""
+"""Data sets: checked NumPy arrays of samples and labels, as every source returns them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,9 @@ from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
-# Token ids pass through float32 on the way to an embedding: beyond this they would be rounded.
+# Token ids are converted to float32 on the way to an embedding, which is exact up to here.
 MAX_VOCABULARY = 2**24
-# Tables of clients and classes have one column for each class, and models one output.
+# Tables of clients and classes have one column per class, and models one output.
 MAX_CLASSES = 2**20
 
 
@@ -26,20 +26,20 @@ class Dataset:
     Attributes:
       name: name of the data set in results.
       train_x: training samples [n, ...], uint8 or float32; images are [n, height, width, channel];
-        texts are token ids, int32 [n, length], where `vocab_size` is given.
+        texts are token ids, int32 [n, length], if there is a `vocab_size`.
       train_y: training labels: int32 [n] in 0..num_classes-1; of other tasks int32 or float32
         [n, K], see `TASKS`.
-      test_x: official test samples [m, ...] of the same type and shape; m = 0 where there are none.
-      test_y: official test labels, likewise.
-      num_classes: number of classes C; 1 where samples have no classes, as in other tasks.
-      input_scaling: name of the scaling that `default` stands for (see `fedjax_pfl.data.scaling`).
-      vocab_size: number of token ids where samples are texts, None for everything else.
-      class_names: name of each class, or empty where none are known.
-      note: what a reader of results should know, such as lossy compression, a licence or the
-        order of the samples; empty where there is nothing to say.
+      test_x: official test samples [m, ...] of the same type and shape; m = 0 without any.
+      test_y: official test labels of the same type and shape.
+      num_classes: number of classes C; 1 for tasks without classes.
+      input_scaling: name of the scaling that `default` means (see `fedjax_pfl.data.scaling`).
+      vocab_size: number of token ids if samples are texts, otherwise None.
+      class_names: name of each class, or empty if unknown.
+      note: a remark for readers of results, such as lossy compression, a licence or the order of
+        the samples, or empty.
       task: a name in `TASKS`.
-      columns: what is known of each sample of the pool beside its label, such as who wrote it:
-        int64 or text [n + m] by name. The rule `by_column` makes clients of one.
+      columns: further values of each sample of the pool, such as its writer: int64 or text [n + m]
+        by name. The rule `by_column` makes a client of each value.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Dataset:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of a model for one sample, or for one token."""
+        """Number of a model's outputs for one sample, or for one token."""
         if self.has_classes:
             return self.num_classes
         return self.vocab_size or 0 if self.task == "next_token" else self.train_y.shape[1]
@@ -78,7 +78,7 @@ class Dataset:
 
     @property
     def num_test(self) -> int:
-        """Number of official test samples, 0 where the data set has no official split."""
+        """Number of official test samples, 0 if the data set has no official split."""
         return len(self.test_y)
 
     @property
@@ -88,15 +88,15 @@ class Dataset:
 
     @property
     def labels(self) -> np.ndarray:
-        """Classes of the pool [num_train + num_test], int32; all 0 where samples have none."""
+        """Classes of the pool [num_train + num_test], int32; all 0 without classes."""
         if not self.has_classes:
             return np.zeros(self.num_train + self.num_test, np.int32)
         return np.concatenate([self.train_y, self.test_y])
 
     def pool(self) -> tuple[np.ndarray, np.ndarray]:
-        """Samples and labels that partitions index: training samples, then official test samples.
+        """Return the samples and labels that partitions index: training, then official test ones.
 
-        Copies the samples where there is a test split, so call it once.
+        The samples are copied if there is a test split, so call it only once.
         """
         labels = np.concatenate([self.train_y, self.test_y])
         if self.num_test == 0:
@@ -106,10 +106,10 @@ class Dataset:
         return np.concatenate([self.train_x, self.test_x]), labels
 
     def fingerprint(self) -> str:
-        """SHA-256 of the arrays in their order (hexadecimal), computed once when first asked for.
+        """Return the SHA-256 of the arrays (hexadecimal), which is computed only once.
 
-        Two data sets of one fingerprint hold the same samples, so that a saved partition of one
-        means the same samples of the other.
+        Data sets with the same fingerprint have the same samples in the same order, so that a
+        saved partition of one fits the other.
         """
         return self._fingerprint
 
@@ -125,14 +125,14 @@ class Dataset:
         return digest.hexdigest()
 
     def without_samples(self) -> "Dataset":
-        """The same data set, fingerprint included, whose samples take no memory."""
+        """Return the same data set, fingerprint included, without its samples."""
         other = replace(self, train_x=self.train_x[:0].copy(), test_x=self.test_x[:0].copy())
         vars(other)["_fingerprint"] = self.fingerprint()
         return other
 
     @property
     def labelling(self) -> str:
-        """Its labels in words."""
+        """Description of the labels."""
         return {
             CLASSES: f"{self.num_classes} classes",
             "multi_label": f"{self.num_outputs} labels",
@@ -141,7 +141,7 @@ class Dataset:
         }[self.task]
 
     def describe(self) -> str:
-        """One line: name, numbers of samples, shape, classes and the note."""
+        """Return one line: name, numbers of samples, shape, classes and the note."""
         parts = [f"{self.num_train:,} training"]
         parts += [f"{self.num_test:,} test"] if self.num_test else []
         shape = "x".join(map(str, self.input_shape))
@@ -168,7 +168,7 @@ def dataset_from_arrays(
     task: str = CLASSES,
     columns: Mapping[str, ArrayLike] | None = None,
 ) -> Dataset:
-    """Checks arrays and makes a `Dataset` of them.
+    """Make a `Dataset` of arrays.
 
     Args:
       name: name of the data set in results.
@@ -177,17 +177,17 @@ def dataset_from_arrays(
       train_y: [n] (or [n, 1]) integers in 0..C-1; for other tasks see `task`.
       test_x: official test samples, or None.
       test_y: official test labels, or None.
-      num_classes: C, at most 2**20; None takes the largest label + 1 and then refuses labels that
-        never occur.
-      input_scaling: scaling of `default`; None means "half" for uint8 and "raw" for all others.
+      num_classes: C, at most 2**20; None takes the largest label + 1, and then every smaller
+        label must occur.
+      input_scaling: scaling of `default`; None means "half" for uint8 and "raw" otherwise.
       vocab_size: number of token ids of texts, or None.
       class_names: C names, or empty.
-      note: what a reader of results should know, or empty.
-      task: "classification"; "regression" for labels that are numbers, [n] or [n, K]; "multi_label"
-        for 0 or 1 for each of K labels, [n, K]; "next_token" for texts and the token after each of
-        theirs, [n, length], -1 where there is none.
-      columns: whole numbers or text by name, one for each training sample and then for each test
-        sample, for the rule `by_column`.
+      note: a remark for readers of results, or empty.
+      task: "classification"; "regression" for numbers to predict, [n] or [n, K]; "multi_label" for
+        0 or 1 for each of K labels, [n, K]; "next_token" for the token after each token of a text,
+        [n, length], -1 if there is none.
+      columns: integers or text by name, of the training samples and then of the test samples, for
+        the rule `by_column`.
 
     Raises:
       InputError: a shape, type or value that is not allowed.
@@ -223,8 +223,8 @@ def dataset_from_arrays(
         num_classes = 1
     listed = isinstance(class_names, Sequence) and not isinstance(class_names, str | bytes)
     fits = listed and len(class_names) in (0, num_classes)
-    given = f"{len(class_names)} names" if listed else class_names
-    require(fits, f"class_names of data set {name!r}", given, f"{num_classes} names or none")
+    shown = f"{len(class_names)} names" if listed else class_names
+    require(fits, f"class_names of data set {name!r}", shown, f"{num_classes} names or none")
     for one in class_names:
         readable = isinstance(one, str) and one.encode("utf-8", "replace").decode() == one
         require(readable, f"class_names of data set {name!r}", one, "text that UTF-8 can say")
@@ -248,8 +248,8 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     try:
         x = np.asarray(x)
     except ValueError:
-        given, allowed = "lists of several lengths", "samples of one shape"
-        raise refused(f"The {what}", given, allowed) from None
+        lists, allowed = "lists of several lengths", "samples of one shape"
+        raise refused(f"The {what}", lists, allowed) from None
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
@@ -278,14 +278,13 @@ def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:
     return x.astype(np.int32, copy=False)
 
 
-def _num_classes(name: str, labels: np.ndarray, given: int | None) -> int:
+def _num_classes(name: str, labels: np.ndarray, count: int | None) -> int:
     top = int(labels.max())
-    if given is not None:
-        require_whole("num_classes", given, 1)
-        require(given <= MAX_CLASSES, "num_classes", given, f"at most {MAX_CLASSES}")
-        fits = top < given
-        require(fits, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{given - 1}")
-        return given
+    if count is not None:
+        require_whole("num_classes", count, 1)
+        require(count <= MAX_CLASSES, "num_classes", count, f"at most {MAX_CLASSES}")
+        require(top < count, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{count - 1}")
+        return count
     present = np.unique(labels)
     if len(present) <= top:
         first = int(np.flatnonzero(present != np.arange(len(present)))[0])

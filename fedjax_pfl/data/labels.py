@@ -1,11 +1,11 @@
-"""Labels of the samples: their form for each task, and the checks of it."""
+"""Labels of the samples: their form for each task."""
 
 import numpy as np
 
 from fedjax_pfl.utils.errors import require
 
 CLASSES = "classification"
-# The labels of each task, one row for each sample.
+# The labels of each task, one row per sample.
 TASKS = {
     CLASSES: "integers [n] in 0..C-1",
     "multi_label": "0 or 1, [n, K], for each of K labels",
@@ -17,18 +17,18 @@ TASKS = {
 def checked_labels(
     what: str, y, count: int, task: str, texts: tuple[int, ...], vocab_size: int | None
 ) -> np.ndarray:
-    """Labels as a `Dataset` has them: int32 [n] or [n, K], float32 [n, K] of a regression.
+    """Convert labels to those of a `Dataset`: int32 [n] or [n, K], float32 [n, K] for a regression.
 
     Args:
-      what: their name in sentences.
-      y: the labels given.
-      count: of the samples.
+      what: their name in messages.
+      y: the labels.
+      count: number of samples.
       task: a name in `TASKS`.
       texts: shape of one sample.
       vocab_size: number of token ids of texts, or None.
 
     Raises:
-      InputError: a shape, type or value that the task does not have.
+      InputError: a shape, type or value that doesn't fit the task.
     """
     try:
         y = np.asarray(y)

@@ -1,4 +1,4 @@
-"""Free memory: arrays that need more are refused before they are made."""
+"""Free memory: larger arrays are refused before they are allocated."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedjax_pfl.utils.errors import InputError, gigabytes
 
-# Smaller arrays aren't checked: asking the system takes longer than making them.
+# Smaller arrays aren't checked: that would take longer than allocating them.
 _SMALL = 2**26
 _CGROUPS = (
     ("memory.max", "memory.current", "inactive_file"),
@@ -16,11 +16,11 @@ _CGROUPS = (
 
 
 def require_memory(what: str, count: int) -> None:
-    """Raises `InputError` where `count` bytes of host memory aren't there.
+    """Raises `InputError` unless `count` bytes of host memory are free.
 
     Args:
-      what: begins the sentence, such as "The 400 images of D/train.parquet".
-      count: bytes that are about to be taken, as a Python integer.
+      what: beginning of the message, such as "The 400 images of D/train.parquet".
+      count: number of bytes, as a Python integer.
     """
     if count < _SMALL:
         return
@@ -32,7 +32,7 @@ def require_memory(what: str, count: int) -> None:
 
 
 def free() -> int | None:
-    """Bytes of host memory that this process may still take; None where that is unknown."""
+    """Return the bytes of host memory that this process may still take, or None if unknown."""
     rooms = [_unused(), _group(), _address_space()]
     return min((max(room, 0) for room in rooms if room is not None), default=None)
 
@@ -63,8 +63,8 @@ def _limit(folder: Path, limit: str, used: str, files: str) -> int | None:
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         return None  # no such file, or "max"
     pairs = (line.split() for line in _lines(folder / "memory.stat"))
-    kept = dict(pair for pair in pairs if len(pair) == 2)
-    return int(numbers[0]) - int(numbers[1]) + int(kept.get(files, 0))  # cache is freed first
+    usage = dict(pair for pair in pairs if len(pair) == 2)
+    return int(numbers[0]) - int(numbers[1]) + int(usage.get(files, 0))  # cache is freed first
 
 
 def _address_space() -> int | None:

@@ -1,6 +1,6 @@
-"""The folders that PFLlib's `generate_*.py` write: config.json, train/ID.npz, test/ID.npz.
+"""Folders that PFLlib's `generate_*.py` write: config.json, train/ID.npz, test/ID.npz.
 
-Those NPZ files hold pickled Python objects, which are never loaded here. Three lines of Python,
+Those NPZ files contain pickled Python objects, which are never loaded. Three lines of Python,
 `PFLLIB_EXPORT`, write `ID.plain.npz` with the plain arrays x and y beside each.
 """
 
@@ -22,15 +22,15 @@ for f in pathlib.Path({folder!r}).glob("t*/*[0-9].npz"):
 
 
 def is_pfllib(folder: Path) -> bool:
-    """Whether PFLlib wrote it, as far as the names in it say."""
+    """Whether a folder has the file names of PFLlib."""
     return (folder / CONFIG).is_file() and (folder / "train").is_dir()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Its config.json, with a whole number `num_clients`.
+    """Return the content of config.json, with an integer `num_clients`.
 
     Raises:
-      InputError: it is missing, damaged, or lacks that number.
+      InputError: the file is missing, damaged, or lacks that number.
     """
     path = folder / CONFIG
     config = read_json(path)
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_clients(
     folder: Path, split: str, count: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields (their name in sentences, samples, labels) of each client's "train" or "test" file.
+    """Yields (name in messages, samples, labels) of each client's "train" or "test" file.
 
     Raises:
       InputError: a file is missing, or was not exported.

@@ -1,4 +1,4 @@
-"""Input scalings: samples stay as stored, the model sees `x * scale + shift`."""
+"""Input scalings: samples are stored unscaled, and the model sees `x * scale + shift`."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.errors import InputError, require, require_name
 
 SCALINGS: dict[str, str] = {
-    "default": "the data set's own (half for images, digits for digits, raw for all others)",
+    "default": "the data set's own (half for images, digits for digits, otherwise raw)",
     "half": "(x/255 - 0.5) / 0.5: bytes to -1..1 (PFLlib, cwFedAVG)",
     "unit": "x/255: bytes to 0..1",
     "digits": "x/16: scikit-learn's digits to 0..1",
@@ -29,18 +29,18 @@ _MOMENTS = {
     "cifar": ((0.4914, 0.4822, 0.4465), (0.247, 0.243, 0.261)),
     "feddwa_cifar": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
 }
-BYTES = frozenset({"half", "unit", *_MOMENTS})  # those that expect 0..255
+BYTES = frozenset({"half", "unit", *_MOMENTS})  # scalings of 0..255
 
 
 def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and shift of a named scaling, so that a model's input is `x * scale + shift`.
+    """Return scale and shift of a named scaling: a model's input is `x * scale + shift`.
 
     Args:
       name: one of `SCALINGS`.
-      dataset: whose `default` and, for `standard`, whose training samples are meant.
+      dataset: the data set, for its `default` and, for `standard`, its training samples.
 
     Returns:
-      scale and shift, float32, [1] or [size of a sample's last axis]: they broadcast against it.
+      scale and shift, float32, [1] or [size of a sample's last axis].
 
     Raises:
       InputError: unknown name, token ids (`vocab_size`) with another scaling than `raw`, or samples
@@ -73,7 +73,7 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_scaled(x: np.ndarray) -> bool:
-    """Whether these are fractions in -1..1; whole numbers may be bytes of dark images."""
+    """Whether these are fractions in -1..1; integers may be bytes of dark images."""
     if x.dtype.kind != "f":
         return False
     blocks = [x[start : start + 1024] for start in range(0, len(x), 1024)]

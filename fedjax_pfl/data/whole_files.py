@@ -28,10 +28,10 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def aside(path: Path) -> Iterator[Path]:
-    """A path to write to; it gets the name `path` when the block ends without an exception.
+    """Yields a temporary path, which is renamed to `path` if the block ends without an exception.
 
     Raises:
-      OutputError: it can't be written; nothing is left of it.
+      OutputError: it can't be written; the temporary file is removed.
     """
     part = path.with_name(f".part-{path.name}")
     with writing(path):
@@ -39,7 +39,7 @@ def aside(path: Path) -> Iterator[Path]:
         try:
             yield part
             os.replace(part, path)
-        except OutputError as error:  # of a writer that knows only the other name
+        except OutputError as error:  # of a writer that knows only the temporary name
             raise (error.__cause__ if isinstance(error.__cause__, OSError) else error) from None
         finally:
             with contextlib.suppress(OSError):
@@ -68,11 +68,11 @@ def check_name(what: str, name: str) -> None:
 
 
 def there(flag: str, path: Path) -> bool:
-    """Whether a path to write to exists already.
+    """Return whether an output path exists already.
 
     Raises:
-      InputError: it doesn't exist and can't be made: no writable folder above it, a link that leads
-        nowhere, a name that is too long.
+      InputError: it doesn't exist and can't be created: no writable folder above it, a broken link,
+        or a name that is too long.
     """
 
     def never(why: str) -> InputError:
@@ -100,19 +100,19 @@ def there(flag: str, path: Path) -> bool:
 
 
 def require_version(what: str | Path, written: Any, remedy: str, older: Sequence[str] = ()) -> None:
-    """Raises `InputError` where a file of another version can't be read as this one's.
+    """Raises `InputError` if files of another version can't be read.
 
     Args:
-      what: begins the sentence, such as a file's path.
-      written: the version that the file names, None where it names none: 0.2 did not.
+      what: beginning of the message, such as a file's path.
+      written: the version in the file; None for 0.2, which wrote none.
       remedy: a sentence on what to do.
       older: earlier series whose files can be read too, such as "0.3".
     """
-    said = written if isinstance(written, str) else "0.2"
-    series = ".".join(said.split(".")[:2])
+    version = written if isinstance(written, str) else "0.2"
+    series = ".".join(version.split(".")[:2])
     if series in (".".join(__version__.split(".")[:2]), *older):
         return
     raise InputError(
-        f"{what} was written by fedjax_pfl {cut(said, 20)}, and {__version__} reads only files of "
-        f"its own series: names and entries have changed. {remedy}"
+        f"{what} was written by fedjax_pfl {cut(version, 20)}, and {__version__} reads only files "
+        f"of its own series: names and entries have changed. {remedy}"
     )

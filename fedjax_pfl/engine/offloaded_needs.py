@@ -7,7 +7,7 @@ declare which leaves clients keep. Nothing here is compiled.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +31,9 @@ from fedjax_pfl.utils.structs import by_field
 from fedjax_pfl.utils.typing import Device, State, Tree
 
 ONE_ROUND = {"capacity": 1, "extra": None, "scored": ()}  # static arguments of its program
-SMALL = 4096  # bytes of a client's row of a leaf that stays on the device
 
 
-class _Traced(NamedTuple):
+class Traced(NamedTuple):
     """A program traced with shapes.
 
     Attributes:
@@ -54,6 +53,13 @@ class _Traced(NamedTuple):
 class OffloadedNeeds(Program):
     """A program of which the state and samples of some clients are on the devices at a time."""
 
+    small: ClassVar[int] = 4096  # bytes of a client's row of a leaf that stays on the device
+
+    @property
+    def reads_others(self) -> bool:
+        """Whether rounds read rows of clients that are not on the devices."""
+        return self.runs.algorithm.reads == "others"
+
     @cached_property
     def shapes(self) -> State:
         total = np.int32(self.rounds)
@@ -69,7 +75,7 @@ class OffloadedNeeds(Program):
             def one(leaf):
                 row = leaf.size // max(self.num_runs * self.federation.num_clients, 1)
                 known = not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-                return axes == 1 and known and row * leaf.dtype.itemsize > SMALL
+                return axes == 1 and known and row * leaf.dtype.itemsize > self.small
 
             return jax.tree.map(one, value)
 
@@ -139,8 +145,7 @@ class OffloadedNeeds(Program):
                 "client_state='host' keeps what a round's clients need on the device, and here "
                 "these are all clients: take a participation below 1, or client_state='device'."
             )
-        reads = algorithm.reads
-        if reads == "everyone" or (reads == "others" and several()):
+        if algorithm.reads == "everyone" or (self.reads_others and several()):
             own = type(algorithm).name or type(algorithm).__name__
             raise InputError(
                 f"{own} needs models, other state or samples of clients that do not take part in "
@@ -169,10 +174,14 @@ class OffloadedNeeds(Program):
         """The shapes of states with the rows of so many clients on the devices."""
         device, rows = self.layout.parted(self.shapes)
         rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
-        address = Address(*(np.zeros(self.num_runs, np.int32) for _ in Address._fields))
-        return PartialStates(device, rows, address, self.layout, clients)
+        return PartialStates(device, rows, self.address(0), self.layout, clients)
 
-    def _traced(self, home: Any = None) -> tuple[_Traced, _Traced]:
+    def address(self, store: int) -> Address:
+        """Where programs read rows of the store with this number."""
+        runs = np.arange(self.num_runs, dtype=np.int32)
+        return Address(np.full_like(runs, store), runs, self.reads_others)
+
+    def traced(self, home: Any = None) -> tuple[Traced, Traced]:
         """The program of a round, and that which scores a block; for a described device `home`."""
 
         def operands(clients: int, most: int, splits: tuple[str, ...]) -> tuple:
@@ -192,19 +201,19 @@ class OffloadedNeeds(Program):
         states, runs, there, *rest = operands(cohort, self.members, self.round_splits)
         numbers = at(home, (zero, zero, total, zero))
         one_round = advance.trace(states, runs, there, *numbers, **ONE_ROUND)
-        of_round = _Traced(one_round, states, *rest)
+        of_round = Traced(one_round, states, *rest)
         states, runs, there, *rest = operands(self.width, self.width, self.scored_splits)
         clients = np.zeros(self.width, np.int32)
         block = scores.trace(
             states, runs, there, *at(home, (zero, total, clients)), extra=self.adapt
         )
-        return of_round, _Traced(block, states, *rest)
+        return of_round, Traced(block, states, *rest)
 
     def memory(self) -> Memory | None:
         """See `Program.memory`; of the devices, with two cohorts there."""
         execution, estimates = self.federation.execution, []
         platform, devices = execution.platform, execution.devices
-        of_round, block = self._traced()
+        of_round, block = self.traced()
         for one in (of_round, block):
             device, rows = (nbytes(x, platform) for x in (one.states.device, one.states.rows))
             # A round uses its states up, scoring does not.
@@ -228,7 +237,7 @@ class OffloadedNeeds(Program):
         """
         if len(devices) != self.federation.execution.all_devices:
             raise ValueError("The program is for another number of devices.")
-        if self.runs.algorithm.reads == "others":
+        if self.reads_others:
             raise InputError(
                 "A plan does not count the models of other clients that rounds read from host "
                 "memory: take client_state='device'."
@@ -236,7 +245,7 @@ class OffloadedNeeds(Program):
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         platform, copies = self.federation.execution.platform, len(devices)
         with described_devices(devices):
-            of_round, block = self._traced(home)
+            of_round, block = self.traced(home)
             shell = replace(self.federation, data=self.data.shell)
             operands = at(home, (self.runs, shell, np.int32(self.rounds)))
             start = first_leaves.trace(*operands, layout=self.layout)
@@ -245,7 +254,7 @@ class OffloadedNeeds(Program):
             clients = self.federation.num_clients
             wanted = clients if self.scored is None else len(self.scored)
 
-            def coming(one: _Traced) -> int:  # every device has the samples of all clients
+            def coming(one: Traced) -> int:  # every device has the samples of all clients
                 return nbytes(one.states.rows, platform) + copies * nbytes(one.samples, platform)
 
             host = HostCosts(

@@ -42,7 +42,7 @@ from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds, first_l
 from fedjax_pfl.engine.program import Chunk, Program, advance, models
 from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
-from fedjax_pfl.engine.state_store import BLOCK, Address, HostStore, restored_leaves
+from fedjax_pfl.engine.state_store import BLOCK, HostStore, restored_leaves
 from fedjax_pfl.execution.combining import combined, on_hosts
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import of_processes, readable, several
@@ -158,7 +158,7 @@ class OffloadedProgram(OffloadedNeeds):
         cohort = self._fetched(store, self._cohorts(t))
         for now in range(t, t + length):
             following = self._cohorts(now + 1) if now + 1 < t + length else None
-            if waiting is not None and self.runs.algorithm.reads == "others":
+            if waiting is not None and self.reads_others:
                 store.write(*waiting)
                 waiting = None
             after, buffers, matrices = self._round(states, cohort, now, 1)
@@ -192,8 +192,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _partial(self, states: HostStates, rows: list[Any], clients: int) -> PartialStates:
         """What programs get of the states, with rows [R, K, ...] of so many clients."""
-        store = np.full(self.num_runs, states.store.number, np.int32)
-        address = Address(store, np.arange(self.num_runs, dtype=np.int32))
+        address = self.address(states.store.number)
         return PartialStates(states.device, rows, address, self.layout, clients)
 
     def _cohorts(self, t: int) -> np.ndarray:

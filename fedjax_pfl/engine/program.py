@@ -30,7 +30,7 @@ from fedjax_pfl.engine.state_sharding import (
 )
 from fedjax_pfl.engine.state_store import Address, Reader, restored_leaves
 from fedjax_pfl.execution.mesh import described_devices, mesh_of, sharing
-from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable, several
+from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -212,11 +212,12 @@ def round_context(
     if address is None:
         return ctx
     data = replace(ctx.federation.data, there=ctx.cohort.rows if clients is None else clients)
-    # Of several devices of a process the first one reads; several processes have some rows each.
-    execution = federation.execution
+    ctx = replace(ctx, federation=replace(ctx.federation, data=data))
+    if not address.readable:
+        return ctx
+    execution = federation.execution  # of several devices that share clients the first one reads
     mesh = mesh_of(execution.devices, execution.runs) if execution.devices > 1 else mesh_of(1)
-    reader = None if several() else Reader(address, mesh)
-    return replace(ctx, federation=replace(ctx.federation, data=data), reader=reader)
+    return replace(ctx, reader=Reader(address, mesh))
 
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))

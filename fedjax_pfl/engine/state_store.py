@@ -25,6 +25,7 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.execution.combining import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of, place
 from fedjax_pfl.utils.errors import OutputError, gigabytes
+from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Rows
 
 MEMORY = 0.5  # of the machine's memory that records may take; larger ones go to a file
@@ -278,11 +279,18 @@ def restored_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarra
     return leaves
 
 
-class Address(NamedTuple):
-    """Where a program reads rows: numbers of a store and of a run in it, int32 [R], or []."""
+@struct
+class Address:
+    """Where a program reads rows of other clients than those on the devices.
+
+    Attributes:
+      store, run: numbers of a store and of a run in it, int32 [R], or [] inside a program.
+      readable: whether the program may read there; else it can't be traced where it needs to.
+    """
 
     store: Any
     run: Any
+    readable: bool = static()
 
 
 @dataclass(frozen=True)
@@ -301,7 +309,9 @@ class Reader:
 
     def __call__(self, leaves: tuple[int, ...], shapes: Sequence[Any], rows: Rows) -> list:
         """Rows [K] of the leaves with these numbers, [K, ...] each, of those shapes and types."""
-        operands = place((*self.at, rows), self.mesh)  # else XLA warns of what it has to move
+        operands = place(
+            (self.at.store, self.at.run, rows), self.mesh
+        )  # else XLA warns of what it has to move
         result = jax.pure_callback(
             partial(_read, leaves), list(shapes), *operands, vmap_method="broadcast_all"
         )

@@ -1,4 +1,4 @@
-"""Local steps on a copy of a model before it is scored: how many, of which leaves, when."""
+"""Options of local adaptation before scoring."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ MOMENTS = ("every", "last")
 
 @dataclass(frozen=True)
 class Budget(Schedule):
-    """Epochs E whose minibatches are counted over all of them: max(floor(E n / B), E) steps."""
+    """A schedule of max(floor(E n / B), E) steps for E epochs of n samples in minibatches of B."""
 
     def total_steps(self, size: Count) -> Count:
         steps = self.epochs * size // self.samples_per_step
@@ -36,18 +36,18 @@ class Budget(Schedule):
 
 @dataclass(frozen=True)
 class Adaptation(Group):
-    """Local steps on a copy of a client's model before it is scored; the copy is then discarded.
+    """Local steps on a copy of a client's model before scoring; the copy is then discarded.
 
-    Steps, where there are any, take the place of epochs. Where
-    learning rate, batch size or optimizer are None, they are the round's and the federation's.
+    `steps` replaces `epochs`. By default the learning rate is the round's, and batch size and
+    optimizer are the federation's.
 
     Attributes:
-      learning_rate: an algorithm's may be traced, as may the two numbers below.
-      rate_factor: the rate is multiplied by it; None for 1.
-      budget: the minibatches of E epochs are counted over all of them, max(floor(E n / B), E) for n
-        samples; otherwise each epoch has ceil(n / B), or floor(n / B) with drop_last.
-      proximal: weight mu of a term (mu / 2) |v - w|^2 in the loss, w being the model that the copy
-        v began as; None for no such term.
+      learning_rate: may be traced, as may the following two numbers.
+      rate_factor: factor on the learning rate; None for 1.
+      budget: count minibatches over all E epochs, max(floor(E n / B), E) for n samples; otherwise
+        each epoch has ceil(n / B), or floor(n / B) with drop_last.
+      proximal: weight mu of a loss term (mu / 2) |v - w|^2, where w is the model of which v is the
+        copy; None for no such term.
     """
 
     epochs: int = option(
@@ -112,7 +112,7 @@ class Adaptation(Group):
             number("proximal weight of adaptation", self.proximal, "a finite number of at least 0")
 
     def schedule(self, local: Schedule) -> Schedule:
-        """Its steps, in batches as local training has them unless it has a size of its own."""
+        """Return the schedule of the steps, given that of local training."""
         batch_size = self.batch_size or local.batch_size
         kind = Budget if self.budget else Schedule
         return kind(self.epochs, self.steps, batch_size, drop_last=local.drop_last)

@@ -1,9 +1,9 @@
-"""Random changes to training images, inside the compiled step.
+"""Data augmentation of training images within the compiled step.
 
-An augmentation is a function `(key, images [B, H, W, C]) -> images` of the same shape and type. It
-sees samples as they are stored, before they are scaled, so a crop pads with black. The
-executor gives it a new key for every minibatch, folded from (seed, purpose, round,
-permanent client id, step), and applies it to training batches alone.
+An augmentation is a function `(key, images [B, H, W, C]) -> images` of the same shape and type. Its
+input is stored samples, before scaling, so that crops pad with black. Each minibatch has its own
+key, folded from (seed, purpose, round, permanent client id, step). Only training batches are
+augmented.
 """
 
 from collections.abc import Callable
@@ -17,13 +17,13 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def random_flip(key: jax.Array, images: jax.Array) -> jax.Array:
-    """Mirrors each image left to right with probability 1/2."""
+    """Flip each image horizontally with probability 1/2."""
     flipped = jax.random.bernoulli(key, jnp.float32(0.5), (images.shape[0], 1, 1, 1))
     return jnp.where(flipped, images[:, :, ::-1], images)
 
 
 def random_crop(key: jax.Array, images: jax.Array, padding: int = 4) -> jax.Array:
-    """A window of each image's own size, anywhere in the image with `padding` zeros around it."""
+    """Crop each image to its size after padding it with `padding` zeros on each side."""
     around = (padding, padding)
     padded = jnp.pad(images, ((0, 0), around, around, (0, 0)))
     corners = jax.random.randint(key, (images.shape[0], 2), 0, 2 * padding + 1, jnp.int32)
@@ -35,7 +35,7 @@ def random_crop(key: jax.Array, images: jax.Array, padding: int = 4) -> jax.Arra
 
 
 def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
-    """`random_crop` with a padding of 4, then `random_flip`: usual for CIFAR (WAFFLE)."""
+    """Apply `random_crop` with a padding of 4, then `random_flip`, as is common for CIFAR."""
     crop_key, flip_key = jax.random.split(key)
     return random_flip(flip_key, random_crop(crop_key, images))
 
@@ -44,7 +44,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {"crop_flip": crop_flip, "flip": random
 
 
 def check_augmentation(augment: str | Augmentation | None, sample_shape: tuple[int, ...]) -> None:
-    """Raises `InputError` where a named augmentation is given samples that are no images."""
+    """Raise `InputError` for a named augmentation if samples are not images."""
     if isinstance(augment, str) and len(sample_shape) != 3:
         raise InputError(
             f"augment={augment!r} takes images [height, width, channels]; the data set's samples "

@@ -1,8 +1,8 @@
-"""Which samples a client's local steps see, and in which order.
+"""Minibatch schedules of local training.
 
-A schedule is hashable and static. It takes a client's samples in batches, and says how many steps
-there are, where they begin, and whether each epoch is shuffled. `batch_indices` gives the same
-batches as data, so that other implementations can use exactly them.
+A schedule is hashable and static. It divides a client's samples into batches and determines the
+number of steps, their samples, and whether epochs are shuffled. `batch_indices` returns the same
+batches as arrays, so that other implementations can use exactly them.
 """
 
 from dataclasses import dataclass, replace
@@ -29,17 +29,17 @@ class Schedule:
     """Batches of a client's samples for a number of epochs, or for a number of steps.
 
     Attributes:
-      epochs: passes over the client's samples; ignored where `steps` is given.
-      steps: local steps, the same for every client, over as many epochs as they need.
+      epochs: passes over the client's samples; ignored if `steps` is given.
+      steps: local steps, the same for every client, over as many epochs as necessary.
       batch_size: B samples in each minibatch; the last one of an epoch may hold fewer.
       batches_per_step: minibatches of a step (2 or 3 for meta-learning), each of B samples. The
-        samples of an incomplete step are shared out evenly, the first ones getting more.
-      drop_last: leave out the incomplete step at the end of an epoch. A client with fewer samples
-        than one step needs then takes no step at all.
-      shuffle: a fresh permutation each epoch; otherwise the order of the split, in which a round
-        continues where the client's last one stopped (as a loader's iterator kept over rounds).
-      fresh: a fresh permutation each step, of which it takes the first samples; epochs only count
-        the steps.
+        samples of an incomplete step are divided evenly, the first minibatches getting more.
+      drop_last: omit the incomplete step at the end of an epoch. A client with fewer samples than
+        one step needs then takes no step.
+      shuffle: use a new permutation in each epoch; otherwise the order of the split, in which a
+        round continues where the client's previous round stopped.
+      fresh: use the first samples of a new permutation in each step; epochs only determine the
+        number of steps.
     """
 
     epochs: int = 1
@@ -62,11 +62,11 @@ class Schedule:
         require(self.shuffle or not self.fresh, "fresh", self.fresh, "False without shuffle")
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
-        """Raises `InputError` where steps are too many to be counted.
+        """Raise `InputError` if steps are too many to be counted.
 
         Args:
-          capacity: samples of the largest client.
-          rounds: of the run; unshuffled schedules count the steps of all of them.
+          capacity: number of samples of the largest client.
+          rounds: number of rounds; unshuffled schedules count the steps of all rounds.
         """
         steps = int(self.fitting(capacity).total_steps(int(capacity)))
         if steps > MAX_STEPS:
@@ -81,9 +81,9 @@ class Schedule:
             )
 
     def fitting(self, capacity: int) -> "Schedule":
-        """The same batches, no larger than the largest client's samples fill."""
-        # With drop_last, a step that the largest client does not fill is none; it still is none
-        # where one sample is missing.
+        """Return the same schedule with batches no larger than the largest client's samples."""
+        # With drop_last, a step that the largest client does not fill is dropped, also if only one
+        # sample is missing.
         most = -(-(capacity + self.drop_last) // self.batches_per_step)
         return self if self.batch_size <= most else replace(self, batch_size=most)
 
@@ -92,26 +92,26 @@ class Schedule:
         return self.batch_size * self.batches_per_step
 
     def steps_per_epoch(self, size: Count) -> Count:
-        """Steps that one pass over `size` samples takes (int or traced)."""
+        """Return the steps of one epoch over `size` samples (int or traced)."""
         if self.drop_last:
             return size // self.samples_per_step
         return -(-size // self.samples_per_step)
 
     def steps_per_order(self, size: Count) -> Count | int:
-        """Steps that one permutation serves (int or traced)."""
+        """Return the steps that use one permutation (int or traced)."""
         return 1 if self.fresh else self.steps_per_epoch(size)
 
     def total_steps(self, size: Count) -> Count:
-        """Local steps of a client with `size` samples (int or traced)."""
+        """Return the local steps of a client with `size` samples (int or traced)."""
         per_epoch = self.steps_per_epoch(size)
         if self.steps is None:
             return self.epochs * per_epoch
         return self.steps * (per_epoch > 0)
 
     def order(self, key: Key, epoch: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
-        """int32 [capacity]: the positions 0..size-1 in the order of an epoch, then the rest.
+        """Return the order of an epoch, int32 [capacity]: positions 0..size-1, then the rest.
 
-        Where each step has an order of its own, `epoch` counts them.
+        With `fresh`, `epoch` is the step.
         """
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
@@ -124,7 +124,7 @@ class Schedule:
     def positions(
         self, order: jax.Array, step: Scalar | int, size: Scalar | int
     ) -> tuple[jax.Array, jax.Array]:
-        """(elements of `order`, valid), both [batches_per_step, B], of one step of its order."""
+        """Return (elements of `order`, valid), both [batches_per_step, B], of one step."""
         first = step * self.samples_per_step
         left = jnp.minimum(size - first, self.samples_per_step)
         each = -(-left // self.batches_per_step)
@@ -136,7 +136,7 @@ class Schedule:
 
 
 def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
-    """(key of the epochs' orders, key of the steps' randomness) of one client in one round."""
+    """Return (key of epochs' orders, key of steps' randomness) of a client in a round."""
     key = jax.random.fold_in(key, client_id)
     return jax.random.fold_in(key, 0), jax.random.fold_in(key, 1)
 
@@ -144,19 +144,19 @@ def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
 def batch_indices(
     schedule: Schedule, split: Split, key: Key, client_id: int, row: int, cursor: int = 0
 ) -> list[list[jax.Array]]:
-    """The batches of one client in one round, on the host.
+    """Return the batches of one client in one round, on the host.
 
     Args:
       schedule: the local schedule.
-      split: the samples, `federation.data.train` for one.
+      split: the samples, such as `federation.data.train`.
       key: the round's key of the purpose, `keys.of_round(run_key, "train", t)`.
       client_id: permanent id of the client.
-      row: its row on the client axis.
-      cursor: steps it has taken before, for unshuffled schedules, which continue there.
+      row: the client's row of the client axis.
+      cursor: steps taken before; unshuffled schedules continue there.
 
     Returns:
-      For every step a list of `batches_per_step` arrays of indices into the pool of samples, valid
-      samples only.
+      For every step a list of `batches_per_step` arrays of indices into the pool of samples,
+      without padding.
     """
     size, capacity = int(split.size[row]), split.capacity
     order_key, _ = client_key(key, client_id)

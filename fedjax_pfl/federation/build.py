@@ -1,4 +1,4 @@
-"""Builds a federation out of a partitioned data set, a model and how clients train."""
+"""Building federations from a partitioned data set, a model and options."""
 
 from typing import Any
 
@@ -34,18 +34,18 @@ from fedjax_pfl.utils.typing import Tree
 def federate(
     dataset: Dataset, partition: Partition, model: Any = "cnn", **options: Any
 ) -> Federation:
-    """Puts a partitioned data set and a model together.
+    """Build a federation from a partitioned data set and a model.
 
-    The options are declared in `fedjax_pfl.options`, a group for each concern.
+    The options are declared in groups in `fedjax_pfl.options`.
 
     Args:
       dataset: samples and labels.
-      partition: which samples each client holds.
+      partition: the samples of each client.
       model: a name, a linen, NNX or Equinox module, a `Task` or a pair (init, apply).
-      **options: those of the groups in `fedjax_pfl.options`.
+      **options: options of the groups in `fedjax_pfl.options`.
 
     Raises:
-      InputError: a value that is not allowed; before anything is compiled.
+      InputError: a value is not allowed; raised before anything is compiled.
     """
     allowed = "a Dataset, such as load_dataset('digits') gives"
     require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
@@ -92,11 +92,11 @@ def federate(
 
 
 def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
-    """(shapes of one client's model, its blocks in order), after a dry run of its forward pass.
+    """Trace a model's forward pass; return (shapes of its leaves, its blocks in order).
 
     Raises:
-      InputError: the model can't take the data's samples, or does not return [B, C] logits, or
-        other outputs that the task needs.
+      InputError: the model can't process the samples, or does not return [B, C] logits, or the
+        outputs of another task.
     """
     sample = data.sample_shape
     inputs = jax.ShapeDtypeStruct((2, *sample), data.input_dtype(task.dtype))

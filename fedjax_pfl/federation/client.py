@@ -1,4 +1,4 @@
-"""The facts about its client that a local step may use."""
+"""Per-client metadata available to local steps."""
 
 import jax
 
@@ -8,15 +8,15 @@ from fedjax_pfl.utils.typing import Tree
 
 @struct
 class Client:
-    """The facts about its client that a local step may use.
+    """Per-client metadata available to local steps.
 
     Attributes:
-      row: int32, position on the client axis.
+      row: int32, row of the client axis.
       id: int32, permanent id.
-      size: int32, samples of the split in use.
-      class_counts: int32 [C], training samples of each class.
-      num_steps: int32, all local steps of its loop.
-      step: int32, steps taken before this one.
+      size: int32, number of samples of the split in use.
+      class_counts: int32 [C], number of training samples of each class.
+      num_steps: int32, number of local steps of the loop.
+      step: int32, index of this step.
       operand: the client's row of `operands`.
     """
 

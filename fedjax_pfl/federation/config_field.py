@@ -1,7 +1,7 @@
-"""Options, declared once with default, meaning and range.
+"""Declaration of options with their defaults, descriptions and ranges.
 
-A group of options is a frozen dataclass, a subclass of `Group`, whose fields `option` makes. Its
-checks, `federate`'s signature and docstring, and the flags of command lines come from these fields.
+A group of options is a frozen dataclass, a subclass of `Group`, whose fields are made by `option`.
+Checks, the signature and docstring of `federate`, and command-line flags derive from these fields.
 """
 
 import inspect
@@ -20,7 +20,7 @@ from fedjax_pfl.utils.conversions import convert, number
 from fedjax_pfl.utils.errors import require, require_name, require_whole, unknown_name
 
 G = TypeVar("G", bound="Group")
-WORDS = (str, bool, int, float)  # types whose values one word can say
+WORDS = (str, bool, int, float)  # types that can be written as one word
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Option:
     """One option of a group.
 
     Attributes:
-      name: its keyword.
-      default: its value where none is given.
-      meaning: its meaning, in a sentence without a capital and a full stop.
-      kinds: types of its values, except None.
-      optional: whether None is a value.
-      choices: the names allowed; () where any name or no name is.
-      low: least whole number.
-      within: range of other numbers, such as "(0, 1]"; None is at least 0.
-      noun: the number's name in sentences on that range.
-      called: the option's name in sentences, if it is another one.
+      name: keyword.
+      default: default value.
+      meaning: description, a clause without a capital and a full stop.
+      kinds: types of values, except None.
+      optional: whether None is allowed.
+      choices: allowed names; () for no restriction.
+      low: smallest whole number.
+      within: range of other numbers, such as "(0, 1]"; None means at least 0.
+      noun: what the number is in error messages, such as "a fraction".
+      called: name in error messages, if it differs from `name`.
     """
 
     name: str
@@ -53,21 +53,21 @@ class Option:
 
     @property
     def kind(self) -> type | None:
-        """The type of the values that one word can say, or None; text where there are several."""
+        """The type of values that can be written as one word, preferably text, or None."""
         return next((kind for kind in WORDS if kind in self.kinds), None)
 
     def said(self, choices: Sequence[str] | None = None) -> str:
-        """Its meaning with its choices, or some of them."""
+        """Return the description, with all choices or some of them."""
         *most, last = [repr(name) for name in choices or self.choices] or [""]
         return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
 
     def check(self, value: Any) -> Any:
-        """The value as programs need it.
+        """Return a checked value.
 
-        Objects and values of several types are checked by their group.
+        Objects, and options of several types, are checked by their group.
 
         Raises:
-          InputError: it is none of this option.
+          InputError: the value is not allowed.
         """
         if value is None and self.optional:
             return None
@@ -87,10 +87,10 @@ class Option:
         return value
 
     def read(self, text: str) -> Any:
-        """The checked value of a word from a command line.
+        """Return the checked value of a command-line word.
 
         Raises:
-          InputError: it is none of this option.
+          InputError: the value is not allowed.
         """
         return self.check(convert(self.name, text, self.kind))
 
@@ -116,14 +116,14 @@ def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> 
 
 
 def again(group: type, name: str) -> Any:
-    """A field for an option that another group declares."""
+    """Return a field for an option that another group declares."""
     (one,) = (one for one in fields(group) if one.name == name)
     return field(default=one.default, metadata=one.metadata)
 
 
 @cache
 def declared(group: type) -> dict[str, Option]:
-    """The options of a group (a dataclass), by name, in its order."""
+    """Return the options of a group by name, in its order."""
     hints, result = typing.get_type_hints(group), {}
     for one in fields(group):
         if "option" in one.metadata:
@@ -145,15 +145,15 @@ def _is_union(hint: Any) -> bool:
 
 @dataclass(frozen=True)
 class Group:
-    """Options that belong together; a subclass builds its part of a federation."""
+    """Base class of groups of options; each builds its part of a federation."""
 
     def validate(self) -> None:
-        """Raises `InputError` for a value that its option does not allow."""
+        """Raise `InputError` for a value that is not allowed."""
         for name, one in declared(type(self)).items():
             one.check(getattr(self, name))
 
     def checked(self) -> Self:
-        """The same with values as programs need them.
+        """Return the group with checked values.
 
         Raises:
           InputError: see `validate`.
@@ -164,15 +164,15 @@ class Group:
 
 
 def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str) -> "Gathered":
-    """The groups with the values given, checked.
+    """Distribute options to groups and check them.
 
     Args:
-      groups: their classes.
+      groups: classes of the groups.
       given: values by name.
-      taker: the function that takes them, for sentences.
+      taker: the function that accepts them, for error messages.
 
     Raises:
-      InputError: a name that no group has, or a value that is not allowed.
+      InputError: no group has an option of that name, or a value is not allowed.
     """
     known = {name: group for group in groups for name in declared(group)}
     for name in given:
@@ -187,20 +187,17 @@ def gathered(groups: Sequence[type[Group]], given: Mapping[str, Any], taker: str
 
 @dataclass(frozen=True)
 class Gathered:
-    """Groups of options with their values, one of a class."""
+    """Groups of options by class."""
 
     groups: tuple[Group, ...]
 
     def __getitem__(self, kind: type[G]) -> G:
-        """The group of that class."""
+        """Return the group of a class."""
         return next(group for group in self.groups if isinstance(group, kind))
 
 
 def documented(*groups: type[Group]) -> Callable[..., Any]:
-    """Decorator: the signature and the docstring of a function name the options that it takes.
-
-    Its last parameter is `**options`; that entry of its docstring becomes one for each of them.
-    """
+    """Return a decorator that expands `**options` in a function's signature and docstring."""
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(fn)

@@ -1,4 +1,4 @@
-"""A federation on the devices of several processes, each with its own clients' samples."""
+"""Sharding of a federation's samples over the devices of several processes."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -17,13 +17,12 @@ SPLITS = ("train", "validation", "test")
 
 
 def spread(federation: Federation) -> Federation:
-    """The federation on all devices of all processes.
+    """Distribute a federation over all devices of all processes.
 
-    Each device has the samples of its own clients, and all else whole; a process keeps no samples
-    of others. Where runs have devices of their own (`mesh`), the clients of all are divided between
-    those of one run, so that all samples are on a single one. What lies so already stays. With
-    client_state="host" a process keeps its own clients' samples in host memory, and all else stays
-    where it is. In one process the federation is returned as it is.
+    Each device holds the samples of its own clients; everything else is replicated. If runs have
+    devices of their own (`mesh`), clients are divided among the devices of a run. With
+    client_state="host" each process keeps its own clients' samples in host memory. In a single
+    process the federation is returned unchanged.
     """
     if several() and federation.execution.client_state == "host":
         return replace(federation, data=process_local(federation.data))
@@ -31,18 +30,18 @@ def spread(federation: Federation) -> Federation:
 
 
 def on_devices(federation: Federation) -> Federation:
-    """The same with samples on the devices, wherever they are."""
+    """Return the federation with its samples on the devices."""
     if not several():
         return federation
     execution = federation.execution
     if federation.data.own is not None:
         federation = replace(federation, data=all_process_data(federation.data))
-    federation = federation.on_devices(execution)  # from now on the devices are shared as they are
+    federation = federation.on_devices(execution)  # resolves how devices are shared
     return on_mesh(federation, mesh_of(execution.devices, execution.runs))
 
 
 def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
-    """The federation on the devices of a mesh; see `spread`."""
+    """Place a federation on the devices of a mesh; see `spread`."""
     whole = NamedSharding(mesh, PartitionSpec())
 
     def everywhere(leaf):
@@ -58,14 +57,14 @@ def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
 
 
 class _Part(NamedTuple):
-    """What one device has: its samples' places in the pool, and each split's index into them."""
+    """One device's samples: their places in the pool, and each split's index into them."""
 
     pool: np.ndarray
     index: dict[str, np.ndarray]
 
 
 def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
-    """The data with a part of the pool on each device of a mesh; see `FederatedData.shards`."""
+    """Divide the pool of samples among the devices of a mesh; see `FederatedData.shards`."""
     shards = mesh.shape[AXIS]
     ours, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
     data = replace(data, shards=shards, digest=data.content())
@@ -85,12 +84,12 @@ def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
 
 
 def _rows(data: FederatedData, part: int) -> slice:
-    """The clients at home on a device."""
+    """Return the clients of a device."""
     return slice(part * data.share, (part + 1) * data.share)
 
 
 def _bounds(data: FederatedData, split: Split, part: int) -> tuple[int, int]:
-    """Where a device's part of a split's index begins and ends."""
+    """Return the bounds of a device's part of a split's index."""
     offset, size = (np.asarray(x)[_rows(data, part)] for x in (split.offset, split.size))
     return (int(offset[0]), int(offset[-1] + size[-1])) if len(offset) else (0, 0)
 
@@ -120,7 +119,7 @@ def _split(data, name: str, parts: list[_Part], ours, whole) -> Split:
 
 
 def _divided(of, lengths: list[int], ours: NamedSharding) -> jax.Array:
-    """Parts `of(k)` [lengths[k], ...] one after the other, filled up to the same length."""
+    """Concatenate parts `of(k)` [lengths[k], ...], padded to the same length."""
     length, like = max(*lengths, 1), of(0)
 
     def one(place):

@@ -35,25 +35,26 @@ from fedjax_pfl.utils.typing import Tree
 
 @struct
 class Federation:
-    """Everything that an algorithm may use.
+    """Clients' data, their model and training options, and the execution strategy.
 
-    Passed to compiled functions as an argument, never closed over: a closed-over data set would
-    be copied into the program.
+    It is passed to compiled functions as an argument, never closed over: a closed-over data set
+    would be copied into the program.
 
     Attributes:
       data: the clients' data, on the device.
       participation: sampling and stragglers.
       training: options of local training.
-      network: one client's network and loss; in a run, `task`.
-      initial_values: of leaves that do not begin with drawn values, by path.
-      backbone: leaves that no client's model holds, as a run has them; None outside of runs.
-      initial_match: what of the network is given, or None.
-      plan: blocks of the model and what is shared.
-      execution: how the client axis is run.
+      network: one client's network and loss, without fixed leaves; see `task`.
+      initial_values: values of pretrained leaves by path; other leaves are drawn.
+      backbone: frozen leaves that are stored once instead of in clients' models; None outside of
+        runs.
+      initial_match: which leaves of the network are pretrained, or None.
+      plan: blocks of the model, and which leaves are shared.
+      execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
-      metrics: scored beside the task's headline.
-      uploads: what happens to uploads on their way to the server, or None.
-      client_names: (permanent id, name) of clients that have names, such as hospitals; else empty.
+      metrics: metrics beside the task's headline.
+      uploads: transformation of uploads on their way to the server, or None.
+      client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 
     data: FederatedData
@@ -71,7 +72,7 @@ class Federation:
     client_names: tuple[tuple[int, str], ...] = static(default=())
 
     def __repr__(self) -> str:
-        """The sizes, which are known under tracing too."""
+        """Return the sizes, which are static."""
         data = self.data
         sizes = f"{data.train.total} train, {data.test.total} test"
         sizes += f", {data.validation.total} validation" if data.validation.total else ""
@@ -82,35 +83,35 @@ class Federation:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The measures that are scored; the first is the task's headline."""
+        """The scored measures; the first is the task's headline."""
         headline = self.network.objective.headline
         return (headline, *(one.measure for one in self.metrics))
 
     @property
     def task(self) -> Task:
-        """One client's network and loss, with the fixed leaves that a run has."""
+        """One client's network and loss, including fixed leaves."""
         return self.network.bound(self.initial_values, self.backbone)
 
     def begun(self, key: jax.Array) -> "Federation":
-        """The federation of the run of that key, with the fixed leaves."""
+        """Return the federation with the frozen leaves of the run of that key."""
         key = keys.derive(key, "init")
         backbone = self.task.fixed_leaves(key, sample_inputs(self.task, self.data))
         return replace(self, backbone=backbone) if backbone else self
 
     @property
     def num_frozen(self) -> int:
-        """Parameters of the network that no client's model holds, as they are never trained."""
+        """Number of frozen parameters that clients' models do not contain."""
         shapes = jax.eval_shape(lambda: self.begun(jax.random.key(0)).backbone) or {}
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.get("params", {})))
 
     @property
     def begins_alike(self) -> bool:
-        """Whether all initial models are one, as every parameter is given."""
+        """Whether all runs begin with the same model, since every parameter is pretrained."""
         paths = filter(trainable, self.plan.paths)
         return all(path in self.initial_values for path in paths)
 
     def _shaped(self) -> Task:
-        """The task with any fixed leaves, where only shapes are asked."""
+        """Return the task with arbitrary values of frozen leaves, for evaluating shapes."""
         return self.begun(jax.random.key(0)).task
 
     @property
@@ -123,15 +124,15 @@ class Federation:
         return self.training.schedule
 
     def with_training(self, **options: Any) -> "Federation":
-        """The same data, model and clients, with other options of local training.
+        """Return the federation with other options of local training.
 
         Args:
-          **options: those of `LocalTraining`; the others stay. Epochs take the place of steps, and
-            an optimizer that of momentum and weight decay. `batch_order` can't change: the samples
+          **options: options of `LocalTraining`; the others stay. Epochs replace steps, and an
+            optimizer replaces momentum and weight decay. `batch_order` can't change, since samples
             are stored in that order.
 
         Raises:
-          InputError: no such option, or a value that is not allowed.
+          InputError: unknown option, or a value that is not allowed.
         """
         own = self.training.batch_order
         order = options.get("batch_order", own)
@@ -145,19 +146,19 @@ class Federation:
         )
 
     def replace_training(self, **values: Any) -> "Federation":
-        """The federation with values of its training replaced, unchecked; they may be traced."""
+        """Return the federation with values of `training` replaced, unchecked; may be traced."""
         return replace(self, training=replace(self.training, **values))
 
     def for_runs(self, count: int) -> "Federation":
-        """The federation whose devices are shared for so many runs, as its `mesh` says.
+        """Return the federation with its devices divided for a number of runs by its `mesh`.
 
         Raises:
-          InputError: the mesh has devices for more.
+          InputError: the mesh has devices for more runs.
         """
         return self.on_devices(self.execution.shared(count))
 
     def on_devices(self, execution: Execution) -> "Federation":
-        """The federation with the devices of that execution, shared as they are there."""
+        """Return the federation with the devices of another execution strategy."""
         its = self.execution
         changed = replace(its, devices=execution.devices, runs=execution.runs, runs_first=False)
         if changed == its:
@@ -165,17 +166,17 @@ class Federation:
         return replace(self, execution=assign_lanes(replace(changed, fill=1.0), self.steps()))
 
     def steps(self) -> np.ndarray:
-        """int64 [N]: local steps of each client that takes part in a round, by the schedule."""
+        """Return the local steps of each client per round it takes part in, int64 [N]."""
         return self.schedule.total_steps(np.asarray(self.data.train.size).astype(np.int64))
 
     @property
     def num_features(self) -> int:
-        """d of the features [B, d] that the head sees; nothing is computed.
+        """Width d of the features [B, d], the inputs of the head.
 
-        An algorithm whose loss needs features asks in its `check`: before anything is compiled.
+        Algorithms that need features read it in `check`, before anything is compiled.
 
         Raises:
-          InputError: the model does not say what its features are.
+          InputError: the model does not define its features.
         """
         data, task = self.data, self.task
         model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
@@ -185,16 +186,16 @@ class Federation:
         return features.shape[-1]
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":
-        """The federation whose models have a second head, which stays with its client.
+        """Return the federation with a second, private head in its models.
 
-        Its block is called "personal_head", its task is a `TwoHeads`. A federation that has one
-        already is returned unchanged.
+        The block of that head is "personal_head", and the task is a `TwoHeads`. A federation with
+        two heads is returned unchanged.
 
         Args:
-          fresh: the second head begins with new weights, not with the first head's.
+          fresh: initialize the second head independently instead of as a copy of the first.
 
         Raises:
-          InputError: the model does not say what its features and its head are.
+          InputError: the model does not define its features and its head.
         """
         if isinstance(self.network, TwoHeads):
             return self
@@ -211,28 +212,28 @@ class Federation:
         return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
 
     def with_mixtures(self) -> "Federation":
-        """The federation in which a pair of models is a model whose logits are mixed (`pairs`).
+        """Return the federation whose models may be pairs with mixed logits (`pairs`).
 
-        Its task is a `Mixture`, and its models begin as they would. A federation that has one
-        already is returned unchanged.
+        The task is a `Mixture`; initial models do not change. Such a federation is returned
+        unchanged.
         """
         return replace(self, network=mixture(self.network))
 
     def frozen(self, rule: Rule) -> "Federation":
-        """The federation in which no round trains the leaves that a rule names, such as "head".
+        """Return the federation with leaves frozen in all rounds by a rule, such as "head".
 
-        All clients keep their initial values, statistics included, and never send them. The local
-        steps of an adaptation do train them, and so do those of new clients.
+        Clients keep the initial values of these leaves, including statistics, and never send them.
+        Adaptation and new clients still train them.
 
         Raises:
-          InputError: no such rule, or it leaves nothing to train.
+          InputError: unknown rule, or it leaves nothing to train.
         """
         return replace(self, plan=self.plan.with_frozen(rule))
 
     def penalty(
         self, params: Tree, batch: ForwardedBatch, client: Client, rng: jax.Array | None = None
     ) -> jax.Array | int:
-        """The extra loss of one client's model on one minibatch; 0 where there is none.
+        """Return the extra loss of one client's model on one minibatch, or 0.
 
         Args:
           rng: the step's key, for an extra loss that takes a key.
@@ -243,18 +244,18 @@ class Federation:
         return extra(params, batch, client, self.plan, **keys.keyword(extra, rng, PENALTY))
 
     def initial_model(self, key: jax.Array) -> Tree:
-        """A fresh model of one client."""
+        """Return an initial model."""
         return initial_model(self.network, self.data, key, self.initial_values)
 
 
 def initial_model(
     task: Task, data: FederatedData, key: jax.Array, values: Mapping[str, Any]
 ) -> Tree:
-    """A fresh model of one client for the data's samples, with given values by path."""
+    """Return an initial model for the data's samples, with pretrained values by path."""
     return task.bound(values, None).initial_model(key, sample_inputs(task, data))
 
 
 def sample_inputs(task: Task, data: FederatedData) -> jax.Array:
-    """A batch of one sample of zeros, from which a network learns its inputs' shape."""
+    """Return a batch of one sample of zeros, to initialize networks with."""
     shape = (1, *data.sample_shape)
     return jnp.zeros(shape, data.input_dtype(task.dtype))

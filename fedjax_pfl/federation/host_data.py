@@ -1,4 +1,4 @@
-"""Samples that lie in host memory, of which programs get those of some clients."""
+"""Samples in host memory, of which programs receive those of some clients."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,11 +12,11 @@ SPLITS = ("train", "validation", "test")
 
 
 class HostData:
-    """All clients' samples on the host; `of` cuts out those of some clients.
+    """All clients' samples on the host; `of` selects those of some clients.
 
     Attributes:
-      shell: the data without any sample, on the device: sizes, classes and ids of all clients.
-      own: bool [N], the clients whose samples are here, or None for all. Others' are zeros.
+      shell: the data without samples, on the device: sizes, classes and ids of all clients.
+      own: bool [N], clients whose samples are in this process, or None for all; others are zeros.
     """
 
     def __init__(self, data: FederatedData):
@@ -37,17 +37,18 @@ class HostData:
         self.shell: FederatedData = jax.tree.map(_on_device, few)
 
     def most(self, split: str, clients: int) -> int:
-        """The most samples of a split that so many clients hold together; at least 1."""
+        """Return the largest number of samples of any so many clients in a split, at least 1."""
         return max(int(np.sort(self.size[split])[::-1][:clients].sum(dtype=np.int64)), 1)
 
     def of(self, rows: np.ndarray, splits: tuple[str, ...], most: int) -> FederatedData:
-        """The data with the samples of clients alone: their own of the named splits.
+        """Return the data with the samples of some clients in the named splits.
 
-        Arrays have the same shapes for the same splits and `most`.
+        Shapes depend only on `splits` and `most`.
 
         Args:
-          rows: int [any], the clients, in any order; they may repeat.
-          most: how many different clients there may be.
+          rows: int [any], the clients, in any order, with repetitions.
+          splits: names of splits.
+          most: largest number of different clients.
         """
         rows, pools, held, start = np.unique(rows), [], [], 0
         parts = {name: replace(self.shell.split(name), index=None) for name in SPLITS}
@@ -56,7 +57,7 @@ class HostData:
             size, room = self.size[name][rows], self.most(name, most)
             offset = np.zeros_like(self.offset[name])
             offset[rows] = np.cumsum(size) - size
-            pool = np.zeros(room, np.int32)  # what is left over repeats a sample
+            pool = np.zeros(room, np.int32)  # padding repeats a sample
             mine = np.zeros(room, bool)
             for row, at in zip(here, offset[here], strict=True):
                 part = slice(at, at + self.size[name][row])
@@ -77,5 +78,5 @@ class HostData:
 
 
 def _on_device(leaf: Any) -> jax.Array:
-    """What is on devices stays there: on those of several processes as well."""
+    """Put a leaf on the device unless it is on devices already."""
     return leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf)

@@ -33,19 +33,19 @@ PLAIN, CONSTANT = "sgd", "constant"  # the defaults
 
 @struct
 class LocalTraining(Group):
-    """Local training of all clients.
+    """Options of local training.
 
-    A federation holds it as `federation.training`, with its numbers as arrays of the model's type.
+    In a federation, `federation.training`, its numbers are arrays of the model's type.
 
-    "shuffled" draws a new order of a client's samples in each epoch. "partition" keeps that of the
-    partition; "by_class" takes class after class, in the client's own class order (the published
-    PLGA loader). These two never shuffle, and a round continues where the client's last one
-    stopped, so all clients must take part.
+    The batch order "shuffled" draws a new permutation of a client's samples in each epoch, "fresh"
+    in each step. "partition" keeps the order of the partition; "by_class" iterates over classes, in
+    the client's own class order (the published PLGA loader). These two never shuffle, and a round
+    continues where the client's previous round stopped, so all clients must take part.
 
-    `optimizer` is a name, or any hashable function of a learning rate, such as `optax.adam`;
-    momentum and weight decay are then its own options. Its state is new in each round, unless
-    `keep_optimizer_state`. Gradients are clipped before it sees them: with extra losses and an
-    algorithm's corrections, without weight decay.
+    `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
+    has its own momentum and weight decay. Its state is reinitialized in each round unless
+    `keep_optimizer_state` is set. Clipping applies to gradients with extra losses and
+    corrections of algorithms, without weight decay.
     """
 
     local_epochs: int = option(
@@ -132,10 +132,10 @@ class LocalTraining(Group):
                 check_hashable(name, value)
 
     def make_optimizer(self) -> Any:
-        """The factory of the local optimizer.
+        """Return the local optimizer, a function of the learning rate.
 
         Raises:
-          InputError: no such name or option.
+          InputError: unknown name or option.
         """
         if not isinstance(self.optimizer, str):
             return self.optimizer
@@ -149,23 +149,23 @@ class LocalTraining(Group):
         return named_optimizer(self.optimizer, options)
 
     def make_lr_schedule(self) -> Any:
-        """The learning rate's schedule, None for a constant rate.
+        """Return the learning rate schedule, or None for a constant rate.
 
         Raises:
-          InputError: no such name or option.
+          InputError: unknown name or option.
         """
         if not isinstance(self.lr_schedule, str):
             return self.lr_schedule
         return named_schedule(self.lr_schedule, self.lr_schedule_options or {})
 
     def changed(self, **options: Any) -> "LocalTraining":
-        """The same with other values, unchecked.
+        """Return the options with other values, unchecked.
 
-        Epochs given without steps replace the steps; another optimizer or schedule replaces the
-        options of the one before.
+        Epochs replace steps; another optimizer or schedule discards the options of the previous
+        one.
 
         Raises:
-          InputError: no such option, or both epochs and steps.
+          InputError: unknown option, or both epochs and steps.
         """
         known = declared(type(self))
         for name in options:
@@ -196,7 +196,7 @@ class LocalTraining(Group):
         )
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
-        """The learning rate of round `t` of `total`; traced."""
+        """Return the learning rate of round `t` of `total`; traced."""
         decay = self.learning_rate_decay
         rate = self.learning_rate * decay ** t.astype(decay.dtype)
         schedule = self.make_lr_schedule()
@@ -205,10 +205,10 @@ class LocalTraining(Group):
         return rate * jnp.asarray(schedule(t, total), rate.dtype)
 
     def rate_factors(self, total: int) -> np.ndarray:
-        """The schedule's factors of the rate in each round, [total]; empty without a schedule.
+        """Return the schedule's factors in each round, [total]; empty without a schedule.
 
         Raises:
-          InputError: it can't be traced, or a factor is not one finite number of at least 0.
+          InputError: the schedule can't be traced, or a factor is not finite or negative.
         """
         schedule = self.make_lr_schedule()
         if schedule is None:
@@ -230,7 +230,7 @@ class LocalTraining(Group):
         return factors
 
     def local_optimizer(self, learning_rate: jax.Array) -> optax.GradientTransformation:
-        """The optimizer of local steps at that rate; it clips gradients first if asked to."""
+        """Return the optimizer of local steps, including gradient clipping."""
         made = self.make_optimizer()(learning_rate)
         if self.clip_norm is None:
             return made
@@ -238,11 +238,11 @@ class LocalTraining(Group):
 
     @property
     def augmentation(self) -> Augmentation | None:
-        """The random change of training images, or None."""
+        """The data augmentation, or None."""
         return AUGMENTATIONS[self.augment] if isinstance(self.augment, str) else self.augment
 
     def checked(self) -> Self:
-        """The same with values as programs need them.
+        """Return the validated options with hashable values.
 
         Raises:
           InputError: see `validate`.
@@ -258,16 +258,16 @@ class LocalTraining(Group):
     def fitted(
         self, data: FederatedData, plan: LeafPlan, params: Tree, dtype: str
     ) -> "LocalTraining":
-        """The same with its numbers as arrays of the model's type.
+        """Return the options with numbers as arrays of the model's type.
 
         Args:
-          data: of the clients.
-          plan: of the model.
-          params: shapes of the trainable part of the model.
-          dtype: of the model.
+          data: the clients' data.
+          plan: the model's leaf plan.
+          params: shapes of the model's parameters.
+          dtype: the model's type.
 
         Raises:
-          InputError: too many steps to count, or options that do not fit the data or the model.
+          InputError: there are too many steps to count, or options do not fit the data or model.
         """
         self.schedule.check_counts(data.train.capacity)
         if self.extra_loss is not None:
@@ -276,7 +276,7 @@ class LocalTraining(Group):
         return jax.tree.map(lambda number: np.asarray(number, dtype), self)
 
     def numbers(self) -> dict[str, Any]:
-        """The numbers of `SETTABLE`, and the names of another optimizer and schedule."""
+        """Return the numbers of `SETTABLE`, and non-default optimizers and schedules."""
         values = {name: _plain(getattr(self, name)) for name in SETTABLE if name not in NAMES}
         if self.lr_schedule != CONSTANT:
             values["lr_schedule"] = optimizer_name(self.make_lr_schedule())
@@ -286,7 +286,7 @@ class LocalTraining(Group):
         return own | {"optimizer": optimizer_name(self.make_optimizer())}
 
 
-# What a run may set for one algorithm alone: numbers, booleans, and these names.
+# Options that can be set for single algorithms: numbers, booleans, and these names.
 NAMES = ("optimizer", "lr_schedule")
 SETTABLE: dict[str, Option] = {
     name: one
@@ -294,7 +294,7 @@ SETTABLE: dict[str, Option] = {
     if one.kind in (bool, int, float) or name in NAMES
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
-RATES = ("learning_rate", "learning_rate_decay")  # those that vary inside a program
+RATES = ("learning_rate", "learning_rate_decay")  # can be swept within one program
 
 
 def _differ(one: Any, other: Any) -> bool:
@@ -302,15 +302,15 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A number of an array as the shortest decimal of its type: 0.1 for float32's 0.1."""
+    """Return an array's number as the shortest decimal of its type: 0.1 for float32's 0.1."""
     return float(str(value)) if isinstance(value, np.ndarray) else value
 
 
 def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
-    """The local learning rate and its decay as numbers.
+    """Return the learning rate and its decay as checked numbers.
 
     Raises:
-      InputError: a value out of range.
+      InputError: a value is out of range.
     """
     rate, decay = (
         SETTABLE[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
@@ -319,7 +319,7 @@ def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
 
 
 def check_hashable(name: str, value: Any) -> None:
-    """Raises `InputError` unless a value can be part of a compiled program."""
+    """Raise `InputError` unless a value is hashable, as parts of compiled programs must be."""
     try:
         hash(value)
     except TypeError as error:

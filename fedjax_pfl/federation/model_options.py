@@ -1,4 +1,4 @@
-"""The network of a federation, its numbers' types and what it starts with."""
+"""Options of the network: its type, pretrained values, frozen layers and adapters."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ CONVOLUTIONS = ("auto", "xla")
 
 @dataclass(frozen=True)
 class ModelOptions(Group):
-    """The clients' network: its options and its numbers."""
+    """Options of the clients' network."""
 
     model_options: dict[str, Any] | None = option(
         None, "options of a network given by name, such as {'hidden': 32}"
@@ -97,10 +97,10 @@ class ModelOptions(Group):
         require(fits, "model_options", type(given).__name__, allowed)
 
     def task(self, model: Any, dataset: Dataset) -> Task:
-        """The task of the model given to `federate`, for the data set's samples.
+        """Return the task of a model for the data set's samples.
 
         Raises:
-          InputError: no such network, or one that can't take them.
+          InputError: unknown network, or it can't process the samples.
         """
         if isinstance(model, str):
             vocab_size = getattr(dataset, "vocab_size", None)
@@ -124,10 +124,10 @@ class ModelOptions(Group):
         return task
 
     def _objective(self, dataset: Dataset) -> Objective:
-        """The objective that is given by name, else that of the data set's task.
+        """Return the objective by name, or that of the data set's task.
 
         Raises:
-          InputError: no such name, or it can't take the data set's labels.
+          InputError: unknown name, or the objective does not fit the data set's labels.
         """
         if self.objective is None:
             return objective_of(dataset.task)
@@ -135,7 +135,7 @@ class ModelOptions(Group):
         if objective.classes and not dataset.has_classes:
             raise InputError(f"{what} needs classes, and data set {dataset.name!r} has none.")
         shape = objective.shape(dataset.input_shape, dataset.num_outputs)
-        count = max(shape) + 1  # so that labels are not broadcast along another axis
+        count = max(shape) + 1  # prevents labels from being broadcast along another axis
         outputs = jax.ShapeDtypeStruct((count, *shape), jnp.float32)
         labels = jax.ShapeDtypeStruct((count, *dataset.train_y.shape[1:]), dataset.train_y.dtype)
         try:
@@ -155,16 +155,16 @@ class ModelOptions(Group):
     def started(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
     ) -> tuple[Task, dict[str, Any], Match | None]:
-        """(the task with what is given or fixed of its network, given values, what matched).
+        """Return (task with pretrained and frozen leaves, pretrained values, their match).
 
         Args:
-          task: of the whole network.
-          shapes: of its model.
+          task: task of the complete network.
+          shapes: shapes of its leaves.
           order: its blocks in the network's order.
           inputs: shape of a batch.
 
         Raises:
-          InputError: values that don't fit, or frozen layers that leave nothing to train.
+          InputError: values do not fit, or frozen layers leave nothing to train.
         """
         values, match, fixed = {}, None, self._fixed(shapes, order)
         if self.initial_model is not None:
@@ -175,9 +175,9 @@ class ModelOptions(Group):
         return (with_backbone(task, fixed) if values or fixed else task), values, match
 
     def _fixed(self, shapes: Tree, order: Sequence[str]) -> tuple[str, ...]:
-        """Paths of the frozen leaves; with adapters the body's, if nothing else is said."""
+        """Return the paths of frozen leaves; with adapters by default those of the body."""
         plan = leaf_plan(shapes, order=order)
-        if self.lora_rank is not None:  # which are trained in any case
+        if self.lora_rank is not None:  # adapters are always trained
             frozen = selected_leaves("body" if self.freeze is None else self.freeze, plan)
         else:
             frozen = () if self.freeze is None else plan.with_frozen(self.freeze).frozen

@@ -1,4 +1,4 @@
-"""Local optimizers: factories of a learning rate, and those known by name."""
+"""Local optimizers by name, as functions of the learning rate."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ from fedjax_pfl.utils.typing import Tree
 
 @dataclass(frozen=True)
 class SGD(Group):
-    """Factory of the usual local optimizer.
+    """SGD as a function of the learning rate.
 
-    Any hashable `learning_rate -> optax.GradientTransformation` can replace it.
+    It can be replaced with any hashable function `learning_rate -> optax.GradientTransformation`.
     """
 
     momentum: float = option(0.0, "of local SGD", within="[0, 1)")
@@ -54,7 +54,7 @@ def sgd(
     return SGD(momentum, nesterov, weight_decay)(learning_rate)
 
 
-# Those of optax that need nothing but a rate, gradients and parameters.
+# Optimizers of optax that only need a learning rate, gradients and parameters.
 OPTAX = (
     "adabelief", "adadelta", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "amsgrad",
     "fromage", "lamb", "lion", "nadam", "nadamw", "novograd", "radam", "rmsprop",
@@ -64,7 +64,7 @@ OPTIMIZERS: Registry = {"sgd": sgd} | {name: getattr(optax, name) for name in OP
 
 
 def register_optimizer(name: str) -> Callable[[F], F]:
-    """Decorator that gives a local optimizer a name, for scripts and `federate`.
+    """Return a decorator that registers a local optimizer.
 
     The function is `(learning_rate, **options) -> optax.GradientTransformation`; the rate is
     traced. Its options are the parameters whose default is a number or a boolean.
@@ -73,10 +73,10 @@ def register_optimizer(name: str) -> Callable[[F], F]:
 
 
 def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
-    """The factory of that name with options: an `SGD`, or a `Configured` one.
+    """Return the optimizer of a name with options: an `SGD` or a `Configured` function.
 
     Raises:
-      InputError: no such optimizer or option, or a value that it can't have.
+      InputError: unknown optimizer or option, or a value out of range.
     """
     made = configured("optimizer", OPTIMIZERS, name, options)
     own: dict[str, Any] = dict(made.options)
@@ -84,12 +84,13 @@ def named_optimizer(name: str, options: Mapping[str, Any]) -> Callable[..., Any]
 
 
 def check_optimizer(name: str, given: Any) -> None:
-    """Raises `InputError` unless `given` is a hashable factory, with valid numbers where it is SGD.
+    """Raise `InputError` unless `given` is a hashable function that makes an optax optimizer.
 
-    It is called once, with a traced rate; nothing is computed.
+    It is traced once; nothing is computed.
 
     Args:
-      name: its name in sentences.
+      name: name of the option, for error messages.
+      given: the value to check.
     """
     allowed = "a function learning_rate -> optax optimizer"
     require(callable(given), name, type(given).__name__, allowed)
@@ -115,16 +116,17 @@ def check_optimizer(name: str, given: Any) -> None:
 
 
 def optimizer_name(optimizer: Callable[..., Any]) -> str:
-    """Its name in tables: a function's name, or an object's text."""
+    """Return an optimizer's name for tables: a function's name, or an object's text."""
     return getattr(optimizer, "__qualname__", None) or re.sub(
         r" at 0x[0-9a-f]+", "", str(optimizer)
     )
 
 
 def formula(optimizer: Callable[..., Any], params: Tree) -> str:
-    """An optimizer's computation as text: functions of one name may have different formulas.
+    """Return an optimizer's traced computation as text, to tell functions of one name apart.
 
     Args:
+      optimizer: function of the learning rate.
       params: arrays or shapes of one client's parameters.
     """
 

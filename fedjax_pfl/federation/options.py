@@ -1,4 +1,4 @@
-"""The options of `federate` in groups; each group builds its part of a federation."""
+"""The options of `federate` in groups, each of which builds its part of a federation."""
 
 import copy
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SharingOptions(Group):
-    """The leaves of a model that the server aggregates, see `leaf_plan`."""
+    """Options of shared leaves, see `leaf_plan`."""
 
     batch_norm: str | None = option(
         None,
@@ -76,7 +76,11 @@ class SharingOptions(Group):
     )
 
     def plan(self, shapes: Tree, order: Sequence[str]) -> LeafPlan:
-        """The plan of a model of those shapes, with the blocks in the network's order.
+        """Return the leaf plan of a model.
+
+        Args:
+          shapes: shapes of the model's leaves.
+          order: its blocks in the network's order.
 
         Raises:
           InputError: no such block.
@@ -88,7 +92,7 @@ class SharingOptions(Group):
 
 @dataclass(frozen=True)
 class InputOptions(Group):
-    """How models see the data, and the clients' ids."""
+    """Options of the data: input scaling and client ids."""
 
     input_scaling: str = option(
         "default",
@@ -105,17 +109,21 @@ class InputOptions(Group):
         class_sorted: bool = False,
         on_host: bool = False,
     ) -> FederatedData:
-        """The data of all clients, as devices of a platform have it.
+        """Return the data of all clients in the layout of a platform.
 
-        `class_sorted` sorts each client's training samples by class; `on_host` leaves the samples
-        there.
+        Args:
+          dataset: samples and labels.
+          partition: the samples of each client.
+          platform: such as "cpu".
+          class_sorted: sort each client's training samples by class.
+          on_host: keep the samples in host memory.
 
         Raises:
-          InputError: the partition does not fit the data set, or ids are not one for each client.
+          InputError: the partition does not fit the data set, or there is not one id per client.
         """
         samples, targets = dataset.pool()
         labels = dataset.labels
-        # No device will have all of several processes' samples, or of those kept on the host.
+        # No single device holds all samples of several processes, or those kept on the host.
         keep: Any = np.asarray if on_host else jnp.asarray
         partition.validate(len(labels), dataset.num_classes, labels)
         if not len(partition.train.idx):
@@ -162,7 +170,7 @@ class InputOptions(Group):
 
 @dataclass(frozen=True)
 class ScoringOptions(Group):
-    """What is measured of every model."""
+    """Options of scoring."""
 
     metrics: Sequence[str | Metric] | None = option(
         None,
@@ -171,10 +179,10 @@ class ScoringOptions(Group):
     )
 
     def chosen(self, task: Task, data: FederatedData) -> tuple[Metric, ...]:
-        """The metrics for a network's task and the clients' data.
+        """Return the metrics for a network's task and the clients' data.
 
         Raises:
-          InputError: one that the task does not have, or a function that can't be.
+          InputError: the task has no such metric, or a function is no valid metric.
         """
         given, objective = () if self.metrics is None else self.metrics, task.objective
         result = chosen(given, objective, data.num_classes)
@@ -186,7 +194,7 @@ class ScoringOptions(Group):
 
 @dataclass(frozen=True)
 class ExecutionOptions(Group):
-    """How the computation is laid out on devices; results are equal to rounding."""
+    """Options of execution on devices; results are equal to rounding."""
 
     client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
     seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
@@ -199,22 +207,22 @@ class ExecutionOptions(Group):
     eval_batch_size: int = option(100, "samples scored at once", low=1)
     client_state: str = option(
         "auto",
-        "where models and all else that each client keeps lie: {choices}; 'host': in host memory, "
-        "or in a file where that is too small, with the cohort's on the device; 'auto': 'host' "
-        "where 'device' does not fit",
+        "where clients' states are stored: {choices}; 'host': in host memory, or in a file if that "
+        "is too small, with the cohort's rows on the device; 'auto': 'host' if 'device' does not "
+        "fit",
         choices=CLIENT_STATES,
     )
     platform: str | None = option(
         None,
-        "kind of device that programs are made for: {choices}; default: this process's",
+        "platform that programs are compiled for: {choices}; default: this process's",
         choices=PLATFORMS,
     )
 
     def execution(self, steps: np.ndarray) -> Execution:
-        """The strategy for clients of so many local steps [N] a round.
+        """Return the strategy for clients with a number of local steps [N] per round.
 
         Raises:
-          InputError: no such strategy, or more devices than there are.
+          InputError: unknown strategy, or more devices than are available.
         """
         resolved = resolve_execution(
             self.client_execution, self.seed_execution, self.devices, self.platform, self.mesh
@@ -222,7 +230,7 @@ class ExecutionOptions(Group):
         return assign_lanes(replace(resolved, client_state=self.client_state), steps)
 
     def placed(self, task: Task) -> Task:
-        """The task with the networks' form for the platform."""
+        """Return the task with its networks' implementation for the platform."""
         placed = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
         object.__setattr__(placed, "platform", resolve_platform(self.platform))
         return placed

@@ -1,7 +1,7 @@
-"""Which clients take part in a round: sampling, stragglers, and their masks.
+"""Client participation: sampling, stragglers, and the cohort of a round.
 
-Everything here is a pure function of (round, seed, permanent client id), so all algorithms of a
-comparison have the same cohorts, and no algorithm keeps any of it in its state.
+Cohorts are pure functions of (round, seed, permanent client id), so they are the same for all
+algorithms, and no algorithm stores them in its state.
 """
 
 from collections.abc import Mapping
@@ -27,27 +27,27 @@ class Cohort:
     """The M clients of one round; leaves lead with the cohort axis.
 
     Attributes:
-      rows: int32 [M], their positions on the client axis, ascending.
-      ids: int32 [M], their permanent ids: random keys fold these in, never positions.
-      starts: bool [M], begins local training in this round.
-      arrives: bool [M], an upload of this client reaches the server in this round.
-      staleness: int32 [M], rounds between the start of the arriving upload and now.
-      phase: int32 [M], position in the client's straggler cycle (0 for the punctual).
-      delay: int32 [M], rounds that a straggler's first upload is late (0 for the punctual).
-      mask: bool [M], the members for a synchronous algorithm: those that start and arrive in this
-        round, without those whose training went non-finite.
-      diverged: bool [M], members whose training went non-finite in this round.
-      earlier_starts: int32 [M], rounds before this one in which the client began local training;
-        0 under sampling, where no formula gives it.
-      steps: int32 [M], minibatch gradients that the client has computed in this round so far; local
-        training adds to them, also for clients that diverge.
-      num_clients: N.
-      in_place: whether the cohort has all clients, in the order of the client axis.
-      complete: whether the mask is known to be true for all members, so that no lane waits. To
-        leave out members use `keep`, which updates this; do not replace the mask.
-      whole: int32, the rows of the cohort of which this is a part (`member`); None for a whole one.
-      observer: is told of rows that `scatter` refuses, `observer.refused(cohort, rows)`, while a
-        round is traced; None outside of one.
+      rows: int32 [M], rows of the client axis, ascending.
+      ids: int32 [M], permanent ids, which are folded into random keys instead of rows.
+      starts: bool [M], whether the client begins local training in this round.
+      arrives: bool [M], whether an upload of the client reaches the server in this round.
+      staleness: int32 [M], age of the arriving upload in rounds.
+      phase: int32 [M], position in the client's straggler cycle (0 for punctual clients).
+      delay: int32 [M], delay of a straggler's first upload in rounds (0 for punctual clients).
+      mask: bool [M], members of a synchronous algorithm: clients that start and arrive in this
+        round and whose training did not diverge.
+      diverged: bool [M], members whose training became non-finite in this round.
+      earlier_starts: int32 [M], number of earlier rounds in which the client began local training;
+        0 under sampling.
+      steps: int32 [M], minibatch gradients that the client has computed in this round so far,
+        including those of diverged clients.
+      num_clients: N, the number of all clients.
+      in_place: whether the cohort consists of all clients in the order of the client axis.
+      complete: whether the mask is statically all-true. Use `keep` to remove members, which updates
+        this flag; do not replace the mask.
+      whole: int32, the rows of the cohort of which this is a part (`member`), or None.
+      observer: notified of rows that `scatter` refuses while a round is traced, by
+        `observer.refused(cohort, rows)`; otherwise None.
     """
 
     rows: jax.Array
@@ -73,20 +73,20 @@ class Cohort:
 
     @property
     def places(self) -> Rows:
-        """`rows`, as a NumPy array where these are all clients in order."""
+        """`rows`, as a NumPy array if the cohort consists of all clients in order."""
         return np.arange(self.num_clients, dtype=np.int32) if self.in_place else self.rows
 
     def gather(self, stack: Tree) -> Tree:
-        """Rows of the cohort: leaves [N, ...] give [M, ...]."""
+        """Take the cohort's rows: leaves [N, ...] become [M, ...]."""
         trees.check_rows("the gathered stack", stack, self.num_clients)
         return stack if self.in_place else trees.take(stack, self.rows)
 
     def scatter(self, stack: Tree, values: Tree, where: jax.Array | None = None) -> Tree:
-        """Writes `values` [M, ...] into the stack [N, ...] for the members of the mask.
+        """Write `values` [M, ...] into the stack [N, ...] for the members of the mask.
 
-        Absent and diverged clients keep their values bit by bit. So do members whose new values
-        are not finite; the round's record names them ("nonfinite"). `where` [M] replaces the mask
-        for algorithms with stale uploads.
+        Absent and diverged clients keep their values, as do members whose new values are not
+        finite, which the record reports as "nonfinite". `where` [M] replaces the mask, for
+        algorithms with stale uploads.
         """
         trees.check_rows("the scattered values", values, self.size)
         where, finite = self.mask if where is None else where, trees.rows_finite(values, self.size)
@@ -97,63 +97,64 @@ class Cohort:
         return kept if self.in_place else trees.put(stack, self.rows, kept)
 
     def member(self, k: jax.Array | int) -> "Cohort":
-        """The cohort of the single member at position `k`, for work on one after the other."""
+        """Return the cohort of the single member at position `k`, for sequential work."""
         whole = self.rows if self.whole is None else self.whole
         own = jax.tree.map(lambda leaf: leaf[k][None], replace(self, whole=None))
         return replace(own, in_place=False, whole=whole)
 
     def order(self, key: jax.Array) -> jax.Array:
-        """int32 [M]: the positions of the members in a random order, by their permanent ids."""
+        """Return a random order of the members' positions, int32 [M], by their permanent ids."""
         lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype="uint32"))
         return jnp.argsort(lots(self.ids)).astype(jnp.int32)
 
     def keep(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
-        """The cohort without the members that are not `finite` [M]; they count as diverged.
+        """Return the cohort with members that are not `finite` [M] marked as diverged.
 
-        `steps` [M] are added to the gradients that each has computed.
+        `steps` [M] are added to the members' numbers of computed gradients.
         """
         mask, diverged = self.mask & finite, self.diverged | ~finite
         return replace(self.counted(steps), mask=mask, diverged=diverged, complete=False)
 
     def counted(self, steps: jax.Array | int) -> "Cohort":
-        """The same cohort, `steps` [M] added to the gradients that each has computed."""
+        """Return the cohort with `steps` [M] added to the numbers of computed gradients."""
         return replace(self, steps=(self.steps + steps).astype(jnp.int32))
 
     def at_work(self, members: jax.Array) -> "Cohort":
-        """The cohort with `members` [M] (late ones too), without the diverged, as its mask."""
+        """Return the cohort masked to `members` [M], which may be late, without diverged ones."""
         return replace(self, mask=members & ~self.diverged, complete=False)
 
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
-        """The cohort of round `t` if stragglers follow that schedule (`Participation`)."""
+        """Return the cohort of round `t` under another straggler schedule (`Participation`)."""
         times = _times(t, self.delay, schedule)
         return replace(self, **times) if self.in_place else self  # under sampling no client is late
 
     def dropping_late(self) -> "Cohort":
-        """The cohort if late uploads are dropped: a straggler waits first, and begins in the
-        round in which its late upload would have come.
+        """Return the cohort if late uploads are dropped.
+
+        A straggler then waits first, and begins in the round in which its upload would arrive.
         """
         begun = (self.phase > 0) & (self.phase <= self.delay)  # not yet, in this cohort
         earlier = self.earlier_starts - begun
         return replace(self, starts=self.arrives, arrives=self.mask, earlier_starts=earlier)
 
     def flushed(self, now: jax.Array) -> "Cohort":
-        """The cohort in which, if `now`, uploads on their way arrive at once."""
+        """Return the cohort in which pending uploads arrive in this round if `now`."""
         waiting = (self.phase > 0) & (self.phase < self.delay) & now
         staleness = jnp.where(waiting, self.phase, self.staleness)
         return replace(self, arrives=self.arrives | waiting, staleness=staleness)
 
     def spread(self, values: jax.Array, fill: float) -> jax.Array:
-        """Per-member values [M, ...] as per-client values [N, ...], `fill` for the absent."""
+        """Expand per-member values [M, ...] to [N, ...], with `fill` for absent clients."""
         if self.in_place:
             return values
         full = jnp.full((self.num_clients, *values.shape[1:]), fill, values.dtype)
         return full.at[self.rows].set(values)
 
     def expand(self, weights: jax.Array) -> jax.Array:
-        """A mixing matrix of the cohort, [..., M, M] or [..., M, N], as [..., N, N].
+        """Expand a mixing matrix [..., M, M] or [..., M, N] to [..., N, N].
 
-        A client that received nothing (absent, diverged, or with a row of zeros) kept its model:
-        its row is the identity's.
+        Clients that keep their model (absent, diverged, or with a row of zeros) have rows of the
+        identity.
         """
         own = ~self.mask | ~jnp.any(weights != 0, axis=-1)
         identity = jnp.eye(self.num_clients, dtype=weights.dtype)
@@ -168,13 +169,13 @@ class Cohort:
         return full.at[..., self.rows[:, None], self.rows[None, :]].set(weights)
 
     def gather_pairs(self, pairs: Tree) -> Tree:
-        """Rows and columns of the cohort: leaves [N, N, ...] give [M, M, ...]."""
+        """Take the cohort's rows and columns: leaves [N, N, ...] become [M, M, ...]."""
         if self.in_place:
             return pairs
         return jax.tree.map(lambda leaf: leaf[self.rows[:, None], self.rows[None, :]], pairs)
 
     def scatter_pairs(self, pairs: Tree, values: Tree) -> Tree:
-        """Writes `values` [M, M, ...] into the pairs [N, N, ...] where both take part."""
+        """Write `values` [M, M, ...] into the pairs [N, N, ...] of members of the mask."""
         both = self.mask[:, None] & self.mask[None, :]
         kept = trees.where(both, values, self.gather_pairs(pairs))
         if self.in_place:
@@ -185,15 +186,16 @@ class Cohort:
 
 @struct
 class Participation:
-    """How cohorts are formed.
+    """Sampling of cohorts, and stragglers.
 
     Attributes:
-      delay: int32 [N], 0 for punctual clients; a straggler's first upload arrives that much later.
+      delay: int32 [N], delay of a straggler's first upload in rounds; 0 for punctual clients.
       cohort_size: M, clients sampled in each round, uniformly and without replacement.
       punctual: whether there are no stragglers.
       schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
-        starts in phase 0, that upload arrives in phase d, and in phase d + 1 it starts and arrives
-        like a punctual client. "paper" (period d + 1): starts in phase 0, arrives in phase d.
+        the client starts in phase 0, its upload arrives in phase d, and in phase d + 1 it starts
+        and arrives like a punctual client. "paper" (period d + 1): it starts in phase 0 and arrives
+        in phase d.
     """
 
     delay: jax.Array
@@ -202,7 +204,7 @@ class Participation:
     schedule: str = static(default="code")
 
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
-        """The cohort of round `t` (counted from 0); `key` is the run's, `ids` int32 [N]."""
+        """Return the cohort of round `t` (from 0), given the run's key and `ids` int32 [N]."""
         num_clients, size = ids.shape[0], self.cohort_size
         if size == num_clients:
             rows = jnp.arange(num_clients, dtype=jnp.int32)
@@ -227,7 +229,7 @@ class Participation:
 
 
 def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array]:
-    """A cohort's fields in round `t`, [M] each, for clients late by `delay` [M]."""
+    """Return fields of a cohort in round `t`, [M] each, for clients with `delay` [M]."""
     late = delay > 0
     period = jnp.where(late, delay + (2 if schedule == "code" else 1), 1)
     phase = t % period
@@ -246,10 +248,10 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
 
 @dataclass(frozen=True)
 class ParticipationOptions(Group):
-    """Who takes part in a round, see `Participation`."""
+    """Options of participation, see `Participation`."""
 
     participation: float = option(
-        1.0, "part of the clients that takes part in a round", within="(0, 1]", noun="a fraction"
+        1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
     )
     stragglers: Mapping[int, int] | None = option(
         None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
@@ -270,12 +272,12 @@ class ParticipationOptions(Group):
             )
 
     def cohorts(self, num_clients: int) -> Participation:
-        """How the cohorts of so many clients are formed.
+        """Return the participation of a number of clients.
 
-        Of a part of them that is no whole number the nearest is taken, at least one.
+        The cohort's size is rounded to the nearest whole number, at least one.
 
         Raises:
-          InputError: a value that can't be, or no such client.
+          InputError: a value is not allowed, or there is no such client.
         """
         self.validate()
         delay = np.zeros((num_clients,), np.int32)

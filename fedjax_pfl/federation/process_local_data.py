@@ -1,4 +1,4 @@
-"""Samples in the host memory of several processes, each of which has those of its own clients."""
+"""Samples in the host memory of several processes, each holding those of its own clients."""
 
 from dataclasses import replace
 
@@ -13,11 +13,11 @@ from fedjax_pfl.federation.host_data import SPLITS, HostData
 
 
 def process_local(data: FederatedData) -> FederatedData:
-    """The data on this process's host, with its own clients' samples alone (`FederatedData.own`).
+    """Return the data in this process's host memory, restricted to its own clients.
 
-    Where samples lie on devices in parts, a process's own clients are those of its devices;
-    otherwise as many one after the other. In one process, and where it is so already, the data are
-    returned as they are.
+    If samples are sharded over devices, a process's own clients are those of its devices; otherwise
+    clients are divided into contiguous blocks (`FederatedData.own`). Data of a single process, and
+    process-local data, are returned unchanged.
     """
     if not several() or data.own is not None:
         return data
@@ -51,8 +51,7 @@ def _of_split(data: FederatedData, name: str) -> tuple:
 
 
 def _from_devices(data: FederatedData) -> FederatedData:
-    """`process_local` of parts of the pool on this process's devices; of equal ones, one
-    process's."""
+    """Return `process_local` of sharded data; a replicated shard belongs to one process."""
     own, places, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
     for shard in data.samples.addressable_shards:
         if shard.replica_id == 0:
@@ -62,7 +61,7 @@ def _from_devices(data: FederatedData) -> FederatedData:
     own[np.isin(homes, numbers)] = True
 
     def here(array: jax.Array) -> np.ndarray:
-        """This process's parts of an array, one after the other; zeros if it has none."""
+        """Concatenate this process's shards of an array; zeros if it has none."""
         shards = {shard.device: shard.data for shard in array.addressable_shards}
         parts = [np.asarray(shards[places[k]]) for k in numbers]
         return np.concatenate(parts) if parts else np.zeros((1, *array.shape[1:]), array.dtype)
@@ -82,9 +81,9 @@ def _from_devices(data: FederatedData) -> FederatedData:
 
 
 def on_all_devices(data: FederatedData, own: np.ndarray | None) -> FederatedData:
-    """Samples and labels of some clients, zeros for others than `own`, on the devices of all.
+    """Combine samples and labels of all processes on the devices of all processes.
 
-    All processes give theirs together; all have those of all clients then.
+    A collective operation; each process passes zeros for clients other than `own`.
     """
     if own is None:
         return data
@@ -95,7 +94,7 @@ def on_all_devices(data: FederatedData, own: np.ndarray | None) -> FederatedData
 
 
 def all_process_data(data: FederatedData) -> FederatedData:
-    """All clients' samples on every process's host, of data `process_local`; all together."""
+    """Gather process-local data on every process's host; a collective operation."""
     if data.own is None:
         return data
     held, everyone = HostData(data), np.arange(data.num_clients)

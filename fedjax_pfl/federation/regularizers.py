@@ -1,4 +1,4 @@
-"""Extra loss terms: a federation's, for every algorithm, or one algorithm's own."""
+"""Extra loss terms of local training, for all algorithms or a single one."""
 
 from collections.abc import Callable
 
@@ -22,47 +22,46 @@ PENALTY = 2**31 - 4  # what a step's key is folded with for a federation's extra
 
 
 class ExtraLoss:
-    """Base class of what `federate(extra_loss=...)` takes; a `struct`, so its numbers are traced.
+    """Base class of `federate(extra_loss=...)`; a `struct`, so that its numbers are traced.
 
-    It is added to the minibatch loss of every local step and to full gradients, whatever the
-    algorithm: `ctx.sgd_step` has it too. An algorithm with a gradient of its own calls
-    `Federation.penalty`.
+    The term is added to the minibatch loss of every local step, including `ctx.sgd_step`, and to
+    full gradients. Algorithms that compute their own gradients call `Federation.penalty`.
     """
 
     def validate(self) -> None:
-        """Raises `InputError` for a number out of range."""
+        """Raise `InputError` for a number out of range."""
 
     def check(self, params: Tree, plan: LeafPlan, num_classes: int) -> None:
-        """Raises `InputError` where a model (shapes of its parameters) can't have this term.
+        """Raise `InputError` if a model (given as shapes of its parameters) can't have this term.
 
-        `num_classes` is 0 where samples have no classes.
+        `num_classes` is 0 if samples have no classes.
         """
 
     def __call__(
         self, params: Tree, batch: ForwardedBatch, client: Client, plan: LeafPlan
     ) -> jax.Array:
-        """The loss [] of one client's model on one minibatch.
+        """Return the loss [] of one client's model on one minibatch.
 
-        `batch.logits` and `batch.features` are those of the minibatch loss's own forward pass. With
-        a further parameter `key`, it gets a random key of its own in each step of each client.
+        `batch.logits` and `batch.features` come from the forward pass of the minibatch loss. An
+        extra loss with a further parameter `key` receives a separate random key in each step.
         """
         raise NotImplementedError
 
 
 def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array]:
-    """(mu / 2) |w - w_ref|^2, a ready `extra_loss` of local training; its gradient mu (w - w_ref).
+    """Return the proximal term (mu / 2) |w - w_ref|^2 as an `extra_loss` of local training.
 
-    w_ref is given to local training beside the models: parameters [...] for all clients, or
-    [M, ...] with one row for each member:
+    The reference w_ref is passed to local training: parameters [...] for all clients, or [M, ...]
+    with one row for each member:
 
         ctx.train(models, extra_loss=pfl.training.proximal(mu), broadcast=server["params"])
         ctx.train(models, extra_loss=pfl.training.proximal(mu), operands=own["params"])
 
-    Where both are given, w_ref is the broadcast. Leaves that are None in it, such as private ones,
-    have no term. `mu` may be traced.
+    If both are given, w_ref is the broadcast. Its leaves that are None, such as private leaves, are
+    ignored. `mu` may be traced.
 
     Raises:
-      TypeError: while it is traced, where neither is given or it is not like the parameters.
+      TypeError: neither is given, or the reference does not match the parameters.
     """
 
     def difference(reference: jax.Array | None, leaf: jax.Array) -> jax.Array | None:
@@ -84,10 +83,10 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Cli
 
 
 def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
-    """The weight [d, C] of the block that the plan names as head.
+    """Return the weight matrix [d, C] of the head.
 
     Raises:
-      InputError: that block has no matrix with one column for each class.
+      InputError: the head has no matrix with one column for each class.
     """
     trainable = [i for i, path in enumerate(plan.paths) if path.partition("/")[0] == "params"]
     for i, leaf in zip(trainable, jax.tree.leaves(params), strict=True):
@@ -100,18 +99,18 @@ def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Arr
 
 
 def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:
-    """Parts of a client's samples that its model takes to be of each class, [C].
+    """Estimate a client's class distribution from its classifier, [C].
 
-    They are the L2 norms of the classifier's columns over their sum (cwFedAVG, eq. 9); the bias is
-    left out.
+    The estimate is the normalized L2 norms of the classifier's columns (cwFedAVG, eq. 9), without
+    the bias.
 
     Args:
       params: one client's parameters.
-      plan: says which block classifies.
+      plan: names the head.
       num_classes: C.
 
     Raises:
-      InputError: that block has no matrix with one column for each class.
+      InputError: the head has no matrix with one column for each class.
     """
     kernel = classifier_kernel(params, plan, num_classes)
     norms = jnp.sqrt(jnp.sum(jnp.square(kernel), axis=0) + 1e-24)  # no 0/0 in the gradient
@@ -121,13 +120,14 @@ def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> ja
 def weight_distribution(
     params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array | float
 ) -> jax.Array:
-    """WDR: weight / 2 times the distance between estimated and true class shares.
+    """Weight distribution regularizer: weight / 2 times the distance of class distributions.
 
-    cwFedAVG, section 4.2. The norm is not squared, and the factor 1/2 is the published code's.
+    It is the distance between estimated and true class distributions (cwFedAVG, section 4.2). The
+    norm is not squared, and the factor 1/2 is that of the published code.
 
     Args:
       params: one client's parameters.
-      plan: says which block classifies.
+      plan: names the head.
       class_counts: [C], the client's training samples of each class.
       weight: lambda.
     """
@@ -140,10 +140,10 @@ def weight_distribution(
 
 @struct
 class WeightDistribution(ExtraLoss):
-    """WDR, see `weight_distribution`: the part of cwFedAVG that other algorithms can take over.
+    """The weight distribution regularizer (WDR) of cwFedAVG as an extra loss of any algorithm.
 
     Attributes:
-      weight: lambda. 10 is the published default for CIFAR-10.
+      weight: lambda; 10 is the published default for CIFAR-10.
     """
 
     weight: float = 10.0

@@ -1,4 +1,4 @@
-"""What happens to clients' uploads on their way to the server."""
+"""Transformations of uploads on their way to the server."""
 
 from typing import Protocol
 
@@ -12,26 +12,26 @@ from fedjax_pfl.utils.typing import Tree
 
 
 class UploadStage(Protocol):
-    """A step between what members send and what the server receives; a pytree."""
+    """A transformation of uploads between members and server; a pytree."""
 
     def __call__(self, sent: Tree, reference: Tree, cohort: Cohort, what: str) -> Tree:
-        """What the server receives of the members, leaves [M, ...].
+        """Return what the server receives from the members, leaves [M, ...].
 
         Args:
           sent: what the members send, [M, ...].
           reference: what the server already holds in its place, [M, ...].
-          cohort: the members; those outside of `cohort.mask` send nothing that counts.
-          what: names this sending among the round's.
+          cohort: the members; uploads of members outside of `cohort.mask` are not used.
+          what: name of the upload, unique within a round.
         """
         ...
 
 
 @struct
 class FreeRiders:
-    """Clients that send back what the server already holds of them.
+    """Free riders, which send back what they received.
 
     Attributes:
-      ids: int32 [A], their permanent ids.
+      ids: int32 [A], permanent ids of the free riders.
     """
 
     ids: jax.Array

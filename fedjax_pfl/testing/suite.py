@@ -25,6 +25,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.testing.reads import check_reads
 from fedjax_pfl.testing.steps import check_steps
 from fedjax_pfl.testing.toys import (
     CAPACITY,
@@ -228,6 +229,13 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 def recorded_steps(algorithm: Algorithm) -> None:
     """The record has every step of `ctx.train`, and `schedules` names each schedule of it."""
     check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
+
+
+@check
+@in_double_precision
+def declared_reads(algorithm: Algorithm) -> None:
+    """`reads` declares whose state and samples a round needs, and no more than these."""
+    check_reads(algorithm, _partial(algorithm))
 
 
 @check

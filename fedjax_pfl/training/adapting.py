@@ -1,4 +1,4 @@
-"""Local steps on copies of models: before they are scored, or for clients that come late."""
+"""Local adaptation of model copies, before scoring or for new clients."""
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,16 @@ def adapt(
     key: Key,
     learning_rate: Scalar,
 ) -> Stack:
-    """Copies of `models` for a cohort, trained locally as `how` says, [M, ...].
+    """Train copies of `models` for a cohort as `how` specifies, [M, ...].
 
-    A copy that goes non-finite is the unadapted model. With "head" or "body" all other leaves
-    are unchanged, running statistics of their normalisation layers included. Leaves that rounds
-    leave frozen are trained too.
+    A copy that becomes non-finite is replaced with the unadapted model. With "head" or "body" all
+    other leaves stay unchanged, including running statistics of their normalization layers. Leaves
+    that rounds leave frozen are trained too.
 
     Args:
       models: [M, ...], or one `Broadcast` model.
-      key: of the round, for this purpose.
-      learning_rate: the round's.
+      key: the round's key for this purpose.
+      learning_rate: the round's learning rate.
     """
     if how.optimizer is not None:
         federation = federation.replace_training(optimizer=how.optimizer, clip_norm=None)

@@ -1,4 +1,4 @@
-"""Every client's local loop over its own samples, at its true length."""
+"""Local loops over each client's own samples, without padding to a common length."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ class ClientRuns(NamedTuple):
     """The results of `run_clients`.
 
     Attributes:
-      carry: [M, ...]. A client whose carry at the end is not finite, or too large for its squares
-        to be summed, gets its first carry back: no NaN leaves the executor, and no value that
-        makes one of other clients' distances or of an adaptive server.
-      finite: bool [M], whether the carry was neither (`trees.squares_fit`).
+      carry: [M, ...]. If a client's final carry is not finite, or too large for its squares to be
+        summed, its initial carry is returned, so that distances between clients and adaptive
+        servers stay finite.
+      finite: bool [M], False for such clients (`trees.squares_fit`).
       steps: int32 [M], calls of each client's `step`; 0 for inactive clients.
     """
 
@@ -40,10 +40,9 @@ class ClientRuns(NamedTuple):
 
 
 class _Lane(NamedTuple):
-    """One client's operands: its row, carry, operand, cursor and number of steps.
+    """One client's row, initial carry, operand, first step and number of steps.
 
-    The carry is () where all clients begin from the same one. Without a cursor it is 0; without a
-    number of steps it is the schedule's.
+    The carry is () if all clients share it. `start` None is 0; `steps` None is the schedule's.
     """
 
     row: jax.Array
@@ -54,8 +53,8 @@ class _Lane(NamedTuple):
 
 
 class _Common(NamedTuple):
-    """Shared by all clients: the carry that all begin with, or None, operands, the data and their
-    split whose samples are used, the round's key."""
+    """Operands shared by all clients: the common initial carry or None, broadcast operands, the
+    data, the split in use, and the round's key."""
 
     carry: Tree
     broadcast: Tree
@@ -65,8 +64,7 @@ class _Common(NamedTuple):
 
 
 class _Walk(NamedTuple):
-    """Samples of one client, steps of an epoch (of one order), and those that it begins and stops
-    at."""
+    """A client's number of samples, steps per epoch (per order), and first and last step."""
 
     size: jax.Array
     per_order: jax.Array
@@ -75,9 +73,9 @@ class _Walk(NamedTuple):
 
 
 class _Position(NamedTuple):
-    """State of one client's loop: the next step, this epoch's end and order, the carry.
+    """State of one client's loop: the next step, the epoch's end and order, and the carry.
 
-    The order is that of the client's samples, by where the pool has them.
+    The order holds positions of the client's samples in the pool.
     """
 
     k: jax.Array
@@ -88,15 +86,15 @@ class _Position(NamedTuple):
 
 @dataclass(frozen=True)
 class _ClientLoop:
-    """One client's loop over its own samples: an epoch is a segment, a minibatch a step.
+    """One client's loop over its samples: an epoch is a segment, a minibatch a step.
 
     Attributes:
-      common: see `_Common`; on the device where the loop runs.
+      common: shared operands, on the device where the loop runs.
       step, schedule, finish: see `run_clients`.
-      dtype: of the models' inputs.
-      augment: random change of the split's samples, or None.
+      dtype: type of the models' inputs.
+      augment: data augmentation, or None.
       together: whether all clients begin with the same carry.
-      platform: that the program is made for.
+      platform: platform of the program.
     """
 
     common: _Common
@@ -126,7 +124,7 @@ class _ClientLoop:
         return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
     def _walk(self, lane: _Lane) -> _Walk:
-        # Where all sizes are equal, a client's size does not depend on the row.
+        # If all sizes are equal, the size does not depend on the row.
         part = self.common.part
         size = part.size[0] if part.equal else part.size[lane.row]
         count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
@@ -217,27 +215,25 @@ def run_clients(
     epochs: jax.Array | None = None,
     finish: Callable[[Tree, Client], Tree] | None = None,
 ) -> ClientRuns:
-    """Runs a local loop on every named client, each over its own samples and number of steps.
+    """Run a local loop on each of the given clients, over its own samples and number of steps.
 
     Args:
       federation: the clients.
       step: `step(carry, batches, rng, broadcast, client) -> carry`. `batches` is one `Batch`, or a
-        tuple of them where the schedule hands out several; `carry` is any pytree.
-      carry: leaves [M, ...], or `Broadcast(tree)` where all clients begin from the same.
-      rows: int32 [M], rows of the client axis; traced, any length, one included. All clients in
-        order are best given as a NumPy array (`Cohort.places`).
-      key: key of the round and purpose; the executor folds in permanent ids.
-      schedule: which batches in which order.
-      broadcast: operands without a client axis, handed to every step.
-      operands: read-only operands of each client, leaves [M, ...]; found in `client.operand`.
-      split: "train", "validation" or "test", or a `Split`, such as a window of one. Samples are
-        augmented under the name "train" alone.
-      active: bool [M]; the others take no step and keep their carry.
-      cursor: int32 [M], steps taken before, for unshuffled schedules, which continue there.
-      epochs: int32 [M], passes of each client over its samples, no more than the schedule's, which
-        all take by default.
-      finish: `finish(carry, client)` makes the result from a client's last carry, and from its
-        first where it diverged.
+        tuple if the schedule has several batches per step; `carry` is any pytree.
+      carry: initial carries [M, ...], or `Broadcast(tree)` if all clients begin with the same one.
+      rows: int32 [M], rows of the client axis; may be traced. Pass all clients in order as a NumPy
+        array (`Cohort.places`).
+      key: key of the round and purpose; permanent client ids are folded in.
+      schedule: batches and their order.
+      broadcast: operands without a client axis, passed to every step.
+      operands: read-only operands of each client, leaves [M, ...], passed as `client.operand`.
+      split: "train", "validation" or "test", or a `Split`, such as a window of one. Only "train" is
+        augmented.
+      active: bool [M]; other clients take no step and keep their carry.
+      cursor: int32 [M], steps taken before; unshuffled schedules continue there.
+      epochs: int32 [M], epochs of each client, at most the schedule's (the default).
+      finish: `finish(carry, client)` maps a client's final carry to its result.
 
     Raises:
       TypeError: a stack does not lead with one row for each of `rows`.

@@ -1,4 +1,4 @@
-"""Local training between download and upload: epochs or steps of SGD on a client's samples."""
+"""Local training: epochs or steps of SGD on each client's samples."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,15 +23,15 @@ from fedjax_pfl.utils.typing import Tree
 class Trained:
     """The results of local training: `models, cohort, loss = ctx.train(...)`.
 
-    Where requested, `gradient` and `optimizer_state` follow, in this order.
+    If requested, `gradient` and `optimizer_state` follow, in this order.
 
     Attributes:
-      models: [M, ...]; a client that diverged or stayed inactive keeps its first model.
-      cohort: the cohort without clients whose training went non-finite, with the steps counted.
-      loss: [M], mean over the local steps of the minibatch loss (0 without steps).
-      gradient: like the parameters, [M, ...], mean of the minibatch gradients of all steps: raw
-        gradients, before corrections, momentum or decay (0 without steps).
-      optimizer_state: [M, ...]; a client that diverged or stayed inactive keeps its first one.
+      models: [M, ...]; diverged and inactive clients keep their initial model.
+      cohort: the cohort without diverged clients, with the steps counted.
+      loss: [M], mean minibatch loss over the local steps (0 without steps).
+      gradient: like the parameters, [M, ...], mean raw minibatch gradient over the local steps,
+        before corrections, momentum and weight decay (0 without steps).
+      optimizer_state: [M, ...]; diverged and inactive clients keep their initial state.
     """
 
     models: Tree
@@ -62,23 +62,27 @@ def train(
     begun: jax.Array | bool | None = None,
     **step_options: Any,
 ) -> Trained:
-    """Local training of a cohort from `models` [M, ...], or from one `Broadcast` model.
+    """Train a cohort locally from `models` [M, ...], or from one `Broadcast` model.
 
     Args:
+      federation: the clients and their training options.
+      models: initial models.
+      cohort: who trains.
       key: the round's key for this purpose.
+      learning_rate: [], learning rate of all local steps.
       schedule: batches and their order; the federation's by default.
       broadcast, operands, cursor, epochs: see `run_clients`.
       active: bool [M], the members that train; the cohort's mask by default.
       optimizer_state: [M, ...], states of the local optimizers from earlier rounds, returned
-        updated; by default they are new in each round.
-      begun: bool [M], the members whose optimizers have those states; the others' are new. False:
-        all are new, and their states are returned.
+        updated; by default optimizers are reinitialized in each round.
+      begun: bool [M], the members to which `optimizer_state` applies; other optimizers are
+        initialized. False: all are initialized, and their states are returned.
       **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
-        `updates_per_batch` of `LocalStep`.
+        `updates_per_batch`, see `LocalStep`.
 
     Raises:
-      TypeError: a stack does not lead with one row for each member, or the optimizers' state is
-        another optimizer's, or over other leaves.
+      TypeError: a stack does not lead with one row for each member, or `optimizer_state` belongs to
+        another optimizer or other leaves.
     """
     if cohort.whole is not None:
         data = federation.data.narrowed(cohort.whole, cohort.rows)
@@ -132,12 +136,10 @@ def train(
 def full_gradient(
     federation: Federation, models: Tree, cohort: Cohort, key: jax.Array
 ) -> tuple[Tree, Cohort]:
-    """Gradient of each client's loss over all its training samples, like the parameters [M, ...].
+    """Return the gradient of each client's loss over all its training samples, [M, ...].
 
-    The federation's extra loss is part of it.
-
-    Summed over minibatches, so that no batch is as large as a client. Statistics of normalisation
-    layers are unchanged, and samples are not augmented.
+    The federation's extra loss is included. The gradient is summed over minibatches to bound
+    memory. Normalization statistics are not updated, and samples are not augmented.
 
     Returns:
       (gradients, the cohort without clients whose gradient is not finite, with one step counted for

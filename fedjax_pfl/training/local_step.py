@@ -1,4 +1,4 @@
-"""The ready local step: one minibatch of the local optimizer, as a value to compose."""
+"""The local SGD step on one minibatch, as a composable object."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -27,9 +27,9 @@ Correction = Callable[..., Tree]
 
 @struct
 class LocalState:
-    """The carry of a `LocalStep`: a model, its optimizer's state, sums of loss and gradient.
+    """The carry of a `LocalStep`: a model, its optimizer state, and sums of loss and gradient.
 
-    The sums are over all steps: divide them by `client.num_steps` for the mean.
+    The sums run over all steps; divide them by `client.num_steps` for the mean.
     """
 
     model: Tree
@@ -43,7 +43,7 @@ class LossAndGradient(NamedTuple):
 
     Attributes:
       loss: [], the minibatch loss, without extra losses.
-      gradient: like the parameters, of the loss with all extra losses.
+      gradient: like the parameters, including all extra losses.
       statistics: the model's other collections, updated by the pass; {} if it has none.
       rng: the step's key, from which corrections and optimizers draw.
     """
@@ -60,28 +60,27 @@ EXTRA, CORRECT, OPTIMIZER = 2**31 - 1, 2**31 - 2, 2**31 - 3
 
 @dataclass(frozen=True)
 class LocalStep:
-    """One minibatch of the local optimizer, the same in `ctx.train` and in an algorithm's own loop.
+    """One step of the local optimizer on a minibatch.
 
-    Momentum, weight decay, the federation's extra loss, dropout and statistics of normalisation
-    layers are part of it. `step(state, batch, rng, broadcast, client)` is a step of
-    `ctx.run_clients`, with `step.begin(model)` to begin with; an algorithm that carries more than
-    one model calls it for each. Other steps can be composed of its two halves:
-    `loss_and_gradient` at any model, and `update` of a state along the gradient.
+    It includes momentum, weight decay, the federation's extra loss, dropout and normalization
+    statistics, and is the step of `ctx.train`. In an algorithm's own loop,
+    `step(state, batch, rng, broadcast, client)` is a step of `ctx.run_clients` whose initial carry
+    is `step.begin(model)`; call it for each model if there are several. Other steps are composed of
+    its two halves, `loss_and_gradient` at any model and `update` of a state along a gradient.
 
     Attributes:
-      federation: task, optimizer, and the extra loss of all algorithms.
+      federation: the task, the optimizer, and the extra loss of all algorithms.
       learning_rate: scalar.
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
         `batch.logits` and `batch.features` are those of the same forward pass.
-      objective: `objective(model, batch, rng, broadcast, client)`, a `Forward` with the minibatch
-        loss in place of the task's own, `federation.task.forward(model, batch, rng)`. Extra losses
-        are added to it.
-      correct: `correct(gradient, params, broadcast, client)`, the gradient to use instead. Where it
-        or `extra_loss` has a parameter `key`, it gets a key of its own for each step. So does an
+      objective: `objective(model, batch, rng, broadcast, client)`, a `Forward` that replaces
+        `federation.task.forward(model, batch, rng)`. Extra losses are added to it.
+      correct: `correct(gradient, params, broadcast, client)` returns the gradient to use. If it or
+        `extra_loss` has a parameter `key`, it receives a separate key in each step. So does an
         optimizer whose state holds a random key, such as `optax.noisy_sgd`.
-      trainable: tree of booleans like the parameters; False leaves are unchanged, and the
-        optimizer does not see them. By default all but the plan's frozen leaves.
-      mean_gradient: also sum up the raw minibatch gradients.
+      trainable: tree of booleans like the parameters; False leaves stay unchanged and are hidden
+        from the optimizer. By default all but the plan's frozen leaves.
+      mean_gradient: also sum the raw minibatch gradients.
       updates_per_batch: successive steps on the same minibatch, each with a new gradient; losses
         and gradients are averaged over them.
     """
@@ -103,14 +102,14 @@ class LocalStep:
         object.__setattr__(self, "_optimizer", made)
 
     def begin(self, model: Tree) -> LocalState:
-        """The state of one client's model before its first step."""
+        """Return the state of one client's model before its first step."""
         zero = jnp.zeros((), self.federation.task.dtype)
         total = jax.tree.map(jnp.zeros_like, model["params"]) if self.mean_gradient else None
         memory = self._optimizer_of(self._moving(model)).init(model["params"])
         return LocalState(model, memory, zero, total)
 
     def begin_all(self, models: Tree | Broadcast) -> LocalState | Broadcast:
-        """The states of models [M, ...], or of one `Broadcast` model, to begin a loop with."""
+        """Return the initial states of models [M, ...], or of one `Broadcast` model."""
         if isinstance(models, Broadcast):
             return Broadcast(self.begin(models.model))
         return jax.vmap(self.begin)(models)
@@ -118,7 +117,7 @@ class LocalStep:
     def __call__(
         self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LocalState:
-        """One step on one minibatch."""
+        """Take one step on one minibatch."""
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
             found = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
@@ -128,7 +127,7 @@ class LocalStep:
     def loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LossAndGradient:
-        """Loss and gradient at any model; no parameter changes."""
+        """Compute loss and gradient at a model; its parameters do not change."""
         federation = self.federation
 
         def total(params):
@@ -158,11 +157,12 @@ class LocalStep:
         broadcast: Tree = None,
         client: Client | None = None,
     ) -> LocalState:
-        """One step of the optimizer along a gradient; the statistics become those found.
+        """Take one optimizer step along a gradient and adopt the new statistics.
 
         Args:
-          state: whose parameters move.
-          found: at this model or another one; `found._replace(gradient=...)` for another gradient.
+          state: state whose parameters are updated.
+          found: loss and gradient, at this model or another one; use `found._replace(gradient=...)`
+            for another gradient.
           broadcast, client: arguments of `correct`.
         """
         parts = self.updates_per_batch
@@ -170,7 +170,7 @@ class LocalStep:
         if self.mean_gradient:
             total = jax.tree.map(lambda t, g: t + g / parts, state.gradient, gradient)
         if self.correct is not None:
-            # One that looks at no client needs none.
+            # `client` may be None for corrections that ignore it.
             gradient = self.correct(
                 gradient,
                 params,
@@ -195,7 +195,7 @@ class LocalStep:
         return self.trainable is None and any(self.federation.plan.frozen)
 
     def _moving(self, model: Tree) -> Tree | None:
-        """Which parameters the optimizer moves; None: all."""
+        """Return which parameters the optimizer updates; None for all."""
         if not self._frozen:
             return self.trainable
         frozen = self.federation.plan.frozen_mask(model)["params"]
@@ -208,10 +208,10 @@ class LocalStep:
 def local_step(
     federation: Federation, learning_rate: jax.Array, options: dict[str, Any]
 ) -> LocalStep:
-    """The `LocalStep` with options given by name.
+    """Return the `LocalStep` with options given by name.
 
     Raises:
-      InputError: no such option.
+      InputError: unknown option.
     """
     known = [one.name for one in fields(LocalStep) if one.init][2:]
     for name in options:

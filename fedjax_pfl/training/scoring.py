@@ -1,4 +1,4 @@
-"""Scores of models on their clients' samples: one stack, or candidates for each client."""
+"""Scores of models on clients' samples: one model each, or several candidates."""
 
 from functools import partial
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from fedjax_pfl.utils.typing import Rows, Stack, Tree
 
 
 class _Common(NamedTuple):
-    """Shared by all clients: models, the data and their split whose samples are used."""
+    """Operands shared by all clients: models, the data, and the split in use."""
 
     models: Tree
     data: FederatedData
@@ -30,8 +30,8 @@ class _Common(NamedTuple):
 
 
 class _Scored(NamedTuple):
-    """One client: its row, its model, or None for the broadcast one, and how many of its samples,
-    or None for all."""
+    """A client's row, its model (None for the broadcast model), and its number of samples (None for
+    all)."""
 
     row: Rows
     model: Tree = None
@@ -39,11 +39,11 @@ class _Scored(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Of each client's model on its own samples.
+    """Scores of each client's model on its own samples.
 
     Attributes:
-      marks: the sums of its task's marks, [k] or [k, m]; a classifier's correct predictions, int32.
-      loss: the summed loss, [k].
+      marks: sums of the task's marks, [k] or [k, m]; a classifier's correct predictions, int32.
+      loss: summed loss, [k].
       metrics: further metrics by name, [k] each; NaN where undefined.
     """
 
@@ -59,13 +59,14 @@ def score(
     split: str | Split,
     metrics: tuple[Metric, ...] = (),
 ) -> Scores:
-    """Scores of each client's model on its own samples.
+    """Score each client's model on its own samples.
 
     Args:
+      federation: the clients.
       models: [k, ...] for the clients `rows`, or one `Broadcast` model.
       rows: int32 [k].
       split: "train", "validation" or "test", or a `Split`, such as a window of one.
-      metrics: functions of all of a client's outputs, which are gathered for them.
+      metrics: further metrics, functions of all outputs of a client.
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
@@ -80,7 +81,7 @@ def score(
 def _scoring(
     task: Task, batch_size: int, common: _Common, metrics: tuple[Metric, ...] = ()
 ) -> Loop:
-    """Batch by batch over a client's samples."""
+    """Return the loop over a client's batches."""
     data, part = common.data, common.part
     batch_size = min(batch_size, part.capacity)
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
@@ -155,11 +156,11 @@ def _scoring(
 
 
 class LossMatrix(NamedTuple):
-    """Losses of candidates, and their number of forward passes.
+    """Losses of candidates and the number of forward passes.
 
     Attributes:
-      losses: [M, K], mean over a client's samples; 0 for a client without samples, or inactive.
-      samples: int32 [M], forward passes of one sample that each client took.
+      losses: [M, K], mean over a client's samples; 0 for inactive clients and without samples.
+      samples: int32 [M], forward passes of single samples of each client.
     """
 
     losses: jax.Array
@@ -175,16 +176,17 @@ def loss_matrix(
     active: jax.Array | None = None,
     onto: Stack | None = None,
 ) -> LossMatrix:
-    """Mean loss of candidate models on each client's samples.
+    """Compute the mean loss of candidate models on each client's samples.
 
     Args:
+      federation: the clients.
       candidates: stack of models [Q, ...].
       rows: int32 [M], the clients whose samples are used.
       split: "train", "validation" or "test", or a `Split`, such as a window of one.
       choice: int32 [M, K], which candidates each client scores; all of them by default (K = Q).
-      active: bool [M]; the others score nothing. All by default.
-      onto: models [M, ...] of the clients, whose private leaves take the place of the candidates',
-        as in mixing.
+      active: bool [M], clients that score candidates; all by default.
+      onto: models [M, ...] of the clients, whose private leaves replace the candidates', as in
+        mixing.
 
     Raises:
       InputError: too many forward passes to count.

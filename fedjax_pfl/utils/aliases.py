@@ -1,12 +1,11 @@
-"""Names that other libraries and papers use for what has another name here, as data.
+"""Aliases: names of other libraries and papers for algorithms, options and data sets.
 
-All names are as `name_matching.plain` writes them. A name of ours that isn't registered is passed
-over, so the tables may be ahead of the registries.
+All aliases are normalized by `name_matching.plain`. Names that are not registered are ignored.
 """
 
 
-def _turned(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
-    """Our names by each of the others' names."""
+def _inverted(table: dict[str, str]) -> dict[str, tuple[str, ...]]:
+    """Return names by alias, given aliases by name."""
     ours: dict[str, tuple[str, ...]] = {}
     for name, others in table.items():
         for other in others.split():
@@ -18,8 +17,8 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# The same algorithm under another name. A name with several of ours is a family of algorithms.
-ALGORITHMS = _turned(
+# Algorithms. An alias of several algorithms is a family of algorithms.
+ALGORITHMS = _inverted(
     {
         "cfl": "clusterfl clusteredfl clusteredfederatedlearning sattler",
         "fedadagrad": "fedopt adaptivefedopt",
@@ -37,7 +36,7 @@ ALGORITHMS = _turned(
     }
 )
 
-# One setting of an algorithm that others give a name: (the algorithm, hyperparameter, value).
+# Aliases of a setting of an algorithm: (algorithm, hyperparameter, value).
 VARIANTS = {
     "metal2c": ("l2c", "weights", "attention"),
     "pfedhnpc": ("pfedhn", "local_head", "true"),
@@ -47,7 +46,7 @@ VARIANTS = {
     "peravghf": ("perfedavg", "variant", "hessian_free"),
 }
 
-# Algorithms of other libraries that are not here, and resemble none that are.
+# Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
     fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
@@ -61,7 +60,7 @@ ABSENT = _words("""
 """)
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
-OPTIONS = _turned(
+OPTIONS = _inverted(
     {
         "adapt_epochs": "finetuneepoch finetuneepochs finetuningepochs fte fe",
         "algorithms": "algorithm algo alg method methods strategy fedname federatedoptimizer",
@@ -126,7 +125,7 @@ OPTIONS = _turned(
     }
 )
 
-# Hyperparameters that others call so in one algorithm, and something else in another one.
+# Aliases of hyperparameters that hold for one algorithm only.
 HYPERPARAMETERS = {
     "apfl": {"al": "alpha"},
     "apple": {"l": "penalty_share"},
@@ -142,13 +141,13 @@ HYPERPARAMETERS = {
     "pfedme": {"beta": "server_rate", "bt": "server_rate"},
 }
 
-# Flags of one capital letter whose small one means something else.
+# Case-sensitive flags of one letter.
 CAPITALS = {"M": "fedfomo.downloads"}
 
-# Flags of others that count in other units than ours: tensors instead of layers, epochs for steps.
+# Aliases with other units: tensors instead of layers, epochs instead of steps.
 OTHER_UNITS = _words("finetuningepochnew ften layeridx p")
 
-# Flags of others without a counterpart here, and what is done instead.
+# Flags of other libraries without a counterpart, with the alternative.
 _DEVICE = (
     "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"
 )
@@ -159,12 +158,12 @@ _WRITTEN = "metrics, the table and pictures are always written"
 _ON = "the same command continues a run that was stopped"
 
 
-def _said(table: dict[str, str]) -> dict[str, str]:
-    """A sentence by each of the others' names."""
+def _explanations(table: dict[str, str]) -> dict[str, str]:
+    """Return explanations by alias."""
     return {other: why for others, why in table.items() for other in others.split()}
 
 
-WITHOUT = _said(
+WITHOUT = _explanations(
     {
         "clientresources cuda dev device deviceid did gpu gpuid gpus nocuda usecuda": _DEVICE,
         "clientdroprate cdr droppercent sendslowrate ssr stragglerratio trainslowrate tsr": _LATE,
@@ -181,7 +180,7 @@ WITHOUT = _said(
     }
 )
 
-PARTITIONS = _turned(
+PARTITIONS = _inverted(
     {
         "by_column": "natural naturalid naturalidpartitioner realistic byuser bywriter user",
         "dirichlet": "dir lda hetero labeldir noniidlabeldir niid noniid",
@@ -195,7 +194,7 @@ PARTITIONS = _turned(
     }
 )
 
-MODELS = _turned(
+MODELS = _inverted(
     {
         "mlp": "dnn 2nn",
         "resnet18": "res18",
@@ -203,9 +202,9 @@ MODELS = _turned(
     }
 )
 
-DATASETS = _turned({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
+DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet200"})
 
-METRICS = _turned({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
+METRICS = _inverted({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
 
-# What a name that is unknown here may mean, whatever it names.
+# All aliases, for names of unknown kind.
 MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

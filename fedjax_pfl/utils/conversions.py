@@ -1,4 +1,4 @@
-"""Converts values from command lines and Python to numbers that programs can hold.
+"""Conversion of values from command lines and Python to numbers that programs can represent.
 
 Programs count in int32 and compute in float32: larger values would wrap, or become 0 or infinite.
 """
@@ -21,12 +21,12 @@ LARGEST, SMALLEST = (float(getattr(np.finfo(np.float32), name)) for name in ("ma
 
 
 def convert(name: str, value: Any, kind: Any) -> Any:
-    """`value` (a string from a command line, or already typed) as the annotated type.
+    """Convert a value (a command-line string, or already typed) to an annotated type.
 
-    Of an optional number, None and the word "none" are None.
+    For optional types, None and the word "none" become None.
 
     Raises:
-      InputError: it can't be that type, or it is a number that a program can't hold.
+      InputError: the value can't be converted, or programs can't represent it.
     """
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
@@ -61,16 +61,19 @@ def convert(name: str, value: Any, kind: Any) -> Any:
 
 
 def number(name: str, given: Any, allowed: str, low: float = 0, high: float = math.inf) -> float:
-    """A number in low..high that programs can hold; text is none.
+    """Convert a value to a float in low..high that programs can represent.
 
     Args:
-      allowed: the range in words, for sentences.
+      name: name of the value, for error messages.
+      given: the value.
+      allowed: the range in words, for error messages.
+      low, high: the range, inclusive.
 
     Raises:
-      InputError: any other value.
+      InputError: the value is text, not a number, or out of range.
     """
     require(not isinstance(given, str | bytes), name, given, "a number")
-    # NaN is in no range; infinity gets the same sentence.
+    # NaN is in no range; infinity gets the same message.
     outside = isinstance(given, float) and not (low <= given <= high and math.isfinite(given))
     value = math.nan if outside else convert(name, given, float)
     require(low <= value <= high, name, given, allowed)
@@ -78,23 +81,23 @@ def number(name: str, given: Any, allowed: str, low: float = 0, high: float = ma
 
 
 def is_list(given: Any) -> bool:
-    """Whether it is a list, a tuple, a range or an array with one axis; no text, no set."""
+    """Return whether a value is a list, a tuple, a range or an array with one axis."""
     if isinstance(given, Sequence):
         return not isinstance(given, str | bytes | bytearray)
     return len(getattr(given, "shape", ())) == 1
 
 
 def keyword_defaults(function: Callable) -> dict[str, Any]:
-    """The keyword-only parameters of a function and their defaults."""
+    """Return the keyword-only parameters of a function and their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def defined_at(function: Any) -> tuple[str, str]:
-    """(module, name) of a function's definition: equal for one that its module defines twice.
+    """Return (module, name) of a function's definition, which repeated definitions share.
 
-    A `functools.partial` is known by what it calls and by its arguments; an object without a name
-    by its type.
+    A `functools.partial` is identified by its function and arguments, an object without a name by
+    its type.
     """
     if isinstance(function, functools.partial):
         module, name = defined_at(function.func)
@@ -104,7 +107,7 @@ def defined_at(function: Any) -> tuple[str, str]:
 
 
 def decimal(word: str) -> int | None:
-    """The whole number below 2^31 that a word stands for, or None."""
+    """Return the whole number below 2^31 that a word represents, or None."""
     word = word.strip()
     if not (word.isascii() and word.isdecimal()) or len(word.lstrip("0")) > 10:
         return None  # Python refuses to read thousands of digits
@@ -112,7 +115,7 @@ def decimal(word: str) -> int | None:
 
 
 def _read(value: Any) -> int | float:
-    """A Python number, NaN where the value is none."""
+    """Return a Python number, or NaN if the value is not a number."""
     several = is_list(value) or getattr(value, "ndim", 0) > 0
     if isinstance(value, bool | np.bool_ | bytes | bytearray) or several:
         return math.nan

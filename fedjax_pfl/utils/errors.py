@@ -1,4 +1,4 @@
-"""The errors that users see, and how their sentences are made."""
+"""Errors that users see, and formatting of their messages."""
 
 import operator
 import re
@@ -15,17 +15,17 @@ LONGEST = 2000  # characters of a message
 OF_ONES_OWN = (
     "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
 )
-MOST = 8  # entries of an array or a list that is shown whole
+MOST = 8  # entries of an array or a list that is shown completely
 
 
 class InputError(ValueError):
-    """A value the user gave can't be used; the message says what was given and what is allowed.
+    """Invalid input; the message states what was given and what is allowed.
 
     The message is one line that every terminal can print, see `sentence`.
 
     Args:
-      message: the sentence.
-      script: lines to be typed in, which are shown below it as they are.
+      message: the message.
+      script: lines of a command or program, shown verbatim below the message.
     """
 
     def __init__(self, message: str = "", script: str = ""):
@@ -33,18 +33,18 @@ class InputError(ValueError):
 
 
 class DoesNotFit(InputError):
-    """A program would take more memory than there is."""
+    """A program needs more memory than is available."""
 
 
 class OutputError(OSError):
-    """An output can't be written; the message says which file, and why."""
+    """An output can't be written; the message states which file, and why."""
 
 
 def sentence(text: object) -> str:
-    """A text as one line of at most `LONGEST` characters, whatever is quoted in it.
+    """Return a text as one line of at most `LONGEST` characters.
 
-    Line breaks become blanks; control characters and invalid UTF-8 are escaped. Numbers of errors
-    and addresses of objects, which libraries put into their messages, are left out.
+    Line breaks become blanks; control characters and invalid UTF-8 are escaped. Error numbers and
+    addresses of objects are removed.
     """
     line = re.sub(r"\[Errno -?\d+\] | at 0x[0-9a-f]+\b", "", str(text))
     line = " ".join(part.strip() for part in line.splitlines())
@@ -53,7 +53,7 @@ def sentence(text: object) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """The text, without its middle where it is longer than `most` characters."""
+    """Shorten a text to at most `most` characters by removing its middle."""
     if len(text) <= most:
         return text
     last = most // 4
@@ -61,7 +61,7 @@ def cut(text: str, most: int) -> str:
 
 
 class _Short(reprlib.Repr):
-    """`repr` of bounded length; arrays by their shape and type, whatever contains them."""
+    """`repr` of bounded length; arrays are shown by shape and type."""
 
     def __init__(self):
         super().__init__()
@@ -101,10 +101,10 @@ _short = _Short()
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: like `repr`, but short.
+    """Format a value for messages, like a short `repr`.
 
     Arrays and tracers with more than a few entries are shown by shape and type; long lists, texts
-    and integers are cut.
+    and integers are shortened.
     """
     return cut(_short.repr(value), 400)
 
@@ -118,16 +118,15 @@ def unknown_name(
     hint: str | None = None,
     ones_own: bool = False,
 ) -> InputError:
-    """An `InputError` for an unknown name: what it may mean, and all valid names.
+    """Return an `InputError` for an unknown name, with suggestions and all valid names.
 
     Args:
-      kind: the kind of thing named, in the singular, such as "algorithm" or "data set".
-      given: the name as the user wrote it.
-      valid: every name that would have been accepted.
-      listed: the command that shows them where there are too many for a sentence, such as
-        "run --list".
-      hint: a sentence on this name, in place of the nearest valid one.
-      ones_own: whether users may register others, in files to be imported; said, too.
+      kind: what is named, in the singular, such as "algorithm" or "data set".
+      given: the unknown name.
+      valid: all valid names.
+      listed: a command that lists the valid names if they are too many, such as "run --list".
+      hint: a sentence on this name, instead of the nearest valid name.
+      ones_own: mention that users can register names of their own.
     """
     valid = sorted(valid)
     if hint is None:
@@ -143,13 +142,13 @@ def unknown_name(
 def unknown_hyperparameter(
     name: str, given: object, valid: Collection[str], where: str = ""
 ) -> InputError:
-    """An `InputError` for a hyperparameter that the algorithm `name` does not have.
+    """Return an `InputError` for an unknown hyperparameter of the algorithm `name`.
 
     Args:
-      name: of the algorithm.
-      given: what was written.
-      valid: every name that would have been accepted.
-      where: added to what is named, such as " in --grid".
+      name: name of the algorithm.
+      given: the unknown name.
+      valid: all valid names.
+      where: context, such as " in --grid".
     """
     word = plain(given) if isinstance(given, str) else ""
     ours = aliases.HYPERPARAMETERS.get(name, {}).get(word)
@@ -158,18 +157,18 @@ def unknown_hyperparameter(
 
 
 def require_name(kind: str, given: object, valid: Iterable[str]) -> None:
-    """Raises `unknown_name` unless `given` is one of the valid names."""
+    """Raise `unknown_name` unless `given` is one of the valid names."""
     if not (isinstance(given, str) and given in valid):
         raise unknown_name(kind, given, valid)
 
 
 def require_whole(name: str, given: Any, low: int) -> int:
-    """`given` as an integer.
+    """Return `given` as an integer.
 
-    Booleans and arrays are refused, even arrays without axes: static values must be hashable.
+    Booleans and arrays, including scalars, are refused: static values must be hashable.
 
     Raises:
-      InputError: it is no whole number of at least `low`.
+      InputError: `given` is not a whole number of at least `low` and below 2^31.
     """
     try:
         other = isinstance(given, bool) or hasattr(given, "__len__")
@@ -182,19 +181,19 @@ def require_whole(name: str, given: Any, low: int) -> int:
 
 
 def require(condition: bool | np.bool_, name: str, given: object, allowed: str) -> None:
-    """Raises `refused` unless `condition` holds."""
+    """Raise `InputError` "`name` must be `allowed`, got `given`." unless `condition` holds."""
     if not condition:
         raise refused(name, given, allowed)
 
 
 def require_classes(what: str, has_classes: bool) -> None:
-    """Raises `InputError` where `what` needs classes and the data set's samples have none."""
+    """Raise `InputError` if `what` needs classes and the data set has none."""
     if not has_classes:
         raise InputError(f"{what} needs a class for each sample, and this data set's have none.")
 
 
 def refused(name: str, given: object, allowed: str) -> InputError:
-    """An `InputError`: "`name` must be `allowed`, got `given`."."""
+    """Return an `InputError` "`name` must be `allowed`, got `given`."."""
     return InputError(f"{name} must be {allowed}, got {shown(given)}.")
 
 

@@ -1,7 +1,7 @@
-"""Random keys: folded from (seed, purpose, round, permanent client id), so nothing else matters.
+"""Random keys, derived only from (seed, purpose, round, permanent client id).
 
-Every draw names its type. JAX's default type, and with it the numbers, depend on whether the
-process has 64-bit types.
+Every draw specifies its type: JAX's default type, and with it the numbers, depend on whether
+64-bit types are enabled.
 """
 
 import inspect
@@ -14,12 +14,12 @@ import jax.numpy as jnp
 
 
 def derive(key: jax.Array, purpose: str) -> jax.Array:
-    """The key of one purpose, such as "init", "cohort" or "train"; purposes are independent."""
+    """Return the key of a purpose, such as "init", "cohort" or "train"."""
     return jax.random.fold_in(key, zlib.crc32(purpose.encode()) & 0x7FFFFFFF)
 
 
 def of_round(key: jax.Array, purpose: str, t: jax.Array) -> jax.Array:
-    """The key of one purpose in round `t`."""
+    """Return the key of a purpose in round `t`."""
     return jax.random.fold_in(derive(key, purpose), t)
 
 
@@ -48,7 +48,7 @@ def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -
 
 
 def lots(key: jax.Array, ids: jax.Array) -> jax.Array:
-    """float32 [A] in [0, 1): a random number of each client, which its permanent id decides."""
+    """Draw a random number for each client from its permanent id, float32 [A] in [0, 1)."""
 
     def lot(client):
         return jax.random.uniform(jax.random.fold_in(key, client), dtype=jnp.float32)

@@ -1,4 +1,4 @@
-"""What a name that is written differently may mean."""
+"""Matching of misspelled names and of names from other libraries."""
 
 import difflib
 import re
@@ -6,24 +6,24 @@ from collections.abc import Collection, Iterable, Mapping
 
 from fedjax_pfl.utils import aliases
 
-LONGEST = 100  # letters of a name that are compared: nothing is near to a longer one
-# Parts that so many names of algorithms share that they tell nothing about likeness.
+LONGEST = 100  # letters; longer names match nothing
+# Parts common to many names of algorithms, which are ignored in comparisons.
 SHARED = re.compile(r"^(heur)?(perfed|pfed|fed)|p?fl$")
 _UNREAD = re.compile(r"[-_\s.()\u2010-\u2015\u2212]+")
 
 
 def plain(name: str) -> str:
-    """The name in small letters without hyphens, underscores, blanks, dots and parentheses."""
+    """Return a name in lower case without hyphens, underscores, blanks, dots and parentheses."""
     return _UNREAD.sub("", name.casefold())
 
 
 def meant(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> list[str]:
-    """The valid names that a name stands for: itself, other spellings of it, or its synonyms.
+    """Return the valid names that a name matches: exactly, in another spelling, or as an alias.
 
     Args:
       given: the name.
-      valid: our names.
-      others: our names by plain names of others, see `aliases`.
+      valid: valid names.
+      others: valid names by plain aliases, see `aliases`.
     """
     known = sorted(valid)
     if given in known:
@@ -34,19 +34,19 @@ def meant(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]
 
 
 def ours(given: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
-    """The valid name that a name stands for, as `meant` reads it; itself where that is no one."""
+    """Return the only valid name that `meant` finds, or the name itself."""
     found = meant(given, valid, others)
     return found[0] if len(found) == 1 else given
 
 
 def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = None) -> str | None:
-    """The valid name that resembles a misspelt one most, or None where none is really near.
+    """Return the valid name most similar to a misspelled one, or None.
 
     Args:
       given: the name.
-      valid: our names.
-      shared: parts of names that say nothing, because most names have them. Names are compared
-        without them, by what is left; where that is less than three letters, whole and strictly.
+      valid: valid names.
+      shared: parts common to most names. Names are compared without them, or completely and with a
+        higher threshold if fewer than three letters remain.
     """
     word, best, result = plain(given), 0.0, None
     if len(word) > LONGEST:
@@ -60,11 +60,11 @@ def nearest(given: str, valid: Iterable[str], shared: re.Pattern[str] | None = N
                 one, other = shared.sub("", one), shared.sub("", other)
                 if min(len(one), len(other)) < 3:
                     near = 0.9
-                else:  # what is left decides whether it is near, and the better one how near
+                else:  # the remainder decides whether the names match, the better ratio how well
                     left = _ratio(one, other)
                     likeness = max(likeness, left) if left >= near else left
         elif len(one) > 2 and other.startswith(one):
-            likeness = max(likeness, near)  # a beginning is near, however long the rest
+            likeness = max(likeness, near)  # prefixes always match
         if likeness >= near and likeness > best:
             best, result = likeness, name
     return result
@@ -75,7 +75,7 @@ def _ratio(one: str, other: str) -> float:
 
 
 def suggestions(given: str, valid: Iterable[str]) -> list[str]:
-    """The valid names to suggest for an unknown one: those that it stands for, or the nearest."""
+    """Return valid names to suggest for an unknown one: its matches, or the nearest."""
     known = list(valid)
     near = nearest(given, known)
     return meant(given, known, aliases.MEANT) or ([near] if near else [])

@@ -117,7 +117,7 @@ def test_a_round_has_no_other_product(name):
     federation = toy_for(algorithm, model=Network(), dtype="float32")
     made = checked_program(algorithm, federation, 2)
     states = jax.eval_shape(program._start, made.runs, made.federation, np.int32(2))
-    traced = program._advance.trace(*made._operands(states, 0, 0), **made._options)
+    traced = program.advance.trace(*made._operands(states, 0, 0), **made._options)
     result = [one for one in equations(traced.jaxpr.jaxpr) if one.primitive.name == "dot_general"]
     for one in result:
         assert one.params["precision"] == (products.EXACT,) * 2, str(one.source_info.traceback)

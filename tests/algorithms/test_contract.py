@@ -16,6 +16,7 @@ QUICK = (
     "partial_participation",
     "permutation",
     "divergence",
+    "declared_reads",
     "others_data",
     "settings_in_one_program",
     "no_recompilation",

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.algorithm_registry import ALGORITHMS
-from fedjax_pfl.engine.program import Program, _advance
+from fedjax_pfl.engine.program import Program, advance
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import toys
 from fedjax_pfl.testing.suite import check_algorithm
@@ -186,10 +186,10 @@ def test_a_weakly_typed_state_compiles_the_rounds_once():
     """The number 0, an int, is the float that rounds make of it from the first call on."""
     federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
     program = Program(make_runs(registered(WeaklyTyped)(), federation, (0,)), federation, 2)
-    before, states = _advance._cache_size(), program.start()
+    before, states = advance._cache_size(), program.start()
     for t in range(2):
         states = program.advance(states, t, 1).states
-    assert _advance._cache_size() == before + 1
+    assert advance._cache_size() == before + 1
     assert states.count.dtype == "float32" and states.count == 2
 
 

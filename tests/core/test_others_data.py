@@ -58,3 +58,24 @@ def test_members_may_be_counted():
     algorithm = pfl.core.algorithm("countsmembers")(CountsMembers)()
     with jax.enable_x64(True):
         check_algorithm(algorithm, only="others_data", show=None)
+
+
+class ReadsLess(pfl.core.ALGORITHMS["fedamp"]):
+    reads = "cohort"
+
+
+class ReadsMore(Averaging):
+    reads = "everyone"
+
+    def counted(self, ctx, cohort):
+        return jnp.zeros(ctx.federation.data.num_classes)
+
+
+READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
+
+
+@pytest.mark.parametrize(("cls", "said"), READS)
+def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said):
+    algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
+    with jax.enable_x64(True), pytest.raises(AssertionError, match=said):
+        check_algorithm(algorithm, only="declared_reads", show=None)

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
 from experiments import benchmark, compare, partition, plan, reproduce, sweep
-from experiments.cli import build, console, flags
+from experiments.cli import algorithms, data_flags, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from experiments.planning import targets
@@ -26,26 +26,25 @@ from tools import compare_revisions
 def check_run(words):
     """The algorithms are made, the rule's options known; flagfiles, and those they name, are
     read."""
-    args = flags.parse(["run", *words], flags.distributed)
-    build.parse_stragglers(args.stragglers)
-    build.parse_clients(args.score_clients)
-    build.parse_rounds(args.matrix_rounds, args.rounds)
-    build.parse_adaptation(args)
-    own = console.rule_flags(args.partition)
-    for name in flags.given_flags(args, "rule"):
-        if name not in own:
+    return check_config(flags.parse(["run", *words], flags.distributed))
+
+
+def check_config(args):
+    _ = args.delays, args.scored_clients, args.recorded_rounds, args.adaptation
+    own = data_flags.rule_flags(args.partition)
+    for name in args.by_group()["rule"]:
+        if args[name].present and name not in own:
             raise pfl.core.unknown_name(f"flag of rule {args.partition!r}", name, own)
-    return build.parse_algorithms(args.algorithms, args["set"].value)
+    return args.instances
 
 
 def check_sweep(words):
-    rest, grid, _ = sweep.own_words(words)
-    algorithms = check_run(rest)
-    for cell in sweep.cells(algorithms, sweep.parse_grid(grid)):
-        check_run([*rest, *cell.words()])
+    config = flags.parse(["sweep", *words], sweep.define)
+    for cell in sweep.cells(check_config(config), sweep.parse_grid(config.grid)):
+        check_config(cell.parsed(["sweep", *words], sweep.define))
         for one in cell.inside:
             own = [f"{name}={value}" for name, value in one.items() if "." in name]
-            build.parse_algorithms([cell.algorithm], own)
+            algorithms.parse_algorithms([cell.algorithm], own)
 
 
 def check_compare(words):

@@ -12,7 +12,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import sweep
-from experiments.cli import build, flags
+from experiments.cli import flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.testing.toys import toy_federation
@@ -203,9 +203,8 @@ def test_relative_links_resolve(path):
 def test_the_sweep_on_the_page_has_as_many_settings_as_it_says():
     given = pages.commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
     (words,) = [c.words[2:] for c in given if c.words[2] == "experiments.sweep"]
-    rest, grid, _ = sweep.own_words(words)
-    algorithms = build.parse_algorithms(flags.parse(rest).algorithms, [])
-    queue = sweep.cells(algorithms, sweep.parse_grid(grid))
+    config = flags.parse(["sweep", *words], sweep.define)
+    queue = sweep.cells(config.instances, sweep.parse_grid(config.grid))
     assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]  # two batch sizes, two algorithms
 
 

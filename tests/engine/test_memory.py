@@ -12,7 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.engine.memory import Memory, available, nbytes, peak
 from fedjax_pfl.engine.memory_fit import fit_memory
-from fedjax_pfl.engine.program import Program, _advance
+from fedjax_pfl.engine.program import Program, advance
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.state_sharding import placed
 from fedjax_pfl.execution.strategy import Execution
@@ -157,7 +157,7 @@ def test_the_estimate_is_near_what_xla_plans(name, devices):
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
     estimate = program.memory()
     shapes = placed(jax.eval_shape(program.start), federation)  # traced for the estimate too
-    lowered = _advance.lower(*program._operands(shapes, 0, 0), **program._options)
+    lowered = advance.lower(*program._operands(shapes, 0, 0), **program._options)
     planned = lowered.compile().memory_analysis()
     actual = estimate.state + devices * planned.temp_size_in_bytes
     assert 0.75 < (estimate.state + estimate.working) / actual < 1.25

@@ -24,7 +24,7 @@ OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3
 @pytest.fixture(autouse=True)
 def everything_on_the_host(monkeypatch):
     """Toys are so small that their state would stay on the device."""
-    monkeypatch.setattr(offloaded_needs, "SMALL", 8)
+    monkeypatch.setattr(offloaded_needs.OffloadedNeeds, "small", 8)
 
 
 def federation(where, **options):
@@ -223,7 +223,7 @@ def test_each_run_reads_its_own_rows():
     def read(at, rows):
         return jax.vmap(lambda at: Reader(at, mesh_of(1))((0,), shapes, rows)[0])(at)
 
-    at = Address(np.full(2, store.number, np.int32), np.arange(2, dtype=np.int32))
+    at = Address(np.full(2, store.number, np.int32), np.arange(2, dtype=np.int32), True)
     result = read(at, jnp.array([0, 4], jnp.int32))
     np.testing.assert_array_equal(result, np.stack([0 * wide[:, 0], wide[:, 4]], axis=1))
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.program import Program, _advance
+from fedjax_pfl.engine.program import Program, advance
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.mesh import AXIS, mesh_of, place, rows_of
 from fedjax_pfl.testing.toys import assert_close, count_compilations, toy_federation, toy_for
@@ -53,7 +53,7 @@ def test_no_device_has_the_states_or_measurements_of_all():
     states = program.start()
     (leaf, *_) = jax.tree.leaves(states.models)
     assert leaf.shape[1] == 6 and leaf.addressable_shards[0].data.shape[1] == 3
-    chunk = _advance(*program._operands(states, 0, 2), **program._options)
+    chunk = advance(*program._operands(states, 0, 2), **program._options)
     result = [chunk.buffers["up"], *chunk.buffers["scores"].values(), *chunk.matrices.values()]
     axes = [2] * (len(result) - len(chunk.matrices)) + [-2] * len(chunk.matrices)
     for one, axis in zip(result, axes, strict=True):

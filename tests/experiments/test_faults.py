@@ -15,7 +15,7 @@ import pytest
 
 from experiments import run, sweep
 from experiments.cli import console as shown
-from experiments.cli import resume
+from experiments.cli import run_folder
 from experiments.outputs import run_files
 from fedjax_pfl.data import whole_files
 
@@ -183,7 +183,7 @@ def test_links_that_lead_nowhere_in_a_folder(whole, tmp_path, capsys):
     folder = tmp_path / "out"
     shutil.copytree(whole, folder)
     (folder / "comparison.md").unlink()
-    for name in ("checkpoints", "feddwa", resume.LOCK):
+    for name in ("checkpoints", "feddwa", run_folder.LOCK):
         saved = (folder / name).exists() and shutil.move(folder / name, tmp_path / "saved")
         (folder / name).symlink_to(tmp_path / "nowhere")
         assert call(folder) == 2
@@ -284,7 +284,7 @@ def test_a_folder_that_lost_its_permissions(whole, tmp_path, bound, capsys):
     folder = tmp_path / "out"
     shutil.copytree(whole, folder)
     (folder / "comparison.md").unlink()
-    (folder / resume.LOCK).unlink()
+    (folder / run_folder.LOCK).unlink()
     with mode(folder, 0o555):
         assert call(folder) == 1
         assert "out/.lock can't be written: Permission denied." in said(capsys)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import growth
+from experiments.cli import run_folder
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,13 @@ def command(folder, cache):
 
 def steps(folder, name):
     """Rounds whose checkpoints have their final name."""
-    kept = folder / growth.CHECKPOINTS / name
+    kept = folder / run_folder.CHECKPOINTS / name
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
 
 
 def torn(folder, name):
     """Checkpoints that are being written, or were when the process died."""
-    return list((folder / growth.CHECKPOINTS / name).glob("*.orbax-checkpoint-tmp*"))
+    return list((folder / run_folder.CHECKPOINTS / name).glob("*.orbax-checkpoint-tmp*"))
 
 
 def in_progress(folder):

@@ -33,7 +33,7 @@ def of_mine(learning_rate, *, part: float = 0.5):
 
 def federation_of(name, *words):
     args = flags.parse(["run", *QUICK, *words])
-    return build.prepare(args).federation_of(name)
+    return build.prepare(build.load_inputs(args)).federation_of(name)
 
 
 @pytest.mark.thorough
@@ -81,7 +81,7 @@ def test_flags_and_python_make_the_same_federation():
 def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
     args = flags.parse(["run", *QUICK, "--algorithms=local", *words])
     with pytest.raises(pfl.InputError, match=message):
-        build.prepare(args, tmp_path)
+        build.prepare(build.load_inputs(args), tmp_path)
 
 
 @pytest.mark.thorough

@@ -97,7 +97,7 @@ def test_another_setting_is_another_run(runs, capsys):
 
 def test_a_setting_that_the_flags_have_already_changes_nothing():
     def identity(*words):
-        return build.material(flags.parse(["run", *QUICK, *words])).identity
+        return build.load_inputs(flags.parse(["run", *QUICK, *words])).identity
 
     plain = identity("--algorithms=local")
     assert identity("--algorithms=local", "--set=local.learning_rate=0.10") == plain

@@ -178,7 +178,10 @@ def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkey
     step = Step(fits)
     monkeypatch.setattr(plans, "_compiled", step)
     target = targets.parse("v5e")
-    result = plans.make(plan.prepare(args, target), "fedavg", target, jax.local_devices()[:1])
+    experiment = plan.prepare(args, target)
+    result = plans.widest(
+        args.instances["fedavg"], experiment.federation, target, jax.local_devices()[:1]
+    )
     assert step.tried == tried
     assert result.fits == (fits > 0 if execution == "auto" else False)
 

@@ -7,8 +7,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run, sweep
-from experiments.cli import build, flags
-from experiments.cli.flagfiles import CONFLICT
+from experiments.cli import algorithms, build, flags
+from experiments.cli.parsing import CONFLICT
 
 from .conftest import drawing
 
@@ -118,7 +118,7 @@ def test_ranking_and_chosen_flags(finished):
     own = build.own_training(args.algorithms, args["set"].value, common)["feddwa"]
     chosen = common.changed(**own)
     assert (chosen.learning_rate, chosen.batch_size) == (float(best[1]), int(best[2]))
-    made = build.parse_algorithms(args.algorithms, args["set"].value)
+    made = algorithms.parse_algorithms(args.algorithms, args["set"].value)
     assert made["feddwa"].top_k == int(best[0])
 
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import sweep
-from experiments.cli import build
 
 
 def test_a_sweep_runs_in_one_process():
@@ -19,7 +18,7 @@ def test_a_sweep_runs_in_one_process():
 
 
 def algorithms(*names):
-    return build.parse_algorithms(names, [])
+    return algorithms.parse_algorithms(names, [])
 
 
 def test_algorithms_have_our_names_whatever_was_typed():

@@ -72,7 +72,7 @@ def write_run(
         "revision": "1.1",
         "hyperparameters": {},
         "seeds": seeds,
-        "flags": flags.resolved(args),
+        "flags": args.by_group(),
         "partition": {"rule": "iid", "options": {}},
         "model": {"blocks": ["head"]},
     }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
-from experiments.cli import flags, resume
+from experiments.cli import data_flags, flags, run_folder
 from experiments.figures import __main__ as figures
 from experiments.planning import targets
 from fedjax_pfl.data.sources import source_registry
@@ -44,11 +44,13 @@ KNOWN = {name: option.choices for group in GROUPS for name, option in declared(g
     "devices": ["1", "auto"],  # two must be made before JAX starts
 }  # fmt: skip
 BY_PARSER = {
-    "IntegerParser": ("1", "2", "3"), "BooleanParser": ("true", "false"),
-    "FloatParser": ("0.5", "1.0"), "_Number": ("0", "1e-30", "0.5", "1", "1e30"),
+    "Whole": ("1", "2", "3"), "IntegerParser": ("1", "2", "3"), "BooleanParser": ("true", "false"),
+    "FloatParser": ("0.5", "1.0"), "Number": ("0", "1e-30", "0.5", "1", "1e30"),
 }  # fmt: skip
 RULES = {
-    f"--partition={rule}": [flags.RULE_FLAG.get(name, name) for name in pfl.data.rule_options(rule)]
+    f"--partition={rule}": [
+        data_flags.RULE_FLAG.get(name, name) for name in pfl.data.rule_options(rule)
+    ]
     for rule in sorted(pfl.data.RULES)
 }
 FIGURES = {name: list(plot.options) for name, plot in figures.FIGURES.items()}
@@ -107,11 +109,11 @@ def valid(flag: absl.flags.Flag) -> list[str]:
 
 def flags_of(known: absl.flags.FlagValues, *modules: str) -> list[absl.flags.Flag]:
     found = (flag for module in modules for flag in known.get_flags_for_module(module))
-    return [flag for flag in found if flag.name not in ("help", "helpfull", "list")]
+    return [flag for flag in found if flag.name not in ("help", "list")]
 
 
 def run_flags() -> list[absl.flags.Flag]:
-    return flags_of(flags.parse(["run"]), *(group for group in flags.GROUPS if group != "help"))
+    return flags_of(flags.define(), *flags.GROUPS)
 
 
 def command(main, stops, get_flags, base: Sequence[str] = (), first: dict | None = None):
@@ -190,9 +192,9 @@ COMMANDS = (
     ("figures", 12, figures.main, {(figures, "write"): None},
      lambda: flags_of(figures.parse(["figures"])[1], "figures", "options"),
      ("--runs=finished/one", "--output=new.png"), FIGURES),
-    ("reproduce", 25, reproduce.main, {(run, "run"): 0, (resume, "opened"): checked},
+    ("reproduce", 25, reproduce.main, {(run, "run"): 0, (run_folder, "opened"): checked},
      lambda: run_flags() + flags_of(reproduce.parse(["reproduce"])[0], "reproduce"), REPRODUCED),
-    ("plan", 20, plan.main, PLAN, lambda: run_flags() + flags_of(plan.parse(["plan"]), "plan"),
+    ("plan", 20, plan.main, PLAN, lambda: run_flags() + flags_of(flags.define(plan.define), "plan"),
      ("--target=v5e", *SMALL), RULES),
     ("benchmark", 50, benchmark.main, MEASURED,
      lambda: flags_of(benchmark.parse(["benchmark"]), "benchmark")),

@@ -22,7 +22,7 @@ MORE = ("partition", "validation_fraction", "eval_every", "num_seeds", "new_clie
 def whole_runs():
     """Each of one algorithm and up to eight flags that are valid by themselves."""
     scene()
-    known = flags.parse(["run"])
+    known = flags.define()
     odd = [*flags_of(known, "training"), *(known[name] for name in MORE)]
     words = {flag.name: valid(flag) for flag in odd if flag.name not in ("model", "flagfile")}
     one = st.sampled_from([name for name in words if words[name]])

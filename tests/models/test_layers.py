@@ -29,6 +29,7 @@ from tests.models.test_networks import TINY
         ((1, 1), 2, 0),
         ((2, 3), 3, 2),
         ((3, 1), 1, 0),
+        ((3, 3), 1, 1),
     ],
 )
 def test_convolution_is_xlas(kernel, stride, padding):
@@ -38,27 +39,44 @@ def test_convolution_is_xlas(kernel, stride, padding):
     initial = jax.eval_shape(bare.init, jax.random.key(0), x)
     assert set(initial["params"]) == {"kernel"}
 
+    def convolution(x, kernel):
+        around = ((padding, padding),) * 2
+        return jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), around, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
     @jax.jit
     def three(x):
         weights = layer.init(jax.random.key(0), x)["params"]
-        wanted = jax.lax.conv_general_dilated(
-            x,
-            weights["kernel"],
-            (stride, stride),
-            ((padding, padding),) * 2,
-            dimension_numbers=("NHWC", "HWIO", "NHWC"),
-        )
+        wanted = convolution(x, weights["kernel"])
         out = layer.apply({"params": weights}, x)
         bare_out = bare.apply({"params": {"kernel": weights["kernel"]}}, x)
         return wanted, wanted + weights["bias"], bare_out, out
 
+    @jax.jit
+    def slopes(weights, x):
+        def mine(weights, x):
+            return jax.numpy.sin(layer.apply({"params": weights}, x)).sum()
+
+        def xlas(weights, x):
+            return jax.numpy.sin(convolution(x, weights["kernel"]) + weights["bias"]).sum()
+
+        return [jax.grad(fn, (0, 1))(weights, x) for fn in (mine, xlas)]
+
     wanted, with_bias, bare_out, out = three(x)
+    for a, b in zip(
+        *map(jax.tree.leaves, slopes(jax.jit(layer.init)(jax.random.key(0), x)["params"], x)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, 1e-4, 1e-4)
     assert np.abs(wanted - with_bias).max() > 1e-3
     np.testing.assert_allclose(out, with_bias, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(bare_out, wanted, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("size", "stride", "padding"), [(2, None, 0), (3, 2, 1), (3, 1, 0)])
+@pytest.mark.parametrize(
+    ("size", "stride", "padding"), [(2, None, 0), (3, None, 0), (3, 2, 1), (3, 1, 0)]
+)
 def test_max_pooling_is_xlas(size, stride, padding):
     x = np.random.default_rng(0).normal(size=(2, 7, 8, 3)).astype(np.float32)
     step, around = stride or size, (padding, padding)

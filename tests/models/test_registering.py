@@ -39,9 +39,9 @@ def test_the_example_is_known_to_the_scripts(tmp_path):
     np.savez(tmp_path / "a.npz", recordings=signal, lengths=lengths, **subject)
     words = ["run", f"--dataset=recordings:{tmp_path / 'a.npz'}", "--data_option=window=5"]
     words += ["--import_file=example:sensor_network", "--model=sensor_network"]
-    made = build.material(flags.parse([*words, "--model_option=width=4"]))
+    made = build.load_inputs(flags.parse([*words, "--model_option=width=4"]))
     assert made.partition.names == ("who_0", "who_1")
-    assert made.identity["the model"] != build.material(flags.parse(words)).identity["the model"]
+    assert made.identity["the model"] != build.load_inputs(flags.parse(words)).identity["the model"]
     with pytest.raises(pfl.InputError, match=r"must be \(time, 1, channels\) for sensor_network"):
         pfl.models.make_model("sensor_network", (8, 8, 1), 2)
 

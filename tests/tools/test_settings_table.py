@@ -53,7 +53,9 @@ def small(monkeypatch):
 
 
 def prepare(name, *words):
-    return build.prepare(flags.parse(["run", f"--preset={name}", "--algorithms=fedavg", *words]))
+    return build.prepare(
+        build.load_inputs(flags.parse(["run", f"--preset={name}", "--algorithms=fedavg", *words]))
+    )
 
 
 def some():
@@ -69,7 +71,7 @@ def some():
 @pytest.mark.parametrize("name", some())
 def test_presets_can_be_built(name, small):
     experiment = prepare(name)
-    args, federation = experiment.args, experiment.federation
+    args, federation = experiment.config, experiment.federation
     assert federation.num_clients == args.num_clients
     assert federation.participation.cohort_size == round(args.participation * args.num_clients)
     assert (federation.training.augment is not None) == ("cifar10" in name and "waffle" in name)
@@ -90,7 +92,7 @@ def test_presets_are_whole(name):
     assert ("batch_norm" in given) == (preset.args.model in WITH_NORM)
     assert ("test_fraction" in given) == (preset.args.test_split != "official")
     # The partition's own options too, but for a number that the rule finds itself.
-    own = {flags.RULE_FLAG.get(o, o) for o in build.pfl.rule_options(preset.args.partition)}
+    own = {flags.RULE_FLAG.get(o, o) for o in build.pfl.data.rule_options(preset.args.partition)}
     left = own - set(given) - {"samples_per_client", "train_samples", "test_samples"}
     starred = str(given.get("distribution", "")).endswith("*")
     assert left <= {"test_fraction", "dominant_classes"} | (

@@ -1,4 +1,4 @@
-"""Natural clients: a column says whose samples they are."""
+"""Natural clients: the values of a column."""
 
 from collections.abc import Mapping
 
@@ -20,15 +20,15 @@ def by_column(
 ) -> Plan:
     """A client for each value of a column: each writer, user or hospital has its own samples.
 
-    Clients are in the order of the values: numbers ascending, texts by the alphabet. Without
-    `num_clients` all values with enough samples are clients; otherwise so many of them, drawn at
-    random. A client's name (`Partition.names`) is its value, after the column's name where values
-    are numbers, such as "hospital_3".
+    Clients are in the order of the values: ascending numbers, or texts in alphabetical order.
+    Without `num_clients` all values with enough samples are clients; otherwise that many of them
+    are drawn at random. A client's name (`Partition.names`) is its value, with the column's name
+    before a number, such as "hospital_3".
 
     Args:
-      column: one of the data set's columns; may be left out where it has only one.
-      min_size: values with fewer samples are left out (`options["left_out"]` counts them), test
-        samples included where they are held out afterwards.
+      column: one of the data set's columns; may be left out if it has only one.
+      min_size: values with fewer samples are left out (`options["left_out"]` counts them),
+        including test samples that are held out afterwards.
     """
     column = _chosen(column, samples.columns)
     least = integer("min_size", min_size, 1)

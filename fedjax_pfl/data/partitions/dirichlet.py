@@ -1,4 +1,4 @@
-"""Three rules called "Dir(alpha)" in papers; they differ, so each has its own name."""
+"""The three different rules that papers call Dir(alpha)."""
 
 import numpy as np
 
@@ -20,13 +20,13 @@ def dirichlet(
     """Dir(alpha) per class over clients, with a size cap: PFLlib, cwFedAVG, FedDWA's practical-2.
 
     Class after class, shares of the clients are drawn from Dir(alpha); clients that already hold
-    |D|/N samples or more get none and the others' shares are renormalised. The whole draw is
-    repeated until every client holds `min_size` samples. If no draw does, the nearest one is kept
-    and samples of the largest clients' largest classes move to clients that lack some;
-    `options["fallback_used"]` says so. FedDWA (IJCAI 2023, B.2) takes test_fraction=0.2.
+    |D|/N samples or more get none and the others' shares are renormalised. The draw is repeated
+    until every client has `min_size` samples. If no draw reaches it, the nearest one is used, and
+    samples of the largest clients' largest classes move to clients with too few;
+    `options["fallback_used"]` reports this. FedDWA (IJCAI 2023, B.2) takes test_fraction=0.2.
 
-    As in PFLlib's code, cuts are rounded down and the last open client gets the rest, which is
-    mostly a single sample of a class.
+    As in PFLlib's code, cuts are rounded down and the last open client gets the remainder, mostly a
+    single sample per class.
 
     Args:
       alpha: concentration, above 0 (FedDWA 0.07 in the text and 0.1 in the code; cwFedAVG 0.1).
@@ -49,7 +49,7 @@ def dirichlet_uncapped(
 ) -> Plan:
     """Dir(alpha) per class over clients, without a size cap: FL-bench, Flower's default.
 
-    As `dirichlet`, but shares are dealt as drawn: sizes differ far more, a client may hold most
+    As `dirichlet`, but shares are dealt as drawn: sizes differ far more, and a client may have most
     of several classes. The text of FedDWA (IJCAI 2023, 5.1) describes its practical-2 like this.
 
     Args:
@@ -66,11 +66,11 @@ def dirichlet_per_client(
 ) -> Plan:
     """Dir(alpha) per client over classes, equal client sizes: FedLab, Flower's InnerDirichlet.
 
-    Every client holds floor(|D|/N) samples and draws its own shares of the classes from Dir(alpha).
-    Clients are served in random order; where a class has run out, the client's other shares grow in
-    proportion, and where all its classes have, it takes what is left. So late clients drift away
-    from their draw: `options["drifted_clients"]` counts those with a tenth or more of their samples
-    elsewhere than drawn.
+    Every client has floor(|D|/N) samples and draws its own shares of the classes from Dir(alpha).
+    Clients are served in random order. If a class has run out, the client's other shares grow in
+    proportion; if all its classes have, it takes any remaining samples. So late clients drift away
+    from their draw: `options["drifted_clients"]` counts those with at least a tenth of their
+    samples of other classes than drawn.
 
     Args:
       alpha: concentration, above 0.
@@ -97,7 +97,7 @@ def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
 
 
 def _serve(size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """`size` samples in proportion to `shares`, while samples of a class are `left`."""
+    """Counts of `size` samples in proportion to `shares`, of classes with `left` samples."""
     served = np.zeros_like(left)
     for _ in range(2 * len(left)):  # each step meets the need or uses up a class
         rest = left - served
@@ -116,7 +116,7 @@ def check_alpha(alpha) -> None:
 
 
 def check_min_size(min_size: int, num_clients: int, samples: Samples) -> None:
-    """Raises `InputError` where the samples are too few for clients of that size."""
+    """Raises `InputError` if there are too few samples for clients of that size."""
     total = len(samples.idx)
     if min_size * num_clients > total:
         raise InputError(
@@ -126,7 +126,7 @@ def check_min_size(min_size: int, num_clients: int, samples: Samples) -> None:
 
 
 def dirichlet_shares(count: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
-    """One draw from Dir(alpha) over `count` parts; its limit where it over- or underflows."""
+    """Draw from Dir(alpha) over `count` parts, or its limit in case of over- or underflow."""
     shares = rng.dirichlet(np.full(count, float(alpha)))
     if not np.isclose(shares.sum(), 1):
         one = np.arange(count) == rng.integers(count)
@@ -148,9 +148,9 @@ def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: 
 
 
 def nearest_draw(draw, min_size: int, max_retries: int) -> tuple[np.ndarray, bool]:
-    """The first draw of counts [N, C] whose rows all reach `min_size`, or the nearest one, False.
+    """Return (the first draw of counts [N, C] whose rows all reach `min_size`, True).
 
-    The nearest lacks the fewest samples, and is the first of those.
+    Without such a draw: (the first of those that lack the fewest samples, False).
     """
     fewest = np.inf
     for _ in range(max_retries + 1):
@@ -164,7 +164,7 @@ def nearest_draw(draw, min_size: int, max_retries: int) -> tuple[np.ndarray, boo
 
 
 def cut(total: int, shares: np.ndarray) -> np.ndarray:
-    """Integers that sum to `total`: the cumulated shares, rounded down."""
+    """Return integers that sum to `total`: differences of the cumulated shares, rounded down."""
     ends = np.minimum(np.cumsum(shares) * total, total).astype(np.int64)
     ends[-1] = total
     return np.diff(ends, prepend=0)
@@ -174,7 +174,7 @@ def _dirichlet_counts(histogram, num_clients: int, alpha: float, rng, capped: bo
     counts = np.zeros((num_clients, len(histogram)), np.int64)
     for c in np.flatnonzero(histogram):
         # Renormalised parts of a Dirichlet vector are a Dirichlet vector of those parts, so drawing
-        # for the open clients alone is the same law, and the sum is never zero.
+        # only for the open clients is the same law, and the sum is never zero.
         limit = histogram.sum() / num_clients if capped else np.inf
         free = np.flatnonzero(counts.sum(axis=1) < limit)
         counts[free, c] = cut(histogram[c], dirichlet_shares(len(free), alpha, rng))

@@ -17,7 +17,7 @@ def shards(
     sorted by label, are cut into N * `shards_per_client` equal shards (+-1 sample), which are dealt
     at random; the official test samples, sorted and cut alike, are dealt by the same assignment.
     The paper's numbers of classes are therefore the largest possible: with 10 classes and 40 shards
-    a shard holds a quarter of a class, and a client one or two classes. The rule `pathological`
+    a shard is a quarter of a class, and a client has one or two classes. The rule `pathological`
     follows the text. A class's samples are shuffled before the cut.
 
     Args:

@@ -1,4 +1,4 @@
-"""Samples that are held out of clients' own, and caps: the same part of every stratum."""
+"""Hold-outs and caps of clients' samples, in proportion from every stratum."""
 
 import numpy as np
 
@@ -7,20 +7,20 @@ from fedjax_pfl.utils.errors import InputError
 
 
 def held_out(fraction: float, size: int) -> int:
-    """Nearest number to `fraction * size` that leaves at least one of `size` samples."""
+    """Return the number nearest to `fraction * size` that leaves at least one of `size` samples."""
     return max(min(int(fraction * size + 0.5), size - 1), 0)
 
 
 def hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], list[Strata]]:
-    """The held-out part of every client, in proportion from its strata, and the others.
+    """Return every client's held-out samples, in proportion from its strata, and the others.
 
-    A stratum keeps a sample to train on, unless there are too few samples for that.
+    A stratum keeps a sample for training unless there are too few samples.
     """
     first, others = [], []
     for client, strata in enumerate(clients):
         sizes = np.array([len(stratum) for stratum in strata], np.int64)
         total = held_out(fraction, int(sizes.sum()))
-        # Among strata with equal claims, the first one differs from client to client.
+        # Ties between strata are broken in another order for each client.
         turn = np.roll(np.arange(len(sizes)), -client)
         parts = np.empty_like(sizes)
         parts[turn] = apportion(total, sizes[turn])
@@ -34,11 +34,11 @@ def hold_out(clients: list[Strata], fraction: float) -> tuple[list[Strata], list
 
 
 def nothing_held_out(fraction: float, largest: int) -> InputError:
-    """What to say where the `largest` client is too small for the fraction."""
+    """Return the error for a fraction that is too small for the `largest` client."""
     what = f"test_fraction={fraction} leaves no test sample to any client: "
     if largest < 2:
         return InputError(f"{what}none holds a second sample. Take fewer clients.")
-    enough = -(-500 // largest) / 1000  # half a sample, rounded up to a number to type in
+    enough = -(-500 // largest) / 1000  # half a sample, rounded up
     return InputError(
         f"{what}the largest holds {largest} samples. Take fewer clients, or a test_fraction of "
         f"{enough:g} or more."
@@ -46,7 +46,7 @@ def nothing_held_out(fraction: float, largest: int) -> InputError:
 
 
 def capped(clients: list[Strata], cap: int | None, exactly: bool, name: str) -> list[np.ndarray]:
-    """One ascending list per client, of at most `cap` samples in proportion from every stratum."""
+    """Return an ascending list per client, of at most `cap` samples from all its strata."""
     lists = []
     for strata in clients:
         sizes = [len(stratum) for stratum in strata]

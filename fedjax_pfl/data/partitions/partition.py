@@ -1,4 +1,4 @@
-"""Which client holds which samples: index lists, checked, counted, hashed and saved."""
+"""Partitions of a data set among clients: index lists that are checked, hashed and saved."""
 
 import hashlib
 import io
@@ -38,12 +38,12 @@ class Partition:
     Attributes:
       train: training samples of the N clients.
       test: test samples of the N clients.
-      validation: validation samples of the N clients; None becomes N empty lists.
+      validation: validation samples of the N clients; None means N empty lists.
       label_map: [N, C] or None; client i sees label `label_map[i, y]` instead of y.
       rule: name of the rule that made it; "file" if it was loaded.
-      options: the rule's options as resolved, and facts that it reports.
-      allow_overlap: whether a sample may be held more than once.
-      names: of the N clients, where they have any, such as "hospital_3"; else empty.
+      options: the rule's resolved options, and facts that it reports.
+      allow_overlap: whether several lists may contain a sample.
+      names: names of the N clients, such as "hospital_3", or empty.
     """
 
     train: Ragged
@@ -56,13 +56,14 @@ class Partition:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        given = type(self.options).__name__
-        require(isinstance(self.options, Mapping), "options", given, "a dict")
+        kind = type(self.options).__name__
+        require(isinstance(self.options, Mapping), "options", kind, "a dict")
         require(isinstance(self.rule, str), "rule", self.rule, "text")
         if self.label_map is not None:
-            kind = np.asarray(self.label_map).dtype
-            require(kind.kind in "iu", "Label map", str(kind), "an array of whole numbers")
-            object.__setattr__(self, "label_map", np.asarray(self.label_map))
+            label_map = np.asarray(self.label_map)
+            dtype = label_map.dtype
+            require(dtype.kind in "iu", "Label map", str(dtype), "an array of whole numbers")
+            object.__setattr__(self, "label_map", label_map)
         if self.validation is None:
             empty = Ragged(np.zeros(0, np.int32), np.zeros_like(self.train.offsets))
             object.__setattr__(self, "validation", empty)
@@ -80,12 +81,12 @@ class Partition:
     def from_lists(
         cls, train: Lists, test: Lists, validation: Lists | None = None, **fields: Any
     ) -> "Partition":
-        """Makes a partition of one list of pool indices per client and split.
+        """Make a partition of one list of pool indices per client and split.
 
         Args:
-          train: N sequences of whole numbers.
-          test: N integer sequences, some may be empty.
-          validation: N integer sequences, or None.
+          train: N sequences of integers.
+          test: N sequences of integers, which may be empty.
+          validation: N sequences of integers, or None.
           **fields: other fields of the partition.
 
         Raises:
@@ -100,23 +101,23 @@ class Partition:
         return len(self.train.offsets) - 1
 
     def split(self, split: str) -> Ragged:
-        """The lists of "train", "test" or "validation"."""
+        """Return the lists of "train", "test" or "validation"."""
         require_name("split", split, SPLITS)
         return getattr(self, split)
 
     def sizes(self, split: str = "train") -> np.ndarray:
-        """Samples per client [N], int64; `split` is "train", "test" or "validation"."""
+        """Return the samples per client [N], int64, of "train", "test" or "validation"."""
         return np.diff(self.split(split).offsets)
 
     def client(self, split: str, i: int) -> np.ndarray:
-        """Pool indices of client i in a split, int32."""
+        """Return the pool indices of client i in a split, int32."""
         require_whole("Client", i, 0)
         require(i < self.num_clients, "Client", i, f"in 0..{self.num_clients - 1}")
         ragged = self.split(split)
         return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
 
     def class_counts(self, labels: ArrayLike, num_classes: int, split: str = "train") -> np.ndarray:
-        """Samples per client and class [N, C], int64, counted after `label_map` if there is one.
+        """Return the samples per client and class [N, C], int64, counted after `label_map`.
 
         Args:
           labels: labels of the pool (`Dataset.labels`).
@@ -162,7 +163,7 @@ class Partition:
         return arrays
 
     def hash(self) -> str:
-        """SHA-256 (hex) of the index lists and the label map; rule and options don't enter."""
+        """Return the SHA-256 (hex) of the index lists and the label map, without the options."""
         digest = hashlib.sha256()
         for key, array in self._arrays().items():
             digest.update(f"{key} {array.shape};".encode())
@@ -170,11 +171,11 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Writes the arrays to a new NPZ file (the keys are those that `load` reads).
+        """Writes the arrays to a new NPZ file, which `load` reads.
 
         Raises:
           InputError: the file exists; a partition is never overwritten.
-          OutputError: it can't be written; no part of it is left.
+          OutputError: it can't be written; an incomplete file is removed.
         """
         buffer = io.BytesIO()
         names = {_NAMES: np.array(self.names)} if self.names else {}
@@ -192,7 +193,7 @@ class Partition:
                 with file:
                     file.write(buffer.getvalue())
             except OSError:
-                path.unlink(missing_ok=True)  # no file is better than half a file
+                path.unlink(missing_ok=True)
                 raise
 
     @classmethod
@@ -201,7 +202,7 @@ class Partition:
 
         Keys: `train_idx` [total] and `train_offsets` [N + 1], `test_idx`, `test_offsets`, and
         optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. `client_names` [N] is
-        text. Samples may be held more than once; `report` and `summary` then say so.
+        text. Several lists may contain a sample, which `report` and `summary` show.
 
         Raises:
           InputError: not such a file, or offsets that don't describe N lists.
@@ -248,29 +249,29 @@ class Partition:
 
         Raises:
           InputError: offsets that don't describe N lists, an index outside the pool, a sample
-            listed twice in one list, a label map of another shape or range, or, unless
-            `allow_overlap`, a sample that is held more than once.
+            twice in one list, a label map of another shape or range, or, unless `allow_overlap`, a
+            sample in several lists.
         """
         partition_checks.validate(self, num_samples, num_classes, labels)
 
     def overlaps(self) -> tuple[int, int]:
-        """Samples held by more than one client, and (client, sample) pairs in two of its splits."""
+        """Return the numbers of samples of several clients, and of samples in two splits of one."""
         return statistics.overlaps(self)
 
     def report(self, labels: ArrayLike, num_classes: int, fewer_than: int = 10) -> dict[str, Any]:
-        """Facts for JSON, see `fedjax_pfl.data.partitions.statistics.report`."""
+        """Return facts for JSON, see `fedjax_pfl.data.partitions.statistics.report`."""
         return statistics.report(self, labels, num_classes, fewer_than)
 
     def summary(self) -> str:
-        """Five lines for people: rule, sizes of training, test and validation, overlap and hash."""
+        """Return five lines: rule, sizes of training, test and validation, overlap and hash."""
         return statistics.summary(self)
 
     def plot(self, dataset: "Dataset | None" = None, title: str | None = None) -> "Figure":
-        """A picture of the clients: samples by client and class, or without `dataset` their sizes.
+        """Plots the samples by client and class, or without `dataset` the clients' sizes.
 
         Args:
-          dataset: whose pool the indices are into.
-          title: of the figure; the rule's name by default.
+          dataset: the data set that was partitioned.
+          title: title of the figure; the rule's name by default.
         """
         from fedjax_pfl.results import partition_plots  # matplotlib is slow to import
 
@@ -285,14 +286,14 @@ class Partition:
 
         Args:
           fraction: part of each client's training samples, 0 <= fraction < 1, rounded to the
-            nearest number; a client always keeps at least one training sample.
-          seed: a client's part depends on the seed, its id and its samples alone.
+            nearest number; every client keeps at least one training sample.
+          seed: a client's part depends only on the seed, its id and its samples.
 
         Raises:
           InputError: fraction outside its range, or validation samples exist already.
         """
-        whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        require(whole and seed >= 0, "Validation seed", seed, "a whole number of at least 0")
+        integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+        require(integer and seed >= 0, "Validation seed", seed, "a whole number of at least 0")
         number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
         fits = number and 0 <= fraction < 1
         require(fits, "Validation fraction", fraction, "a number of at least 0 and below 1")

@@ -77,14 +77,13 @@ def check_label_map(partition: Partition, num_classes: int) -> None:
     wanted = (partition.num_clients, num_classes)
     label_map = np.asarray(partition.label_map)
     require(label_map.shape == wanted, "Label map", label_map.shape, f"{wanted}")
-    whole = label_map.dtype.kind in "iu"
-    require(whole, "Type of the label map", str(label_map.dtype), "integer")
+    require(label_map.dtype.kind in "iu", "Type of the label map", str(label_map.dtype), "integer")
     low, high = int(label_map.min()), int(label_map.max())
     inside = low >= 0 and high < num_classes
     require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
 
 
 def require_room(partition: Partition, num_classes: int) -> None:
-    """Raises `InputError` where tables of clients and classes don't fit into memory."""
+    """Raises `InputError` if tables of clients and classes don't fit into memory."""
     what = f"A table of {partition.num_clients:,} clients and {num_classes:,} classes"
     require_memory(what, 8 * partition.num_clients * num_classes)

@@ -24,9 +24,10 @@ def pfedla_noniid1(
     """Four random classes per client in equal numbers, equal clients: pFedLA's non-IID_1.
 
     pFedLA (CVPR 2022), section 4.1. Classes are used as evenly as possible; 70 % train, 30 % test.
-    All clients hold as many samples, whether there are 10 of them or 100. The paper doesn't say how
-    many, and its accuracies with 100 clients hint at clients that share samples: `allow_overlap`
-    lets each client draw from all samples, so that one's test sample may be another's to train on.
+    All clients have the same number of samples, whether there are 10 or 100 clients. The paper
+    doesn't give it, and its accuracies with 100 clients suggest that clients share samples: with
+    `allow_overlap` each client draws from all samples, so that one client's test sample may be
+    another one's training sample.
 
     Args:
       classes_per_client: 1..C (CIFAR-100 12).
@@ -52,9 +53,9 @@ def pfedla_noniid2(
 ) -> Plan:
     """All classes per client, two of them with more samples, equal clients: pFedLA's non-IID_2.
 
-    pFedLA (CVPR 2022), section 4.1, which doesn't say how many more. Dominant classes are random,
-    used as evenly as possible, and equal; so are the other classes. Sizes, fractions and overlap
-    as in `pfedla_noniid1`.
+    pFedLA (CVPR 2022), section 4.1, which doesn't give their share. Dominant classes are random,
+    used as evenly as possible, and of equal size; so are the other classes. Sizes, fractions and
+    overlap as in `pfedla_noniid1`.
 
     Args:
       dominant_classes: 1..C-1 (CIFAR-100 6).
@@ -94,9 +95,9 @@ def pfedla_fig5(
     """A target, a twin with its classes, one with all but one of them, others: pFedLA's Fig. 5.
 
     pFedLA (CVPR 2022), section 4.3, with 8 clients. Client 0 is the target, client 1 has the same
-    four random classes, client 2 three of them and another one; the others have random classes, of
-    which they share at most two with the target, so that the roles are told apart
-    (`options["roles"]`). Sizes, fractions and overlap as in `pfedla_noniid1`.
+    four random classes, client 2 three of them and another one. The others have random classes, of
+    which at most two are the target's, so that the roles are distinct (`options["roles"]`). Sizes,
+    fractions and overlap as in `pfedla_noniid1`.
 
     Args:
       classes_per_client: 2..C-2.
@@ -161,7 +162,7 @@ def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
 def _even(allowed: np.ndarray, total: int, held: np.ndarray, used: np.ndarray) -> np.ndarray:
     """`total` samples per client, in equal numbers (+-1) of its `allowed` classes [N, C].
 
-    Where it doesn't divide, the classes with most samples to spare give one more.
+    A remainder is taken from the classes with most samples to spare.
     """
     each, extra = np.divmod(total, allowed.sum(axis=1))
     counts = allowed * each[:, None]
@@ -187,8 +188,8 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
     Args:
       samples: those to plan on.
       counts: samples per client and class, of clients of a size.
-      low: smallest size for which the rule's promise on classes holds.
-      size: samples per client as given, or None.
+      low: smallest size with which the rule's numbers of classes are possible.
+      size: the option `samples_per_client`.
       allow_overlap: whether clients draw independently.
       sets: [N, k] classes, for the options.
       separate: [N, C], classes that are strata of their own; the others are one stratum.

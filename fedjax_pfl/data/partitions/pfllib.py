@@ -26,14 +26,14 @@ def pat(
 ) -> Plan:
     """A few classes per client in hidden groups, random sizes: PFLlib's `pat`, cwFedAVG.
 
-    PFLlib's `separate_data`, used by cwFedAVG (its appendix C). Which client holds which class is
-    not random: class after class, the first ceil(N / C * k) clients that lack classes own it. So
+    PFLlib's `separate_data`, used by cwFedAVG (its appendix C). The clients of a class are not
+    random: class after class, the first ceil(N / C * k) clients that lack classes own it. So
     clients form groups with the same classes (20 clients, 10 classes, k = 2: five groups of four;
     100 classes, k = 10: ten groups of two), see `options["client_groups"]`. Unless `balance`,
-    each owner of a class but the last gets a random number of its n samples, from a
-    tenth of n / owners up to n / owners, and the last one the rest.
+    each owner of a class but the last gets a random number of its n samples, from a tenth of
+    n / owners up to n / owners, and the last one the remainder.
 
-    Classes may be left over where N * k doesn't divide by C; PFLlib's code fails there.
+    Classes may be unused if N * k isn't divisible by C; PFLlib's code fails then.
 
     Args:
       classes_per_client: k, 1..C (cwFedAVG: 2, CIFAR-100 10).
@@ -91,10 +91,10 @@ def exdir(
     """A few random classes per client, each dealt to its owners by Dir(alpha): PFLlib's `exdir`.
 
     Extended Dirichlet (Li and Lyu, 2023). Every client gets `classes_per_client` distinct classes
-    at random, classes being used as evenly as possible; then each class goes to its owners in
-    shares from Dir(alpha). The second step is repeated until every client holds `min_size` samples;
-    if no draw does, owners first get the least they need, in equal parts, and then shares of the
-    rest (`options["fallback_used"]`). Used by none of the five papers.
+    at random, classes being used as evenly as possible; then each class is dealt to its owners in
+    shares from Dir(alpha). The second step is repeated until every client has `min_size` samples;
+    if no draw reaches it, owners first get the minimum in equal parts, and then shares of the
+    remainder (`options["fallback_used"]`). Used by none of the five papers.
 
     Args:
       classes_per_client: 1..C.

@@ -1,4 +1,4 @@
-"""Index lists of any lengths in one array."""
+"""Index lists of different lengths in one array."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -11,11 +11,11 @@ Lists: TypeAlias = Sequence[Any] | np.ndarray  # N sequences of whole numbers
 
 
 class Ragged(NamedTuple):
-    """N index lists of any lengths in one array; list i is `idx[offsets[i]:offsets[i + 1]]`.
+    """N index lists in one array; list i is `idx[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
-      idx: all lists one after the other [total], int32.
-      offsets: where each list starts, and the end of the last one [N + 1], int64.
+      idx: the concatenated lists [total], int32.
+      offsets: beginnings of the lists, and the end of the last one [N + 1], int64.
     """
 
     idx: np.ndarray
@@ -23,10 +23,10 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, lists: Lists) -> "Ragged":
-        """Packs N one-dimensional sequences of whole numbers in 0..2**31 - 1.
+        """Packs N one-dimensional sequences of integers in 0..2**31 - 1.
 
         Raises:
-          InputError: anything else, booleans and 1.0 included.
+          InputError: anything else, including booleans and 1.0.
         """
         listed = hasattr(lists, "__len__") and getattr(lists, "shape", None) != ()
         require(listed, "Sample indices", type(lists).__name__, "a list for each client")
@@ -35,28 +35,27 @@ class Ragged(NamedTuple):
         return cls(np.concatenate([np.zeros(0, np.int32), *arrays]), offsets)
 
     def lists(self) -> list[np.ndarray]:
-        """The N lists."""
+        """Return the N lists."""
         return np.split(self.idx, self.offsets[1:-1])
 
     def owners(self) -> np.ndarray:
-        """Which list each entry of `idx` belongs to [total]."""
+        """Return the list of each entry of `idx` [total]."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
-def _indices(client: int, given: Sequence) -> np.ndarray:
+def _indices(client: int, indices: Sequence) -> np.ndarray:
     """One client's list as int32."""
     try:
-        array = np.asarray(given)
+        array = np.asarray(indices)
     except (ValueError, TypeError, OverflowError):  # nested lists of several lengths
         array = np.asarray(None)
     if array.shape == (0,):
         return np.zeros(0, np.int32)
-    whole = array.dtype.kind in "iu" and array.ndim == 1
-    if whole and not isinstance(given, np.ndarray):  # among whole numbers True becomes 1
-        whole = not any(isinstance(one, bool | np.bool_) for one in given)
+    integers = array.dtype.kind in "iu" and array.ndim == 1
+    if integers and not isinstance(indices, np.ndarray):  # among integers True becomes 1
+        integers = not any(isinstance(one, bool | np.bool_) for one in indices)
     what = f"Sample indices of client {client}"
-    found = f"{array.dtype} {array.shape}"
-    require(whole, what, found, "a flat list of whole numbers")
+    require(integers, what, f"{array.dtype} {array.shape}", "a flat list of whole numbers")
     low, high = int(array.min()), int(array.max())
     require(low >= 0 and high < 2**31, what, f"{low}..{high}", "in 0..2**31 - 1")
     return array.astype(np.int32)

@@ -1,10 +1,10 @@
-"""Rules that deal a data set's samples to clients, by name.
+"""The registry of partition rules, which deal a data set's samples to clients.
 
-A rule first plans (which client gets which classes, which shares) and then deals: the same plan is
-dealt to the training samples and to the official test samples, so that a client's test distribution
-follows its training distribution. A client's samples come in shuffled strata, such as one per
-class. Hold-outs and caps take the same part of every stratum, to the nearest sample, so they keep
-the shares of the rule.
+A rule first plans (which client gets which classes, in which shares) and then deals: the same plan
+is applied to the training samples and to the official test samples, so that a client's test
+distribution follows its training distribution. A client's samples are dealt as shuffled strata,
+such as one per class. Hold-outs and caps take the same fraction of every stratum, to the nearest
+sample, so they keep the shares of the rule.
 """
 
 import operator
@@ -30,12 +30,12 @@ class Plan(NamedTuple):
 
     Attributes:
       deal: deals any samples.
-      resolved: further facts for the partition's options, beside the rule's options.
+      resolved: facts for the partition's options, in addition to the rule's options.
       label_map: [N, C] or None, see `Partition`.
-      allow_overlap: whether several clients may be dealt the same sample.
-      unread: options that this mode of the rule doesn't read, with the mode that reads them. Giving
-        one is an error.
-      names: of the clients, where they have any.
+      allow_overlap: whether several clients may get the same sample.
+      unread: options that have no effect in this mode of the rule, with the mode that reads them.
+        Setting one is an error.
+      names: names of the clients, or empty.
     """
 
     deal: Deal
@@ -75,21 +75,21 @@ def register_rule(
     """Decorator that adds a partition rule to `RULES`.
 
     The function is `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`; the defaults
-    give the types of the rule's options. The plan's `deal(samples, rng)` is
-    called for the training samples and for the official test samples, and returns for each client
-    a list of arrays of pool indices, shuffled, of which hold-outs and caps take the same part.
+    define the types of the rule's options. The plan's `deal(samples, rng)` is called for the
+    training samples and for the official test samples. It returns for each client a list of
+    shuffled arrays of pool indices, of which hold-outs and caps take the same fraction.
 
     Args:
       name: how users call it.
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
-      test_split: the meaning of "auto" where an official test split exists.
+      test_split: the meaning of "auto" if an official test split exists.
       test_fraction: the rule's default of that option.
       needs_classes: whether it deals by class, so that data sets without classes are refused.
       natural: whether the data have clients, so that `num_clients` may be None for all of them.
-      sees_inputs: whether `samples.inputs` holds the samples; None otherwise.
+      sees_inputs: whether `samples.inputs` contains the samples; None otherwise.
 
     Raises:
-      InputError: the name is another rule's, or a test split or fraction that can't be.
+      InputError: the name is another rule's, or an invalid test split or fraction.
     """
     require_name("test_split", test_split, _TEST_SPLITS)
     fits = is_number(test_fraction) and 0 <= test_fraction < 1
@@ -112,7 +112,7 @@ COMMON_OPTIONS: dict[str, Any] = {
 
 
 def rule_options(rule: str) -> dict[str, Any]:
-    """Every option of a rule and its default: the rule's own, then those common to all rules.
+    """Return the options of a rule and their defaults: its own, then those of all rules.
 
     Raises:
       InputError: unknown rule.
@@ -123,20 +123,20 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 
 def parse_options(
-    given: Mapping[str, str], defaults: Mapping[str, Any], kind: str
+    texts: Mapping[str, str], defaults: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Options written as text, each in the type of its default; a default of None is an integer's.
+    """Convert options from text to the types of their defaults; a default of None is an integer's.
 
     Args:
-      given: text by name; "none" is None where that is the default.
+      texts: text by name; "none" is None if that is the default.
       defaults: such as `rule_options(rule)`.
-      kind: an option's name in sentences.
+      kind: an option's name in messages.
 
     Raises:
       InputError: an unknown name, or text that is not of the type.
     """
     parsed = {}
-    for name, text in given.items():
+    for name, text in texts.items():
         if name not in defaults:
             raise unknown_name(kind, name, defaults)
         parsed[name] = _parse(name, text.strip(), defaults[name])
@@ -166,21 +166,20 @@ def make_partition(
     Args:
       rule: a name in `RULES`; its docstring and `rule_options` tell its own options.
       dataset: the data set; indices go into its pool, training samples before test samples.
-      num_clients: number of clients N; for `by_column` None takes all that the data have.
-      seed: the partition is a function of the arguments and this number alone.
+      num_clients: number of clients N; for `by_column` None takes all clients of the data.
+      seed: the partition is a function of the arguments, this number included.
       **options: the rule's options, and for every rule
         test_split: "official" deals the official test samples by the same plan; "pooled" deals all
-          samples together and takes a random part of each client's for testing; "train" does so
-          with the training samples alone; "auto" is the rule's own choice, and "pooled" where there
-          are no official test samples.
+          samples together and holds out a random part of each client's for testing; "train" does
+          so with only the training samples; "auto" is the rule's own choice, or "pooled" without
+          official test samples.
         test_fraction: part held out for testing unless official (FedDWA's Dirichlet has 0.2).
         train_samples, test_samples: largest number per client, or exactly that number for rules of
           equal sizes; None means all.
 
     Returns:
-      A partition, each list in ascending order; without overlap unless an option of the rule
-      allows it. Its `options` hold every option as resolved, the seed, and the facts that the
-      rule reports.
+      A partition of ascending lists, without overlap unless an option of the rule allows it. Its
+      `options` are all resolved options, the seed, and the facts that the rule reports.
 
     Raises:
       InputError: an unknown rule or option, a value out of range, or too few samples.
@@ -196,15 +195,15 @@ def make_partition(
             f"{dataset.name!r}, for the task {dataset.task}, have none: use "
             f"{' or '.join(map(repr, others))}, or a partition of your own."
         )
-    given = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
-    for name, value in given.items():
+    options = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
+    for name, value in options.items():
         single = value is None or isinstance(value, bool | int | float | str)
         require(single, name, type(value).__name__, "a number, text, True, False or None")
         if isinstance(defaults[name], float) and is_number(value):
             fits = isinstance(value, float) or abs(value) <= sys.float_info.max
             require(fits, name, value, "a finite number")
-            given[name] = float(value)
-    resolved = defaults | given
+            options[name] = float(value)
+    resolved = defaults | options
     common = {name: resolved[name] for name in COMMON_OPTIONS}
     own = {name: value for name, value in resolved.items() if name not in COMMON_OPTIONS}
     if num_clients is not None or not RULES[rule].natural:
@@ -219,7 +218,7 @@ def make_partition(
     common["test_split"] = _test_split(common["test_split"], RULES[rule], dataset)
     official = common["test_split"] == "official"
     if official:
-        check_read(given, {"test_fraction": "test_split 'pooled' or 'train'"})
+        check_read(options, {"test_fraction": "test_split 'pooled' or 'train'"})
         common["test_fraction"] = None
 
     labels = dataset.labels
@@ -235,12 +234,12 @@ def make_partition(
                 f"{num_clients} clients can't share {len(samples.idx)} {samples.what}: "
                 f"at most {len(samples.idx)} clients can."
             )
-    # One stream per purpose: a cap or another test split doesn't change the plan.
+    # One stream per purpose, so that a cap or another test split doesn't change the plan.
     plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
     _require_table(num_clients, dataset.num_classes)
     plan = RULES[rule].plan(train, num_clients, plan_rng, **own)
     _require_table(len(plan.names), dataset.num_classes)
-    check_read(given, plan.unread)
+    check_read(options, plan.unread)
     dealt = plan.deal(train, train_rng)
     if official:
         tested = plan.deal(test, test_rng)
@@ -261,17 +260,17 @@ def make_partition(
     return partition
 
 
-def check_read(given: Mapping[str, Any], unread: Mapping[str, str]) -> None:
-    """Raises `InputError` where an option is given (not None) that nothing reads.
+def check_read(options: Mapping[str, Any], unread: Mapping[str, str]) -> None:
+    """Raises `InputError` if an option is set (not None) that has no effect.
 
     Args:
-      given: options by name.
-      unread: by option, the setting with which it is read.
+      options: options by name.
+      unread: by option, the setting with which it has an effect.
     """
     for name, needed in unread.items():
-        if given.get(name) is not None:
+        if options.get(name) is not None:
             raise InputError(
-                f"{name} is read with {needed} only: leave it out, got {given[name]!r}."
+                f"{name} is read with {needed} only: leave it out, got {options[name]!r}."
             )
 
 
@@ -288,7 +287,7 @@ def _samples(dataset: Dataset, labels, inputs, start: int, stop: int, what: str)
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:
-    """`value` as an integer in low..high, below `limit` where `high` is None."""
+    """Return `value` as an integer in low..high, or below `limit` if `high` is None."""
     allowed = f"an integer from {low} to {high}" if high is not None else f"an integer >= {low}"
     try:
         number = operator.index(value)
@@ -301,18 +300,18 @@ def integer(name: str, value: Any, low: int, high: int | None = None, limit: int
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is an integer or a float, and no bool; an integer beyond all floats is none."""
+    """Return whether it is a float, or an integer that a float can represent; not a bool."""
     in_range = not isinstance(value, int) or abs(value) < 2**1023
     return isinstance(value, int | float) and not isinstance(value, bool) and in_range
 
 
-def _test_split(given: str, rule: Rule, dataset: Dataset) -> str:
-    require_name("test_split", given, ("auto", *_TEST_SPLITS))
-    if given == "official" and dataset.num_test == 0:
+def _test_split(name: str, rule: Rule, dataset: Dataset) -> str:
+    require_name("test_split", name, ("auto", *_TEST_SPLITS))
+    if name == "official" and dataset.num_test == 0:
         raise InputError(
             f"Data set {dataset.name!r} has no official test samples: test_split must be 'pooled' "
             "or 'auto', got 'official'."
         )
-    if given == "auto":
+    if name == "auto":
         return "pooled" if dataset.num_test == 0 else rule.test_split
-    return given
+    return name

@@ -1,4 +1,4 @@
-"""The rules that deal samples to clients; importing this module registers them."""
+"""Plain partition rules; importing this module registers all rules."""
 
 from typing import Literal
 
@@ -18,7 +18,7 @@ from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 @register_rule("iid", equal_sizes=True, needs_classes=False)
 def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Plan:
-    """Equal random shares of all samples; fewer than N samples are left over."""
+    """Equal random shares of all samples; fewer than N samples are unused."""
 
     def deal(samples, rng):
         each = len(samples.idx) // num_clients

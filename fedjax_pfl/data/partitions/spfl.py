@@ -18,11 +18,11 @@ def spfl(
 ) -> Plan:
     """N equal parts of every class, parts of k_c classes per client: SPFL and PLGA, appendix B.
 
-    Every class is shuffled and cut into N equal parts (what doesn't divide by N is left out). Each
-    client draws its own k_c classes and gets the next unused part of each; for `iid` one set of
-    classes is drawn for all clients. Parts that nobody drew stay unused. Only the official training
-    samples are used, a fifth of every part for testing: with 10 clients 2,880 + 720 of MNIST (its
-    table says 2,800 + 700), 6,144 + 1,536 of EMNIST balanced, 2,400 + 600 of CIFAR-10 and -100.
+    Every class is shuffled and cut into N equal parts (a remainder is left out). Each client draws
+    its own k_c classes and gets the next unused part of each; for `iid` one set of classes is drawn
+    for all clients. Other parts stay unused. Only the official training samples are used, a fifth
+    of every part for testing: with 10 clients 2,880 + 720 of MNIST (2,800 + 700 in the paper's
+    table), 6,144 + 1,536 of EMNIST balanced, 2,400 + 600 of CIFAR-10 and -100.
 
     Args:
       classes_per_client: k_c, 1..C (MNIST and CIFAR-10 6, EMNIST 32, CIFAR-100 60; paper: >= 2).

@@ -1,4 +1,4 @@
-"""Numbers about a partition: sizes, how many classes clients hold, how much they differ."""
+"""Statistics of a partition: sizes, classes per client, and heterogeneity."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SPLITS = ("train", "test", "validation")
 
 
 def holders(partition: Partition) -> np.ndarray:
-    """How many lists hold each sample, up to the largest index used."""
+    """Return the number of lists that contain each sample, up to the largest index."""
     return np.bincount(np.concatenate([partition.split(split).idx for split in SPLITS]))
 
 
 def overlaps(partition: Partition) -> tuple[int, int]:
-    """Samples held by more than one client, and (client, sample) pairs in two of its splits."""
+    """Return the numbers of samples of several clients, and of samples in two splits of one."""
     ragged = [partition.split(split) for split in SPLITS]
     width = max(int(one.idx.max(initial=0)) for one in ragged) + 1
     keys = np.concatenate([one.owners() * width + one.idx for one in ragged])
@@ -30,7 +30,7 @@ def overlaps(partition: Partition) -> tuple[int, int]:
 def report(
     partition: Partition, labels: ArrayLike, num_classes: int, fewer_than: int = 10
 ) -> dict[str, Any]:
-    """Facts about a partition, ready for JSON.
+    """Return facts about a partition, for JSON.
 
     Args:
       partition: any partition of the pool.
@@ -40,9 +40,9 @@ def report(
 
     Returns:
       `num_clients`; `sizes` {split: {min, mean, max}}; `unused_samples` of the pool;
-      `overlapping_samples` held by more than one client; `leaked_samples`, the (client, sample)
-      pairs in two splits of the same client; `small_clients` and `clients_without_test` (numbers of
-      clients); `mean_classes` per client in training; `fallback_used` if the rule says so; `hash`.
+      `overlapping_samples` of several clients; `leaked_samples`, the (client, sample) pairs in two
+      splits of the same client; `small_clients` and `clients_without_test` (numbers of clients);
+      `mean_classes` per client in training; `fallback_used` if the rule reports it; `hash`.
     """
     train, test = partition.sizes("train"), partition.sizes("test")
     shared, leaked = overlaps(partition)
@@ -66,9 +66,9 @@ def report(
 def partition_statistics(
     partition: Partition, labels: ArrayLike, num_classes: int, split: str = "train"
 ) -> dict[str, Any]:
-    """How unequal the clients are, ready for JSON; None where no client holds a sample.
+    """Return measures of the clients' heterogeneity, for JSON; None without samples.
 
-    Labels are counted as the clients see them, after `label_map` if there is one.
+    Labels are counted as the clients see them, after `label_map`.
 
     Args:
       partition: any partition of the pool.
@@ -77,14 +77,14 @@ def partition_statistics(
       split: whose labels are counted: "train", "test" or "validation".
 
     Returns:
-      what `report` tells, and
+      the facts of `report`, and
       `client_sizes`: {split: samples of each client};
-      `classes_per_client`: {min, mean, max} of the classes that a client holds;
-      `effective_classes`: {min, mean, max} of exp(entropy) of a client's class shares: C if
-        uniform, 1 if it holds one class;
+      `classes_per_client`: {min, mean, max} of a client's number of classes;
+      `effective_classes`: {min, mean, max} of exp(entropy) of a client's class shares: C for
+        uniform shares, 1 for a single class;
       `total_variation`: {mean, max} over pairs of clients of half the L1 distance of their class
-        shares: 0 if alike, 1 if they have no class in common;
-      `label_disagreement`: with a label map, the mean over pairs of clients of the part of the
+        shares: 0 for equal shares, 1 without a common class;
+      `label_disagreement`: with a label map, the mean over pairs of clients of the fraction of
         classes for which they see different labels, otherwise None.
     """
     counts = partition.class_counts(labels, num_classes, split)
@@ -119,7 +119,7 @@ def _largest_distance(shares: np.ndarray) -> float:
     rows = np.unique(shares, axis=0)
     held = (rows > 0).astype(np.float32)
     if any(np.any(held[i : i + 1024] @ held.T == 0) for i in range(0, len(rows), 1024)):
-        return 1.0  # two clients without a common class: none are further apart
+        return 1.0  # two clients without a common class: the maximum
     block, top = max(1, 2**22 // rows.size), 0.0
     for i in range(0, len(rows), block):
         apart = np.abs(rows[i : i + block, None] - rows[None, i:]).sum(axis=2)
@@ -145,7 +145,7 @@ def _spread(values: np.ndarray) -> dict[str, float | None]:
 
 
 def summary(partition: Partition) -> str:
-    """Five lines for people: rule, sizes of training, test and validation, overlap and hash."""
+    """Return five lines: rule, sizes of training, test and validation, overlap and hash."""
     lines = [f"{partition.num_clients} clients by rule {partition.rule!r}"]
     if partition.options.get("fallback_used"):
         lines[0] += " (samples moved to reach the minimum size)"

@@ -41,9 +41,9 @@ def waffle(
     use every sample and hold |D|/10 each (6,000 of MNIST, up to its uneven classes). The test
     samples are dealt by the same shares.
 
-    A* and B* add concept shift: every agent but Alice sees renamed labels (`label_map`), in
-    training and in testing. `sample_shares` are those of the appendix's Table 4, whose label
-    distribution "C" is B here; shares beyond A don't use up all classes.
+    A* and B* add concept shift: every agent but Alice sees permuted labels (`label_map`), in
+    training and testing. `sample_shares` are those of the appendix's Table 4, whose label
+    distribution "C" is B here; shares other than A leave some samples unused.
 
     Args:
       distribution: of labels; a star adds concept shift. All but A and A* need 10 classes.

@@ -162,8 +162,8 @@ def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
     except ValueError:  # lists of several lengths
         samples = labels = np.array(None)
     numbers = samples.dtype.kind in "iuf" and samples.ndim == 2
-    whole = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool(np.all(labels % 1 == 0))
-    if not (numbers and whole):
+    integers = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool(np.all(labels % 1 == 0))
+    if not (numbers and integers):
         raise InputError(
             f"Samples of {what} must be vectors of numbers with whole labels (FEMNIST, synthetic) "
             f"or texts with a letter as label (Shakespeare), got {shown(x[0])} with {shown(y[0])}."

@@ -31,22 +31,22 @@ def load_recordings(
     test_fraction: float = 0.25,
     task: str = CLASSES,
 ) -> Dataset:
-    """An NPZ file of recordings, one after the other, each with a label.
+    """An NPZ file of concatenated recordings, each with a label.
 
     A sample is a window, [window, 1, channels], by default scaled to mean 0 and deviation 1 per
-    channel. The last part of each recording gives the official test samples, so that no window of
-    training overlaps one of testing.
+    channel. The official test samples are from the last part of each recording, so that no training
+    window overlaps a test window.
 
     Args:
       data_dir: a file with `recordings` [total, channels], `lengths` [R] that add up to total, and
         `labels` [R], whole numbers or words. Every other array [R] is a column, for the rule
         `by_column`.
-      window: moments in a window.
-      step: moments between the beginnings of two windows; None for a window's length, so that none
+      window: length of a window.
+      step: distance between the beginnings of two windows; None for a window's length, without
         overlap.
-      test_fraction: the part of each recording that is for testing, in [0, 1).
-      task: "regression" where labels are numbers to predict, [R] or [R, K], "multi_label" where
-        they are 0 or 1, [R, K].
+      test_fraction: part of each recording for testing, in [0, 1).
+      task: "classification"; "regression" for numbers to predict, [R] or [R, K]; "multi_label" for
+        0 or 1, [R, K].
 
     Raises:
       InputError: no such file or arrays, or no recording is long enough.
@@ -62,9 +62,9 @@ def load_recordings(
     fits = signal.ndim == 2 and signal.dtype.kind == "f" and signal.shape[1] > 0
     what = f"recordings in {data_dir}"
     require(fits, what, f"{signal.dtype} {signal.shape}", "floats [total, channels]")
-    whole = lengths.ndim == 1 and lengths.dtype.kind in "iu" and len(lengths) > 0
-    # In Python's integers, which do not wrap around.
-    adds_up = whole and int(lengths.min()) >= 0 and sum(lengths.tolist()) == len(signal)
+    integers = lengths.ndim == 1 and lengths.dtype.kind in "iu" and len(lengths) > 0
+    # In Python's integers, which don't wrap around.
+    adds_up = integers and int(lengths.min()) >= 0 and sum(lengths.tolist()) == len(signal)
     allowed = f"whole numbers that add up to {len(signal)}, the length of all recordings"
     require(adds_up, f"lengths in {data_dir}", lengths, allowed)
     lengths = lengths.astype(np.int64)

@@ -119,8 +119,8 @@ def _read(name: str, folder: Path) -> Dataset:
     connector = features[label]
     splits = [split for split in ("train", "test") if split in builder.info.splits]
     if "train" not in splits:
-        found = ", ".join(builder.info.splits) or "none"
-        raise InputError(f"TFDS data set {name!r} has no split 'train'; splits found: {found}.")
+        held = ", ".join(builder.info.splits) or "none"
+        raise InputError(f"TFDS data set {name!r} has no split 'train'; splits found: {held}.")
 
     def make():
         arrays = {}

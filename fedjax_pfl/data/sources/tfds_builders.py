@@ -25,8 +25,8 @@ class _IdxFiles(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         return [f"{self.URL.rstrip('/')}/{stem}.gz" for stem in MNIST_STEMS]
 
     def _split_generators(self, dl_manager):
-        found = dl_manager.download(self.urls())
-        paths = [Path(path) for path in found]  # pyright: ignore[reportGeneralTypeIssues] - a list
+        files = dl_manager.download(self.urls())
+        paths = [Path(path) for path in files]  # pyright: ignore[reportGeneralTypeIssues] - a list
         arrays = [read_idx(path, ndim) for path, ndim in zip(paths, (3, 1, 3, 1), strict=True)]
         return {"train": _examples(*arrays[:2]), "test": _examples(*arrays[2:])}
 

@@ -1,4 +1,4 @@
-"""Preparing MNIST, Fashion-MNIST, EMNIST and CIFAR for TFDS without TensorFlow."""
+"""Preparation of MNIST, Fashion-MNIST, EMNIST and CIFAR for TFDS without TensorFlow."""
 
 import contextlib
 import io
@@ -24,7 +24,7 @@ _PATIENCE_S = 5.0
 
 
 def tfds_folder(data_dir: Path | None) -> Path:
-    """`data_dir`, or the folder that TFDS uses where none is given."""
+    """Return `data_dir`, or TFDS's default folder for None."""
     if data_dir is not None:
         return data_dir
     return as_path("TFDS_DATA_DIR", os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
@@ -38,15 +38,15 @@ def prepare_tfds(
 ) -> Path:
     """Prepares a data set for TFDS without TensorFlow; `tfds.data_source` then reads it.
 
-    The published files are taken from the first of these that has them all: `source_dir`, the
-    download cache in `data_dir`/downloads, the network. Sizes and SHA-256 are checked against those
-    that TFDS knows. Data sets that are already prepared stay unchanged.
+    The published files are taken from the first of these that has all of them: `source_dir`, the
+    download cache in `data_dir`/downloads, the network. Their sizes and SHA-256 are checked. Data
+    sets that are already prepared stay unchanged.
 
     Args:
       name: one of `PREPARABLE`.
-      source_dir: folder with the published files under their own names, or with a folder of the
-        data set's name that holds them. Given, nothing is downloaded. None: `data_dir` is
-        looked through in the same way, then the download cache, then the network.
+      source_dir: folder with the published files under their own names, perhaps in a folder of the
+        data set's name; then nothing is downloaded. None: the same places in `data_dir`, then the
+        download cache, then the network.
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
       version: such as "3.0.1"; None means the one that the installed TFDS has.
 
@@ -54,8 +54,8 @@ def prepare_tfds(
       The folder of the prepared version.
 
     Raises:
-      InputError: unknown name, a version that the installed TFDS doesn't have, files missing or
-        other than published, or no network.
+      InputError: unknown name, a version that the installed TFDS doesn't have, missing or modified
+        files, or no network.
     """
     if name not in PREPARABLE:
         raise unknown_name("TFDS data set that can be prepared here", name, PREPARABLE)
@@ -78,9 +78,9 @@ def prepare_tfds(
             return Path(builder.data_dir)
     urls = builder.urls()
     files = [url.rpartition("/")[2] for url in urls]
-    found = _folder_with(files, [source] if source else [place], family)
+    manual = _folder_with(files, [source] if source else [place], family)
     downloads = place / "downloads"
-    if found is None:
+    if manual is None:
         missing = f"Data set {name!r} needs the published {', '.join(files)}"
         if source is not None:
             raise InputError(
@@ -93,7 +93,7 @@ def prepare_tfds(
                 f"{place / family} (from {urls[0].rpartition('/')[0]}/), set data_dir to a folder "
                 "where it is prepared, or take 'digits', which needs no file."
             )
-    _run(builder, name, found, downloads)
+    _run(builder, name, manual, downloads)
     return Path(builder.data_dir)
 
 
@@ -106,7 +106,7 @@ def _folder_with(files: list[str], roots: list[Path], family: str) -> Path | Non
 
 
 def _cached(urls: list[str], downloads: Path) -> bool:
-    """Whether TFDS downloaded all of these before; it leaves an .INFO file beside each."""
+    """Whether TFDS downloaded all of these before, leaving an .INFO file beside each."""
     known = set()
     for path in downloads.rglob("*.INFO") if downloads.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -119,7 +119,7 @@ def _host(url: str) -> str:
 
 
 def _unreachable(url: str) -> str | None:
-    """Why the host of a URL can't be reached, None if it can; asked once, within seconds."""
+    """Why the host of a URL can't be reached, or None; a single request of a few seconds."""
     import requests  # comes with TFDS, which downloads with it
 
     answer: list[str | None] = ["no answer"]
@@ -144,7 +144,7 @@ def _run(builder, name: str, manual_dir: Path | None, downloads: Path) -> None:
     from tensorflow_datasets.core.download import download_manager, downloader, util
 
     config = tfds.download.DownloadConfig(manual_dir=manual_dir, try_download_gcs=False)
-    # TFDS tries ten times with growing pauses, minutes in all, before it says that it failed.
+    # TFDS tries ten times with growing pauses, for minutes, before it fails.
     retries, downloader.MAX_RETRIES = downloader.MAX_RETRIES, 0
     try:
         with quiet_tfds():
@@ -159,13 +159,13 @@ def _run(builder, name: str, manual_dir: Path | None, downloads: Path) -> None:
     finally:
         downloader.MAX_RETRIES = retries
         for folder in (downloads / "extracted", downloads):
-            with contextlib.suppress(OSError):  # TFDS makes them; they stay where they hold files
+            with contextlib.suppress(OSError):  # created by TFDS; not removed if they contain files
                 folder.rmdir()
 
 
 @contextlib.contextmanager
 def quiet_tfds() -> Iterator[None]:
-    """Keeps TFDS from printing, from progress bars and from its warnings, while it lasts."""
+    """Suppresses TFDS's output, progress bars and warnings."""
     from absl import logging
     from tensorflow_datasets.core.utils import tqdm_utils
 

@@ -129,23 +129,9 @@ def test_importers_refuse_options_they_do_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda p: p.split_validation("a", 0), "Validation fraction must be a number of at least"),
-        (lambda p: p.split_validation(0.5, 1.5), "Validation seed must be a whole number of at l"),
-        (lambda p: p.client("train", 1.0), "Client must be a whole number of at least 0, got 1.0"),
-        (lambda p: p.client("train", 2), r"Client must be in 0\.\.1, got 2"),
         (lambda p: p.validate(400, 10, POOL.train_y / 2), "Type of the labels must be integer, go"),
         (lambda p: p.validate(0, 10, []), "Type of the labels|Number of samples must be at least"),
         (lambda p: p.validate(400, "a", POOL.train_y), "num_classes must be a whole number of at"),
-        (
-            lambda p: Partition.from_lists(3, 3),
-            "Sample indices must be a list for each client, got 'int'",
-        ),
-        (
-            lambda p: Partition.from_lists([[0]], [[1]], label_map=np.zeros((1, 10))).validate(
-                400, 10, POOL.train_y
-            ),
-            "Label map must be an array of whole numbers, got 'float64'",
-        ),
     ],
 )
 def test_arguments_of_another_type(use, message):

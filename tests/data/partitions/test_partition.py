@@ -212,11 +212,6 @@ def test_summary_is_five_lines():
     ]
 
 
-def test_ragged_refuses_indices_beyond_int32():
-    with pytest.raises(InputError, match="Sample indices of client 0 must be in 0"):
-        Ragged.of([[2**31]])
-
-
 @pytest.mark.parametrize("given", [None, "", b"1", [], {0: 1}, 0.5, np.zeros(3), True])
 def test_arguments_of_another_type(given):
     calls = {

@@ -83,12 +83,6 @@ def test_bad_emnist(tmp_path):
     with pytest.raises(InputError, match=r"not found.*gzip\.zip \(from NIST\).*tfds:emnist/dig"):
         load_dataset("emnist/digits", tmp_path)
     path = tmp_path / "gzip.zip"
-    write_emnist_zip(path, "balanced", emnist_arrays())
-    with pytest.raises(InputError, match=r"lacks gzip/emnist-digits-train-images-idx3-ubyte\.gz"):
-        load_dataset("emnist/digits", tmp_path)
-    path.write_bytes(path.read_bytes()[:-30])
-    with pytest.raises(InputError, match=r"gzip\.zip can't be read as a ZIP file"):
-        load_dataset("emnist/balanced", tmp_path)
     images, labels, *test = emnist_arrays()
     write_emnist_zip(path, "balanced", (images, labels[:5], *test))
     with pytest.raises(
@@ -181,10 +175,6 @@ def test_bad_cifar_archives(tmp_path, change, folder, message):
 
 def test_links_and_damage_in_cifar_archives(tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
-    write_tar(path, cifar_files("cifar10")[0], CIFAR)
-    path.write_bytes(path.read_bytes()[:-2000])
-    with pytest.raises(InputError, match=r"tar\.gz can't be read as a \.tar\.gz archive"):
-        load_dataset("cifar10", tmp_path)
     path.write_bytes(b"no archive")
     with pytest.raises(InputError, match=r"tar\.gz can't be read as a \.tar\.gz archive"):
         load_dataset("cifar10", tmp_path)

@@ -1,4 +1,4 @@
-"""The sentence for each bad file; the table of docs/data_sources.md has the same sentences."""
+"""The message for each bad file, as in the table of docs/data_sources.md."""
 
 import gzip
 import io
@@ -19,17 +19,6 @@ from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data_sources.md"
-CASES = {}
-
-
-def case(what):
-    """Registers `spoil(folder) -> arguments of load_dataset`."""
-
-    def register(spoil):
-        CASES[what] = spoil
-        return spoil
-
-    return register
 
 
 def idx(array, magic=b"\0\0\x08"):
@@ -54,73 +43,6 @@ def mnist(folder, **changes):
     return "mnist", folder
 
 
-@case("an IDX file whose gzip stream is cut off")
-def _(folder):
-    return mnist(folder, train_images_gz=lambda content: content[:40])
-
-
-@case("an IDX file of another magic number")
-def _(folder):
-    return mnist(folder, train_images=idx(np.zeros((6, 28, 28)), b"\0\0\x0d"))
-
-
-@case("an IDX file shorter than its header says")
-def _(folder):
-    return mnist(folder, t10k_images=idx(np.zeros((2, 28, 28)))[:-5])
-
-
-@case("a missing file of four")
-def _(folder):
-    return mnist(folder, t10k_labels_gz=lambda content: b"")
-
-
-@case("labels of other samples")
-def _(folder):
-    return mnist(folder, train_labels=idx(np.arange(5) % 2))
-
-
-@case("a label beyond the classes")
-def _(folder):
-    return mnist(folder, train_labels=idx(np.arange(6) + 5))
-
-
-@case("nothing there")
-def _(folder):
-    return "cifar10", folder
-
-
-@case("CIFAR as pickles")
-def _(folder):
-    (folder / "cifar-10-python.tar.gz").write_bytes(b"")
-    return "cifar10", folder
-
-
-@case("a CIFAR archive that is cut off")
-def _(folder):
-    with tarfile.open(folder / "whole.tar.gz", "w:gz") as archive:
-        info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
-        info.size = 3073 * 50
-        data = np.random.default_rng(0).integers(0, 10, info.size, np.uint8)
-        archive.addfile(info, io.BytesIO(data.tobytes()))
-    whole = folder / "whole.tar.gz"
-    (folder / "cifar-10-binary.tar.gz").write_bytes(whole.read_bytes()[:5000])
-    whole.unlink()
-    return "cifar10", folder
-
-
-@case("EMNIST's archive that is no ZIP file")
-def _(folder):
-    (folder / "gzip.zip").write_bytes(b"<html>")
-    return "emnist/digits", folder
-
-
-@case("EMNIST's archive without the split")
-def _(folder):
-    with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
-        archive.writestr("gzip/readme.txt", "")
-    return "emnist/digits", folder
-
-
 def png(size=(4, 4), mode="RGB"):
     buffer = io.BytesIO()
     Image.new(mode, size).save(buffer, "PNG")
@@ -137,42 +59,6 @@ def pictures(folder, splits=("train", "test"), **contents):
     return "folder", folder
 
 
-@case("a file among images that is none")
-def _(folder):
-    return pictures(folder, notes_txt=b"to do")
-
-
-@case("an image whose data is cut off")
-def _(folder):
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "PNG")
-    return pictures(folder, a_png=buffer.getvalue()[:600])
-
-
-@case("a huge image (a decompression bomb)")
-def _(folder):
-    def chunk(name, data):
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
-    data = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-    return pictures(folder, a_png=b"\x89PNG\r\n\x1a\n" + head + data + chunk(b"IEND", b""))
-
-
-@case("an image of another size")
-def _(folder):
-    return pictures(folder, a_png=png((5, 4)))
-
-
-@case("CINIC-10 without a split")
-def _(folder):
-    pictures(folder, ("train", "valid"))
-    return "cinic10", folder
-
-
 def parquet(folder, rows=2, name="train.parquet", labels=(0, 1), images=None):
     images = [png()] * rows if images is None else images
     column = pa.array([{"bytes": image, "path": None} for image in images])
@@ -180,74 +66,104 @@ def parquet(folder, rows=2, name="train.parquet", labels=(0, 1), images=None):
     return "parquet", folder
 
 
-@case("a Parquet file that is none")
-def _(folder):
-    (folder / "train.parquet").write_bytes(b"PAR1 and no more")
-    return "parquet", folder
+def cut_cifar(folder):
+    with tarfile.open(folder / "archive.tar.gz", "w:gz") as archive:
+        info = tarfile.TarInfo("cifar-10-batches-bin/data_batch_1.bin")
+        info.size = 3073 * 50
+        data = np.random.default_rng(0).integers(0, 10, info.size, np.uint8)
+        archive.addfile(info, io.BytesIO(data.tobytes()))
+    content = (folder / "archive.tar.gz").read_bytes()
+    return file(folder, "cifar10", "cifar-10-binary.tar.gz", content[:5000])
 
 
-@case("a folder without the training split")
-def _(folder):
-    return parquet(folder, name="test.parquet")
+def empty_zip(folder):
+    with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
+        archive.writestr("gzip/readme.txt", "")
+    return "emnist/digits", folder
 
 
-@case("a row without an image")
-def _(folder):
-    return parquet(folder, images=[png(), None])
+def cut_png():
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "PNG")
+    return buffer.getvalue()[:600]
 
 
-@case("a row that is no image")
-def _(folder):
-    return parquet(folder, images=[png(), b"GIF?"])
+def bomb():
+    """A PNG file of 60,000 x 60,000 pixels."""
+
+    def chunk(name, data):
+        crc = struct.pack(">I", zlib.crc32(name + data))
+        return struct.pack(">I", len(data)) + name + data + crc
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+    return b"\x89PNG\r\n\x1a\n" + head + data + chunk(b"IEND", b"")
 
 
-@case("labels that are words")
-def _(folder):
-    return parquet(folder, labels=("cat", "dog"))
+def file(folder, dataset, name, content):
+    (folder / name).write_bytes(content)
+    return dataset, folder
 
 
-@case("a label that never occurs")
-def _(folder):
-    return parquet(folder, labels=(0, 2))
-
-
-@case("AG News with another label")
-def _(folder):
-    (folder / "train.csv").write_text('"1","title","text"\n"5","title","text"\n')
-    return "ag_news", folder
-
-
-@case("a CSV file with a row too short")
-def _(folder):
-    (folder / "train.csv").write_text("1,title,text\n2,title\n")
-    return "ag_news", folder
-
-
-@case("a text file in another encoding")
-def _(folder):
-    (folder / "train.csv").write_bytes("1,Zürich,text\n".encode("latin-1"))
-    return "ag_news", folder
-
-
-@case("arrays of another type")
-def _(folder):
-    np.savez(folder / "mine.npz", x_train=np.zeros((2, 3), np.int64), y_train=np.arange(2))
+def npz(folder, x):
+    np.savez(folder / "mine.npz", x_train=x, y_train=np.arange(2))
     return "npz", folder / "mine.npz"
 
 
-@case("arrays with NaN")
-def _(folder):
-    np.savez(folder / "mine.npz", x_train=np.full((2, 3), np.nan), y_train=np.arange(2))
-    return "npz", folder / "mine.npz"
+# What is bad, and a function of a folder that writes it and returns the arguments of load_dataset.
+CASES = {
+    "an IDX file whose gzip stream is cut off": lambda d: mnist(
+        d, train_images_gz=lambda content: content[:40]
+    ),
+    "an IDX file of another magic number": lambda d: mnist(
+        d, train_images=idx(np.zeros((6, 28, 28)), b"\0\0\x0d")
+    ),
+    "an IDX file shorter than its header says": lambda d: mnist(
+        d, t10k_images=idx(np.zeros((2, 28, 28)))[:-5]
+    ),
+    "a missing file of four": lambda d: mnist(d, t10k_labels_gz=lambda content: b""),
+    "labels of other samples": lambda d: mnist(d, train_labels=idx(np.arange(5) % 2)),
+    "a label beyond the classes": lambda d: mnist(d, train_labels=idx(np.arange(6) + 5)),
+    "nothing there": lambda d: ("cifar10", d),
+    "CIFAR as pickles": lambda d: file(d, "cifar10", "cifar-10-python.tar.gz", b""),
+    "a CIFAR archive that is cut off": cut_cifar,
+    "EMNIST's archive that is no ZIP file": lambda d: file(
+        d, "emnist/digits", "gzip.zip", b"<html>"
+    ),
+    "EMNIST's archive without the split": empty_zip,
+    "a file among images that is none": lambda d: pictures(d, notes_txt=b"to do"),
+    "an image whose data is cut off": lambda d: pictures(d, a_png=cut_png()),
+    "a huge image (a decompression bomb)": lambda d: pictures(d, a_png=bomb()),
+    "an image of another size": lambda d: pictures(d, a_png=png((5, 4))),
+    "CINIC-10 without a split": lambda d: ("cinic10", pictures(d, ("train", "valid"))[1]),
+    "a Parquet file that is none": lambda d: file(
+        d, "parquet", "train.parquet", b"PAR1 and no more"
+    ),
+    "a folder without the training split": lambda d: parquet(d, name="test.parquet"),
+    "a row without an image": lambda d: parquet(d, images=[png(), None]),
+    "a row that is no image": lambda d: parquet(d, images=[png(), b"GIF?"]),
+    "labels that are words": lambda d: parquet(d, labels=("cat", "dog")),
+    "a label that never occurs": lambda d: parquet(d, labels=(0, 2)),
+    "AG News with another label": lambda d: file(
+        d, "ag_news", "train.csv", b'"1","title","text"\n"5","title","text"\n'
+    ),
+    "a CSV file with a row too short": lambda d: file(
+        d, "ag_news", "train.csv", b"1,title,text\n2,title\n"
+    ),
+    "a text file in another encoding": lambda d: file(
+        d, "ag_news", "train.csv", "1,Zürich,text\n".encode("latin-1")
+    ),
+    "a table's value that is no number": lambda d: (
+        "table", file(d, "", "t.csv", b"age,label\n1,a\nold,b\n")[1] / "t.csv"
+    ),
+    "arrays of another type": lambda d: npz(d, np.zeros((2, 3), np.int64)),
+    "arrays with NaN": lambda d: npz(d, np.full((2, 3), np.nan)),
+    "pickled arrays": lambda d: npz(d, np.array([{}, {}])),
+}  # fmt: skip
 
 
-@case("pickled arrays")
-def _(folder):
-    np.savez(folder / "mine.npz", x_train=np.array([{}, {}]), y_train=np.arange(2))
-    return "npz", folder / "mine.npz"
-
-
-def told(what, folder):
+def message_of(what, folder):
     with pytest.raises(InputError) as caught:
         load_dataset(*CASES[what](folder))
     text = str(caught.value).replace(str(folder), "D").replace(repr(folder.name), "'D'")
@@ -257,5 +173,8 @@ def told(what, folder):
 
 
 @pytest.mark.parametrize("what", CASES)
-def test_the_sentences_of_the_page(what, tmp_path):
-    assert f"| {what} | {told(what, tmp_path)} |" in PAGE.read_text(encoding="utf-8").splitlines()
+def test_the_messages_of_the_page(what, tmp_path):
+    assert (
+        f"| {what} | {message_of(what, tmp_path)} |"
+        in PAGE.read_text(encoding="utf-8").splitlines()
+    )

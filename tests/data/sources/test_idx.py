@@ -19,17 +19,17 @@ NAMES = (
 )
 
 
-def idx_bytes(array, kind=8):
+def idx_bytes(array):
     """An array as an IDX file: two zero bytes, type, axes, big-endian lengths, values."""
     lengths = struct.pack(f">{array.ndim}I", *array.shape)
-    return bytes([0, 0, kind, array.ndim]) + lengths + array.astype(np.uint8).tobytes()
+    return bytes([0, 0, 8, array.ndim]) + lengths + array.astype(np.uint8).tobytes()
 
 
-def write_idx_folder(folder, compressed=True, labels=12):
+def write_idx_folder(folder, compressed=True):
     rng = np.random.default_rng(0)
     arrays = (
         rng.integers(0, 256, (12, 4, 3)),
-        np.arange(labels) % 10,
+        np.arange(12) % 10,
         rng.integers(0, 256, (5, 4, 3)),
         np.arange(5),
     )
@@ -86,21 +86,6 @@ def test_fashion_mnist_of_debian(tmp_path, monkeypatch):
     assert load_dataset("fashion_mnist").class_names[9] == "Ankle boot"
 
 
-def test_one_file_missing(tmp_path):
-    write_idx_folder(tmp_path)
-    (tmp_path / f"{NAMES[3]}.gz").unlink()
-    with pytest.raises(InputError, match=f"lacks the file {NAMES[3]}.gz"):
-        load_dataset("mnist", tmp_path)
-
-
-def test_images_and_labels_must_agree(tmp_path):
-    write_idx_folder(tmp_path, labels=11)
-    with pytest.raises(
-        InputError, match=r"labels of data set 'mnist' must be \(12,\), one per sample, got \(11"
-    ):
-        load_dataset("mnist", tmp_path)
-
-
 IMAGES = idx_bytes(np.arange(24).reshape(2, 4, 3))
 
 
@@ -109,9 +94,7 @@ IMAGES = idx_bytes(np.arange(24).reshape(2, 4, 3))
     [
         (b"PK\x03\x04" + IMAGES, "isn't an IDX file of unsigned bytes"),
         (b"", "isn't an IDX file of unsigned bytes"),
-        (idx_bytes(np.zeros((2, 4, 3)), kind=13), "isn't an IDX file of unsigned bytes"),
         (idx_bytes(np.zeros(5)), "has 1 axes where 3 are expected"),
-        (IMAGES[:-1], "announces 24 values but holds 23"),
         (IMAGES + b"\0", "announces 24 values but holds 25"),
         (IMAGES[:10], "announces 3 axis lengths"),
     ],
@@ -125,18 +108,10 @@ def test_damaged_idx(tmp_path, data, message, suffix):
     assert str(path) in str(caught.value)
 
 
-@pytest.mark.parametrize("cut", [5, -9])
-def test_truncated_gzip(tmp_path, cut):
-    path = tmp_path / "images.gz"
-    path.write_bytes(gzip.compress(IMAGES)[:cut])
-    with pytest.raises(InputError, match=r"images.gz can't be read as a gzip file"):
-        read_idx(path, 3)
-    path.write_bytes(IMAGES)
-    with pytest.raises(InputError, match=r"images.gz can't be read as a gzip file"):
-        read_idx(path, 3)
-
-
 def test_unreadable_files(tmp_path):
+    (tmp_path / "plain.gz").write_bytes(IMAGES)
+    with pytest.raises(InputError, match=r"plain.gz can't be read as a gzip file"):
+        read_idx(tmp_path / "plain.gz", 3)
     (tmp_path / "images.gz").mkdir()
     with pytest.raises(InputError, match=r"images\.gz must be a regular file, but it is a folder"):
         read_idx(tmp_path / "images.gz", 3)

@@ -95,15 +95,11 @@ def test_sizes_and_channels(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("x.png", b"no image", r"x\.png can't be read as an image"),
         ("x.png", b"", r"x\.png can't be read as an image"),
         ("x.jpg", png(colour((40, 40)), "JPEG")[:-400], r"x\.jpg can't be read as an image"),
-        ("x.png", png(colour((40, 40)))[:-400], r"x\.png can't be read as an image"),
         ("x.png", b"%!PS-Adobe-3.0 EPSF-3.0\n", r"x\.png can't be read as an image"),
         ("x.png", huge_png(5000, 5000), r"x\.png has 5000x5000 pixels, the limit being 16,777,216"),
-        ("x.png", huge_png(60000, 60000), r"x\.png can't be read as an image: .*bomb"),
         ("x.png", png(np.zeros((4, 5), np.uint16)), r"x\.png has 16 bits a channel; 8 bits a"),
-        ("notes.txt", b"hello", r"cat holds 1 entries that aren't images: notes\.txt\. Images end"),
     ],
 )
 def test_bad_images(tmp_path, file, content, message):

@@ -88,13 +88,13 @@ def test_other_numbers_stay_vectors(tmp_path):
 
 def test_from_flags(femnist):
     for dataset in (f"{femnist}", f"leaf:{femnist}"):
-        made = build.material(flags.parse(["run", f"--dataset={dataset}"]))
+        made = build.load_inputs(flags.parse(["run", f"--dataset={dataset}"]))
         assert made.partition.names == ("f0001_41", "f0002_12", "f0003_00")
         assert made.identity["dataset"] == "leaf"
     words = ["run", f"--dataset={femnist}", "--min_size=3", "--test_split=pooled"]
-    assert build.material(flags.parse(words)).partition.sizes().tolist() == [3, 2]
+    assert build.load_inputs(flags.parse(words)).partition.sizes().tolist() == [3, 2]
     words = ["run", f"--dataset={femnist}", "--partition=iid", "--num_clients=2"]
-    assert build.material(flags.parse(words)).partition.rule == "iid"
+    assert build.load_inputs(flags.parse(words)).partition.rule == "iid"
 
 
 def test_a_folder_is_no_split(femnist):

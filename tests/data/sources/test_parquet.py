@@ -65,8 +65,6 @@ def test_parquet_columns(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "labels", "message"),
     [
-        ([colour(), None], [0, 1], r"Row 2 of .*train\.parquet has no image bytes"),
-        ([colour(), b"text"], [0, 1], r"Row 2 of .* can't be read as an image"),
         ([colour(), colour((5, 5))], [0, 1], r"Row 2 of .* has 5x5 pixels .* but Row 1 of"),
         ([colour(), colour()], [0, None], "Column 'label' of .* has rows without a label"),
         ([colour(), colour()], [0, 10], r"'cifar10_jpeg' must be in 0\.\.9, got '0\.\.10'"),

@@ -71,10 +71,8 @@ def test_ag_news_without_its_training_file_says_so(tmp_path):
     [
         (b'"1","a"\n', r"must have 3 columns \(label first\) in every row, got 2 .* line 1"),
         (b'"1","a","b"\n"1","a","b","c"\n', "got 4 in the row that ends in line 2"),
-        (b'"5","a","b"\n', r"train\.csv must be 1\.\.4, got '5' in row 1"),
         (b'"x","a","b"\n', r"must be 1\.\.4, got 'x' in row 1"),
         (b"", "train.csv holds no texts"),
-        (b'"1","a","\xff"\n', r"train\.csv can't be read as a CSV file in UTF-8"),
         (b'"1","a","b" c\n', r"train\.csv can't be read as a CSV file in UTF-8"),
         (b'"1","a","' + b"x" * 200_000, r"train\.csv can't be read as a CSV file in UTF-8"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import changed_code, growth, resume
+from experiments.cli import identity, provenance, run_folder
 from experiments.figures.selection import mixed_code
 
 WORDS = [
@@ -71,15 +71,15 @@ def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
 def test_only_changed_code_is_accepted_and_told():
     before = {"fedavg.revision": "1.1", "import_file": ["a.py 1"], "rounds": 5}
     now = {"fedavg.revision": "1.2", "local.revision": "1.1", "rounds": 6}
-    assert changed_code.taken_over(before, now) == now | {"rounds": 5}
-    told = changed_code.changes(before, now)
+    assert identity.compare(before, {**now, "rounds": 5}, accept_code=True).same
+    told = identity.code_changes(before, now)
     assert told.keys() == {"fedavg.revision", "import_file"}  # local is new
-    record = changed_code.history({}, told)
-    assert changed_code.remarks(record, "local") == [
+    record = provenance.history({}, told)
+    assert provenance.remarks(record, "local") == [
         "code changed while the run was made: --import_file was ['a.py 1'] and is absent"
     ]
-    assert len(changed_code.remarks(record, "fedavg")) == 2
-    again = changed_code.history(record, {"fedavg.revision": "more"})[changed_code.ACCEPTED]
+    assert len(provenance.remarks(record, "fedavg")) == 2
+    again = provenance.history(record, {"fedavg.revision": "more"})[provenance.ACCEPTED]
     assert again["fedavg.revision"].endswith("; then more")
 
 
@@ -88,37 +88,37 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     assert run.main([*words, "--algorithms=local"]) == 0
     path = tmp_path / "out/run.json"
     record = json.loads(path.read_text())
-    assert record[changed_code.MADE_WITH] == [changed_code.made_with()]
-    record[changed_code.MADE_WITH][0]["jax"] = "0.0.1"
-    path.write_text(json.dumps(record | {resume.DIGEST: resume.digest_of(record)}))
+    assert record[provenance.MADE_WITH] == [provenance.made_with()]
+    record[provenance.MADE_WITH][0]["jax"] = "0.0.1"
+    path.write_text(json.dumps(record | {run_folder.DIGEST: run_folder.digest_of(record)}))
     capsys.readouterr()
     assert run.main([*words, "--algorithms=local,fedavg"]) == 0
     text = capsys.readouterr().err
     assert "warning: " in text and "jax was '0.0.1' and is " in text
-    states = json.loads(path.read_text())[changed_code.MADE_WITH]
-    assert [one["jax"] for one in states] == ["0.0.1", changed_code.made_with()["jax"]]
+    states = json.loads(path.read_text())[provenance.MADE_WITH]
+    assert [one["jax"] for one in states] == ["0.0.1", provenance.made_with()["jax"]]
     config = json.loads((tmp_path / "out/fedavg/config.json").read_text())
-    assert changed_code.made_with().items() <= config["versions"].items()
+    assert provenance.made_with().items() <= config["versions"].items()
     assert run.main([*words, "--algorithms=local,fedavg", "--num_seeds=2"]) == 0
     assert "warning" not in capsys.readouterr().err
-    assert growth.PARTS in json.loads(path.read_text())
+    assert run_folder.PARTS in json.loads(path.read_text())
 
 
 def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(changed_code, "FOLDERS", (tmp_path,))
+    monkeypatch.setattr(provenance, "FOLDERS", (tmp_path,))
     (tmp_path / "a.py").write_text("x = 1")
-    result = [changed_code.package.__wrapped__()]
+    result = [provenance.package.__wrapped__()]
     (tmp_path / "a.py").write_text("x = 2")
-    result.append(changed_code.package.__wrapped__())
+    result.append(provenance.package.__wrapped__())
     (tmp_path / "a.py").rename(tmp_path / "b.py")
-    result.append(changed_code.package.__wrapped__())
+    result.append(provenance.package.__wrapped__())
     (tmp_path / "note.txt").write_text("no code")
-    assert changed_code.package.__wrapped__() == result[-1]
+    assert provenance.package.__wrapped__() == result[-1]
     assert len(set(result)) == 3
 
 
 def test_pooled_runs_of_other_code_are_noted():
-    now = changed_code.made_with()
+    now = provenance.made_with()
     runs = [
         SimpleNamespace(folder=name, config={"versions": now | {"jaxlib": version}})
         for name, version in (("a", "1"), ("b", "1"), ("c", "2"))

@@ -16,7 +16,7 @@ def test_auto_is_one_where_jax_runs_already():
 
 def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
     monkeypatch.setattr(devices, "_start", lambda count: True)
-    monkeypatch.setattr(devices, "_cores", lambda: 6)
+    monkeypatch.setattr(devices, "cores", lambda: 6)
     assert devices.prepare("auto", 20) == 6
     assert devices.prepare("auto", 4) == 4
     assert devices.prepare("3", 20) == 3

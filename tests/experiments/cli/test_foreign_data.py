@@ -4,7 +4,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, data_flags, flags, resume
+from experiments.cli import build, data_flags, flags, identity
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.test_foreign import exported, write_flbench
@@ -24,23 +24,23 @@ def parsed(*words):
 
 def test_pfllibs_folder_as_a_data_set_brings_its_clients(folder):
     for dataset in (f"{folder}", f"pfllib:{folder}"):
-        made = build.material(parsed(f"--dataset={dataset}"))
+        made = build.load_inputs(parsed(f"--dataset={dataset}"))
         assert made.dataset.name == "Colours" and made.dataset.num_train == 8
         assert made.partition.rule == "pfllib" and made.partition.num_clients == 3
         assert made.identity["dataset"] == "pfllib"
-    other = build.material(
+    other = build.load_inputs(
         parsed(f"--dataset={folder}", "--partition=iid", "--num_clients=2", "--test_split=pooled")
     )
     assert other.partition.rule == "iid" and other.partition.num_clients == 2
 
 
 def test_a_split_for_a_data_set_of_ours(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "load_dataset", lambda args: DATA)
-    made = build.material(parsed("--dataset=digits", f"--partition_file={folder}"))
+    monkeypatch.setattr(data_flags, "load_dataset", lambda args: DATA)
+    made = build.load_inputs(parsed("--dataset=digits", f"--partition_file={folder}"))
     assert made.partition.rule == "pfllib"
     write_flbench(other := tmp_path / "fmnist")
     exported(other, FLBENCH_EXPORT)
-    made = build.material(parsed("--dataset=digits", f"--partition_file={other}"))
+    made = build.load_inputs(parsed("--dataset=digits", f"--partition_file={other}"))
     assert made.partition.rule == "flbench" and made.partition.sizes("validation").sum() == 1
 
 
@@ -56,7 +56,7 @@ def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
 def test_other_spellings_of_data_sets_and_networks_are_the_same_run(folder, monkeypatch):
     spelt = parsed("--dataset=FashionMNIST", "--model=CNN", "--algorithms=FedAvg")
     ours = parsed("--dataset=fashion_mnist", "--model=cnn", "--algorithms=fedavg")
-    assert resume.configuration(spelt) == resume.configuration(ours)
+    assert identity.run_identity(spelt) == identity.run_identity(ours)
     assert parsed("--dataset=CIFAR-10:/data").dataset == "cifar10:/data"
     monkeypatch.chdir(folder.parent)
     folder.rename(folder.parent / "MNIST")  # a folder of PFLlib's is what it holds
@@ -89,12 +89,12 @@ def test_a_typed_split_takes_the_place_of_a_flagfiles(folder, tmp_path):
     assert split(ruled, f"--dataset={folder}") == of_folder
     assert split(f"--dataset={folder}", ruled) == of_folder
     assert split(ruled, "--dataset=digits", f"--partition_file={folder}") == of_folder
-    made = build.material(parsed("--preset=pfllib", f"--dataset={folder}"))
+    made = build.load_inputs(parsed("--preset=pfllib", f"--dataset={folder}"))
     assert made.partition.num_clients == 3  # its samples are scaled already
     assert parsed("--preset=pfllib", f"--dataset={folder}").input_scaling == "default"
     args = parsed(ruled, "--partition", "pathological", "--num_clients=7")  # has no alpha
     assert (args.alpha, args.min_size, args.num_clients) == (None, None, 7)
-    assert build.material(parsed(ruled, f"--dataset={folder}")).partition.num_clients == 3
+    assert build.load_inputs(parsed(ruled, f"--dataset={folder}")).partition.num_clients == 3
     file.write_text(f"{RULED}--alpha=0.3\n--dataset={folder}\n")  # a file's own split stays
     assert split(ruled) == (None, "dirichlet", (0.3, 4, 2), 1)
     assert split(ruled, "--alpha=0.5") == (None, "dirichlet", (0.5, 4, 2), 1)

@@ -4,6 +4,7 @@ import itertools
 import json
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run, sweep
-from experiments.cli import build, flags, identity, resume
+from experiments.cli import build, flags, identity, run_folder
 from experiments.cli import console as shown
 
 SMALL = (
@@ -51,7 +52,7 @@ def call(*words):
 
 def summaries():
     result = {}
-    for path in sorted(resume.Path("runs").glob("*/local/summary.json")):
+    for path in sorted(Path("runs").glob("*/local/summary.json")):
         result[path.parts[1]] = json.loads(path.read_text())
     return result
 
@@ -132,13 +133,13 @@ def test_a_partition_file_counts_by_what_it_holds(here, capsys):
     same = [*words[:-1], "--partition_file=0.npz", "--num_clients=3", "--output_dir=out"]
     assert run.main(["run", *same]) == 0
     assert "This run is finished" in capsys.readouterr().out
-    first = build.material(flags.parse(["run", *words])).identity
-    assert first != build.material(flags.parse(["run", *same])).identity
+    first = build.load_inputs(flags.parse(["run", *words])).identity
+    assert first != build.load_inputs(flags.parse(["run", *same])).identity
 
 
 def record(*words):
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", *words])
-    return resume.configuration(args, **build.material(args).identity)
+    return build.load_inputs(args).identity
 
 
 def test_defaults_of_the_package_count(here, monkeypatch):
@@ -179,13 +180,13 @@ def test_every_part_of_the_data_counts(here):
 def test_names_of_classes_and_clients_count(here):
     """Equal arrays with other names are other data."""
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", "--algorithms=local"])
-    made = build.material(args)
+    made = build.load_inputs(args)
     called = [replace(made.dataset, class_names=names) for names in (tuple("abcd"), tuple("dcba"))]
     people = [replace(made.partition, names=names) for names in (("x", "y", "z"), ("x", "z", "y"))]
     assert len({one.fingerprint() for one in called} | {made.dataset.fingerprint()}) == 1
     assert len({one.hash() for one in people} | {made.partition.hash()}) == 1
     result = [
-        identity.describe(args, made.algorithms, made.training, dataset, partition, {})
+        identity.content(args, dataset, partition)
         for dataset, partition in (
             (made.dataset, made.partition),
             *((one, made.partition) for one in called),
@@ -214,7 +215,7 @@ def test_a_record_without_content_is_no_proof(here, capsys):
     path = here / "out" / "run.json"
     content = json.loads(path.read_text())
     del content["flags"][identity.DATA]
-    content[resume.DIGEST] = resume.digest_of(content)
+    content[run_folder.DIGEST] = run_folder.digest_of(content)
     path.write_text(json.dumps(content))
     assert call("--data_dir=easy.npz", "--output_dir=out") == 2
     assert f"{CONTENT} not recorded and is" in capsys.readouterr().err
@@ -223,13 +224,13 @@ def test_a_record_without_content_is_no_proof(here, capsys):
 def test_a_sweep_holds_the_content_of_every_program(here, capsys):
     words = ["sweep", *SMALL, "--algorithms=local", "--grid=dataset=npz:easy.npz,npz:hard.npz"]
     assert sweep.main(words) == 0
-    (first,) = resume.Path("runs").iterdir()
+    (first,) = Path("runs").iterdir()
     text = capsys.readouterr().out
     arrays("hard.npz", 5, noise=2.0)
     assert sweep.main([*words, f"--output_dir={first}"]) == 2
     assert f"{identity.DATA} of local-" in capsys.readouterr().err
     assert sweep.main(words) == 0
-    assert len(list(resume.Path("runs").iterdir())) == 2
+    assert len(list(Path("runs").iterdir())) == 2
     assert capsys.readouterr().out != text
 
 
@@ -262,7 +263,7 @@ def test_only_another_way_to_convolve_is_recorded(here):
     for words, recorded in (((), None), (("--convolutions=xla",), "xla")):
         output = here / f"run{len(words)}"
         assert call("--data_dir=easy.npz", f"--output_dir={output}", *words) == 0
-        record = json.loads((output / resume.RECORD).read_text())
+        record = json.loads((output / run_folder.RECORD).read_text())
         assert record["flags"].get("convolutions") == recorded
     assert call("--data_dir=easy.npz", f"--output_dir={output}") != 0
 
@@ -270,7 +271,7 @@ def test_only_another_way_to_convolve_is_recorded(here):
 def test_a_run_goes_on_only_with_the_same_settings_of_jax(here, capsys):
     words = ("--data_dir=easy.npz", "--output_dir=out")
     assert call(*words) == 0
-    usual = json.loads((here / "out" / resume.RECORD).read_text())["flags"]
+    usual = json.loads((here / "out" / run_folder.RECORD).read_text())["flags"]
     assert not any(name.startswith("JAX") for name in usual)  # as in a run without such entries
     capsys.readouterr()
     with jax.enable_x64(True):
@@ -286,7 +287,7 @@ def test_64_bit_types_of_one_setting_do_not_reach_the_next(here):
 
     def entries(dtype):
         words = ["run", *SMALL, "--algorithms=local", "--data_dir=easy.npz", f"--dtype={dtype}"]
-        made = build.material(flags.parse(words))
+        made = build.load_inputs(flags.parse(words))
         return made.identity, jax.config.jax_enable_x64
 
     alone, wide = entries("float32"), entries("float64")

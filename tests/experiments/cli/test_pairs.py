@@ -3,9 +3,9 @@
 import absl.flags
 import pytest
 
-from experiments.cli import flags, resume
+from experiments.cli import flags, identity
 from experiments.cli.algorithms import parse_algorithms
-from experiments.cli.pairs import parse_pairs
+from experiments.cli.parsing import parse_pairs
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -16,33 +16,26 @@ def parsed(*words):
     return parse_pairs(values, "option", ["column"])
 
 
-def test_the_same_pair_again_is_one():
-    """A sweep's flags and the command line may both name a table's label."""
-    assert parsed("column=1", "size=2", "column=1") == {"column": "1", "size": 2}
-    with pytest.raises(InputError, match="--option gives size twice: '2' and '3'"):
-        parsed("size=2", "size=3")
-
-
-def test_pairs_behind_a_flagfile_win(tmp_path):
+def test_a_later_pair_wins(tmp_path):
+    """Texts stay texts; names of algorithms in any spelling are the same one."""
+    assert parsed("column=1", "size=2", "column=1", "size=3") == {"column": "1", "size": 3}
     inner, outer = tmp_path / "inner", tmp_path / "outer"
     inner.write_text("--data_option=a=1\n--data_option=b=1\n--set=feddwa.top_k=2\n")
     outer.write_text(f"--flagfile={inner}\n--data_option=b=2\n--data_option=c=2\n")
     words = ["--data_option", "c=3", "--set=FedDWA.top_k=4", "--set=fedavg.learning_rate=1"]
     args = flags.parse(["run", f"--flagfile={outer}", *words])
     assert parse_pairs(args, "data_option") == {"a": 1, "b": 2, "c": 3}
+    assert args["data_option"].value == ["a=1", "b=2", "c=3"]
     assert args.set == ["feddwa.top_k=4", "fedavg.learning_rate=1"]
-    args = flags.parse(["run", *words, f"--flagfile={outer}"])  # the file is behind
-    with pytest.raises(InputError, match="gives c twice: '3' and '2'"):
-        parse_pairs(args, "data_option")
-    outer.write_text("--data_option=b=1\n--data_option=b=2\n")
-    with pytest.raises(InputError, match="gives b twice: '1' and '2'"):
-        parse_pairs(flags.parse(["run", f"--flagfile={outer}"]), "data_option")
+    args = flags.parse(["run", *words, f"--flagfile={outer}"])  # the file comes later
+    assert parse_pairs(args, "data_option") == {"a": 1, "b": 2, "c": 2}
+    assert args.set == ["fedavg.learning_rate=1", "feddwa.top_k=2"]
 
 
 def test_the_order_of_pairs_is_no_other_run():
     words = ["--data_option=a=1", "--data_option=b=2", "--set=fedavg.x=1", "--set=fedavg.y=2"]
     before, now, other = (
-        resume.configuration(flags.parse(["run", *some]))
+        identity.run_identity(flags.parse(["run", *some]))
         for some in (words, words[::-1], words[:1])
     )
     assert before == now != other
@@ -60,7 +53,7 @@ def test_a_files_settings_of_other_algorithms_are_passed_over(tmp_path):
         args = flags.parse(["run", f"--flagfile={file}", f"--algorithms={names}"])
         typed = [f"--algorithms={names}", *(f"--set={word}" for word in kept)]
         assert args.set == kept
-        assert resume.configuration(args) == resume.configuration(flags.parse(["run", *typed]))
+        assert identity.run_identity(args) == identity.run_identity(flags.parse(["run", *typed]))
     words = [f"--flagfile={file}", "--algorithms=apple", "--set=apple.mu=1"]
     assert flags.parse(["run", *words]).set == ["apple.mu=1"]  # wins over the pair of two words
     typed = flags.parse(["run", "--algorithms=local", "--set=feddwa.top_k=2"])

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run, sweep
-from experiments.cli import flags, plugins, resume
+from experiments.cli import flags, identity, plugins, run_folder
 from fedjax_pfl.testing.suite import check_algorithm
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,6 +21,11 @@ SMALL = (
     "--rounds=2",
     "--compilation_cache=",
 )
+
+
+def folder_of(words):
+    config = flags.parse(words)
+    return run_folder.output_folder(config, identity.run_identity(config))
 
 
 @pytest.mark.thorough
@@ -64,20 +69,20 @@ def test_another_content_is_another_run(tmp_path, own_code_is_forgotten):
     file = tmp_path / "mine.py"
     file.write_text("RATE = 1\n")
     words = ["run", f"--import_file={file}"]
-    before = resume.configuration(flags.parse(words))
-    folder = resume.default_folder(flags.parse(words))
+    before = identity.run_identity(flags.parse(words))
+    folder = folder_of(words)
     file.write_text("RATE = 2\n")
-    assert resume.configuration(flags.parse(words)) == before  # which runs in this process
+    assert identity.run_identity(flags.parse(words)) == before  # which runs in this process
     own_code_is_forgotten()
-    now = resume.configuration(flags.parse(words))
+    now = identity.run_identity(flags.parse(words))
     assert {name for name in now if now[name] != before[name]} == {"import_file"}
-    assert resume.default_folder(flags.parse(words)) != folder
+    assert folder_of(words) != folder
     json.dumps(now)
-    assert "import_file" not in resume.configuration(flags.parse(["run"]))
+    assert "import_file" not in identity.run_identity(flags.parse(["run"]))
     moved = tmp_path / "elsewhere" / "mine.py"
     moved.parent.mkdir()
     moved.write_text("RATE = 2\n")
-    assert resume.configuration(flags.parse(["run", f"--import_file={moved}"])) == now
+    assert identity.run_identity(flags.parse(["run", f"--import_file={moved}"])) == now
 
 
 @pytest.fixture
@@ -105,7 +110,7 @@ def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_i
     def found():
         own_code_is_forgotten()
         args = flags.parse(["run", f"--import_file={neighbours / 'mine.py'}"])
-        return resume.configuration(args)["import_file"]
+        return identity.run_identity(args)["import_file"]
 
     before = found()
     (own,) = [module for name, module in sys.modules.items() if name.startswith("own_code_")]
@@ -203,8 +208,8 @@ def test_a_flagfile_that_is_trusted(strangers):
     for words in strangers[:-1]:
         assert flags.parse(["run", *words, "--trust_flagfiles"]).import_file == ["evil.py"]
     assert Path("ran").exists()
-    before = resume.configuration(flags.parse(["run", "--import_file=evil.py", "--rounds=2"]))
-    now = resume.configuration(flags.parse(["run", *strangers[4], "--trust_flagfiles"]))
+    before = identity.run_identity(flags.parse(["run", "--import_file=evil.py", "--rounds=2"]))
+    now = identity.run_identity(flags.parse(["run", *strangers[4], "--trust_flagfiles"]))
     assert now == before
 
 

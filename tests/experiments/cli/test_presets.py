@@ -8,7 +8,7 @@ import pytest
 import experiments
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import flags, plugins, presets, resume
+from experiments.cli import flags, identity, plugins, presets
 from experiments.cli.algorithms import parse_algorithms
 
 ROOT = Path(experiments.__file__).parents[1]
@@ -29,13 +29,13 @@ def test_every_preset_is_the_same_from_anywhere(monkeypatch):
     for name in presets.names():
         named = parsed(f"--preset={name}")
         file = parsed(f"--flagfile={ROOT}/experiments/presets/{name}.flags")
-        assert flags.resolved(named) == flags.resolved(file)
-        assert resume.configuration(named) == resume.configuration(file)
+        assert named.by_group() == file.by_group()
+        assert identity.run_identity(named) == identity.run_identity(file)
     monkeypatch.chdir(ROOT)
     here = parsed(f"--flagfile=experiments/presets/{NESTED}.flags")
     monkeypatch.chdir("/")
     there = parsed(f"--preset={NESTED}")
-    assert flags.resolved(here) == flags.resolved(there)
+    assert here.by_group() == there.by_group()
     assert (there.num_clients, there.dataset) == (100, "cifar100")  # its own, and a part's
 
 
@@ -76,7 +76,7 @@ def test_where_a_preset_may_stand(tmp_path):
         args = parsed(*words)
         assert (args.rounds, args.num_seeds) == (7, 3)  # what is given later wins
         typed = ["--rounds=7", "--num_seeds=3", "--algorithms=local,fedavg,fedavg_ft,feddwa"]
-        assert resume.configuration(args) == resume.configuration(parsed("--alpha=0.1", *typed))
+        assert identity.run_identity(args) == identity.run_identity(parsed("--alpha=0.1", *typed))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_an_example_by_name(capsys):
     named = parsed("--import_file=example:kept_average", "--algorithms=kept_average")
     file = parsed(f"--import_file={example}", "--algorithms=kept_average")
     assert "kept_average" in pfl.core.ALGORITHMS
-    assert resume.configuration(named) == resume.configuration(file)
+    assert identity.run_identity(named) == identity.run_identity(file)
     assert run.main(["run", "--import_file=example:kept_averag"]) == 2
     text = capsys.readouterr().err
     assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in text

@@ -16,7 +16,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, growth, resume
+from experiments.cli import build, identity, run_folder
 from experiments.cli import console as shown
 from experiments.figures.runs import find
 from experiments.outputs import live, run_files
@@ -54,7 +54,7 @@ def assert_same(folder, whole):
                     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
         summaries = [json.loads((f / name / "summary.json").read_text()) for f in (folder, whole)]
         assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
-    assert not (folder / growth.CHECKPOINTS).exists()
+    assert not (folder / run_folder.CHECKPOINTS).exists()
 
 
 class Killer:
@@ -120,24 +120,29 @@ def test_a_folder_that_is_no_run(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
-@pytest.mark.skipif(resume.fcntl is None, reason="no file locks on this system")
+@pytest.mark.skipif(run_folder.fcntl is None, reason="no file locks on this system")
 def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
     folder = tmp_path / "out"
     folder.mkdir()
     with (folder / ".lock").open("w") as lock:
-        resume.fcntl.flock(lock, resume.fcntl.LOCK_EX)
+        run_folder.fcntl.flock(lock, run_folder.fcntl.LOCK_EX)
         args = run.flags.parse(["run", *WORDS, TWO])
-        flags = resume.configuration(args, **build.material(args).identity)
+        flags = build.load_inputs(args).identity
         record = {"version": pfl.__version__, "flags": flags}
-        record[resume.DIGEST] = resume.digest_of(record)
+        record[run_folder.DIGEST] = run_folder.digest_of(record)
         (folder / "run.json").write_text(json.dumps(record))
         assert call(TWO, f"--output_dir={folder}") == 2
     assert f"Another process is writing to {folder}" in capsys.readouterr().err
 
 
+def folder_of(words):
+    config = run.flags.parse(words)
+    return run_folder.output_folder(config, identity.run_identity(config))
+
+
 def test_the_default_folder_follows_from_the_flags():
     def name(*words):
-        return resume.default_folder(run.flags.parse(["run", *WORDS, *words]))
+        return folder_of(["run", *WORDS, *words])
 
     assert name() == name("--checkpoint_seconds=9", "--compilation_cache=x", "--data_dir=y")
     assert len({name(), name("--seed=1"), name("--set=feddwa.top_k=2")}) == 3
@@ -150,10 +155,10 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
     for name in ("", ".lock", ".part-run.json"):
         if name:
             (tmp_path / name).touch()
-        resume.check_folder(tmp_path, args)
+        run_folder.check(tmp_path, identity.run_identity(args))
     (tmp_path / "partition.npz").touch()
     with pytest.raises(pfl.InputError, match="is no run to continue"):
-        resume.check_folder(tmp_path, args)
+        run_folder.check(tmp_path, identity.run_identity(args))
 
 
 def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
@@ -168,9 +173,9 @@ def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
             run_files.write_comparison(tmp_path, results, "title")
     (tmp_path / "local").mkdir()
     (tmp_path / "local" / "summary.json").touch()
-    assert not resume.finished(tmp_path, ["local"])
+    assert not run_folder.finished(tmp_path, ["local"])
     run_files.write_comparison(tmp_path, results, "title")
-    assert resume.finished(tmp_path, ["local"])
+    assert run_folder.finished(tmp_path, ["local"])
 
 
 @pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.thorough), False])
@@ -180,14 +185,14 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     folder = tmp_path / "out"
     words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
     assert call(*words, "--rounds=4") == 0
-    assert (folder / growth.CHECKPOINTS / "feddwa").exists() is kept
+    assert (folder / run_folder.CHECKPOINTS / "feddwa").exists() is kept
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
     text = capsys.readouterr().out
     first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", text))
     assert first >= (4 if kept else 1)
-    shutil.rmtree(folder / growth.CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(folder / run_folder.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
         ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
         for key in theirs.scores:
@@ -195,7 +200,7 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
         models = [load_models(place / name / "models.npz") for place in (folder, whole)]
         leaves = zip(*map(jax.tree.leaves, models), strict=True)
         assert all(np.array_equal(a, b) for a, b in leaves)
-    earlier = folder / growth.EARLIER / "rounds_4"
+    earlier = folder / run_folder.EARLIER / "rounds_4"
     assert (earlier / "feddwa" / "result.json").read_bytes() == before
     assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
     assert {run.folder.parent for run in find([str(folder)])} == {folder}
@@ -262,9 +267,9 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
 def test_a_record_that_was_changed(whole, tmp_path, change):
     folder = tmp_path / "out"
     folder.mkdir()
-    record = json.loads((whole / resume.RECORD).read_text())
+    record = json.loads((whole / run_folder.RECORD).read_text())
     change(record)
-    (folder / resume.RECORD).write_text(json.dumps(record))
+    (folder / run_folder.RECORD).write_text(json.dumps(record))
     args = run.flags.parse(["run", *WORDS, TWO])
     with pytest.raises(pfl.InputError, match="it was changed after it was written"):
-        resume.check_folder(folder, args)
+        run_folder.check(folder, identity.run_identity(args))

@@ -123,8 +123,8 @@ def test_streams_that_were_closed_before(monkeypatch):
 @pytest.mark.parametrize(
     ("encoding", "line"),
     [
-        ("ascii", "0.5 +- 0.1, Fu\\xdfball, -|*, \\ud83d"),
-        ("latin-1", "0.5 ± 0.1, Fußball, -|*, \\ud83d"),
+        ("ascii", "0.5 +- 0.1, Fu\\xdfball, \\u2500\\u2503\\u280b, \\ud83d"),
+        ("latin-1", "0.5 ± 0.1, Fußball, \\u2500\\u2503\\u280b, \\ud83d"),
         ("utf-8", "0.5 ± 0.1, Fußball, ─┃⠋, \\ud83d"),
     ],
 )

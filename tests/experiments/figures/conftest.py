@@ -32,6 +32,11 @@ MAIN = (
 )
 
 
+def rows_of(drawn) -> list[tuple]:
+    """The numbers of a drawing."""
+    return list(drawn.numbers.itertuples(index=False, name=None))
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Finished runs: `main` (four algorithms, in two groups of clients), `longer` (two of them, one

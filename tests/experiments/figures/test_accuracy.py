@@ -11,7 +11,7 @@ from experiments.outputs import looks
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLIENTS, ROUNDS, SEEDS
+from .conftest import CLIENTS, ROUNDS, SEEDS, rows_of
 
 NAME = "personalized/test/accuracy"
 
@@ -41,8 +41,8 @@ def test_curves_are_the_means_of_metrics_csv(found, metrics):
     last = {r.algorithm: percent(metrics(r, NAME))[:, -1].mean() for r in runs}
     best = max(last, key=last.get)
     assert legend.get_texts()[0].get_text() == f"{best}  {last[best]:.1f}"
-    assert len(drawn.rows) == 2 * len(SEEDS) * ROUNDS
-    row = next(r for r in drawn.rows if r[1] == "feddwa" and r[4:6] == (1, 2))
+    assert len(drawn.numbers) == 2 * len(SEEDS) * ROUNDS
+    row = next(r for r in rows_of(drawn) if r[1] == "feddwa" and r[4:6] == (1, 2))
     assert row[-1] == pytest.approx(100 * metrics(runs[1], NAME)[2][1], rel=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_pairs_are_the_summaries_numbers(found, score, key):
     guided = 100 * run.values("guidance").mean(axis=-1)
     wanted = guided[:, -1] if score == "final" else guided.max(axis=1)
     np.testing.assert_allclose(points[0], wanted.mean(), rtol=1e-5)
-    seeds = [row[-1] for row in drawn.rows if row[2] == "guidance"]
+    seeds = [row[-1] for row in rows_of(drawn) if row[2] == "guidance"]
     np.testing.assert_allclose(seeds, wanted, rtol=1e-5)
     with pytest.raises(InputError, match=r"Unknown score 'bst'. Did you mean 'best'"):
         accuracy.side_by_side([run], models="guidance", score="bst")
@@ -142,14 +142,14 @@ def test_every_client(found):
     np.testing.assert_allclose(first.get_ydata(), last.mean(axis=0), rtol=1e-5)
     assert np.all(np.abs(first.get_xdata() - np.arange(CLIENTS)) < 0.5)
     assert np.rint(second.get_xdata()).tolist() == [1]  # the only client it serves
-    assert len(drawn.rows) == len(SEEDS) * (CLIENTS + 1)
+    assert len(drawn.numbers) == len(SEEDS) * (CLIENTS + 1)
 
 
 def test_bars_have_intervals_over_seeds(found):
     runs = [found["main", "local"], found["main", "feddwa"]]
     drawn = accuracy.bars(runs)
     heights = [bar.get_height() for bar in drawn.figure.axes[0].patches]
-    for run, height, row in zip(runs, heights, drawn.rows, strict=True):
+    for run, height, row in zip(runs, heights, rows_of(drawn), strict=True):
         scores = 100 * run.values()[:, -1].astype(float).mean(axis=-1)
         assert height == pytest.approx(scores.mean(), rel=1e-5)
         half = 12.7062 * scores.std(ddof=1) / 2**0.5

@@ -7,7 +7,7 @@ from experiments.figures import accuracy, cwfedavg, pfedla, settings, waffle
 from experiments.figures.runs import find
 from experiments.run import main
 
-from .conftest import CLIENTS, COMMON, ROUNDS, SEEDS
+from .conftest import CLIENTS, COMMON, ROUNDS, SEEDS, rows_of
 from .test_matrices import meshes
 
 pytestmark = pytest.mark.slow
@@ -54,7 +54,7 @@ def test_layerwise_weights(made):
 
 def test_retained_layers(made):
     drawn = settings.against_setting([made["layers", "heurpfedla"]], x="retained", record="traffic")
-    sent = [row[-1] for row in drawn.rows if row[-2] == "traffic"]
+    sent = [row[-1] for row in rows_of(drawn) if row[-2] == "traffic"]
     whole = 2 * 4 * made["layers", "heurpfedla"].summary["model_parameters"] / 1e6
     assert len(sent) == len(SEEDS) and all(0 < value < whole for value in sent)
 

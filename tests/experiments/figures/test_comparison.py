@@ -8,7 +8,7 @@ import pytest
 from experiments.figures import comparison
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLIENTS, ROUNDS
+from .conftest import CLIENTS, ROUNDS, rows_of
 
 
 def curves(axes):
@@ -26,7 +26,7 @@ def test_megabytes_are_those_of_both_ways_so_far(found):
     np.testing.assert_allclose(line.get_xdata(), np.cumsum(per_round), rtol=1e-6)
     assert per_round[0] > 0
     np.testing.assert_allclose(line.get_ydata(), 100 * accuracy.mean(axis=(0, 2)), rtol=1e-5)
-    assert {row[3] for row in drawn.rows} == {1, 2, 3}
+    assert {row[3] for row in rows_of(drawn)} == {1, 2, 3}
 
 
 def test_gflop_are_those_of_all_clients_so_far(found, tmp_path):
@@ -58,7 +58,7 @@ def test_every_client_is_a_point(found):
     np.testing.assert_allclose(points, np.stack(wanted, axis=1), rtol=1e-5)
     better = int((wanted[1] > wanted[0] + 1e-9).sum())
     assert f"feddwa: {better} better" in axes.get_title()
-    assert [row[2] for row in drawn.rows] == list(range(CLIENTS))
+    assert [row[2] for row in rows_of(drawn)] == list(range(CLIENTS))
 
 
 def test_bad_input(found):

@@ -6,7 +6,7 @@ import pytest
 from experiments.figures import feddwa, matrices, pfedla, waffle
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLIENTS, ROUNDS, SEEDS
+from .conftest import CLIENTS, ROUNDS, SEEDS, rows_of
 
 
 def meshes(figure):
@@ -31,8 +31,8 @@ def test_weights_by_round_with_alice_in_the_middle(found):
     hers = [line for line in lower.get_lines() if line.get_linewidth() == 2]
     np.testing.assert_allclose(hers[0].get_ydata(), weights[:, :, 1].mean(axis=0), rtol=1e-6)
     assert len(lower.get_lines()) == CLIENTS
-    assert len(drawn.rows) == len(SEEDS) * ROUNDS * CLIENTS
-    for _, _, seed, number, client, value in drawn.rows:
+    assert len(drawn.numbers) == len(SEEDS) * ROUNDS * CLIENTS
+    for _, _, seed, number, client, value in rows_of(drawn):
         assert value == weights[seed, number - 1, client]
 
 
@@ -66,10 +66,10 @@ def test_neighbours_by_round(found):
         for row, own in zip(picture, weights, strict=True):
             assert set(np.flatnonzero(row)) == set(np.argsort(-own)[:2])
     group = np.array([0, 0, 1, 1])
-    inside = np.mean([group[row[4]] == group[row[5]] for row in drawn.rows if row[3] == 3])
+    inside = np.mean([group[row[4]] == group[row[5]] for row in rows_of(drawn) if row[3] == 3])
     assert f"{100 * inside:.0f} % in own group" in drawn.figure.axes[1].get_title()
     np.testing.assert_array_equal(matrices.group_borders(run), [1.5])
-    assert {row[2] for row in drawn.rows} == {1}
+    assert {row[2] for row in rows_of(drawn)} == {1}
     with pytest.raises(InputError, match=r"--seed must be one of 0, 1"):
         feddwa.neighbours([run], seed=2)
     with pytest.raises(InputError, match=r"rounds 1, 2, 3, not of '7': run with --matrix_rounds=7"):
@@ -131,7 +131,7 @@ def test_matrices_of_layers(layered):
     for picture, weights in zip(shown, wanted, strict=True):
         np.testing.assert_allclose(picture, weights)
     assert shown[0][3, 1] == 0  # blank
-    rows = [row for row in drawn.rows if row[3:7] == (3, "head", 2, 0)]
+    rows = [row for row in rows_of(drawn) if row[3:7] == (3, "head", 2, 0)]
     assert [row[-1] for row in rows] == [alpha[1, 2, 1, 2, 0]]
 
 

@@ -55,7 +55,7 @@ def test_picture(name, folder):
     plot = FIGURES[name]
     runs = find([str(folder / one) for one in comparisons], algorithms) if comparisons else ()
     drawn = plot.draw(runs, **(dict(plot.options) | options))
-    assert drawn.rows and all(len(row) == len(drawn.columns) for row in drawn.rows)
+    assert len(drawn.numbers) and not drawn.numbers.isna().all(axis=None)
     figure = drawn.figure
     figure.draw_without_rendering()
     boxes = [axes.get_window_extent() for axes in figure.axes]

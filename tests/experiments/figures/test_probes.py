@@ -20,7 +20,7 @@ from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS
+from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, rows_of
 from .test_matrices import meshes
 
 
@@ -71,7 +71,7 @@ def test_class_norms_over_the_minibatches(found):
     (points,) = [line for line in scatter.get_lines() if len(line.get_xdata()) == CLASSES]
     np.testing.assert_allclose(points.get_xdata(), truth, rtol=1e-5)
     np.testing.assert_allclose(points.get_ydata(), values[-1])
-    assert len(drawn.rows) == values.size
+    assert len(drawn.numbers) == values.size
 
 
 def test_the_regularizer_draws_norms_to_the_truth(found):
@@ -137,7 +137,7 @@ def test_similarity_by_layer(found):
     assert [text.get_text() for text in axes.get_xticklabels()] == list(wanted)
     means = [matrix[:, *pairs].mean() for matrix in wanted.values()]
     np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), means, atol=1e-4)
-    for _, label, seed, block, i, j, value in drawn.rows:
+    for _, label, seed, block, i, j, value in rows_of(drawn):
         if label == "local":
             assert value == pytest.approx(wanted[block][seed, i, j], abs=1e-4)
     # Updates of clients with equal distributions are more alike.
@@ -183,10 +183,10 @@ def test_every_flag_is_given_again():
     words += ["--data_option=image_size=4", "--import_file=" + own, "--dtype=float64"]
     words += ["--optimizer=adam", "--optimizer_option=b1=0.8", "--optimizer_option=b2=0.9"]
     args = flags.parse(["run", *words])
-    values = {k: v for group in flags.resolved(args).values() for k, v in group.items()}
+    values = {k: v for group in args.by_group().values() for k, v in group.items()}
     again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
     same = flags.parse(["run", *again])
-    assert flags.resolved(same) == flags.resolved(args) and len(same.import_file) == 2
+    assert same.by_group() == args.by_group() and len(same.import_file) == 2
 
 
 def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):

@@ -10,6 +10,8 @@ from experiments.figures import settings
 from experiments.figures.runs import find
 from fedjax_pfl.utils.errors import InputError
 
+from .conftest import rows_of
+
 
 @pytest.fixture
 def ablation(found, tmp_path):
@@ -47,11 +49,13 @@ def test_points_are_the_summaries_numbers(found, metrics):
     errors = [metrics(run, "class_share_error")[3].mean() for run in (free, regular)]
     np.testing.assert_allclose(right.get_lines()[0].get_ydata(), errors, rtol=1e-5)
     assert errors[0] > errors[1]  # what the regularizer is for
-    assert drawn.columns[0] == "cwfedavg.wdr_weight" and {row[0] for row in drawn.rows} == {
+    assert drawn.numbers.columns[0] == "cwfedavg.wdr_weight" and {
+        row[0] for row in rows_of(drawn)
+    } == {
         "0",
         "10",
     }
-    values = [row[-1] for row in drawn.rows if row[0] == "0" and row[-2] == "class_share_error"]
+    values = [row[-1] for row in rows_of(drawn) if row[0] == "0" and row[-2] == "class_share_error"]
     np.testing.assert_allclose(values, metrics(free, "class_share_error")[3], rtol=1e-5)
 
 

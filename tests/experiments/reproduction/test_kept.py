@@ -55,7 +55,7 @@ class Counted:
         self.run, self.names, self.killed = run.run, [], killed
 
     def __call__(self, experiment, **more):
-        self.names += experiment.args.algorithms
+        self.names += experiment.config.algorithms
         return 130 if len(self.names) == self.killed else self.run(experiment, **more)
 
 
@@ -119,7 +119,7 @@ def test_kept_cells(tmp_path, monkeypatch):
         pass
 
     def stop(experiment, **_):
-        raise Stop(*experiment.args.algorithms)
+        raise Stop(*experiment.config.algorithms)
 
     monkeypatch.setattr(run, "run", stop)
     with monkeypatch.context() as changed:

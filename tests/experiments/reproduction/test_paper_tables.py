@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
-from experiments.cli import build, flags
+from experiments.cli import algorithms, build, flags
 from experiments.reproduction import entries, planning, published, report, verdicts
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
@@ -104,7 +104,7 @@ def test_cfl_can_split_at_every_scale(name):
         cells = [cell for column in table.column[:1] for cell in asked.cells(column)]
         for cell in (cell for cell in cells if cell.line.algorithm == "cfl"):
             args = cell.args()
-            (cfl,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            (cfl,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             costs = table.column[0].quantity == "traffic"
             assert costs or not cfl.round_remarks(None, args.rounds)
             text = " ".join(report.Report(table, scale, (), ()).said())
@@ -181,7 +181,7 @@ def test_every_cell_can_be_asked_for(name, scale):
             assert set(given) >= {
                 planning._filled(word, column.values) for word in cell.line.settings
             }
-            (algorithm,) = build.parse_algorithms(args.algorithms, args["set"].value).values()
+            (algorithm,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             for setting in cell.line.settings:  # the algorithm's, not one of local training
                 assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
             preset = settings_table.read(column.preset_of())
@@ -205,7 +205,7 @@ def test_every_reading_changes_runs_that_exist(name, reading):
     for column in asked.table.column:
         for one, other in zip(plain.cells(column), asked.cells(column), strict=True):
             args = other.args()
-            build.parse_algorithms(args.algorithms, args["set"].value)
+            algorithms.parse_algorithms(args.algorithms, args["set"].value)
             changed += one.words[:-1] != other.words[:-1]
     assert changed and asked.table.said_of(reading)
 
@@ -263,7 +263,7 @@ def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tm
     asked = reproduce.command(own, more)
     for column in asked.table.column:
         if column.stand_in:
-            build.prepare(next(asked.cells(column, "fashion_mnist")).args())
+            build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
 
 
 def test_the_page_names_every_table_and_its_commands_parse():

@@ -1,0 +1,211 @@
+"""The configuration of a run: its flags, parsed once, and the objects that they describe."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.whole_files import check_name
+from fedjax_pfl.results.summary import HEADLINES
+from fedjax_pfl.utils.conversions import decimal
+from fedjax_pfl.utils.errors import shown
+
+from ..outputs import trackers
+from .algorithms import own_training, parse_algorithms
+from .parsing import parse_pairs
+
+GROUPS = ("comparison", "data", "rule", "training", "run")  # of the flags that make a run
+# Flags of which runs allow only some values.
+CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
+
+
+class Setting(NamedTuple):
+    """One flag.
+
+    Attributes:
+      value, default: of the type that the flag's parser returns.
+      present: whether the flag was given, on the command line or in a flagfile.
+      group: the heading of --help that it is listed under; "" for a library's flag.
+    """
+
+    value: Any
+    default: Any
+    present: bool
+    group: str
+
+
+@dataclass(frozen=True)
+class ExperimentConfig:
+    """The flags of `experiments.run` by name; `config.rounds` is the value of --rounds.
+
+    The objects that flags describe in words are properties, made when they are first asked for.
+    """
+
+    settings: Mapping[str, Setting]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["settings"][name].value
+        except KeyError:
+            raise AttributeError(f"A run has no flag {name!r}.") from None
+
+    def __getitem__(self, name: str) -> Setting:
+        return self.settings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.settings)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.settings
+
+    def replace(self, **values: Any) -> "ExperimentConfig":
+        """A copy with other values of some flags."""
+        changed = {name: self[name]._replace(value=value) for name, value in values.items()}
+        return ExperimentConfig({**self.settings, **changed})
+
+    def by_group(self) -> dict[str, dict[str, Any]]:
+        """Values as {group: {flag: value}}, without help flags and libraries' flags."""
+        return {
+            group: {name: one.value for name, one in self.settings.items() if one.group == group}
+            for group in GROUPS
+        }
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of the repetitions."""
+        return tuple(range(self.seed, self.seed + self.num_seeds))
+
+    @cached_property
+    def instances(self) -> dict[str, pfl.Algorithm]:
+        """The algorithms by name, with the hyperparameters of --set."""
+        return parse_algorithms(self.algorithms, self.set)
+
+    @cached_property
+    def training_of(self) -> dict[str, dict[str, Any]]:
+        """Options of local training in which each algorithm differs from the flags."""
+        names = [name for name in pfl.options.declared(pfl.LocalTraining) if name in self]
+        values = {name: self[name].value for name in names}
+        common = pfl.LocalTraining(**values, **self._training_options).checked()
+        return own_training(self.algorithms, self.set, common)
+
+    @cached_property
+    def model_options(self) -> dict[str, Any]:
+        """Options of the network."""
+        return parse_pairs(self, "model_option")
+
+    @cached_property
+    def _training_options(self) -> dict[str, Any]:
+        """Options of local training whose flags have another form."""
+        return {
+            "extra_loss": pfl.training.WeightDistribution(self.wdr_weight)
+            if self.wdr_weight
+            else None,
+            "optimizer_options": parse_pairs(self, "optimizer_option"),
+            "lr_schedule_options": parse_pairs(self, "lr_schedule_option"),
+        }
+
+    @cached_property
+    def recorded_rounds(self) -> list[int] | None:
+        """Rounds whose mixing matrices are recorded; None for the first, middle and last one."""
+        if self.matrix_rounds is None:
+            return None
+        numbers = [decimal(word) or 0 for word in self.matrix_rounds]
+        for word, number in zip(self.matrix_rounds, numbers, strict=True):
+            if not 1 <= number <= self.rounds:
+                raise pfl.InputError(
+                    f"--matrix_rounds must be rounds in 1..{self.rounds}, got {shown(word)}."
+                )
+        return sorted(set(numbers))
+
+    @cached_property
+    def scored_clients(self) -> list[int] | None:
+        """Numbers of the clients whose models are scored; None for all."""
+        numbers = [decimal(word) for word in self.score_clients or ()]
+        for word, number in zip(self.score_clients or (), numbers, strict=True):
+            if number is None:
+                raise pfl.InputError(
+                    f"--score_clients must be clients such as 0,3, got {shown(word)}."
+                )
+        return None if self.score_clients is None else [number or 0 for number in numbers]
+
+    @cached_property
+    def delays(self) -> dict[int, int]:
+        """Delays of late clients in rounds, by client."""
+        delays = {}
+        for word in self.stragglers:
+            client, colon, delay = (decimal(p) if p != ":" else p for p in word.partition(":"))
+            if colon != ":" or client is None or delay is None:
+                raise pfl.InputError(
+                    "--stragglers must read CLIENT:DELAY,..., whole numbers below 2^31 such as "
+                    f"0:1,3:2, got {shown(word)}."
+                )
+            if client in delays:
+                raise pfl.InputError(f"--stragglers names client {client} twice.")
+            delays[client] = delay
+        return delays
+
+    @cached_property
+    def adaptation(self) -> pfl.Adaptation | None:
+        """Local steps before scoring, or None without them."""
+        epochs, steps = self.adapt_epochs, self.adapt_steps
+        declared = pfl.options.declared(pfl.Adaptation)
+        others = [name for name, option in declared.items()
+                  if option.kind and name not in ("epochs", "steps")]  # fmt: skip
+        options = {name: self[f"adapt_{name}"].value for name in others}
+        adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **options)
+        adapt.validate()
+        if epochs and steps:
+            raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
+        if epochs or steps:
+            return adapt
+        useless = [name for name in others if self[f"adapt_{name}"].present]
+        if useless:
+            raise pfl.InputError(f"--adapt_{useless[0]} needs --adapt_epochs or --adapt_steps.")
+        return None
+
+    def federation_options(self) -> dict[str, Any]:
+        """The options of `pfl.federate`, by name.
+
+        Raises:
+          InputError: a word that is no valid value.
+        """
+        known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
+        return {name: self[name].value for name in known if name in self} | {
+            "model_options": self.model_options,
+            "stragglers": self.delays,
+            "initial_model": self.init_from,
+            **self._training_options,
+        }
+
+    def check(self) -> None:
+        """Raises `InputError` for errors in the flags that show before data are loaded."""
+        for name in self.instances:
+            check_name("Algorithm", name)
+        if self.seed + self.num_seeds > 2**31:
+            raise pfl.InputError(
+                f"--seed must be at most {2**31 - self.num_seeds}, got {self.seed}."
+            )
+        _ = self.training_of, self.recorded_rounds, self.adaptation, self.scored_clients
+        _ = self.federation_options()
+        for name, choices in CHOICES.items():
+            if self[name].value not in choices:
+                raise pfl.core.unknown_name(name, self[name].value, choices)
+        trackers.chosen(self)  # their packages are there
+
+
+_switched: list[str] = []  # settings of JAX that `set_precision` has switched on
+
+
+def set_precision(dtype: str) -> None:
+    """Gives JAX 64-bit types for float64, and takes them back for a later run in float32.
+
+    A process that began with 64-bit types keeps them.
+    """
+    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+        jax.config.update("jax_enable_x64", True)
+        _switched.append("jax_enable_x64")
+    elif dtype != "float64" and _switched:
+        jax.config.update(_switched.pop(), False)

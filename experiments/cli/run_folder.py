@@ -1,0 +1,343 @@
+"""The folder of a run: its record and lock, and how a larger run takes it over.
+
+`run.json` holds the identity of the run (`experiments.cli.identity`). The same command on the same
+data finds the folder again, whether the run finished or was killed, and continues; another run is
+refused. A larger run continues, too: more rounds start from each algorithm's last state; more seeds
+are a simulation of their own, a part, and an algorithm's result joins its parts; further algorithms
+leave the finished ones as they are. Files that a larger run replaces move to OUTPUT/earlier first.
+"""
+
+import contextlib
+import hashlib
+import json
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
+from fedjax_pfl.results.joining import join_seeds
+from fedjax_pfl.results.model_files import load_models, model_axes
+from fedjax_pfl.results.result_files import damaged, remedy
+
+from ..outputs import run_files, tracking
+from . import identity, provenance
+from .config import ExperimentConfig
+from .identity import ALGORITHMS, EVERY_WAY, ROUNDS, SEEDS, Verdict
+from .start import called
+
+RECORD, LOCK, CHECKPOINTS = "run.json", ".lock", "checkpoints"
+LAST = "summary.json"  # of an algorithm's files, the last that is written
+EARLIER = "earlier"  # folder of results that a larger run replaced
+DIGEST = "digest"  # of the other entries of the record
+PARTS = "seed_parts"  # of the record: numbers of seeds, where there are several parts
+FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
+KEPT_IN_PLACE = {LOCK, RECORD, CHECKPOINTS, EARLIER, "partition.npz", "partition.png"}
+# What trackers have of finished seeds, which further seeds leave as it is.
+TRACKED = {tracking.RECORD, "tensorboard"}
+COMPARED = ("comparison.md", "comparison.csv", "clients.csv", "new_clients.md", "*.png")
+
+try:
+    import fcntl
+except ImportError:  # a system without locks
+    fcntl = None
+
+
+def output_folder(config: ExperimentConfig, entries: Mapping[str, Any]) -> Path:
+    """The folder of --output_dir, by default runs/DATASET-PARTITION-HASH.
+
+    Args:
+      entries: the run's identity, of which the hash is.
+    """
+    if config.output_dir is None:
+        text = json.dumps(entries, sort_keys=True)
+        rule = "file" if config.partition_file is not None else config.partition
+        dataset = config.dataset.partition(":")[0]
+        return Path("runs") / f"{dataset}-{rule}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    if not config.output_dir.strip():
+        raise pfl.InputError("--output_dir must be the name of a folder, got ''.")
+    return as_path("--output_dir", config.output_dir)
+
+
+def check(
+    output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
+) -> Verdict:
+    """Compares a command with the run of the folder that it would write to.
+
+    Args:
+      now: the command's identity.
+      ways: in which it may be larger than the folder's run.
+      accept: whether changed code is accepted (--accept_changed_code).
+
+    Raises:
+      InputError: the folder is neither new nor empty, and another run's.
+    """
+    if not there("output_dir", output):
+        return Verdict(True, None, "", {})
+    if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
+        return Verdict(True, None, "", {})  # killed before the record was written
+    record = _record(output)
+    verdict = identity.compare(record["flags"], now, ways, accept)
+    if verdict.code_only:
+        raise pfl.InputError(
+            f"{output} was made with other code: {verdict.changed}. Give --accept_changed_code to "
+            "go on with the code of now, which remarks on the rows say, or another --output_dir."
+        )
+    if not verdict.same:
+        what = _remedy(record["flags"], now, ways)
+        raise pfl.InputError(f"{output} is another run: {verdict.changed}. {what}")
+    if verdict.way and PARTS in record and now.get("patience") is not None:
+        raise pfl.InputError(
+            f"{output} has seeds of several commands, which --patience can't end together: leave "
+            "the flag out, or give another --output_dir."
+        )
+    return verdict
+
+
+def _remedy(before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str]) -> str:
+    """A sentence on what else the command may be, where it is no run of the folder."""
+    if SEEDS not in ways:
+        return "Give the same flags and data to continue it, or another --output_dir."
+    if now.get("patience") is not None and identity.growth(before, {**now, "patience": None}, ways):
+        return (
+            "With --patience all seeds end together, so none can be added: give another "
+            f"--output_dir, and compare both folders with {called('compare')}."
+        )
+    return (
+        "Give the same flags and data to continue it, with more rounds, seeds or algorithms if "
+        f"need be; or another --output_dir, and compare both folders with {called('compare')}."
+    )
+
+
+def _record(output: Path) -> dict[str, Any]:
+    """A folder's record: the version, the flags, and the parts of the seeds if there are any."""
+    path, what = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
+    if not path.exists():
+        raise pfl.InputError(
+            f"{output} exists already and is no run to continue, and nothing is ever "
+            "overwritten: choose a new folder with --output_dir, or leave the flag out for one "
+            "named after the flags."
+        )
+    try:
+        record = read_json(path)
+    except pfl.InputError as error:
+        raise pfl.InputError(f"{error} {what}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("flags"), dict):
+        raise pfl.InputError(f"{path} is damaged: it doesn't name the run's flags. {what}")
+    require_version(path, record.get("version"), what)
+    if record.get(DIGEST) != digest_of(record):
+        raise pfl.InputError(f"{path} is damaged: it was changed after it was written. {what}")
+    return record
+
+
+def _known(output: Path) -> dict[str, Any] | None:
+    return _record(output) if (output / RECORD).exists() else None
+
+
+def digest_of(record: Mapping[str, Any]) -> str:
+    """SHA-256 of a record's other entries."""
+    plain = {name: value for name, value in record.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def finished(output: Path, names: Collection[str]) -> bool:
+    """Whether the folder has all algorithms' results and their comparison."""
+    files = [*(Path(name) / LAST for name in names), Path("comparison.md")]
+    return all((output / file).exists() for file in files)
+
+
+@contextlib.contextmanager
+def opened(
+    output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
+) -> Iterator[None]:
+    """Makes the folder, or takes it over, for this process only; arguments as of `check`.
+
+    Raises:
+      InputError: another process writes to it.
+    """
+    with writing(output):
+        output.mkdir(parents=True, exist_ok=True)
+        broken = [path for path in output.iterdir() if path.is_symlink() and not path.exists()]
+    if broken:
+        raise pfl.InputError(f"{broken[0]} is a link that leads nowhere: delete it.")
+    with writing(output / LOCK):
+        lock = (output / LOCK).open("w")
+    with lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise pfl.InputError(f"Another process is writing to {output}.") from None
+        verdict, old = check(output, now, ways, accept), _known(output)
+        counts = seed_parts(old, now) if SEEDS in ways else []
+        if old is not None:
+            provenance.warn(output, old)
+            if verdict.way is not None:
+                set_aside(output, verdict.way, old["flags"])
+        history = provenance.history(old or {}, verdict.code)
+        unchanged = old is not None and history.items() <= old.items()
+        if verdict.way is not None or verdict.code or not unchanged:
+            record = {"version": pfl.__version__, "flags": now, **history}
+            record |= {PARTS: counts} if len(counts) > 1 else {}
+            run_files.write_json(output / RECORD, record | {DIGEST: digest_of(record)})
+        yield
+
+
+def remarks(output: Path, algorithm: str) -> list[str]:
+    """Remarks on the row of an algorithm that is simulated in a run's folder now."""
+    record = _known(output)  # None if it was deleted meanwhile: what is written next says so
+    return [] if record is None else provenance.remarks(record, algorithm)
+
+
+def set_aside(output: Path, way: str, before: Mapping[str, Any]) -> None:
+    """Moves the files that a larger run replaces to a folder of their own, the table first.
+
+    If the process is killed meanwhile, the same command moves the rest.
+    """
+    if way == ALGORITHMS:
+        files = [path for name in COMPARED for path in output.glob(name)]
+        name = f"algorithms_{len(before[ALGORITHMS])}"
+    else:
+        files = list(output.iterdir())
+        seeds = range(before["seed"], before["seed"] + before[SEEDS])
+        name = (
+            f"rounds_{before['rounds']}" if way == ROUNDS else _part_name(seeds, before["rounds"])
+        )
+    stay = KEPT_IN_PLACE | (TRACKED if way == SEEDS else set())
+    files = [p for p in files if p.name not in stay and not p.name.startswith(".part-")]
+    if way != ROUNDS and not files:
+        return
+    place, k = output / EARLIER / name, 1
+    while any((place / path.name).exists() for path in files):
+        k += 1
+        place = output / EARLIER / f"{name}-{k}"
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+        for path in sorted(files, key=lambda path: path.name != "comparison.md"):
+            path.replace(place / path.name)
+        shutil.copy(output / RECORD, place / RECORD)
+
+
+def seed_parts(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[int]:
+    """The number of seeds of each part of a run, those of the first command first.
+
+    Args:
+      record: content of the folder's `run.json`, or None where there is none yet.
+      now: the command's identity.
+    """
+    if record is None:
+        return [now[SEEDS]]
+    counts = record.get(PARTS) or [record["flags"][SEEDS]]
+    added = now[SEEDS] - sum(counts)
+    return [*counts, added] if added else counts
+
+
+def parts_of(output: Path, now: Mapping[str, Any]) -> list[int]:
+    """The `seed_parts` of a folder."""
+    return seed_parts(_known(output), now)
+
+
+def _part_name(seeds: Sequence[int], rounds: int) -> str:
+    return f"seeds_{seeds[0]}-{seeds[-1]}_rounds_{rounds}"
+
+
+def part_folder(output: Path, algorithm: str, seeds: Sequence[int], rounds: int) -> Path:
+    """The folder of an algorithm's result for some of its seeds."""
+    return output / EARLIER / _part_name(seeds, rounds) / algorithm
+
+
+def plan(
+    output: Path, algorithm: str, counts: Sequence[int], first: int, rounds: int
+) -> Iterator[tuple[range, bool]]:
+    """Yields the seeds of each part of a result, and whether it is finished.
+
+    A finished part may have the seeds of several of the counts.
+
+    Args:
+      counts: of `seed_parts`; the first part begins with the seed `first`.
+    """
+    bounds = list(accumulate(counts, initial=first))
+    while len(bounds) > 1:
+        options = [range(bounds[0], end) for end in reversed(bounds[1:])]
+        complete = [s for s in options if is_complete(part_folder(output, algorithm, s, rounds))]
+        seeds = complete[0] if complete else options[-1]
+        yield seeds, bool(complete)
+        bounds = bounds[bounds.index(seeds.stop) :]
+
+
+def checkpoint_folder(output: Path, algorithm: str, seeds: Sequence[int], first: int) -> Path:
+    """The folder of a part's checkpoints."""
+    own = "" if seeds[0] == first else f".seed_{seeds[0]}"
+    return output / CHECKPOINTS / f"{algorithm}{own}"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether an algorithm's folder exists, with the file that is written last.
+
+    Raises:
+      InputError: it exists without that file.
+    """
+    if (folder / LAST).exists():
+        return True
+    if folder.exists():
+        raise pfl.InputError(f"{folder} has no {LAST}, so it is not whole. {remedy(folder)}")
+    return False
+
+
+def load_result(
+    folder: Path,
+    algorithm: str,
+    seeds: Sequence[int],
+    rounds: int,
+    settings: Mapping[str, Sequence] | None = None,
+) -> pfl.Result:
+    """The result in a folder of this run.
+
+    Raises:
+      InputError: it is damaged, or of another algorithm, other seeds, rounds or settings.
+    """
+    try:
+        result = pfl.Result.load(folder)
+    except pfl.InputError as error:
+        if remedy(folder) in str(error):
+            raise
+        raise pfl.InputError(f"{error} {remedy(folder)}") from error
+    wanted = {
+        "algorithm": (result.algorithm, algorithm),
+        "seeds": (list(result.seeds), list(seeds)),
+        "rounds": (result.rounds_asked if result.stopped else result.rounds, rounds),
+    }
+    for what, (has, needs) in wanted.items():
+        if has != needs:
+            raise damaged(folder / "result.json", f"its {what} are {has}, this run's {needs}")
+    swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
+    same = result.settings.keys() == swept.keys() and all(
+        np.array_equal(result.settings[name], values) for name, values in swept.items()
+    )
+    if not same:
+        raise damaged(folder / "result.npz", "its swept settings are not this run's")
+    return result
+
+
+def joined(folders: Mapping[Path, Sequence[int]], algorithm: str, rounds: int) -> pfl.Result:
+    """The result of all parts of an algorithm, from their folders and seeds."""
+    parts = [load_result(place, algorithm, seeds, rounds) for place, seeds in folders.items()]
+    return join_seeds(parts)
+
+
+def joined_models(folders: Collection[Path]) -> dict[str, Any]:
+    """The models of all parts, as `pfl.save_models` takes them."""
+    files = [folder / "models.npz" for folder in folders]
+    first, *others = [load_models(file) for file in files]
+    models = jax.tree.map(lambda *leaves: np.concatenate(leaves), first, *others)
+    axes = model_axes(files[0])
+    return {
+        name: model if "client" in axes[name] else pfl.Broadcast(model)
+        for name, model in models.items()
+    }

@@ -1,0 +1,50 @@
+"""Whether an algorithm declares whose state and samples its rounds need (`Algorithm.reads`)."""
+
+from dataclasses import fields
+
+from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine.offloaded_needs import OffloadedNeeds
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.federation.federation import Federation
+
+
+class _Cohort(OffloadedNeeds):
+    """Host state of toys: rows of more than two numbers, and nobody reads other clients'."""
+
+    small, reads_others = 16, False
+
+
+class _Others(_Cohort):
+    reads_others = True
+
+
+def check_reads(algorithm: Algorithm, federation: Federation) -> None:
+    """Trace the programs of host state, as declared and with one declaration less.
+
+    Args:
+      federation: of which not all clients take part in a round.
+
+    Raises:
+      AssertionError: a round, or scoring, needs more than is declared, or less would do.
+    """
+    federation = algorithm.prepare(federation)
+    program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=2)
+    given = {one.name: getattr(program, one.name) for one in fields(Program)}
+    cohort, others = (_error(kind(**given)) for kind in (_Cohort, _Others))
+    least = "cohort" if cohort is None else "others" if others is None else "everyone"
+    assert algorithm.reads == least, (
+        f"`reads` is {algorithm.reads!r} and must be {least!r}, or scoring needs training samples "
+        f"and models_read_samples must be True: {cohort}"
+    )
+
+
+def _error(needs: OffloadedNeeds) -> str | None:
+    """Why the programs can't be traced; None where they can."""
+    try:
+        needs.traced()
+    except (TypeError, AttributeError, ValueError) as error:
+        if "Fetched" not in str(error):
+            raise
+        return str(error)
+    return None
