@@ -33,6 +33,15 @@ def test_the_python(capsys):
     assert "Result(feddwa: 20 clients, 2 rounds, 2 seed(s)" in capsys.readouterr().out
 
 
+def test_the_home_page_has_the_same_python():
+    home = (pages.ROOT / "docs/index.md").read_text(encoding="utf-8")
+    (ours,) = [block.text for block in pages.blocks(home) if block.language == "python"]
+    (block,) = [block.text for block in pages.blocks(README) if block.language == "python"]
+    assert ours.replace("result = ", "") == block.replace("print(", "").replace(
+        "(0, 1)))", "(0, 1))"
+    )
+
+
 def test_the_table_is_of_the_presets_algorithms():
     args = flags.parse(PRESET)
     assert [row["Algorithm"] for row in table()] == list(args.algorithms)
