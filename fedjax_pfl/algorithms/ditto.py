@@ -43,6 +43,8 @@ class Ditto(fedavg.Weighted):
       weighting: of the average, by "size", or "uniform" as in the authors' code.
     """
 
+    reuses_keys = True  # with batches=shared
+
     pull: float = 1.0
     personal_epochs: int = core.static(default=0)
     batches: Literal["own", "shared"] = core.static(default="own")

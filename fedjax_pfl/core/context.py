@@ -64,7 +64,7 @@ class Context(RoundInfo):
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
         if self.tally is not None:
-            self.tally.schedules.add(options.get("schedule") or self.federation.schedule)
+            self.tally.trains(purpose, options.get("schedule") or self.federation.schedule)
             self.tally.took(cohort, trained.cohort)
         return trained
 

@@ -19,6 +19,7 @@ class ForwardCounter:
       steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None. Steps
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
+      purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
     """
 
     def __init__(self):
@@ -26,6 +27,7 @@ class ForwardCounter:
         self.nonfinite: PerClient | None = None
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
+        self.purposes: list[str] = []
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -61,6 +63,12 @@ class ForwardCounter:
         if trace_state() == self._trace:
             taken = after.spread(after.steps - before.steps, 0)
             self.steps = taken if self.steps is None else self.steps + taken
+
+    def trains(self, purpose: str, schedule: Schedule) -> None:
+        """Record the purpose and the schedule of a call of `Context.train`."""
+        self.schedules.add(schedule)
+        if trace_state() == self._trace:
+            self.purposes.append(purpose)
 
 
 def trace_state():

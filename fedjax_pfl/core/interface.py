@@ -50,6 +50,7 @@ class Algorithm:
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
       models_read_samples: whether `models` needs training samples of its clients.
+      reuses_keys: whether a round trains twice with the same key, hence on the same minibatches.
       needs_classes: whether the algorithm uses class labels; federations without classes, as in
         regression, are refused.
     """
@@ -69,6 +70,7 @@ class Algorithm:
     channels: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
     models_read_samples: ClassVar[bool] = False
+    reuses_keys: ClassVar[bool] = False
 
     def sharing(self) -> Rule:
         """Return the rule of shared leaves; override it if it depends on static hyperparameters."""

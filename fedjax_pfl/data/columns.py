@@ -35,7 +35,8 @@ def checked_columns(
     """Convert columns to arrays [count] of int64, or of text if some value isn't an integer.
 
     Raises:
-      InputError: another number of values, values of another type, or an empty text.
+      InputError: another number of values, values of another type, an empty text, or two texts
+        that differ only in the blanks around them.
     """
     require(isinstance(columns, Mapping), "columns", type(columns).__name__, "a dict")
     return {name: _checked(f"Column {name!r} of data set {dataset!r}", values, count)
@@ -56,7 +57,12 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
         require(fits, what, "a number beyond that", "whole numbers below 2^63")
     if column.dtype.kind != "U":
         return column.astype(np.int64)
-    column = np.char.strip(column)
+    written, column = np.unique(column), np.char.strip(column)
+    names, times = np.unique(np.char.strip(written), return_counts=True)
+    for name in names[times > 1][:1]:
+        raise InputError(
+            f"{what} has {str(name)!r} with other blanks around it, too: write it one way."
+        )
     missing = np.flatnonzero(column == "")[:1]
     if len(missing):
         raise InputError(f"{what} has no value for sample {missing[0]}.")

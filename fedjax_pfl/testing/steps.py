@@ -25,10 +25,11 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
       rounds: number of rounds.
 
     Raises:
-      AssertionError: a client took more steps than recorded, or a schedule is missing in
-        `algorithm.schedules(federation)`.
+      AssertionError: a client took more steps than recorded, a schedule is missing in
+        `algorithm.schedules(federation)`, or two trainings share a key.
     """
     used: set[Schedule] = set()
+    purposes: list[str] = []
 
     def steps_of(run, federation, t):
         ctx, tally = run.context(federation, t, jnp.int32(rounds)), ForwardCounter()
@@ -36,6 +37,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
         state = run.algorithm.init(ctx)
         _, record = run.algorithm.round(replace(ctx, cohort=observed, tally=tally), state)
         used.update(tally.schedules)
+        purposes[:] = tally.purposes
         recorded = record.clients["local_steps"]
         return recorded if tally.steps is None else tally.steps, recorded
 
@@ -54,3 +56,8 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             f"a round trains with {schedule}, and schedules(federation) names only "
             f"{', '.join(map(str, named)) or 'none'}: add it there"
         )
+    twice = sorted({purpose for purpose in purposes if purposes.count(purpose) > 1})
+    assert not twice or algorithm.reuses_keys, (
+        f"a round trains twice with the key of {twice[0]!r}: give one of them another purpose=, or "
+        "declare reuses_keys = True if both are to have the same minibatches"
+    )

@@ -5,7 +5,7 @@ numbers of samples: one has a single sample, one no test samples. Compilation do
 checks, so most of them share the program of `_partial`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -237,20 +237,30 @@ def declared_reads(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def others_data(algorithm: Algorithm) -> None:
-    """The samples of absent and diverged clients change nothing of the server or other clients."""
+    """The samples of absent and diverged clients, and the number of a diverged one's, change
+    nothing of the server or other clients.
+    """
     _, records = run_rounds(algorithm, _partial(algorithm), 1)
     absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
     _unchanged_by(algorithm, _partial, absent, "absent")
-    _unchanged_by(algorithm, _partial, [1], "diverged", diverging=1)
+    _unchanged_by(algorithm, _partial, [1], "diverged", fewer=[1], diverging=1)
 
 
 def _unchanged_by(
-    algorithm: Algorithm, make: Callable[..., Federation], who: list[int], what: str, **options
+    algorithm: Algorithm,
+    make: Callable[..., Federation],
+    who: list[int],
+    what: str,
+    fewer: Sequence[int] = (),
+    **options,
 ) -> None:
-    """Assert that other samples of the clients `who` do not change the others' state."""
+    """Assert that other samples of the clients `who` do not change the others' state.
+
+    Clients in `fewer` have one sample less, too.
+    """
     before, after = (
-        run_rounds(algorithm, make(algorithm, changed=changed, **options), 1)[0][-1]
-        for changed in ((), who)
+        run_rounds(algorithm, make(algorithm, **changes, **options), 1)[0][-1]
+        for changes in ({}, {"changed": who, "fewer": fewer})
     )
     others = np.setdiff1d(np.arange(len(TRAIN_SIZES)), who)
 
@@ -261,6 +271,15 @@ def _unchanged_by(
 
     message = f"the samples of {what} clients {who} changed the state of the server or of others"
     assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
+
+
+@check
+@in_double_precision
+def padding(algorithm: Algorithm) -> None:
+    """The rows that fill up a client's last minibatch change nothing."""
+    made = (_partial(algorithm, padding=padding) for padding in (0, 2))
+    before, after = (states_of(algorithm, federation, 2)[-1] for federation in made)
+    assert_close(after, before, "padding rows of minibatches changed the state", 0)
 
 
 @check

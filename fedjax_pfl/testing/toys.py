@@ -12,6 +12,7 @@ import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.data.federated import Batch, FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
@@ -20,6 +21,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.uploads import FreeRiders
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
+from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 
 ROUNDS = 4
@@ -68,6 +70,23 @@ class OverflowingNormed(Overflowing):
         return self.head(self.features(x, train, valid))
 
 
+@struct
+class PaddedData(FederatedData):
+    """Data whose minibatches have other padding than a client's first sample.
+
+    Attributes:
+      padding: what is added to the inputs and labels of rows that are not valid.
+    """
+
+    padding: jax.Array | int = 0
+
+    def batch(self, row, pool, valid, dtype, augment=None) -> Batch:
+        batch = super().batch(row, pool, valid, dtype, augment)
+        added = jnp.where(valid, 0, self.padding)
+        labels = jnp.where(valid, batch.labels, (batch.labels + added) % self.num_classes)
+        return Batch(batch.inputs + added[:, None].astype(batch.inputs.dtype), labels, valid)
+
+
 def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
     """Return a `toy_federation` with batch normalization and validation samples if needed."""
     normed = algorithm.batch_norm == "local"
@@ -87,6 +106,8 @@ def toy_federation(
     magnitude: float = 1e30,
     changed: Sequence[int] = (),
     withheld: Sequence[int] = (),
+    fewer: Sequence[int] = (),
+    padding: int | None = None,
     seed: int = 0,
     **options,
 ) -> Federation:
@@ -101,6 +122,8 @@ def toy_federation(
       magnitude: factor of that client's samples.
       changed: clients whose samples are replaced by samples of another class.
       withheld: clients whose uploads are replaced by their references.
+      fewer: clients with one training sample less.
+      padding: number added to the rows of minibatches that are padding; None adds nothing.
       seed: seed of the samples.
       **options: options of `federate`; by default double precision, batches of 4 and a learning
         rate of 0.3.
@@ -141,6 +164,14 @@ def toy_federation(
     federation = federate(
         dataset, Partition.from_lists(**lists), model, client_ids=order, **options
     )
+    if fewer:
+        train = federation.data.train
+        less = train.size - jnp.isin(federation.data.ids, jnp.asarray(fewer))
+        data = replace(federation.data, train=replace(train, size=less.astype(train.size.dtype)))
+        federation = replace(federation, data=data)
+    if padding is not None:
+        data = PaddedData(**vars(federation.data), padding=jnp.asarray(padding, jnp.int32))
+        federation = replace(federation, data=data)
     if not withheld:
         return federation
     return replace(federation, uploads=FreeRiders(jnp.asarray(withheld, jnp.int32)))

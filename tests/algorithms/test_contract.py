@@ -21,7 +21,7 @@ QUICK = (
     "settings_in_one_program",
     "no_recompilation",
 )
-THOROUGH = (*QUICK, "uploads")
+THOROUGH = (*QUICK, "uploads", "padding")
 WHOLE = ("feddwa",)
 # Most of their code is another algorithm's: their checks are thorough.
 ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}

@@ -1,0 +1,121 @@
+"""Mistakes of authors that the shared suite finds."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fedjax_pfl import core, mixing, trees
+from fedjax_pfl.testing import check_algorithm
+
+
+@core.struct
+class State:
+    models: core.Stack = core.per_client()
+    server: core.Model = core.per_server()
+
+
+class Right(core.Algorithm):
+    """Every client trains its own model twice; the server averages the second ones."""
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        return State(ctx.replicate(model), model)
+
+    def round(self, ctx, state):
+        received = ctx.cohort.gather(state.models)
+        first, cohort, _ = ctx.train(received)
+        trained, cohort, loss = self.train_again(ctx, first, cohort)
+        sent = ctx.upload(trained, received)
+        weights = self.weights(ctx, cohort)
+        server = mixing.weighted_sum(weights, sent, onto=state.server)
+        models = self.next_models(ctx, cohort, state, trained, server)
+        return State(models, server), ctx.record(cohort, clients={"train_loss": loss})
+
+    def train_again(self, ctx, first, cohort):
+        return ctx.train(first, cohort, purpose="again")
+
+    def weights(self, ctx, cohort):
+        return mixing.by_size(ctx.sizes(), cohort.mask)
+
+    def next_models(self, ctx, cohort, state, trained, server):
+        return cohort.scatter(state.models, trained)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": trees.take(state.models, rows)}
+
+
+class ForgetsTheMask(Right):
+    def weights(self, ctx, cohort):
+        return mixing.by_size(ctx.sizes(), jnp.ones_like(cohort.mask))
+
+
+class LearnsFromPadding(Right):
+    """A loss over all rows of a minibatch, of which the last ones may be padding."""
+
+    def train_again(self, ctx, first, cohort):
+        def over_all_rows(params, batch, broadcast, client):
+            chosen = jax.nn.log_softmax(batch.logits)[jnp.arange(len(batch.labels)), batch.labels]
+            return -jnp.mean(chosen)
+
+        return ctx.train(first, cohort, purpose="again", extra_loss=over_all_rows)
+
+
+class UsesOthersData(Right):
+    """Training towards the classes of the client in the next row."""
+
+    def weights(self, ctx, cohort):
+        counts = jnp.roll(ctx.federation.data.class_counts, 1, axis=0)[cohort.rows]
+        return mixing.normalize(counts[:, 0] + 1.0, cohort.mask)
+
+
+class ReusesAKey(Right):
+    def train_again(self, ctx, first, cohort):
+        return ctx.train(first, cohort)
+
+
+class ChangesAbsentClients(Right):
+    def next_models(self, ctx, cohort, state, trained, server):
+        nearer = jax.tree.map(lambda own, mean: 0.9 * own + 0.1 * mean, state.models, server)
+        return cohort.scatter(nearer, trained)
+
+
+class DeclaresSharedBatches(ReusesAKey):
+    reuses_keys = True
+
+
+WRONG = [
+    (ForgetsTheMask, "others_data", "samples of diverged clients"),
+    (LearnsFromPadding, "padding", "padding rows of minibatches changed the state"),
+    (UsesOthersData, "others_data", "samples of (absent|diverged) clients"),
+    (ReusesAKey, "recorded_steps", "trains twice with the key of 'train': give one"),
+    (ChangesAbsentClients, "partial_participation", "models of absent clients in round 1"),
+]
+
+
+@pytest.fixture
+def made():
+    """Registers a class for one test."""
+    names = []
+
+    def make(cls):
+        names.append(cls.__name__.lower())
+        return core.algorithm(names[-1])(type(cls.__name__, (cls,), {}))()
+
+    yield make
+    for name in names:
+        core.ALGORITHMS.pop(name, None)
+
+
+@pytest.mark.parametrize(("cls", "check", "message"), WRONG)
+def test_mistakes_are_found(made, cls, check, message):
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(made(cls), only=check, show=None)
+
+
+@pytest.mark.parametrize("check", sorted({check for _, check, _ in WRONG}))
+def test_the_right_one_passes(made, check):
+    check_algorithm(made(Right), only=check, show=None)
+
+
+def test_equal_batches_may_be_declared(made):
+    check_algorithm(made(DeclaresSharedBatches), only="recorded_steps", show=None)
