@@ -214,7 +214,7 @@ def test_pipes_and_devices_in_folders(tmp_path, name, file):
     ],
 )
 @pytest.mark.parametrize("read", [READERS[0], *READERS[2:]])
-def test_paths_that_no_file_has(path, message, read):
+def test_impossible_paths(path, message, read):
     with pytest.raises(InputError, match=message.replace("data_dir", r"(data_dir|Path of a \w+)")):
         read(path)
 
@@ -255,8 +255,8 @@ def deep_png(colour_type, channels):
         b"P3 4 4 1023\n" + b"1 " * 48,
     ],
 )
-def test_sixteen_bits_a_channel_are_refused(tmp_path, image):
-    assert Image.open(io.BytesIO(image)).size == (4, 4)  # that Pillow would read
+def test_16_bit_images_are_refused(tmp_path, image):
+    assert Image.open(io.BytesIO(image)).size == (4, 4)  # Pillow reads it
     pictures(tmp_path, a_png=image)
     with pytest.raises(InputError, match=r"a\.png has 16 bits a channel; 8 bits a channel are exp"):
         load_dataset("folder", tmp_path)
@@ -275,6 +275,6 @@ def test_messages_never_show_a_long_list_in_full():
 
 
 @pytest.mark.parametrize("names", [("a", "\ud800"), ("a", b"b"), ("a", None)])
-def test_names_of_classes_are_text(names):
+def test_class_names_are_text(names):
     with pytest.raises(InputError, match=r"class_names of data set 'toy' must be text that UTF-8"):
         dataset_from_arrays("toy", POOL.train_x, POOL.train_y, class_names=names)

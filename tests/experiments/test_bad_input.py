@@ -1,4 +1,4 @@
-"""Bad input to the script: one sentence, and nothing is made."""
+"""Invalid command lines of `run`: one error line, and no file is written."""
 
 import pytest
 
@@ -121,7 +121,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("ours", ELSEWHERE)
-def test_flags_of_other_libraries_are_answered_with_ours(ours, tmp_path, monkeypatch, capsys):
+def test_flags_of_other_libraries(ours, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for word in ELSEWHERE[ours].split():
         assert call(f"{word}=1") == 2
@@ -130,7 +130,7 @@ def test_flags_of_other_libraries_are_answered_with_ours(ours, tmp_path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_unknown_flags_are_answered_at_once(capsys):
+def test_several_unknown_flags(capsys):
     words = ("-data", "MNIST", "-lr=1", "--rounds=3", "--nosave_models", "-gr", "-5", "--lr=2")
     assert call(*words) == 2
     assert capsys.readouterr().err == (
@@ -139,7 +139,7 @@ def test_several_unknown_flags_are_answered_at_once(capsys):
     )
 
 
-def test_a_whole_command_of_pfllibs_is_answered_at_once(capsys):
+def test_a_complete_pfllib_command(capsys):
     command = (
         "-data MNIST -m CNN -algo FedAvg -gr 9 -did 0 -nc 6 -jr 1 -lbs 10 -ls 1 -lr .1 -eg 1 -go x"
     )
@@ -167,7 +167,7 @@ def test_a_whole_command_of_pfllibs_is_answered_at_once(capsys):
         ("-gr=3 --save_models -lr .1", "rounds=3 save_models learning_rate=.1"),
     ],
 )
-def test_pfllibs_command_as_ours(theirs, ours, capsys):
+def test_pfllib_commands_are_translated(theirs, ours, capsys):
     assert call(*theirs.split()) == 2
     words = " ".join(f"--{word}" for word in ours.split())
     assert capsys.readouterr().err.endswith(f" The same command here has {words}\n")
@@ -179,13 +179,13 @@ def test_pfllibs_command_as_ours(theirs, ours, capsys):
      "-lr 1 -rouns=3", "-lr 1 -gr", f"-lr 1 -data {'x' * 80}", "-nnc 1 -ften 3", "-lr 1 -gr 0",
      "-gr 5"],
 )  # fmt: skip
-def test_what_has_no_counterpart_gets_no_command(theirs, capsys):
+def test_commands_without_a_translation(theirs, capsys):
     """No algorithm for the hyperparameter, other units, stray words, misspelt flags, one flag."""
     assert call(*theirs.split()) == 2
     assert "The same command" not in capsys.readouterr().err
 
 
-def test_every_flag_that_others_names_stand_for_is_ours():
+def test_aliases_name_existing_flags():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.core.ALGORITHMS.values() for key in one.__dataclass_fields__}
     assert {name for names in aliases.OPTIONS.values() for name in names} <= known | keys

@@ -1,4 +1,4 @@
-"""Errors of the system during a run: one sentence, exit code 1, and nothing is lost."""
+"""System errors during a run: one error line, exit code 1, and finished work is kept."""
 
 import contextlib
 import ctypes
@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import jax
@@ -31,35 +30,35 @@ def call(folder, *words):
     return run.main(["run", *WORDS, *words, f"--output_dir={folder}"])
 
 
-def said(capsys) -> str:
-    """The one sentence on standard error."""
+def error_line(capsys) -> str:
+    """Return the only line on standard error."""
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "out"
+def complete(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("complete") / "out"
     with drawing():
         assert call(folder) == 0
     return folder
 
 
-def assert_same(folder, whole):
+def assert_same(folder, complete):
     assert {path.relative_to(folder) for path in folder.rglob("*")} == {
-        path.relative_to(whole) for path in whole.rglob("*")
+        path.relative_to(complete) for path in complete.rglob("*")
     }
     for name in ("local", "feddwa"):
         for file in ("clients.npz", "models.npz"):
-            with np.load(folder / name / file) as ours, np.load(whole / name / file) as theirs:
+            with np.load(folder / name / file) as ours, np.load(complete / name / file) as theirs:
                 for key in theirs.files:
                     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
 
 
 @contextlib.contextmanager
 def limited(size):
-    """Files can't grow beyond so many bytes: the system refuses as a full disk does."""
+    """Limits the size of files in bytes, which fails as a full disk does."""
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
@@ -77,8 +76,8 @@ FILES = (
 
 
 @pytest.mark.thorough
-def test_a_full_disk_at_every_file(whole, tmp_path, monkeypatch, capsys):
-    """One run, given again and again: the disk is full at the next file each time."""
+def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
+    """The same command again and again, with the disk full at the next file each time."""
     folder, rename = tmp_path / "out", os.replace
     for name in FILES:
 
@@ -90,7 +89,7 @@ def test_a_full_disk_at_every_file(whole, tmp_path, monkeypatch, capsys):
         with monkeypatch.context() as patch:
             patch.setattr(whole_files.os, "replace", full)
             assert call(folder) == 1, name
-        sentence = said(capsys)
+        sentence = error_line(capsys)
         assert f"{name} can't be written: No space left on device. {GOES_ON}" in sentence
         left = [path for path in folder.rglob(".part-*") if path.is_file()]
         assert not left
@@ -98,46 +97,23 @@ def test_a_full_disk_at_every_file(whole, tmp_path, monkeypatch, capsys):
     before = (folder / "local" / "summary.json").stat().st_mtime_ns
     assert call(folder) == 0
     assert (folder / "local" / "summary.json").stat().st_mtime_ns == before
-    assert_same(folder, whole)
+    assert_same(folder, complete)
 
 
-def test_a_limit_on_the_size_of_files(whole, tmp_path, capsys):
+def test_a_limit_on_the_size_of_files(complete, tmp_path, capsys):
     folder = tmp_path / "out"
-    sizes = {path.name: path.stat().st_size for path in whole.iterdir()}
+    sizes = {path.name: path.stat().st_size for path in complete.iterdir()}
     for name in ("run.json", "partition.npz", "partition.png", "accuracy.png"):
         with drawing(), limited(sizes[name] - 1):
             assert call(folder) == 1
-        assert "can't be written: File too large." in said(capsys)
+        assert "can't be written: File too large." in error_line(capsys)
     assert (folder / "feddwa" / "summary.json").exists()
     assert call(folder) == 0
-    assert_same(folder, whole)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can mount a disk")
-def test_a_small_disk(whole, tmp_path, capsys):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-
-    def mount(*words):
-        done = subprocess.run(["mount", *words, str(disk)], capture_output=True, check=False)
-        if done.returncode:
-            pytest.skip(f"no disk can be mounted here: {done.stderr.decode().strip()}")
-
-    mount("-t", "tmpfs", "-o", "size=120k", "tmpfs")
-    try:
-        with drawing():
-            assert call(disk / "out") == 1
-        assert "can't be written: No space left on device." in said(capsys)
-        assert not [path for path in disk.rglob(".part-*") if path.is_file()]
-        mount("-o", "remount,size=20m")
-        assert call(disk / "out") == 0
-        assert_same(disk / "out", whole)
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+    assert_same(folder, complete)
 
 
 class Saboteur:
-    """Replaces the progress display: does something after a round of an algorithm."""
+    """A progress display that calls a function after each round of an algorithm."""
 
     def __init__(self, name, harm):
         self.name, self.harm = name, harm
@@ -153,7 +129,7 @@ class Saboteur:
 
 
 @pytest.mark.parametrize("kept", [60, 0])
-def test_the_folder_is_deleted_meanwhile(whole, tmp_path, monkeypatch, capsys, kept):
+def test_a_folder_deleted_during_the_run(complete, tmp_path, monkeypatch, capsys, kept):
     folder, words = tmp_path / "out", f"--checkpoint_seconds={kept}"
 
     def harm():
@@ -162,13 +138,13 @@ def test_the_folder_is_deleted_meanwhile(whole, tmp_path, monkeypatch, capsys, k
     with monkeypatch.context() as patch:
         patch.setattr(shown, "progress_display", lambda _: Saboteur("feddwa", harm))
         assert call(folder, words) == 1
-    assert "can't be written: " in said(capsys)
+    assert "can't be written: " in error_line(capsys)
     shutil.rmtree(folder, ignore_errors=True)
     assert call(folder, words) == 0
-    assert_same(folder, whole)
+    assert_same(folder, complete)
 
 
-def test_what_was_killed_while_writing_is_written_anew(whole, tmp_path):
+def test_partly_written_files_are_written_again(complete, tmp_path):
     folder = tmp_path / "out"
     assert call(folder) == 0
     (folder / "comparison.md").unlink()
@@ -176,27 +152,27 @@ def test_what_was_killed_while_writing_is_written_anew(whole, tmp_path):
         (folder / f".part-{name}").write_text("half of it")
     assert call(folder) == 0
     (folder / ".part-run.json").unlink()
-    assert_same(folder, whole)
+    assert_same(folder, complete)
 
 
-def test_links_that_lead_nowhere_in_a_folder(whole, tmp_path, capsys):
+def test_dangling_links_in_a_folder(complete, tmp_path, capsys):
     folder = tmp_path / "out"
-    shutil.copytree(whole, folder)
+    shutil.copytree(complete, folder)
     (folder / "comparison.md").unlink()
     for name in ("checkpoints", "feddwa", run_folder.LOCK):
         saved = (folder / name).exists() and shutil.move(folder / name, tmp_path / "saved")
         (folder / name).symlink_to(tmp_path / "nowhere")
         assert call(folder) == 2
-        assert f"{folder / name} is a link that leads nowhere: delete it." in said(capsys)
+        assert f"{folder / name} is a link that leads nowhere: delete it." in error_line(capsys)
         (folder / name).unlink()
         if saved:
             shutil.move(tmp_path / "saved", folder / name)
     assert call(folder) == 0
-    assert_same(folder, whole)
+    assert_same(folder, complete)
 
 
-def test_a_compilation_cache_that_can_not_be_written(whole, tmp_path, capsys):
-    """It costs time, not the run."""
+def test_an_unwritable_compilation_cache(complete, tmp_path, capsys):
+    """The run goes on without it, with a warning."""
     (tmp_path / "file").write_text("mine")
     before = jax.config.jax_compilation_cache_dir
     cache = tmp_path / "file" / "x"
@@ -205,13 +181,13 @@ def test_a_compilation_cache_that_can_not_be_written(whole, tmp_path, capsys):
         f"warning: no compiled programs are kept: {cache} can't be written: Not a directory.\n"
     )
     assert jax.config.jax_compilation_cache_dir == before
-    assert_same(tmp_path / "out", whole)
+    assert_same(tmp_path / "out", complete)
     words = [*WORDS, f"--output_dir={tmp_path / 'new'}"]
     assert run.main(["run", *words, f"--{CACHE}=~nobody-of-that-name/x"]) == 2
-    assert "--compilation_cache is '~nobody-of-that-name/x', but there is no" in said(capsys)
+    assert "--compilation_cache is '~nobody-of-that-name/x', but there is no" in error_line(capsys)
 
 
-def test_a_user_without_a_home_keeps_no_programs(whole, tmp_path, capsys, monkeypatch):
+def test_a_user_without_a_home_directory(complete, tmp_path, capsys, monkeypatch):
     def nowhere(path):
         if str(path).startswith("~"):
             raise RuntimeError("Could not determine home directory.")
@@ -221,11 +197,11 @@ def test_a_user_without_a_home_keeps_no_programs(whole, tmp_path, capsys, monkey
     words = [word for word in WORDS if not word.startswith(f"--{CACHE}")]
     assert run.main(["run", *words, f"--output_dir={tmp_path / 'out'}"]) == 0
     assert "warning: no compiled programs are kept: " in capsys.readouterr().err
-    assert_same(tmp_path / "out", whole)
+    assert_same(tmp_path / "out", complete)
 
 
 class Capabilities(ctypes.Structure):
-    """What Linux's capget and capset take: 64 bits of each set, in two halves."""
+    """The data of Linux's capget and capset: 64 bits of each set, in two halves."""
 
     _fields_ = [(f"{name}{half}", ctypes.c_uint32) for half in (0, 1)
                 for name in ("effective", "permitted", "inheritable")]  # fmt: skip
@@ -233,20 +209,20 @@ class Capabilities(ctypes.Structure):
 
 @pytest.fixture
 def bound():
-    """Permissions bind within the test, of root too."""
+    """Applies permissions to root, too."""
     if os.name != "posix" or os.geteuid() != 0:
         yield
         return
-    libc, held = ctypes.CDLL(None, use_errno=True), Capabilities()
+    libc, capabilities = ctypes.CDLL(None, use_errno=True), Capabilities()
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    if libc.capget(header, ctypes.byref(held)):
+    if libc.capget(header, ctypes.byref(capabilities)):
         pytest.skip("permissions don't bind root, and its rights can't be asked for")
-    before = held.effective0
-    held.effective0 &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-    assert libc.capset(header, ctypes.byref(held)) == 0
+    before = capabilities.effective0
+    capabilities.effective0 &= ~0b110  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+    assert libc.capset(header, ctypes.byref(capabilities)) == 0
     yield
-    held.effective0 = before
-    assert libc.capset(header, ctypes.byref(held)) == 0
+    capabilities.effective0 = before
+    assert libc.capset(header, ctypes.byref(capabilities)) == 0
 
 
 @contextlib.contextmanager
@@ -276,28 +252,28 @@ def test_folders_without_permission(tmp_path, bound, capsys):
             (2, shut, output, f"--partition_file={shut / 'p.npz'}"),
         ):
             assert run.main(["run", *WORDS, *words]) == code, words
-            assert str(place) in said(capsys), words
+            assert str(place) in error_line(capsys), words
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_lost_its_permissions(whole, tmp_path, bound, capsys):
+def test_a_folder_that_lost_its_permissions(complete, tmp_path, bound, capsys):
     folder = tmp_path / "out"
-    shutil.copytree(whole, folder)
+    shutil.copytree(complete, folder)
     (folder / "comparison.md").unlink()
     (folder / run_folder.LOCK).unlink()
     with mode(folder, 0o555):
         assert call(folder) == 1
-        assert "out/.lock can't be written: Permission denied." in said(capsys)
+        assert "out/.lock can't be written: Permission denied." in error_line(capsys)
     shutil.rmtree(folder / "feddwa")
     (folder / "checkpoints" / "feddwa").mkdir(parents=True)
     with mode(folder / "checkpoints" / "feddwa", 0o555):
         assert call(folder) == 1
-        assert "checkpoints/feddwa can't be written: Permission denied." in said(capsys)
+        assert "checkpoints/feddwa can't be written: Permission denied." in error_line(capsys)
     with mode(folder / "local" / "result.npz", 0):
         assert call(folder) == 2
-        assert "local/result.npz can't be read" in said(capsys)
+        assert "local/result.npz can't be read" in error_line(capsys)
     assert call(folder) == 0
-    assert_same(folder, whole)
+    assert_same(folder, complete)
 
 
 @pytest.mark.thorough
@@ -314,7 +290,7 @@ def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch:
         patch.setattr(whole_files.os, "replace", full)
         assert sweep.main(["sweep", *words]) == 1
-    sentence = said(capsys)
+    sentence = error_line(capsys)
     assert "result.json can't be written: No space left on device" in sentence
     (kept,) = (tmp_path / "out" / "results").glob("fedavg*/result.json")
     before = kept.stat().st_mtime_ns

@@ -13,7 +13,7 @@ from experiments import run
 from fedjax_pfl.engine import state_store
 
 from .conftest import drawing
-from .test_faults import limited, said
+from .test_faults import error_line, limited
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_a_disk_that_fills_up(whole, tmp_path, monkeypatch, capsys):
     with monkeypatch.context() as patch, limited(400_000):
         patch.setattr(state_store, "MEMORY", 0)
         assert call(folder) == 1
-    error = said(capsys)
+    error = error_line(capsys)
     assert "What clients keep can't be written to " in error and "File too large." in error
     kept = (folder / "fedavg" / "summary.json").stat().st_mtime_ns
     assert call(folder) == 0

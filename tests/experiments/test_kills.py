@@ -1,4 +1,4 @@
-"""Killed anywhere, again and again, a run ends with the files of one that never was.
+"""A run that is killed again and again ends with the files of an uninterrupted one.
 
 Every kill is sent to its own process, at a moment of five kinds (`MOMENTS`) drawn from a seed;
 then the same command is given again. `-s` shows where each kill fell.
@@ -54,18 +54,18 @@ def command(folder, cache):
 
 
 def steps(folder, name):
-    """Rounds whose checkpoints have their final name."""
+    """Return the rounds of complete checkpoints."""
     kept = folder / run_folder.CHECKPOINTS / name
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
 
 
 def torn(folder, name):
-    """Checkpoints that are being written, or were when the process died."""
+    """Return incomplete checkpoints."""
     return list((folder / run_folder.CHECKPOINTS / name).glob("*.orbax-checkpoint-tmp*"))
 
 
 def in_progress(folder):
-    """The first algorithm that is not finished; "" where all are."""
+    """Return the first unfinished algorithm, or ""."""
     return next((n for n in ALGORITHMS if not (folder / n / "summary.json").exists()), "")
 
 
@@ -104,7 +104,7 @@ def one_try(folder, cache, number, wanted, moment, lots, log):
 
 
 def comparable(path, folder):
-    """What of a file must be equal: its bytes, or its content without times and places."""
+    """Return the part of a file that must be equal: without times and paths."""
     if path.suffix not in (".json", ".csv", ".md") or path.name == "metrics.csv":
         return path.read_bytes()
     if path.suffix == ".json":
@@ -121,13 +121,13 @@ def comparable(path, folder):
     return [[cell for k, cell in enumerate(row) if k not in timed] for row in rows]
 
 
-def assert_same_files(folder, whole):
+def assert_same_files(folder, uninterrupted):
     def names(root):
         return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
 
-    assert names(folder) == names(whole)
-    for name in names(whole):
-        ours, theirs = (comparable(root / name, root) for root in (folder, whole))
+    assert names(folder) == names(uninterrupted)
+    for name in names(uninterrupted):
+        ours, theirs = (comparable(root / name, root) for root in (folder, uninterrupted))
         assert ours == theirs, name
 
 
@@ -137,8 +137,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("whole") / "out"
+def uninterrupted(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("uninterrupted") / "out"
     subprocess.run(command(folder, cache), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     return folder
 
@@ -146,7 +146,7 @@ def whole(tmp_path_factory, cache):
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
 )
-def test_killed_at_random_moments(whole, cache, tmp_path, number):
+def test_killed_at_random_moments(uninterrupted, cache, tmp_path, number):
     folder, log = tmp_path / "out", tmp_path / "log.txt"
     lots, fell, halves, kept = random.Random(int(number)), Counter(), 0, {}
     for wanted, moment in [*itertools.product(ALGORITHMS, EACH), ("", "table")]:
@@ -171,7 +171,7 @@ def test_killed_at_random_moments(whole, cache, tmp_path, number):
     done = subprocess.run(command(folder, cache), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in kept.items())
-    assert_same_files(folder, whole)
+    assert_same_files(folder, uninterrupted)
     assert {name for name, _ in fell} >= set(ALGORITHMS)
     if number == signal.SIGKILL:
         assert halves  # some fell while a checkpoint was being written

@@ -2,7 +2,7 @@
 
 import fedjax_pfl as pfl
 from experiments import compare, partition, run, sweep
-from tests.experiments.test_faults import WORDS, said
+from tests.experiments.test_faults import WORDS, error_line
 
 
 def test_places_that_can_not_be(tmp_path, capsys):
@@ -27,7 +27,7 @@ def test_places_that_can_not_be(tmp_path, capsys):
             (partition.main, ["partition", "--dataset=digits"]),
         ):
             assert main([*words, output]) == 2, (place, main)
-            sentence = said(capsys)
+            sentence = error_line(capsys)
             assert why in sentence and "error: --output_dir " in sentence, (place, main)
             assert len(sentence) < 700
     assert sorted(tmp_path.iterdir()) == before
@@ -39,8 +39,8 @@ def test_names_that_no_folder_can_have(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(pfl.core.ALGORITHMS, name, pfl.core.ALGORITHMS["fedavg"])
     output = f"--output_dir={tmp_path / 'out'}"
     assert run.main(["run", *WORDS[1:], f"--algorithms={name}", output]) == 2
-    assert "has 250 bytes, and names of folders have at most 249" in said(capsys)
+    assert "has 250 bytes, and names of folders have at most 249" in error_line(capsys)
     words = [*WORDS[1:], "--algorithms=fedavg", f"--grid=partition_file={'p' * 250}.npz"]
     assert sweep.main(["sweep", *words, output]) == 2
-    assert len(said(capsys)) < 700
+    assert len(error_line(capsys)) < 700
     assert not (tmp_path / "out").exists()
