@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     elif config.list:
         print(shown.catalogue())
     else:
-        distributed.start(config.distributed)
+        distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
         inputs = processes.agreed(lambda: load_inputs(config))
         check_alike(inputs.identity)
         output = Path(processes.on_first(lambda: str(check_output(inputs))))

@@ -23,23 +23,19 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     starts; if JAX runs already, "auto" is 1. With a `mesh` it is as many as that takes, and 1 where
     these can't be made, which the check of the mesh then reports.
 
-    Several processes share all their devices; on CPUs each makes as many.
+    Several processes share all their devices, which each has made in `start_share`.
 
     Raises:
       InputError: neither "auto" nor a number of devices that there are, or can be made.
     """
     if processes.several():
-        _check_alike(devices, mesh)
+        return _of_several(devices, mesh)
     if mesh != AUTO:
         asked = shares.parsed(mesh)
         if devices != "auto":
             shares.check(asked, _whole(devices), f"--devices is {devices}")
-        if not processes.several():
-            there = _start(asked.devices) or asked.devices <= len(jax.local_devices())
-            return asked.devices if there else 1
-        devices, num_clients = str(asked.devices), asked.devices
-    if processes.several():
-        return _of_several(devices, num_clients, mesh)
+        there = _start(asked.devices) or asked.devices <= len(jax.local_devices())
+        return asked.devices if there else 1
     wanted = cores() if devices == "auto" else _whole(devices)
     wanted = max(min(wanted, num_clients), 1)
     chosen = _start(wanted)
@@ -48,8 +44,25 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     return wanted
 
 
-def _check_alike(devices: str, mesh: str) -> None:
-    """Raises `InputError` where processes have other devices; they are no part of a run."""
+def start_share(devices: str, mesh: str, count: int, num_clients: int) -> None:
+    """Ask for this process's devices before `count` processes meet; on CPUs each makes as many.
+
+    Raises:
+      InputError: the number of devices of all processes is not a multiple of `count`.
+    """
+    wanted = _of_all(devices, mesh, count)
+    most = min(cores(), -(-num_clients // count))
+    each = most if wanted is None else wanted // count
+    if each > 1 and "JAX_NUM_CPU_DEVICES" not in os.environ:  # else `_start` starts JAX
+        _start(each)
+
+
+def _of_several(devices: str, mesh: str) -> int:
+    """`prepare` in several processes, whose devices are there.
+
+    Raises:
+      InputError: processes have other words, which are no part of a run's identity.
+    """
     mine = f"--devices={devices} --mesh={mesh}"
     for number, theirs in enumerate(processes.exchange(mine)):
         if theirs != mine:
@@ -57,26 +70,32 @@ def _check_alike(devices: str, mesh: str) -> None:
                 f"All processes need the same devices, but process {number} has {shown(theirs)} "
                 f"and process {processes.index()} {shown(mine)}."
             )
+    return _of_all(devices, mesh, processes.count()) or len(processes.all_devices())
 
 
-def _of_several(devices: str, num_clients: int, mesh: str) -> int:
-    count = processes.count()
+def _of_all(devices: str, mesh: str, count: int) -> int | None:
+    """The devices that all processes are asked for together; None for all that there are.
+
+    Raises:
+      InputError: no multiple of the number of processes.
+    """
     wanted = None if devices == "auto" else _whole(devices)
-    if wanted is not None and wanted % count:
-        if mesh != AUTO:
-            fits = shares.nearest(shares.parsed(mesh), -(-wanted // count) * count)
-            raise pfl.InputError(
-                f"--mesh must take a multiple of {count} devices, the number of processes, and "
-                f"{mesh} takes {wanted}: the nearest that fits is {fits}."
-            )
+    if mesh != AUTO:
+        asked = shares.parsed(mesh)
+        if wanted is not None:
+            shares.check(asked, wanted, f"--devices is {devices}")
+        wanted = asked.devices
+    if wanted is None or wanted % count == 0:
+        return wanted
+    if mesh != AUTO:
+        fits = shares.nearest(shares.parsed(mesh), -(-wanted // count) * count)
         raise pfl.InputError(
-            f"--devices must be 'auto' or a multiple of {count}, the number of processes, got "
-            f"{wanted}."
+            f"--mesh must take a multiple of {count} devices, the number of processes, and "
+            f"{mesh} takes {wanted}: the nearest that fits is {fits}."
         )
-    most = -(-num_clients // count)
-    each = min(processes.exchange(cores())) if wanted is None else wanted // count
-    _start(min(each, most) if wanted is None else each)
-    return len(processes.all_devices()) if wanted is None else wanted
+    raise pfl.InputError(
+        f"--devices must be 'auto' or a multiple of {count}, the number of processes, got {wanted}."
+    )
 
 
 def _start(count: int) -> bool:

@@ -1,11 +1,13 @@
-"""A run in several processes: how it starts, ends, and says that another process is gone."""
+"""A run in several processes: how they start and end together."""
 
 import contextlib
+import errno
+import hashlib
 import os
-import subprocess
+import socket
 import sys
-import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,25 +19,24 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import sentence, shown
 
-from . import addresses
+from . import devices
 
 FORM = "--distributed must be 'auto' or HOST:PORT,COUNT,INDEX such as 10.0.0.1:1234,2,0"
 SILENT = 40  # seconds without a sign of life until a process counts as gone
 LATE = 300  # seconds until all processes must have come
 LEAVING = 20  # seconds that one waits for the others at its end
-PATIENT = 15  # seconds until a process that waits for the others says so
-# A process of its own: whoever is ended by a signal, or by JAX, can't say anything any more. It
-# says the last line that it was told.
-WITNESS = (
-    "import sys; said = sys.stdin.read().split('\\n')[-1]; said and print(said, file=sys.stderr)"
-)
-_witness: list[subprocess.Popen] = []
+_held: list[socket.socket] = []
 
 
-def start(word: str | None) -> None:
-    """Joins the processes of --distributed; before a device is used. Nothing without the flag.
+def start(word: str | None, wanted: str = "auto", mesh: str = "auto", num_clients: int = 1) -> None:
+    """Join the processes of --distributed, before a device is used; nothing without the flag.
 
-    All but the first are silent from then on, errors apart.
+    All but the first print nothing from then on, except errors.
+
+    Args:
+      word: "auto" or HOST:PORT,COUNT,INDEX.
+      wanted, mesh: --devices and --mesh of all processes; devices of a CPU are made here.
+      num_clients: the most devices with "auto".
 
     Raises:
       pfl.InputError: no such word, no cluster, a taken port, or the others don't come.
@@ -43,18 +44,14 @@ def start(word: str | None) -> None:
     if word is None:
         return
     options = {} if word == "auto" else _parsed(word)
+    if options:
+        devices.start_share(wanted, mesh, options["num_processes"], num_clients)
     where = f"at {options['coordinator_address']}" if options else "of this job"
+    print(f"--distributed={word}: meeting the other processes {where}, in {LATE} seconds at most.",
+          file=sys.stderr, flush=True)  # fmt: skip
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from us
     # JAX's default for CPUs leaves processes without a way to exchange values.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    _begin_witness(
-        f"error: --distributed={word}: ended before all processes had met {where}, for which they "
-        f"have {LATE} seconds: start as many as COUNT says, each with another INDEX, and look at "
-        "what process 0 says."
-    )
-    waiting = threading.Timer(PATIENT, _say_waiting, [word, where])
-    waiting.daemon = True
-    waiting.start()
     try:
         jax.distributed.initialize(
             **options,
@@ -62,54 +59,24 @@ def start(word: str | None) -> None:
             heartbeat_timeout_seconds=SILENT,
             shutdown_timeout_seconds=LEAVING,
         )
+        counts = Counter(device.process_index for device in jax.devices())
     except (ValueError, RuntimeError) as error:
-        _dismiss()
         if word == "auto":
             raise pfl.InputError(
                 "--distributed=auto found no cluster that JAX knows, such as Slurm, Open MPI or a "
                 f"TPU pod ({sentence(error)}): give HOST:PORT,COUNT,INDEX."
             ) from error
-        raise pfl.InputError(f"--distributed={word}: {sentence(error)}") from error
-    except BaseException:
-        _dismiss()
-        raise
-    finally:
-        waiting.cancel()
-    number, count = processes.index(), processes.count()
-    _tell_witness(
-        f"error: Process {number} of {count} has ended, most likely since another one did: see "
-        "what that one says. Finished work is kept; the same command continues from there."
-    )
-    processes.check_count()
-    if number:
+        raise pfl.InputError(
+            f"--distributed={word}: {sentence(error)} Give all processes the same COUNT, each "
+            "another INDEX, and a free port of the machine of process 0."
+        ) from error
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"process {k} has {counts[k]}" for k in sorted(counts))
+        raise pfl.InputError(f"All processes need the same number of devices, but {listed}.")
+    if processes.index():
         sys.stdout.flush()
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process runs
         warnings.simplefilter("ignore")  # the first process has the same ones
-
-
-def _say_waiting(word: str, where: str) -> None:
-    text = f"--distributed={word}: waiting for the other processes {where}, {LATE} seconds at most."
-    print(text, file=sys.stderr, flush=True)
-
-
-def _begin_witness(line: str) -> None:
-    """Starts a process that says the line once this one is gone, unless it is dismissed before."""
-    _witness.append(
-        subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", WITNESS],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is not for it
-        )
-    )
-    _tell_witness(line)
-
-
-def _tell_witness(line: str) -> None:
-    """It says this line instead."""
-    for witness in _witness:
-        assert witness.stdin is not None  # it is a pipe
-        witness.stdin.write(f"\n{line}".encode())
-        witness.stdin.flush()
 
 
 def _parsed(word: str) -> dict[str, Any]:
@@ -130,23 +97,41 @@ def _parsed(word: str) -> dict[str, Any]:
         "process_id": number,
         "cluster_detection_method": "deactivate",
     }
-    if number:
-        addresses.check_first(host, port)
-    else:
-        addresses.check_free(host, port)
-        if _is_loopback(host):  # let nobody else in
-            options["coordinator_bind_address"] = f"{host}:{port}"
-    addresses.hold(host, port, number)
+    if number == 0 and (host in ("localhost", "[::1]") or host.startswith("127.")):
+        options["coordinator_bind_address"] = f"{host}:{port}"  # other machines can't reach it
+    _hold(host, port, number)
     return options
 
 
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "[::1]") or host.startswith("127.")
+def _hold(host: str, port: int, number: int) -> None:
+    """Keep this number at this address, as long as this process lives; on Linux.
+
+    JAX ends all processes of a run if one comes whose number another one has.
+
+    Raises:
+      InputError: another process of this machine has it.
+    """
+    if sys.platform != "linux":
+        return
+    name = hashlib.sha256(f"{host}:{port},{number}".encode()).hexdigest()
+    mine = socket.socket(socket.AF_UNIX)
+    try:
+        mine.bind(f"\0fedjax_pfl/{name}")  # no file: Linux forgets it with the process
+    except OSError as error:
+        mine.close()
+        if error.errno != errno.EADDRINUSE:
+            return
+        raise pfl.InputError(
+            f"--distributed: process {number} of a run that meets at {host}:{port} is running on "
+            "this machine already: take another port for another run, and give every process "
+            "another INDEX."
+        ) from error
+    _held.append(mine)
 
 
 @contextlib.contextmanager
 def held(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
-    """A context that the first process alone is in, while all are inside."""
+    """A context that only the first process is in, while all are inside."""
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
@@ -157,13 +142,12 @@ def held(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
 
 
 def end(code: int) -> None:
-    """Leaves together with the others, which end with the same code.
+    """Leave together with the others, which end with the same code.
 
     Where one of them is gone already, this process ends at once.
     """
     if not jax.distributed.is_initialized():
         return
-    _dismiss()
     if processes.is_broken():
         sys.stdout.flush()
         sys.stderr.flush()
@@ -172,13 +156,6 @@ def end(code: int) -> None:
 
 
 def leave_at_once() -> None:
-    """Lets this process end without the others; they notice."""
+    """Let this process end without the others; they notice."""
     if processes.several():
-        _dismiss()
         processes.lost()
-
-
-def _dismiss() -> None:
-    for witness in _witness:
-        witness.communicate(b"\n")
-    _witness.clear()

@@ -171,8 +171,9 @@ class OffloadedProgram(OffloadedNeeds):
                 waiting, scored = None, self._scores(states, now)
             if following is not None:
                 cohort = self._fetched(store, following, waiting)
-            if several() and waiting is not None:  # now: later programs would come in between
-                waiting = waiting[0], on_hosts(waiting[1])
+            if several() and waiting is not None:  # what processes exchange meets no round
+                store.write(*waiting)
+                waiting = None
             measured.append({**buffers, "scores": {n: x[:, None] for n, x in scored.items()}})
         if waiting is not None:
             store.write(*waiting)

@@ -1,11 +1,10 @@
 """Several processes that run one program: what they agree on, and how each sees all values.
 
-Every process calls the functions here in the same order, with `jax.distributed` started. In one
-process they do nothing but call what they are given.
+Every process calls the functions here in the same order, with `jax.distributed` started, and never
+while a round runs. In one process they only call what they are given.
 """
 
 import contextlib
-import itertools
 import json
 import weakref
 from collections.abc import Callable, Iterator
@@ -14,7 +13,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax._src import distributed  # JAX's own store of keys has no public name
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
@@ -22,12 +20,10 @@ from fedjax_pfl.utils.errors import InputError, OutputError
 from fedjax_pfl.utils.typing import Device, Tree
 
 T = TypeVar("T")
-NAME = "fedjax_pfl"  # of this package's keys
 PIECE = 2**26  # bytes that are sent at once
-FOREVER = 7 * 24 * 3600 * 1000  # milliseconds; JAX ends whoever waits for a process that died
+TEXT = 1024  # texts are padded to a multiple of so many bytes, so that few programs are compiled
 # In messages of JAX where a connection between processes is broken.
 BROKEN = ("Gloo", "gloo", "NCCL", "onnection", "UNAVAILABLE", "oordination")
-_turns = itertools.count()
 _known: weakref.WeakSet[Exception] = weakref.WeakSet()  # errors that all processes have
 _lost: list[bool] = []
 
@@ -37,13 +33,13 @@ class LostProcess(OutputError):
 
 
 def count() -> int:
-    """How many processes run this program; starts no device."""
-    return distributed.global_state.num_processes or 1 if jax.distributed.is_initialized() else 1
+    """How many processes run this program; with several it starts the devices."""
+    return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def index() -> int:
     """This process's number, from 0."""
-    return distributed.global_state.process_id or 0 if jax.distributed.is_initialized() else 0
+    return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def several() -> bool:
@@ -52,7 +48,7 @@ def several() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files; true for a process alone."""
+    """Whether this is the process that writes files; true for a single process."""
     return index() == 0
 
 
@@ -71,14 +67,14 @@ def lost() -> LostProcess:
 
 @contextlib.contextmanager
 def of_processes() -> Iterator[None]:
-    """Programs of all processes run inside: where they fail since one is gone, that is said.
+    """Programs of all processes run inside.
 
     Raises:
-      LostProcess: so it is.
+      LostProcess: they fail because another process has ended.
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except (jax.errors.JaxRuntimeError, ValueError) as error:
         if several() and any(word in str(error) for word in BROKEN):
             raise lost() from error
         raise
@@ -92,7 +88,7 @@ def all_devices() -> tuple[Device, ...]:
 
 
 def exchange(value: Any) -> list[Any]:
-    """What every process gives here, in their order: JSON.
+    """The values, JSON, that all processes give, in their order.
 
     Raises:
       InputError, OutputError: another process gives such an error instead (`agreed`).
@@ -101,47 +97,34 @@ def exchange(value: Any) -> list[Any]:
     return _exchange(value, None)
 
 
-def check_count() -> None:
-    """Raises `InputError` where processes were told other numbers of processes; the first call."""
-    client = distributed.global_state.client
-    if not several() or client is None:
-        return
-    with of_processes():
-        client.key_value_set(f"{NAME}/count/{index()}", str(count()))
-        for number in range(count()):
-            said = int(client.blocking_key_value_get(f"{NAME}/count/{number}", FOREVER))
-            if said != count():
-                error = InputError(
-                    f"All processes need the same COUNT, but process {number} has {said} and "
-                    f"process {index()} {count()}."
-                )
-                _known.add(error)
-                raise error
-
-
 def _exchange(value: Any, error: Exception | None) -> list[Any]:
-    """The same; this process's error, if any, is told to the others and raised."""
+    """The same; an error of this process is sent to the others and raised."""
     if not several():
         if error is not None:
             raise error
         return [value]
-    turn, client = next(_turns), distributed.global_state.client
-    assert client is not None  # a type checker does not know that JAX was started
-    told = None if error is None else [isinstance(error, InputError), str(error)]
-    with of_processes():
-        client.key_value_set(f"{NAME}/{turn}/{index()}", json.dumps([told, value]))
-        keys = [f"{NAME}/{turn}/{k}" for k in range(count())]
-        said = [json.loads(client.blocking_key_value_get(key, FOREVER)) for key in keys]
-        if turn:  # all have read it, or they would not have come here
-            client.key_value_delete(f"{NAME}/{turn - 1}/{index()}")
-    for number, (other, _) in enumerate(said):
+    sent = None if error is None else [isinstance(error, InputError), str(error)]
+    for number, (other, _) in enumerate(received := _gather_json([sent, value])):
         if other is not None and error is None:
             of_input, text = other
             error = (InputError if of_input else OutputError)(f"Process {number}: {text}")
     if error is not None:
         _known.add(error)
         raise error
-    return [given for _, given in said]
+    return [each for _, each in received]
+
+
+def _gather_json(value: Any) -> list[Any]:
+    """What all processes give, by their devices."""
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    with of_processes():
+        lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(text))))
+        width = -(-int(lengths.max()) // TEXT) * TEXT
+        texts = multihost_utils.process_allgather(np.pad(text, (0, width - len(text))))
+    return [
+        json.loads(row[:length].tobytes())
+        for row, length in zip(np.asarray(texts), lengths, strict=True)
+    ]
 
 
 def agreed(fn: Callable[[], T]) -> T:
@@ -154,7 +137,7 @@ def agreed(fn: Callable[[], T]) -> T:
 
 
 def on_first(fn: Callable[[], T]) -> T:
-    """`fn()` in the first process alone; all get its value, which must be JSON, or its error."""
+    """`fn()` in the first process only; all get its value, which must be JSON, or its error."""
     return _together(fn, is_first())[1]
 
 
@@ -171,8 +154,8 @@ def _together(fn: Callable[[], T], mine: bool) -> tuple[Any, Any]:
             raise
         error = caught
     plain = isinstance(value, bool | int | float | str | list | dict)
-    said = _exchange(value if is_first() and plain else None, error)
-    return value, said[0]
+    received = _exchange(value if is_first() and plain else None, error)
+    return value, received[0]
 
 
 def put(array: Any, sharding: Sharding) -> jax.Array:

@@ -41,12 +41,17 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(processes, "exchange", lambda mine: [mine, mine])
     monkeypatch.setattr(devices, "_start", started.append)
+    monkeypatch.setattr(devices, "cores", lambda: 4)
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     assert devices.prepare("6", 20) == 6
-    assert started == [3]
+    for words in (("6", "auto", 2, 20), ("auto", "runs:4", 2, 20), ("auto", "auto", 2, 20),
+                  ("auto", "auto", 2, 5), ("2", "auto", 2, 20)):  # fmt: skip
+        devices.start_share(*words)
+    assert started == [3, 2, 4, 3]  # one device is there in any case
     with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
-        devices.prepare("3", 20)
+        devices.start_share("3", "auto", 2, 20)
     with pytest.raises(pfl.InputError, match="--mesh must take a multiple of 2 devices"):
-        devices.prepare("auto", 20, "clients:3")
+        devices.start_share("auto", "clients:3", 2, 20)
     monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])
     with pytest.raises(pfl.InputError, match="process 1 has '--devices=2 --mesh=auto' and process"):
         devices.prepare("4", 20)

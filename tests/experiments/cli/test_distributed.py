@@ -1,0 +1,39 @@
+"""The words of --distributed, and numbers of processes that are in use."""
+
+import socket
+import sys
+
+import pytest
+
+import fedjax_pfl as pfl
+from experiments.cli import distributed
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("host:1,2", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+        ("1234,2,0", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+        ("host:1,2,2", "INDEX in 0..COUNT-1"),
+        ("host:65536,2,1", "PORT in 1..65535"),
+        ("AUTO", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
+    ],
+)
+def test_words_that_name_no_process(word, said):
+    with pytest.raises(pfl.InputError, match=said):
+        distributed.start(word)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
+def test_a_number_has_one_process_at_an_address(monkeypatch):
+    held: list[socket.socket] = []
+    monkeypatch.setattr(distributed, "_held", held)
+    host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be
+    for number in (1, 2):
+        distributed._hold(host, 1234, number)
+    with pytest.raises(pfl.InputError, match="process 1 of a run that meets at"):
+        distributed._hold(host, 1234, 1)
+    for each in held:
+        each.close()
+    distributed._hold(host, 1234, 1)
+    held[-1].close()
