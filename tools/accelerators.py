@@ -10,6 +10,7 @@ if a compiler failed.
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +104,7 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
                 continue
             print(f"{case.name}: compiling", flush=True)
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, compiled(case).plain())
+            write_json(path, asdict(compiled(case)))
             jax.clear_caches()  # programs add up to gigabytes
         result[case.name] = json.loads(path.read_text(encoding="utf-8"))
     return result

@@ -244,7 +244,8 @@ def others_data(algorithm: Algorithm) -> None:
     absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
     _unchanged_by(algorithm, _partial, absent, "absent")
     _unchanged_by(algorithm, _partial, [1], "diverged", diverging=1)
-    _unchanged_by(algorithm, _partial, [1], "diverged", fewer=[1], diverging=1)
+    if algorithm.reads == "cohort":  # others weight the last uploads of absent clients by size too
+        _unchanged_by(algorithm, _partial, [1], "diverged", fewer=[1], diverging=1)
 
 
 def _unchanged_by(

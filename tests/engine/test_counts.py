@@ -106,7 +106,7 @@ def test_one_run_for_each_alice():
     check("waffle", federation=federation)
     count = federation.num_clients
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_pfl.algorithms.waffle.COUNTED", MAX_STEPS * count)
+        patch.setattr("fedjax_pfl.training.COUNTED", MAX_STEPS * count)
         with pytest.raises(pfl.InputError, match="one run for each Alice"):
             check("waffle", {"everyone": True}, federation=federation)
 
@@ -123,7 +123,7 @@ def test_weight_erosion_counts_passes_over_samples():
     for size, batch in ((1, 10), (7, 10), (60_000, 10), (46_000, 46_000)):
         result = [_passes(jnp.int32(t), batch, jnp.array([size]), jnp.float32)[0] for t in rounds]
         np.testing.assert_allclose(result, [t * batch // size for t in rounds], rtol=1e-6)
-    with pytest.raises(pfl.InputError, match=r"batch_size must be below 2,147,483,648 together"):
+    with pytest.raises(pfl.InputError, match=r"batch_size must be below 2,147,483,648 when"):
         check("weight_erosion", federation=toy_federation(batch_size=2**31 - 1))
 
 
@@ -141,5 +141,5 @@ def test_a_long_run_takes_no_memory_before_it_is_played():
 
 def test_more_samples_than_indices():
     offsets = np.array([0, 2**31])
-    with pytest.raises(pfl.InputError, match="together must be below 2\\^31"):
+    with pytest.raises(pfl.InputError, match="samples of all clients must be below 2\\^31"):
         make_split(np.zeros(0, np.int32), offsets)

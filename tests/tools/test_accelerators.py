@@ -1,6 +1,7 @@
 """The tool that compiles everything for accelerators: what it keeps and writes."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,8 @@ def test_a_fresh_folder_adds_to_the_tables_that_are_there(compiled, tmp_path):
 
 def test_a_plan_replaces_what_stood_there():
     cases = [Case("small", "v5e:2x2", "local"), Case("cnn", "v5e", "local")]
-    page = accelerator_tables.tables(cases, {case.name: PLAN.plain() for case in cases})
-    bare = plans.Plan(trace_seconds=2, compile_seconds=3, error="INTERNAL").plain()
+    page = accelerator_tables.tables(cases, {case.name: asdict(PLAN) for case in cases})
+    bare = asdict(plans.Plan(trace_seconds=2, compile_seconds=3, error="INTERNAL"))
     lines = accelerator_tables.tables(cases, {case.name: bare for case in cases}, page).splitlines()
     assert [lines[2], lines[-1]] == ["| `local` | fails |", "| cnn | `local` | v5e | fails |"]
     assert accelerator_tables.tables(cases, {}, page) == page
