@@ -63,7 +63,7 @@ def long_form(
     columns = {name: np.asarray(array, float).ravel() for name, array in values.items()}
     frame = pd.DataFrame(columns, index).reset_index()
     known = np.isfinite(frame[list(values)]).all(axis=1)
-    return frame[known].assign(**facts)[[*facts, *axes, *values]]
+    return frame.loc[known].assign(**facts).loc[:, [*facts, *axes, *values]]
 
 
 def of_run(run, label: str) -> dict[str, str]:

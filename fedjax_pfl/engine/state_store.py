@@ -143,8 +143,9 @@ class HostStore:
         if needed * on_this_machine <= limit:
             make: Any = _Memory
         else:
-            there = folder is not None and folder.is_dir()
-            make = partial(_File, folder if there else Path(tempfile.gettempdir()), needed)
+            if folder is None or not folder.is_dir():
+                folder = Path(tempfile.gettempdir())
+            make = partial(_File, folder, needed)
         self.records = processes.agreed(make)
         self._may_fail = any(processes.exchange(isinstance(self.records, _File)))
 
