@@ -1,4 +1,4 @@
-"""What is called between the chunks of a run, and what it is told."""
+"""Callbacks between chunks of rounds, and the progress that they receive."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,19 +11,19 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 class Progress(NamedTuple):
     """The argument of callbacks, which are called after each chunk of rounds.
 
-    A simulation that continues from a checkpoint calls them first of all with no new round:
+    A simulation that continues from a checkpoint first calls them without a new round, with
     `round == since`.
 
     Attributes:
       round: rounds done.
       rounds: rounds of the run.
-      accuracy: mean over runs and clients of the last scored personalized test accuracy, or None;
-        of another task the measure that it leads with.
+      accuracy: the last personalized test accuracy, the mean over runs and clients, or None; of
+        another task its headline measure.
       seconds: wall time since the first round, without compilation.
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
       measure: what `accuracy` is.
-      runs: how many `accuracy` is the mean of, seeds times settings.
+      runs: the number of runs, seeds times settings.
     """
 
     round: int
@@ -87,7 +87,7 @@ class FunctionCallback:
 
 
 class StopCallback(FunctionCallback):
-    """The `stop` of `simulate`, which is asked after new rounds that are not the last ones."""
+    """The `stop` of `simulate`, called after new rounds except the last ones."""
 
     def on_round_end(self, progress: Progress) -> bool | None:
         return progress.since < progress.round < progress.rounds and self.function(progress)

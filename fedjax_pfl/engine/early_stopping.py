@@ -1,4 +1,4 @@
-"""Stopping a simulation early, once its validation headline gets no better."""
+"""Early stopping: a simulation ends when its validation headline no longer improves."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError, require_whole
 
-WATCHED = "personalized/validation"  # whose headline
+WATCHED = "personalized/validation"  # the model and split whose headline counts
 
 
 def checked_patience(
     patience: Any, algorithm: Algorithm, federation: Federation, adapt: Adaptation | None
 ) -> int | None:
-    """A number of rounds without a better validation headline, or None.
+    """Check `patience`, a number of rounds without a better validation headline, or None.
 
     Raises:
-      InputError: no whole number of at least 1, nobody has validation samples, or models are only
-        scored after the last round, which is not known.
+      InputError: it is no whole number of at least 1, no client has validation samples, or models
+        are scored after the last round only, which is not known in advance.
     """
     if patience is None:
         return None
@@ -43,9 +43,9 @@ def checked_patience(
 def earliest_stop(
     rounds: np.ndarray, values: np.ndarray, patience: int, every: int, last: int
 ) -> int:
-    """The first scored round after which patience ends unless a run gets better until then.
+    """The first scored round at which the simulation stops, unless a run improves before it.
 
-    It may be one of those scored already, where they were scored with more patience.
+    Rounds that were scored with more patience may go beyond it.
 
     Args:
       rounds: [E], numbers of the rounds scored so far.

@@ -1,7 +1,7 @@
-"""Scoring models on their clients' samples, adapting them first where an algorithm or a run asks.
+"""Scores of models on their clients' samples, after local adaptation where it is asked for.
 
-"Accuracy" is never one thing here: a score names the model (personalized, global, ...), the split,
-and is kept for every client; the result averages over clients.
+Every score names its model (personalized, global, ...), its split and its measure, and is kept for
+every client; the result averages over clients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ def named_models(
 ) -> dict[str, Stack | Broadcast]:
     """`algorithm.models(ctx, state, rows)`.
 
-    Per-client leaves of the state may hold those rows alone (see `partial_state`).
+    Per-client leaves of the state may hold those rows only (see `partial_state`).
 
     Raises:
       NotHere: the models need other rows of these.
@@ -92,7 +92,7 @@ def evaluate(
 def score_rows(
     algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
 ) -> dict[str, jax.Array]:
-    """The scores of the clients `rows` [k] alone, [k] each; see `evaluate`."""
+    """The scores [k] of the clients `rows` [k]; see `evaluate`."""
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
@@ -104,7 +104,7 @@ def score_rows(
     for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
         if how is not None:
             named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
-            # Copies of models that are only there after the last round are too.
+            # Copies of models that are made after the last round only are late too.
             late |= {name} if how.when == "last" or late else set()
     scores, seen = {}, {}
     for name, models in named.items():

@@ -1,4 +1,4 @@
-"""The end of a simulation: its last models, and models of clients that never took part."""
+"""Models after the last round of a simulation, and models of new clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from fedjax_pfl.utils.typing import Stack, State, Tree
 
 @dataclass(frozen=True)
 class Final:
-    """The end of a simulation on the device: source of its models, and of new clients' models.
+    """The final state of a simulation, from which models of its and of new clients are made.
 
     Attributes:
-      program: with the rounds that were asked for, on which schedules depend.
-      at_rest: the states after the last round, as they lie on the devices.
+      program: of all requested rounds, on which schedules depend.
+      at_rest: the states after the last round, as they are on the devices.
       done: rounds simulated; None for all.
     """
 
@@ -37,7 +37,7 @@ class Final:
 
     @property
     def states(self) -> State:
-        """The states after the last round, of the clients alone; see `Program.of_clients`."""
+        """The states after the last round without padding; see `Program.of_clients`."""
         return self.program.of_clients(self.at_rest)
 
     @short_locations()

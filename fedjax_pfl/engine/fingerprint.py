@@ -1,4 +1,4 @@
-"""What two runs of one simulation agree on, and digests of arrays."""
+"""Fingerprints that identify a simulation, and digests of arrays."""
 
 import hashlib
 import json
@@ -22,9 +22,9 @@ JAX = "JAX's version"
 
 
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
-    """By name, everything in which two runs of one simulation agree."""
+    """Everything in which two runs of the same simulation agree, by name."""
     runs, federation = program.runs, program.federation
-    # How clients are run, and on which devices, changes results by rounding alone.
+    # How clients are run, and on which devices, changes results by rounding only.
     data, without = federation.data, replace(federation, data=None, execution=None)
     static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
     rates = _hash([*jax.tree.leaves(without), federation.training.rate_factors(program.rounds)])

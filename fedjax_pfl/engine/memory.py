@@ -1,4 +1,9 @@
-"""The most device memory that a simulation takes, estimated before anything is compiled."""
+"""An estimate of the peak device memory of a simulation, made before anything is compiled.
+
+XLA reports the memory of a compiled program (`memory_analysis`), which comes too late here: the
+estimate chooses the number of lanes of the program to compile, moves state to the host, refuses
+what does not fit, and plans for devices that are not there.
+"""
 
 import os
 from dataclasses import dataclass, replace
@@ -31,8 +36,8 @@ REDUCTIONS = frozenset(
         "reduce_sum",
     ]
 )
-# Of a round's working memory, what no trace shows: on a TPU the program itself, and weights that it
-# converts ahead of a loop, or lays out anew for a product (5 to 15 % with the CNN).
+# A factor on the working memory for what no trace shows: on a TPU the program itself, and weights
+# that it converts ahead of a loop, or lays out anew for a product (5 to 15 % with the CNN).
 BESIDE = {"tpu": 1.1}
 
 
@@ -85,7 +90,7 @@ def physical() -> int | None:
 def peak(
     jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1, platform: str = "cpu"
 ) -> int:
-    """Most bytes alive at once while a traced program runs, its inputs apart.
+    """The most bytes alive at once while a traced program runs, without its inputs.
 
     Visits the equations, also in loops, branches and calls, and tracks the buffers still needed. A
     fused value has no buffer until an operation needs it as a whole. It then takes over that of an
@@ -104,7 +109,7 @@ def peak(
 
 @dataclass(frozen=True)
 class _Walk:
-    """Through a program and all that it calls; see `peak`."""
+    """The walk through a program and all that it calls; see `peak`."""
 
     devices: int
     platform: str
@@ -116,7 +121,7 @@ class _Walk:
         most = sum(live.values())
 
         def whole(variables: set, i: int) -> None:
-            """Gives fused values a buffer of their own."""
+            """Give fused values buffers of their own."""
             for v in variables:
                 if v in fused:
                     bases = {b for b in fused.pop(v) - variables if b in live and last[b] <= i}

@@ -1,4 +1,7 @@
-"""Makes a program fit into the free memory."""
+"""Narrow a program, or move its state to the host, so that it fits into the available memory.
+
+The estimate is needed before a program is compiled: it decides which program that is.
+"""
 
 import warnings
 from dataclasses import replace
@@ -9,22 +12,22 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.tpu_memory import resident
 from fedjax_pfl.utils.errors import DoesNotFit, InputError, gigabytes
 
-MARGIN = 1.15  # a compiler for accelerators may plan so much more than is estimated
+MARGIN = 1.15  # compilers for accelerators may plan so much more than the estimate
 
 
 def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
-    """The program, with fewer clients side by side where that number is automatic.
+    """(the program, its estimate), with fewer lanes where their number is automatic.
 
-    So many that a local step stays on a TPU's chip (`tpu_memory`), and that the program fits. Its
-    estimate as well, None where there is none. On accelerators, where a program that is too large
-    fails, there is to be a margin as long as there are clients to take from.
+    As many lanes as keep a local step in a TPU's on-chip memory (`tpu_memory`) and fit. On
+    accelerators, where a program that is too large fails, `MARGIN` is left while lanes can be
+    taken away. The estimate is None where this version of JAX gives none.
 
     Args:
-      program: as it was asked for.
-      limit: bytes there are, or None if unknown.
+      program: of the requested execution.
+      limit: available bytes, or None if unknown.
 
     Raises:
-      DoesNotFit: it can't fit; with the estimate.
+      DoesNotFit: it does not fit; with the estimate.
     """
     program = resident(program)
     estimate = program.memory()
@@ -53,7 +56,7 @@ def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | N
 
 
 def _less(program: Program) -> str:
-    """What to take for a program to need less memory."""
+    """Ways to need less memory."""
     federation = program.federation
     execution = federation.execution
     ways = ["fewer clients or runs at a time" if program.num_runs > 1 else "fewer clients"]
@@ -68,7 +71,7 @@ def _less(program: Program) -> str:
 def _on_host(
     program: Program, limit: int, estimate: Memory
 ) -> tuple[Program, Memory | None] | None:
-    """The program with per-client state in host memory, and its estimate; None if that can't be."""
+    """The program with per-client state in host memory, and its estimate; None if it is refused."""
     try:
         moved = offloaded_program(program)
     except InputError:

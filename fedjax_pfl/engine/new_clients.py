@@ -1,4 +1,4 @@
-"""New clients: they take part in no round, and get models from the trained federation."""
+"""Models and scores of new clients, which take part in no round."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Progress for people who wait: a line of text, and curves that grow in a notebook."""
+"""Progress displays: a line of text, and live curves in a notebook."""
 
 import io
 import sys
@@ -13,17 +13,17 @@ from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import require
 
 ALLOWED = "a function of a Progress, True for a line of text, or None"
-EVERY = 5.0  # seconds between lines, where they are not rewritten
-WIDTH = 78  # what a shorter line is filled up to, so that it covers the one before
+EVERY = 5.0  # seconds between lines that are not rewritten
+WIDTH = 78  # columns; shorter lines are padded to cover the previous one
 
 
 class Line:
-    """A line of text, rewritten in place; where that can't be, in a file, a line now and then.
+    """A line of text that is rewritten in place; in a file, a new line every few seconds.
 
-    It says at once that the program compiles.
+    Its first text is that the program compiles.
 
     Args:
-      name: what is simulated.
+      name: of the simulation.
     """
 
     def __init__(self, name: str):
@@ -54,9 +54,9 @@ class Line:
 
 
 class LiveCurves:
-    """Accuracy curves that grow in a notebook while simulations run, a line for each of them.
+    """Accuracy curves of running simulations in a notebook, one curve for each.
 
-    `pfl.simulate(..., progress=curves.of("fedavg"))` adds a line to `curves`. Elsewhere than in a
+    `pfl.simulate(..., progress=curves.of("fedavg"))` adds a line to `curves`. Outside a
     notebook only the text is printed.
 
     Args:
@@ -69,11 +69,11 @@ class LiveCurves:
         self._picture: Any = None  # of IPython, where it is shown
 
     def of(self, name: str) -> "_Curve":
-        """The callback of one simulation, which it is made for; says that its program compiles."""
+        """The callback of one simulation; it prints at once that the program compiles."""
         return _Curve(self, name)
 
     def show(self) -> None:
-        """Draws what there is, in place of the picture before."""
+        """Draw the curves so far in place of the previous picture."""
         display = notebook()
         drawn = {name: one for name, one in self.results.items() if _is_scored(one)}
         if display is None or not drawn:

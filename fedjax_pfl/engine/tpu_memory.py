@@ -1,6 +1,6 @@
-"""How many clients side by side keep a local step in the memory that is on the chip itself.
+"""The number of lanes that keep a local step in the on-chip memory of a TPU.
 
-What does not fit there goes through the device's memory, and on a TPU it is padded on the way.
+What does not fit there goes through the memory of the device, and is padded on the way.
 """
 
 from dataclasses import replace
@@ -16,12 +16,12 @@ from fedjax_pfl.federation.federation import Federation
 # which TPU it is for). The rest is for what comes and goes (samples, arrays in two layouts) and for
 # padding: with half of it, whether a convolution's input found room was luck.
 ON_CHIP_BYTES = {"tpu": 32 * 2**20}
-# Local steps of a round that pay for its turns: between these, the lanes' models are copied.
+# Local steps in a round from which narrower lanes pay: models are copied between their turns.
 WORTH = 8
 
 
 def resident(program: Program) -> Program:
-    """The program, narrowed so that a local step stays on the chip, where that is automatic."""
+    """The program with as many lanes as keep a local step on the chip, where that is automatic."""
     federation = program.federation
     execution = federation.execution
     room = ON_CHIP_BYTES.get(execution.platform)
@@ -41,15 +41,15 @@ def resident(program: Program) -> Program:
 
 
 def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
-    """Lanes of which models, gradients and activations fit into `room` bytes, as even shares.
+    """The number of lanes whose models, gradients and activations fit into `room` bytes.
 
-    No fewer than two: also where these do not fit, the arrays of few pass through memory less.
-    All lanes stay where their activations alone fit, and either all fits into 1.5 times the
-    room, three eighths of the chip's memory; or a round has a few steps, as each turn copies
-    models once more; or two models are too large: these pass through memory in any case.
+    At least two: even where two do not fit, fewer arrays pass through memory. All lanes stay if
+    their activations fit and one of these holds: everything fits into 1.5 times the room (three
+    eighths of the chip's memory); a round has few steps, since each turn copies models once more;
+    or two models are too large, so that they pass through memory in any case.
 
     Args:
-      lanes: that there would be.
+      lanes: without a limit.
       model: bytes of one lane's state and gradients.
       activations: bytes of all else that is alive at once in its step.
       steps: local steps of a lane in a round.
@@ -70,13 +70,13 @@ def _steps(federation: Federation) -> int:
 def step_bytes(federation: Federation) -> tuple[int, int] | None:
     """Bytes of one client's state and gradients, and of all else in its step, unpadded.
 
-    None where this version of JAX has other internals, which the count reads.
+    None where this version of JAX has other internals.
     """
     try:
         client = one_client(federation)
         state, *others = jax.eval_shape(step_operands, client)
         most = peak(jax.make_jaxpr(step)(client, state, *others).jaxpr)
-    except Exception:  # `Program.memory` says it
+    except Exception:  # `Program.memory` warns
         return None
     gradients = nbytes(state.model["params"])
     return nbytes(state) + gradients, max(most - gradients, 0)

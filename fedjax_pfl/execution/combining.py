@@ -1,4 +1,4 @@
-"""Rows on the hosts of several processes, each of which has some: on the devices, and back."""
+"""Rows that are distributed over the hosts of several processes: to all devices, and back."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -18,7 +18,7 @@ PROCESS, SLOT = "process", "slot"  # axes of the devices by process
 
 
 def own_rows(total: int) -> np.ndarray:
-    """bool [total]: which of so many rows this process keeps; as many one after the other."""
+    """bool [total]: the rows that this process keeps, an equal share of consecutive ones."""
     share = -(-total // count())
     return np.arange(total) // share == index()
 
@@ -40,7 +40,7 @@ def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> lis
 
 
 def on_hosts(leaves: Sequence[jax.Array]) -> list[np.ndarray]:
-    """Whole arrays in every process; one after the other, so that devices hold one of them."""
+    """Whole arrays in every process, gathered one after the other to save device memory."""
     return [np.asarray(readable(leaf)) for leaf in leaves]
 
 

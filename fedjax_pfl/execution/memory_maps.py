@@ -1,7 +1,7 @@
-"""Memory maps of this process: Linux bounds their number, and programs of XLA's CPU take hundreds.
+"""Memory maps of this process, whose number Linux limits; a program on CPUs takes hundreds.
 
-A process that simulates one algorithm after the other would come to the bound, and the compiler
-would end it ("LLVM ERROR: Unable to allocate section memory!").
+A process that simulates many algorithms would reach the limit, and the compiler would end it ("LLVM
+ERROR: Unable to allocate section memory!").
 """
 
 import itertools
@@ -10,20 +10,20 @@ from pathlib import Path
 import jax
 
 MAPS, LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
-EVERY = 8  # simulations between two looks: reading so many lines takes tens of milliseconds
+EVERY = 8  # simulations between two checks, each of which takes tens of milliseconds
 _asked = itertools.count(1)
 
 
 def held() -> int:
-    """Maps of this process; 0 where the system does not say."""
+    """The number of maps of this process; 0 where the system does not report it."""
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
 def make_room() -> bool:
-    """Lets go of all compiled programs where half of the maps are taken; whether it did.
+    """Drop all compiled programs once half of the maps are in use; returns whether it did.
 
-    It looks at every eighth call, which leaves room for the programs of those between. What is used
-    again is compiled again.
+    Only every eighth call checks, which leaves room for the programs in between. Programs that are
+    used again are compiled again.
     """
     if next(_asked) % EVERY:
         return False

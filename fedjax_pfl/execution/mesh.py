@@ -1,8 +1,8 @@
-"""The mesh of devices that share the axes of clients and of runs, and where arrays lie on it.
+"""The mesh of devices over which the axes of clients and runs are sharded.
 
-Where a program begins and ends, JAX wants equally many rows of an array on each device. So between
-programs zeros fill up every axis of clients to a multiple of the devices (`place`). Inside it has
-its own rows alone (`rows_of`), shared all the same: there the last devices may have fewer.
+At the inputs and outputs of a program, JAX needs equally many rows of an array on each device. So
+between programs every axis of clients is padded with zeros to a multiple of the devices (`place`).
+Inside a program the padding is removed (`rows_of`); the last devices may then have fewer rows.
 """
 
 import functools
@@ -29,7 +29,7 @@ _platform = jax.make_user_context("cpu")
 
 
 def described_devices(devices: Sequence[Device]) -> AbstractContextManager:
-    """Programs traced inside are for these devices, which need not be there, in place of ours."""
+    """Programs traced inside are for these devices, which need not exist here."""
     return _described(tuple(devices))
 
 
@@ -56,11 +56,10 @@ def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
 
 @contextmanager
 def sharing(execution: Execution) -> Iterator[None]:
-    """Programs traced inside know that devices share their clients, see `shared_clients`.
+    """Programs traced inside see the devices that share clients, and their platform.
 
-    They also know the platform that they are made for (`platform`).
-
-    Devices of one CPU have the same memory: there it costs more to move columns than each gains.
+    See `shared_clients` and `platform`. Devices of one CPU share its memory: moving columns between
+    them costs more than it gains, so they are not seen.
     """
     apart = execution.platform != "cpu" or several()
     alone = execution.devices == 1 or not apart
@@ -70,28 +69,28 @@ def sharing(execution: Execution) -> Iterator[None]:
 
 
 def platform() -> str:
-    """That a round traced inside `sharing` is made for; "cpu" elsewhere."""
+    """The platform of a round that is traced inside `sharing`; "cpu" elsewhere."""
     return _platform.value
 
 
 def not_shared() -> AbstractContextManager:
-    """Programs traced inside are those of one device and its own clients."""
+    """Programs traced inside are for one device and its own clients."""
     return _sharing(None)
 
 
 def shared_clients() -> Mesh | None:
-    """The mesh whose devices share the clients, where what they exchange is worth a thought."""
+    """The mesh whose devices share the clients, where communication between them matters."""
     return None if _sharing.value is None else mesh_of(*_sharing.value)
 
 
 def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
-    """Puts arrays on the devices, or constrains their placement in a traced function.
+    """Put arrays on the devices, or constrain their sharding in a traced function.
 
-    Zeros fill up an axis of clients to a multiple of the devices.
+    An axis of clients is padded with zeros to a multiple of the devices.
 
     Args:
       tree: arrays, tracers or shapes.
-      mesh: of one device the tree is returned as it is.
+      mesh: with one device the tree is returned unchanged.
       lead: for every leading axis, that of the mesh by which it is sharded, or None. Other axes are
         not sharded, nor is one of runs whose length the number of devices does not divide.
     """
@@ -116,7 +115,7 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
 def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
     """The first `count` clients of arrays that `place` has put there, in a traced function.
 
-    They stay on their devices, of which the last ones may have fewer.
+    Rows stay on their devices, of which the last ones may have fewer.
 
     Args:
       lead: as for `place`.
@@ -137,7 +136,7 @@ def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
 
 
 def _at_rest(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> tuple[int, ...]:
-    """The shape with its axis of clients filled up."""
+    """The shape with its axis of clients padded."""
     names = zip_longest(lead[: len(shape)], shape)
     return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)
 

@@ -1,4 +1,4 @@
-"""Loops of unequal length, one for each client, run by the execution's strategy."""
+"""Run loops of unequal length, one for each client, packed into the lanes of a vmap."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,16 +17,16 @@ from fedjax_pfl.utils.typing import Tree
 
 
 class Counts(NamedTuple):
-    """How often the rows' loops run, as far as that is known before they do.
+    """Expected iterations of the rows' loops, as far as they are known in advance.
 
-    The loops are named after it, such as "steps[45]": a profile shows it, and who reads a compiled
-    program learns how much its bodies count (`experiments.planning`).
+    Loops are named after them, such as "steps[45]", for profiles and for tools that weigh the
+    bodies of loops in a compiled program (`experiments.planning`).
 
     Attributes:
       segments: of a row.
       most: steps of the longest row, in all its segments.
       mean: steps of a row, on average.
-      unit: what one step is called, in the plural.
+      unit: the name of its steps.
     """
 
     segments: float
@@ -44,7 +44,7 @@ class Counts(NamedTuple):
 class Loop(NamedTuple):
     """The loop of every row, in segments (a client's epochs) of steps.
 
-    All functions see one row; vmap makes lanes of them.
+    All functions take one row; vmap turns rows into lanes.
 
     Attributes:
       begin: `begin(row, broadcast) -> state`.
@@ -54,7 +54,7 @@ class Loop(NamedTuple):
       unfinished: `unfinished(row, state) -> bool`: whether the row has another step.
       step: `step(row, broadcast, state) -> state`.
       finish: `finish(row, broadcast, state)`: the result of a row.
-      counts: how often it runs; changes nothing but names.
+      counts: expected iterations, which only change names.
     """
 
     begin: Callable[..., Any]
@@ -82,7 +82,7 @@ class Loop(NamedTuple):
         return self.finish(row, broadcast, last)
 
     def of_used(self) -> "Loop":
-        """The loop of rows (whether it is used, row); of others it is at its end at once."""
+        """The loop of rows (whether the row is used, row); unused ones take no step."""
         return self._replace(
             begin=lambda row, broadcast: self.begin(row[1], broadcast),
             enter=lambda row, state: self.enter(row[1], state),
@@ -172,7 +172,7 @@ class _Mapped(NamedTuple):
 
 
 def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
-    """A lane for every row: no rows move, and one that is done keeps its state."""
+    """A lane for every row: rows do not move, and one that has ended keeps its state."""
     lanes = _Mapped.of(loop)
     count = jax.tree.leaves(operands)[0].shape[0]
     turns, steps = loop.counts.packed(count, count)

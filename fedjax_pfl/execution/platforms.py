@@ -1,7 +1,7 @@
-"""The kinds of devices that a program can be made for.
+"""The platforms that a program can be made for.
 
-A program may be made on one machine for another. So what depends on the kind of device is decided
-by a name that is handed in, never by the process that traces.
+A program may be made on one machine for another. So what depends on the platform is decided by the
+name of a platform, never by the devices of the process that traces.
 """
 
 import jax

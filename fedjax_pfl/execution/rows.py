@@ -1,4 +1,4 @@
-"""A function over the rows of the client axis: one by one, in chunks, as lanes, over devices."""
+"""Map a function over the client axis: one by one, in chunks, as lanes, over devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from fedjax_pfl.utils.typing import Rows, Tree
 
 
 class Homes(NamedTuple):
-    """The devices that must run rows, for they alone have the rows' samples.
+    """The devices that must run rows because only they have the rows' samples.
 
     Attributes:
       at: int32 [M], the device of each row; None where every device has as many, in order, and
@@ -114,7 +114,7 @@ def over_devices(
     lengths: jax.Array | None = None,
     homes: Homes | None = None,
 ) -> Tree:
-    """Every device runs its share of the rows; no device waits for another in between.
+    """Run on every device its share of the rows; no device waits for another.
 
     Args:
       fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where

@@ -1,4 +1,4 @@
-"""How devices are shared between the axis of clients and the axis of runs (seeds and settings)."""
+"""The shape of the device mesh: devices for the axis of clients and for the axis of runs."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ AUTO = "auto"
 
 
 class Shares(NamedTuple):
-    """Devices by axis: each of `runs` parts of the runs has `clients` devices of its own."""
+    """Devices on each axis: each of `runs` parts of the runs has `clients` devices."""
 
     clients: int = 1
     runs: int = 1
@@ -25,7 +25,7 @@ class Shares(NamedTuple):
 
 
 def automatic(devices: int, runs: int) -> Shares:
-    """Runs first, as they need no communication, then clients.
+    """Devices for runs first, as they need no communication, then for clients.
 
     The axis of runs takes the largest number that divides both the devices and the runs, so that
     no device is without work.
@@ -35,10 +35,10 @@ def automatic(devices: int, runs: int) -> Shares:
 
 
 def parsed(word: str) -> Shares:
-    """The shares of words such as "clients:4,runs:2"; an axis left out has one device.
+    """Parse a text such as "clients:4,runs:2"; a missing axis has one device.
 
     Raises:
-      InputError: they are none, or name another axis.
+      InputError: it has another form, or names another axis.
     """
     given: dict[str, int] = {}
     for part in word.split(",") if isinstance(word, str) else [""]:
@@ -55,7 +55,7 @@ def parsed(word: str) -> Shares:
 
 
 def check(mesh: Shares, devices: int, where: str) -> None:
-    """Raises `InputError` unless a mesh takes so many devices; `where` says whose they are."""
+    """Raise `InputError` unless a mesh takes so many devices; `where` names their source."""
     if mesh.devices != devices:
         raise InputError(
             f"mesh {mesh} takes {mesh.devices} devices, but {where}: the nearest that fits is "
@@ -64,7 +64,7 @@ def check(mesh: Shares, devices: int, where: str) -> None:
 
 
 def nearest(mesh: Shares, devices: int) -> Shares:
-    """Of all that take so many devices the one whose axes have the most similar ratio."""
+    """The mesh of so many devices whose axes have the most similar ratio."""
     wanted = math.log(mesh.clients / mesh.runs)
     fitting = [Shares(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
     return min(fitting, key=lambda one: abs(math.log(one.clients / one.runs) - wanted))

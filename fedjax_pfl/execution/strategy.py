@@ -1,4 +1,4 @@
-"""How the client axis and the axis of runs are executed: the user's choice, resolved."""
+"""The resolved execution strategy of the axes of clients and runs."""
 
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,7 @@ class Execution:
       fill: lanes for each client where `chunk` is 0; `lane_assignment.fitted` chooses it.
       deal: whether devices exchange ragged clients to get about the same work; likewise.
       platform: "cpu", "gpu" or "tpu", the one that programs are made for.
-      client_state: where per-client state lies: "device", "host", or "auto".
+      client_state: where per-client state is kept: "device", "host", or "auto".
     """
 
     chunk: int
@@ -50,7 +50,7 @@ class Execution:
         return self.devices * self.runs
 
     def shared(self, runs: int) -> "Execution":
-        """The execution of so many runs, whose devices are shared for good.
+        """The execution of so many runs, with its mesh fixed.
 
         Raises:
           InputError: there are fewer runs than parts of them.

@@ -1,4 +1,4 @@
-"""How arrays lie in the memory of a platform's devices: a TPU keeps them in tiles, and pads."""
+"""Sizes of arrays in device memory, with the padding of a TPU's tiles."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ LANES = 128  # of a TPU's tile; it has 8 rows of 32 bits, 16 of 16 bits, 32 of 8
 def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
     """Bytes of an array on a device.
 
-    Two axes of an array are in tiles on a TPU, and both are padded. Its compiler chooses which.
-    Here those with the least padding.
+    A TPU tiles two axes of an array, and pads both. Its compiler chooses which; this takes those
+    with the least padding.
     """
     size = np.dtype(dtype).itemsize
     whole = math.prod(map(int, shape)) * size
@@ -28,9 +28,9 @@ def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
 def row_length(numbers: int, platform: str) -> int:
     """Length at which rows of so many numbers are best stored, where single rows are read.
 
-    A TPU reads rows whose axis is that of the lanes. Unless such an axis fills them, an argument
-    lies the other way, and each call of a program copies it. Short rows stay: they would take more
-    than twice the memory.
+    A TPU reads rows along the axis of the lanes. Unless the rows fill the lanes, an argument has
+    the other layout, and each call of a program copies it. Short rows are not padded: they would
+    take more than twice the memory.
     """
     filled = _up(numbers, LANES)
     return filled if platform == "tpu" and filled <= 2 * numbers else numbers
