@@ -4,6 +4,7 @@
 """
 
 import glob
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -349,7 +350,7 @@ def read(folder: Path) -> Run:
     versions = config.get("versions")
     if isinstance(versions, dict) and "fedjax_pfl" in versions:
         require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)
-    for trouble in (*_misfits(config, FORM), *_other_troubles(config)):
+    for trouble in itertools.chain(_misfits(config, FORM), _other_troubles(config)):
         raise damaged(folder / CONFIG, trouble)
     if not isinstance(summary.get("partition_hash", ""), str):
         raise damaged(folder / SUMMARY, "partition_hash must be a text")

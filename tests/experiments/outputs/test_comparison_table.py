@@ -140,7 +140,11 @@ def test_what_is_said_below(mixed, results, capsys):
 
 def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypatch, capsys):
     assert f"Training: {TRAINING}." in lines_of(mixed)
-    monkeypatch.setattr(run.resume, "opened", lambda *a, **more: (_ for _ in ()).throw(SystemExit))
+
+    def ended(*args, **options):
+        raise SystemExit
+
+    monkeypatch.setattr(run.run_folder, "opened", ended)
     with pytest.raises(SystemExit):
         own = ["--set=fedavg.learning_rate=0.3", "--set=fedavg.local_epochs=2"]
         run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}", *own])
