@@ -1,5 +1,5 @@
 """Simulates every algorithm in small and writes what it ends with: the driver of
-`tools.compare_revisions`, run once for each revision with only the public names that both have.
+`tools.compare_revisions`, run once for each revision with only the names that both have.
 
 `python compare_driver.py OUT ALGORITHMS DEVICES`: `ALGORITHMS` are names with commas between them,
 or `all`; with two devices only the cases that use them run.
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.core.algorithm_registry import ALGORITHMS  # where earlier revisions have it too
 
 ROUNDS, SEEDS = 3, (0, 1)
 # Beside the runs of all algorithms: name, algorithm, options of the federation, of `simulate`.
@@ -66,7 +67,7 @@ def write(path: Path, name: str, options: dict, simulated: dict) -> None:
 
 def main(out: Path, names: str, devices: int) -> None:
     warnings.simplefilter("ignore")
-    wanted = sorted(pfl.core.ALGORITHMS) if names == "all" else names.split(",")
+    wanted = sorted(ALGORITHMS) if names == "all" else names.split(",")
     cases = [(name, name, {}, {}) for name in wanted] if devices == 1 else []
     cases += [case for case in (CASES if devices == 1 else ON_TWO_DEVICES) if case[1] in wanted]
     for case, name, options, simulated in cases:
