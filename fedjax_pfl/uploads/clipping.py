@@ -1,0 +1,91 @@
+"""Clipping and noise of whole updates: client-level differential privacy."""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.aggregation import similarity
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack
+
+
+def clip_rows(updates: Stack, bound: Scalar | float) -> tuple[Stack, PerMember]:
+    """Scales rows down to a norm of at most `bound` over all leaves together.
+
+    Rows that are not finite, or whose squares overflow, become zero: a client's update counts
+    whatever it is, for to leave it out would tell something about it.
+
+    Returns:
+      (the clipped stack [M, ...], the norms [M] before clipping, infinite where a row became zero).
+    """
+    count = len(jax.tree.leaves(updates)[0])
+    norms = jnp.sqrt(similarity.squared_norms(updates))
+    fine = jnp.isfinite(norms) & trees.rows_finite(updates, count)
+    factor = jnp.minimum(1, bound / jnp.where(norms > 0, norms, 1))
+    factor = jnp.where(norms > 0, factor, 1)
+
+    def scaled(leaf):
+        one = trees.expand_to(leaf, jnp.where(fine, factor, 0).astype(leaf.dtype))
+        return jnp.where(trees.expand_to(leaf, fine), leaf * one, 0)
+
+    return jax.tree.map(scaled, updates), jnp.where(fine, norms, jnp.inf)
+
+
+def add_noise(keys: jax.Array, updates: Stack, deviation: Scalar | float) -> Stack:
+    """Adds independent Gaussian noise to every coordinate of every row.
+
+    Args:
+      keys: [M], one for each row, so that a client's noise does not depend on the others.
+      deviation: of the noise, in the units of the updates.
+    """
+
+    def noisy(key, row):
+        leaves, tree = jax.tree.flatten(row)
+        each = jax.random.split(key, len(leaves))
+        drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(each, leaves, strict=True)]
+        moved = [
+            x + jnp.asarray(deviation, x.dtype) * z for x, z in zip(leaves, drawn, strict=True)
+        ]
+        return tree.unflatten(moved)
+
+    return jax.vmap(noisy)(keys, updates)
+
+
+def next_bound(
+    bound: Scalar,
+    norms: PerMember,
+    mask: Mask,
+    noise: Scalar,
+    quantile: float = 0.5,
+    rate: float = 0.2,
+) -> Scalar:
+    """The clipping bound of the next round: C exp(-rate (b - quantile)) (Andrew et al., 2021).
+
+    b is the share of members whose norm is at most C, with noise. Some implementations count the
+    members that were clipped instead, which drives the bound away from the quantile.
+
+    Args:
+      bound: C.
+      norms: [M], before clipping.
+      mask: the members that take part.
+      noise: the noise of b's sum, already drawn, in clients.
+      quantile: the share of updates that the bound should leave as they are.
+      rate: of the geometric update.
+    """
+    within = jnp.sum((norms <= bound) & mask) + noise
+    share = within / jnp.maximum(jnp.sum(mask), 1)
+    return bound * jnp.exp(-rate * (share - quantile))
+
+
+def split_noise(multiplier: float, count_deviation: float) -> float:
+    """The noise multiplier of updates that, together with the noisy counts, costs `multiplier`.
+
+    (z^-2 - (2 s_b)^-2)^(-1/2), with s_b the deviation of the noise on the number of unclipped
+    updates (Andrew et al., 2021, theorem 1).
+
+    Raises:
+      ValueError: `multiplier` is not below 2 s_b.
+    """
+    rest = multiplier**-2 - (2 * count_deviation) ** -2
+    if rest <= 0:
+        raise ValueError("adaptive clipping needs a noise multiplier below twice the counts' noise")
+    return rest**-0.5

@@ -1,0 +1,79 @@
+"""Attacks equal their papers' formulas, and see only the honest members of a round."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl.uploads import attacks
+from tests.references import attacks as reference
+
+HONEST = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
+ATTACKERS = np.array([0, 1, 0, 0, 0, 0, 0, 1], bool)  # row 4 is absent
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def run(attack, seed=0, d=6):
+    x = np.random.default_rng(seed).normal(0.3, 1, size=(8, d))
+    stack = {"a": jnp.asarray(x[:, :2]), "b": jnp.asarray(x[:, 2:].reshape(8, 2, -1))}
+    sent = attack(stack, jnp.asarray(HONEST), jnp.asarray(ATTACKERS), jax.random.key(1))
+    return x, np.concatenate(
+        [np.asarray(leaf).reshape(8, -1) for leaf in (sent["a"], sent["b"])], 1
+    )
+
+
+def of_mean(formula):
+    return lambda x: np.broadcast_to(formula(x[HONEST]), x.shape)
+
+
+CASES = {
+    "own": (attacks.SignFlip(), lambda x: -x),
+    "of_mean": (attacks.SignFlip(of_mean=True), of_mean(lambda x: -x.mean(0))),
+    "scale": (attacks.Scale(3.0), lambda x: 3 * x),
+    "scale_by_members": (attacks.Scale(), lambda x: 7 * x),
+    "alie": (attacks.ALittleIsEnough(1.5), of_mean(lambda x: reference.alie(x, 1.5))),
+    "ipm": (attacks.InnerProduct(0.4), of_mean(lambda x: -0.4 * x.mean(0))),
+    "mimic": (attacks.Mimic(steps=200), of_mean(reference.mimic)),
+} | {
+    f"{name}_{direction}": (kind(direction), of_mean(lambda x, f=formula, n=direction: f(x, n)))
+    for name, kind, formula in (
+        ("min_max", attacks.MinMax, reference.min_max),
+        ("min_sum", attacks.MinSum, reference.min_sum),
+    )
+    for direction in attacks.DIRECTIONS
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_formulas(name, seed):
+    attack, formula = CASES[name]
+    x, sent = run(attack, seed)
+    np.testing.assert_allclose(sent[ATTACKERS], formula(x)[ATTACKERS], atol=1e-9)
+
+
+def test_gaussian_has_the_deviation_of_the_own_update():
+    x, sent = run(attacks.Gaussian(), d=20000)
+    np.testing.assert_allclose(sent[ATTACKERS].std(1), x[ATTACKERS].std(1), rtol=0.03)
+    assert np.abs(np.corrcoef(sent)[np.triu_indices(8, 1)]).max() < 4 / np.sqrt(20000)
+
+
+def test_z_of_the_paper():
+    """Baruch et al.: n = 25, m = 5 gives z = .25335."""
+    np.testing.assert_allclose(attacks.hiding_z(25, 5), 0.25335, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(attacks.ATTACKS))
+def test_nothing_of_absent_members_is_used(name):
+    attack = attacks.ATTACKS[name]()
+    x = np.random.default_rng(0).normal(size=(8, 5))
+    y = x.copy()
+    y[4] = np.nan
+    masks = jnp.asarray(HONEST), jnp.asarray(ATTACKERS)
+    one, two = (attack([jnp.asarray(v)], *masks, jax.random.key(2))[0] for v in (x, y))
+    np.testing.assert_array_equal(one[ATTACKERS], two[ATTACKERS])
