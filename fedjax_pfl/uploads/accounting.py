@@ -1,0 +1,128 @@
+"""Privacy accounting on the host: the epsilon of recorded releases, and noise for a wanted epsilon.
+
+A `Release` is one application of the (subsampled) Gaussian mechanism, repeated. The accountants are
+those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported when it is asked.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedjax_pfl.utils.errors import InputError, require
+
+ACCOUNTANTS = ("pld", "rdp")
+WHOLE_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512)
+ORDERS = (*(1 + k / 10 for k in range(1, 100)), *WHOLE_ORDERS[9:])
+DENSE = 0.1  # sampling rates from which the series of fractional orders may not converge
+
+
+@dataclass(frozen=True)
+class Release:
+    """Gaussian releases of one kind.
+
+    Attributes:
+      noise_multiplier: z, the noise's standard deviation over the sensitivity.
+      count: how many.
+      sampling_rate: q, the probability with which a unit (a sample, or a client) is in one of them,
+        independently of all others; 1 where it is in each.
+    """
+
+    noise_multiplier: float
+    count: int
+    sampling_rate: float = 1.0
+
+
+def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") -> float:
+    """The epsilon of all releases together at this delta.
+
+    Units are added or removed (`ADD_OR_REMOVE_ONE`), and sampled by Poisson sampling.
+
+    Args:
+      releases: in any order; those with a count of 0 cost nothing.
+      delta: in (0, 1).
+      accountant: "pld" (privacy loss distributions, tight) or "rdp" (Rényi, an upper bound).
+
+    Returns:
+      Infinity where a release has no noise.
+
+    Raises:
+      InputError: a value out of range, or dp-accounting is not installed.
+    """
+    require(0 < delta < 1, "dp_delta", delta, "in (0, 1)")
+    require(accountant in ACCOUNTANTS, "accountant", accountant, "'pld' or 'rdp'")
+    some = tuple(sorted({one for one in _merged(releases)}, key=repr))
+    return _epsilon(some, float(delta), accountant)
+
+
+def noise_for(
+    target: float, delta: float, count: int, sampling_rate: float = 1.0, accountant: str = "pld"
+) -> float:
+    """The least noise multiplier with which so many releases have at most this epsilon.
+
+    Raises:
+      InputError: a value out of range, or no noise up to 1e4 reaches it.
+    """
+    require(target > 0 and math.isfinite(target), "dp_epsilon", target, "a finite number above 0")
+    if count == 0:
+        return 0.0
+
+    def cost(z: float) -> float:
+        return epsilon([Release(z, count, sampling_rate)], delta, accountant)
+
+    low, high = 0.0, 1.0
+    while cost(high) > target:
+        low, high = high, 2 * high
+        if high > 1e4:
+            raise InputError(
+                f"dp_epsilon must be reachable, got {target}: {count} releases cost more at a "
+                "noise multiplier of 10,000. Take fewer steps, or a larger epsilon."
+            )
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if cost(middle) > target else (low, middle)
+    return high
+
+
+def _merged(releases: Iterable[Release]) -> list[Release]:
+    """Releases of one kind counted together."""
+    counts: dict[tuple[float, float], int] = {}
+    for one in releases:
+        require(one.noise_multiplier >= 0, "noise_multiplier", one.noise_multiplier, "at least 0")
+        require(0 <= one.sampling_rate <= 1, "sampling_rate", one.sampling_rate, "in [0, 1]")
+        key = (float(one.noise_multiplier), float(one.sampling_rate))
+        counts[key] = counts.get(key, 0) + int(one.count)
+    return [Release(z, n, q) for (z, q), n in counts.items() if n and q]
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> float:
+    if not releases:
+        return 0.0
+    if any(one.noise_multiplier == 0 for one in releases):
+        return math.inf
+    dp = _library()
+    if accountant == "pld":
+        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    else:
+        dense = any(DENSE <= one.sampling_rate < 1 for one in releases)
+        orders = WHOLE_ORDERS if dense else ORDERS
+        ledger = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for one in releases:
+        event = dp.GaussianDpEvent(one.noise_multiplier)
+        if one.sampling_rate < 1:
+            event = dp.PoissonSampledDpEvent(one.sampling_rate, event)
+        ledger.compose(event, one.count)
+    return float(ledger.get_epsilon(delta))
+
+
+def _library() -> Any:
+    try:
+        import dp_accounting
+        from dp_accounting import pld, rdp  # noqa: F401, submodules that it does not import itself
+    except ImportError as error:
+        raise InputError(
+            "Privacy accounting needs dp-accounting: pip install 'fedjax_pfl[privacy]'."
+        ) from error
+    return dp_accounting
