@@ -9,7 +9,6 @@ Weights are [M] over the members of a round, zero for absent ones. `f`, the numb
 a rule tolerates, may be traced, as may the number of members present.
 """
 
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -157,21 +156,25 @@ def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, 
     return mixing.normalize(trust, mask) * mixing.ratio(root_norm, norms)
 
 
-def self_clip(weights: Matrix, distances: Matrix, radius: Scalar | PerMember) -> Matrix:
-    """Clips each receiver's view of the others at its own model: a row-stochastic matrix [M, M].
+def self_clip(
+    weights: Matrix, distances: Matrix, radius: Scalar | PerMember, own: PerMember | None = None
+) -> Matrix:
+    """Clips each receiver's view of the others at its own model: a row-stochastic matrix [A, B].
 
     Receiver i gets x_i + sum_j W_ij min(1, radius_i / |x_j - x_i|) (x_j - x_i), which is the mixing
     matrix W_ij min(1, ..) with the rest of the row on i (clipped gossip; He, Karimireddy and Jaggi,
     2022).
 
     Args:
-      weights: W, the rows of `distances`' receivers; rows of zeros stay zero.
-      distances: |x_i - x_j|^2 of the members' models.
+      weights: W, [A, B]; rows of zeros stay zero.
+      distances: |x_i - x_j|^2 of receivers and senders, [A, B].
       radius: one, or one for each receiver.
+      own: int [A], each receiver's place among the senders; by default its own number.
     """
     radius = jnp.broadcast_to(radius, (len(weights),))[:, None]
     clipped = weights * _clip_factor(jnp.sqrt(distances), radius)
-    own = jnp.eye(len(weights), dtype=bool)
+    own = jnp.arange(len(weights)) if own is None else own
+    own = own[:, None] == jnp.arange(weights.shape[-1])
     rest = jnp.sum(weights, axis=-1) - jnp.sum(jnp.where(own, 0, clipped), axis=-1)
     return jnp.where(own, rest[:, None], clipped)
 

@@ -18,7 +18,7 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.forward_counter import ForwardCounter
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
-from fedjax_pfl.core.persistent_optimizers import StateWithOptimizers
+from fedjax_pfl.core.persistent_optimizers import ExtendedState, UploadMemory
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -103,8 +103,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
-    if ctx.federation.training.keep_optimizer_state:
-        state = persistent_optimizers.begin(algorithm, ctx, state)
+    state = persistent_optimizers.begin(algorithm, ctx, state)
     if not any(map(_is_weak, jax.tree.leaves(state))):
         return state
     after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
@@ -157,11 +156,13 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     """
     name, tally = algorithm.name, ForwardCounter()
     partial_state = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
-    optimizers = None
-    if isinstance(partial_state, StateWithOptimizers):
-        optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
+    optimizers = memory = None
+    if isinstance(partial_state, ExtendedState):
+        if partial_state.optimizers:
+            optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
+        memory = UploadMemory(name, partial_state.errors, partial_state.bound)
     observed = replace(ctx.cohort, observer=tally)
-    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers)
+    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers, memory=memory)
     with while_traced(algorithm, "round"):
         returned = algorithm.round(counting, persistent_optimizers.own(partial_state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
@@ -172,11 +173,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     returned_state, record = returned
-    new = (
-        returned_state
-        if optimizers is None
-        else StateWithOptimizers(returned_state, optimizers.phases)
-    )
+    new = persistent_optimizers.extended(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(

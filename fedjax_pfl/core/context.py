@@ -20,6 +20,7 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
+from fedjax_pfl.uploads.pipeline import MODEL, Memory, Sending
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import (
@@ -214,7 +215,7 @@ class Context(RoundInfo):
         self,
         values: Tree,
         reference: Tree | Broadcast,
-        what: str = "model",
+        what: str = MODEL,
         cohort: Cohort | None = None,
     ) -> Tree:
         """Return what the server receives when the members send `values`, leaves [M, ...].
@@ -243,7 +244,11 @@ class Context(RoundInfo):
             held, _ = self.plan.split(held)
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
-        received = stage(values, held, cohort, what)
+        sending = Sending(cohort.ids, cohort.mask, what, self.key_for(f"upload/{what}"))
+        if self.memory is None or what != MODEL:
+            received, _ = stage(values, held, sending, Memory())
+        else:
+            received = self.memory.upload(stage, values, held, sending, cohort)
         return received if private is None else trees.join(received, private)
 
     def uploaded(self, models: Stack) -> Stack:

@@ -15,8 +15,9 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import optimizer_name
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import local_sgd
+from fedjax_pfl.uploads.pipeline import Memory, Uploads
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import nested, per_client, struct
+from fedjax_pfl.utils.structs import nested, per_client, per_server, struct
 from fedjax_pfl.utils.typing import PerClient, Stack, State
 
 
@@ -34,16 +35,46 @@ class Phase:
 
 
 @struct
-class StateWithOptimizers:
-    """An algorithm's state together with persistent optimizer states.
+class ExtendedState:
+    """An algorithm's state together with what the engine keeps between rounds.
 
     Attributes:
       own: the algorithm's state.
-      optimizers: phases by name.
+      optimizers: phases by name, if clients keep their optimizers' states; else empty.
+      errors: error feedback of compressed uploads, shared leaves [N, ...], or None.
+      bound: the adaptive clipping bound of uploads, or None.
     """
 
     own: Any = nested()
     optimizers: dict[str, Phase] = per_client()
+    errors: Stack | None = per_client()
+    bound: Any = per_server()
+
+
+class UploadMemory:
+    """Gives the sending "model" of one round its memory; filled while it is traced.
+
+    Attributes:
+      errors, bound: as in `ExtendedState`, as they are after the calls so far.
+    """
+
+    def __init__(self, name: str, errors: Stack | None, bound: Any):
+        self.name, self.errors, self.bound = name, errors, bound
+        self._trace = trace_state()
+
+    def upload(self, stage, values, held, sending, cohort: Cohort):
+        """What the server receives of the members."""
+        if trace_state() != self._trace:
+            raise InputError(
+                f"{self.name} sends within a loop of its own, where nothing can be remembered from "
+                "round to round: leave error feedback and adaptive clipping out."
+            )
+        errors = None if self.errors is None else cohort.gather(self.errors)
+        received, after = stage(values, held, sending, Memory(errors, self.bound))
+        if errors is not None:
+            self.errors = cohort.scatter(self.errors, after.errors)
+        self.bound = after.bound
+        return received
 
 
 class Optimizers:
@@ -101,8 +132,8 @@ def _unbegun(states: Stack, ctx: Any) -> Phase:
     return Phase(jnp.zeros((ctx.num_clients,), bool), ctx.replicate(zeros))
 
 
-def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
-    """Return an algorithm's initial state with its phases, found by tracing a round.
+def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
+    """Return the phases before any client trains, found by tracing a round.
 
     Raises:
       InputError: the algorithm has its own local steps, or the optimizer has no state, or a state
@@ -130,10 +161,37 @@ def begin(algorithm: Any, ctx: Any, state: State) -> StateWithOptimizers:
             f"{optimizer} draws from a random key in its state, which "
             "can't be kept: leave keep_optimizer_state out."
         )
-    zeros = {phase: _unbegun(one, ctx) for phase, one in phases.items()}
-    return StateWithOptimizers(state, zeros)
+    return {phase: _unbegun(one, ctx) for phase, one in phases.items()}
+
+
+def begin(algorithm: Any, ctx: Any, state: State) -> State:
+    """An algorithm's first state with all else that the simulation remembers."""
+    federation = ctx.federation
+    uploads = federation.uploads if isinstance(federation.uploads, Uploads) else None
+    errors = uploads is not None and uploads.remembers_errors
+    bound = uploads is not None and uploads.remembers_bound
+    keep = federation.training.keep_optimizer_state
+    if not (keep or errors or bound):
+        return state
+    phases = first_phases(algorithm, ctx, state) if keep else {}
+    memory = Memory()
+    if uploads is not None:
+        shared, _ = ctx.plan.split(ctx.initial_model())
+        memory = uploads.first_memory(ctx.replicate(jax.tree.map(jnp.zeros_like, shared)))
+    return ExtendedState(state, phases, memory.errors, memory.bound)
+
+
+def extended(
+    state: State, optimizers: Optimizers | None, memory: UploadMemory | None, like: State
+) -> State:
+    """An algorithm's state after a round with what the simulation remembers, if it does."""
+    if not isinstance(like, ExtendedState):
+        return state
+    phases = {} if optimizers is None else optimizers.phases
+    errors, bound = (None, None) if memory is None else (memory.errors, memory.bound)
+    return ExtendedState(state, phases, errors, bound)
 
 
 def own(state: State) -> State:
     """Return the algorithm's own state."""
-    return state.own if isinstance(state, StateWithOptimizers) else state
+    return state.own if isinstance(state, ExtendedState) else state

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.forward_counter import ForwardCounter
-from fedjax_pfl.core.persistent_optimizers import Optimizers
+from fedjax_pfl.core.persistent_optimizers import Optimizers, UploadMemory
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
@@ -32,6 +32,7 @@ class RoundInfo:
       tally: counts a round's computation and local steps, or None.
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
         reinitialized in each round.
+      memory: provides what uploads remember between rounds, such as error feedback, or None.
       reader: reads rows of clients whose state is not on the device (`trees.Fetched`), or None.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
@@ -44,6 +45,7 @@ class RoundInfo:
     cohort: Cohort
     tally: ForwardCounter | None = None
     optimizers: Optimizers | None = None
+    memory: UploadMemory | None = None
     reader: Callable[..., Any] | None = None
     knows_num_rounds: bool = True
     replicated: list[tuple[Any, Any]] | None = None

@@ -1,27 +1,32 @@
-"""Transformations of uploads on their way to the server."""
+"""The upload stage, and one for tests: clients that send back what they received."""
 
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.uploads.pipeline import Memory, Sending
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 
 
 class UploadStage(Protocol):
-    """A transformation of uploads between members and server; a pytree."""
+    """A stage between what members send and what the server receives; a pytree.
 
-    def __call__(self, sent: Tree, reference: Tree, cohort: Cohort, what: str) -> Tree:
-        """Return what the server receives from the members, leaves [M, ...].
+    `fedjax_pfl.uploads.pipeline.Uploads` is the one that options make.
+    """
+
+    def __call__(
+        self, sent: Tree, reference: Tree, sending: Sending, memory: Memory
+    ) -> tuple[Tree, Memory]:
+        """Return (what the server receives from the members, leaves [M, ...], the memory).
 
         Args:
           sent: what the members send, [M, ...].
           reference: what the server already holds in its place, [M, ...].
-          cohort: the members; uploads of members outside of `cohort.mask` are not used.
-          what: name of the upload, unique within a round.
+          sending: the members and the name of this upload among the round's.
+          memory: what the stage remembers of the members.
         """
         ...
 
@@ -36,5 +41,5 @@ class FreeRiders:
 
     ids: jax.Array
 
-    def __call__(self, sent: Tree, reference: Tree, cohort: Cohort, what: str) -> Tree:
-        return trees.where(jnp.isin(cohort.ids, self.ids), reference, sent)
+    def __call__(self, sent: Tree, reference: Tree, sending: Sending, memory: Memory):
+        return trees.where(jnp.isin(sending.ids, self.ids), reference, sent), memory

@@ -52,7 +52,7 @@ def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") 
     """
     require(0 < delta < 1, "dp_delta", delta, "in (0, 1)")
     require(accountant in ACCOUNTANTS, "accountant", accountant, "'pld' or 'rdp'")
-    some = tuple(sorted({one for one in _merged(releases)}, key=repr))
+    some = tuple(sorted(_merged(releases), key=repr))
     return _epsilon(some, float(delta), accountant)
 
 

@@ -76,16 +76,12 @@ def next_bound(
     return bound * jnp.exp(-rate * (share - quantile))
 
 
-def split_noise(multiplier: float, count_deviation: float) -> float:
+def split_noise(multiplier: Scalar | float, count_deviation: Scalar | float) -> Scalar:
     """The noise multiplier of updates that, together with the noisy counts, costs `multiplier`.
 
     (z^-2 - (2 s_b)^-2)^(-1/2), with s_b the deviation of the noise on the number of unclipped
-    updates (Andrew et al., 2021, theorem 1).
-
-    Raises:
-      ValueError: `multiplier` is not below 2 s_b.
+    updates (Andrew et al., 2021, theorem 1). 0 stays 0; infinite where z is not below 2 s_b.
     """
-    rest = multiplier**-2 - (2 * count_deviation) ** -2
-    if rest <= 0:
-        raise ValueError("adaptive clipping needs a noise multiplier below twice the counts' noise")
-    return rest**-0.5
+    z = jnp.asarray(multiplier)
+    rest = 1 / jnp.square(jnp.where(z > 0, z, 1)) - 1 / jnp.square(2 * count_deviation)
+    return jnp.where(z > 0, jnp.where(rest > 0, 1 / jnp.sqrt(jnp.abs(rest)), jnp.inf), 0)

@@ -102,12 +102,13 @@ class Exchanged(FreeRiders):
 
     shares: jax.Array  # [2]
 
-    def __call__(self, sent, reference, cohort, what):
-        if what != "model":
-            return sent
+    def __call__(self, sent, reference, sending, memory):
+        if sending.what != "model":
+            return sent, memory
         signed = jnp.array([1.0, -1.0]) / self.shares
-        moved = jnp.where(cohort.ids[:, None] == self.ids, signed, 0).sum(axis=1)
-        return jax.tree.map(lambda leaf: leaf + pfl.trees.expand_to(leaf, moved), sent)
+        moved = jnp.where(sending.ids[:, None] == self.ids, signed, 0).sum(axis=1)
+        change = jax.tree.map(lambda leaf: leaf + pfl.trees.expand_to(leaf, moved), sent)
+        return change, memory
 
 
 OPTIONS = [
@@ -166,8 +167,8 @@ def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
 
 @pfl.core.struct
 class Zeroed(FreeRiders):
-    def __call__(self, sent, reference, cohort, what):
-        return jax.tree.map(jnp.zeros_like, sent)
+    def __call__(self, sent, reference, sending, memory):
+        return jax.tree.map(jnp.zeros_like, sent), memory
 
 
 def test_private_leaves_are_not_sent():

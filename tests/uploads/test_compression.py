@@ -36,9 +36,7 @@ def test_many_bits_are_nearly_exact(compressor):
     np.testing.assert_allclose(decoded(compressor), X, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "compressor", [Qsgd(3), Uniform(2), RandK(0.2), Rotate(3)], ids=str
-)
+@pytest.mark.parametrize("compressor", [Qsgd(3), Uniform(2), RandK(0.2), Rotate(3)], ids=str)
 def test_unbiased(compressor):
     draws = 4000
     keys = jax.random.split(jax.random.key(3), draws)

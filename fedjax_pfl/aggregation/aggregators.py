@@ -1,0 +1,226 @@
+"""Robust rules as values: what `--aggregator` names, in place of a weighted mean of updates.
+
+A rule takes the place of `mixing.weighted_sum` in algorithms whose server needs one mean. It gives
+coefficients b of the updates x_k, from their Gram matrix, and the server moves by sum_k b_k x_k; or
+it combines the updates coordinate by coordinate. `SelfClip` is the rule of mixing matrices.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.aggregation import mixing, robust, similarity
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.typing import Key, Mask, Matrix, PerMember, Scalar, Stack, Tree
+
+
+class Aggregator:
+    """A rule for one mean.
+
+    Attributes:
+      f: the number of attackers that it tolerates.
+      for_matrices: whether it is a rule for mixing matrices instead.
+    """
+
+    f: int = 0
+    for_matrices = False
+
+    def validate(self, members: int) -> None:
+        """Raises `InputError` where a round of so many members can't tolerate f attackers."""
+        allowed = f"below half of the {members} members of a round"
+        require(0 <= self.f and 2 * self.f < members, "f of the aggregator", self.f, allowed)
+
+    def coefficients(self, gram: Matrix, weights: PerMember, mask: Mask, key: Key) -> PerMember:
+        """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
+        raise NotImplementedError
+
+    def combined(self, updates: Stack, weights: PerMember, mask: Mask, key: Key):
+        """(the server's update [...], the coefficients [M] of the members' updates)."""
+        gram = similarity.gram(updates, updates)
+        b = self.coefficients(gram, weights, mask, key)
+        return mixing.combine(b, updates), b
+
+    def __call__(self, weights: PerMember, uploads: Stack, onto: Tree, key: Key):
+        """(the new model, the coefficients): `onto` where fewer than 2f + 1 uploads arrived."""
+        mask = weights > 0
+        enough = jnp.sum(mask) >= 2 * self.f + 1
+        leaves, tree = jax.tree.flatten(uploads)
+        held = tree.flatten_up_to(onto)
+        floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        updates = [leaves[i] - held[i] for i in floats]
+        updates = trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        step, b = self.combined(updates, weights, mask, key)
+        new = list(held)
+        for i, move in zip(floats, step, strict=True):
+            new[i] = held[i] + jnp.where(enough, move, 0).astype(held[i].dtype)
+        return tree.unflatten(new), jnp.where(enough, b, 0)
+
+
+@struct
+class Krum(Aggregator):
+    """The update with the smallest distances to its nearest others, or the mean of several such.
+
+    Attributes:
+      selected: how many; 0 is n - f (multi-Krum).
+      neighbours: distances to n - f - `neighbours` others are summed.
+    """
+
+    f: int = 1
+    selected: int = 1
+    neighbours: int = static(default=2)
+
+    def coefficients(self, gram, weights, mask, key):
+        several = jnp.sum(mask) - self.f
+        selected = jnp.where(jnp.asarray(self.selected) == 0, several, self.selected)
+        return robust.krum(gram, mask, self.f, selected, self.neighbours)
+
+
+@struct
+class GeometricMedian(Aggregator):
+    """The smoothed geometric median (RFA)."""
+
+    f: int = 0
+    steps: int = static(default=8)
+    smoothing: float = 0.1
+
+    def coefficients(self, gram, weights, mask, key):
+        return robust.geometric_median(gram, weights, self.steps, self.smoothing)
+
+
+@struct
+class CentredClipping(Aggregator):
+    """Centred clipping, which begins at the server's model."""
+
+    f: int = 0
+    radius: float = 10.0
+    steps: int = static(default=3)
+
+    def coefficients(self, gram, weights, mask, key):
+        return robust.centred_clipping(gram, weights, self.radius, self.steps)
+
+
+@struct
+class NormBound(Aggregator):
+    """The mean of updates that are scaled down to a norm of at most `radius`."""
+
+    f: int = 0
+    radius: float = 1.0
+
+    def coefficients(self, gram, weights, mask, key):
+        return robust.norm_bound(gram, weights, self.radius)
+
+
+@struct
+class NearestNeighbours(Aggregator):
+    """The mean of updates that are each replaced by the mean of their n - f nearest (NNM)."""
+
+    f: int = 1
+
+    def coefficients(self, gram, weights, mask, key):
+        rows = robust.nearest_neighbour_mixing(gram, mask, self.f)
+        return mixing.normalize(weights) @ rows
+
+
+@struct
+class Bucketing(Aggregator):
+    """Krum over the means of random groups."""
+
+    f: int = 1
+    size: int = static(default=2)
+
+    def coefficients(self, gram, weights, mask, key):
+        groups = robust.bucketing(key, mask, self.size, gram.dtype)
+        present = jnp.any(groups > 0, axis=1)
+        return robust.krum(groups @ gram @ groups.T, present, self.f) @ groups
+
+
+@struct
+class Median(Aggregator):
+    """The median of every coordinate."""
+
+    f: int = 0
+
+    def combined(self, updates, weights, mask, key):
+        return robust.coordinate_median(updates, mask), mixing.normalize(weights)
+
+
+@struct
+class TrimmedMean(Aggregator):
+    """The mean of every coordinate without its f largest and f smallest values."""
+
+    f: int = 1
+
+    def combined(self, updates, weights, mask, key):
+        return robust.trimmed_mean(updates, mask, self.f), mixing.normalize(weights)
+
+
+@struct
+class Bulyan(Aggregator):
+    """Krum's selection, then the values nearest to the median of every coordinate."""
+
+    f: int = 1
+    neighbours: int = static(default=2)
+
+    def validate(self, members):
+        needed = f"at most {max((members - 3) // 4, 0)} of {members} members (n >= 4f + 3)"
+        require(0 <= self.f and members >= 4 * self.f + 3, "f of bulyan", self.f, needed)
+
+    def combined(self, updates, weights, mask, key):
+        gram = similarity.gram(updates, updates)
+        result = robust.bulyan(gram, updates, mask, self.f, self.neighbours)
+        return result, mixing.normalize(weights)
+
+
+@struct
+class SelfClip(Aggregator):
+    """Clips each receiver's view of the others at its own model: a rule for mixing matrices.
+
+    Attributes:
+      radius: the largest distance from which another model pulls in full.
+    """
+
+    radius: Scalar | float = 1.0
+
+    for_matrices = True
+
+    def mixing(self, weights: Matrix, senders: Stack, own: PerMember) -> Matrix:
+        """The clipped matrix for weights [.., A, B] whose receivers are the rows `own` [A]."""
+        gram = similarity.gram(senders, senders)
+        distances = robust.pairwise_distances(gram)[own]
+        clip = robust.self_clip
+        if weights.ndim == 3:
+            return jax.vmap(lambda w: clip(w, distances, self.radius, own))(weights)
+        return clip(weights, distances, self.radius, own)
+
+
+AGGREGATORS: dict[str, Callable[..., Any]] = {
+    "krum": Krum,
+    "multi_krum": lambda **options: Krum(**{"selected": 0} | options),
+    "rfa": GeometricMedian,
+    "cclip": CentredClipping,
+    "norm_bound": NormBound,
+    "nnm": NearestNeighbours,
+    "bucketing": Bucketing,
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+    "bulyan": Bulyan,
+    "self_clip": SelfClip,
+}
+
+
+def refuse_mismatch(name: str, rule: Aggregator, sees: str) -> None:
+    """Raises `InputError` where an algorithm's server can't use a rule."""
+    if rule.for_matrices and sees != "models":
+        raise InputError(
+            f"The aggregator self_clip is a rule for mixing matrices, and {name} has one mean: "
+            "take krum, median, trimmed_mean, rfa or cclip."
+        )
+    if not rule.for_matrices and sees != "sums":
+        raise InputError(
+            f"The aggregator {type(rule).__name__} is a rule for one mean, and {name} mixes single "
+            "models: take self_clip."
+        )

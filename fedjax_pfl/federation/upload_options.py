@@ -1,0 +1,233 @@
+"""Options of what happens to uploads: privacy, attacks, robust aggregation, compression."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Aggregator
+from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.uploads.accounting import Release, noise_for
+from fedjax_pfl.uploads.attacks import ATTACKS
+from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
+from fedjax_pfl.uploads.pipeline import (
+    FEEDBACKS,
+    PLACEMENTS,
+    AdaptiveClip,
+    ClientPrivacy,
+    Uploads,
+)
+from fedjax_pfl.uploads.secure import FixedPoint
+from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class PrivacyOptions(Group):
+    """Client-level differential privacy of what clients send."""
+
+    dp: str = option(NONE, "unit of differential privacy: {choices}", choices=(NONE, "client"))
+    dp_clip: float | None = option(
+        None, "largest norm of an update; a longer one is scaled down to it", within="(0, inf)",
+        noun="a finite number",
+    )  # fmt: skip
+    dp_noise: float = option(0.0, "noise multiplier: the noise's deviation over the clip")
+    dp_epsilon: float | None = option(
+        None, "epsilon of the whole run, from which the noise is computed", within="(0, inf)",
+        noun="a finite number",
+    )  # fmt: skip
+    dp_delta: float = option(1e-5, "delta of the epsilon", within="(0, 1)", noun="a number")
+    dp_placement: str = option(
+        "local",
+        "of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a share, for "
+        "algorithms whose server needs only sums",
+        choices=PLACEMENTS,
+    )
+    dp_adaptive_clip: bool = option(False, "the clip follows the median of the updates' norms")
+
+    def privacy(self, rounds: int | None = None) -> ClientPrivacy | None:
+        """The clipping and noise of uploads.
+
+        Args:
+          rounds: of the run, where noise is computed from an epsilon.
+
+        Raises:
+          InputError: noise without a clip, or both of noise and epsilon.
+        """
+        if self.dp == NONE:
+            for name in ("dp_clip", "dp_noise", "dp_epsilon"):
+                value = getattr(self, name)
+                if value:
+                    raise InputError(f"{name} must go with dp='client', got dp='none'.")
+            return None
+        if self.dp_clip is None:
+            raise InputError("dp='client' must have a dp_clip: noise without a bound hides nothing.")
+        noise = self.dp_noise
+        if self.dp_epsilon is not None:
+            if noise:
+                raise InputError("Give one of dp_noise and dp_epsilon: each decides the other.")
+            require(rounds is not None, "rounds", rounds, "given with dp_epsilon")
+            noise = noise_for(self.dp_epsilon, self.dp_delta, int(rounds or 0))
+        adaptive = AdaptiveClip() if self.dp_adaptive_clip else None
+        return ClientPrivacy(jnp.float32(self.dp_clip), jnp.float32(noise), self.dp_placement, adaptive)
+
+    def release(self, noise: float, sendings: int) -> Release:
+        """What one client's uploads cost: every sending is a release."""
+        return Release(noise, sendings)
+
+
+@dataclass(frozen=True)
+class ThreatOptions(Group):
+    """Byzantine clients, and the rule that aggregates in spite of them."""
+
+    attack: str = option(
+        NONE, "what Byzantine clients send: {choices}", choices=(NONE, *sorted(ATTACKS))
+    )
+    attack_options: dict[str, Any] | None = option(
+        None, "options of the attack, such as {'factor': 10.0}"
+    )
+    attackers: str | Sequence[int] | None = option(
+        None, "Byzantine clients: ids such as '3,7', or a share such as '20%'"
+    )
+    aggregator: str = option(
+        NONE, "robust rule in place of the mean: {choices}", choices=(NONE, *sorted(AGGREGATORS))
+    )
+    aggregator_options: dict[str, Any] | None = option(
+        None, "options of the rule, such as {'f': 4}"
+    )
+
+    def attack_of(self, ids: np.ndarray) -> tuple[Any, Any]:
+        """(the attack or None, int32 [A] ids of the attackers or None).
+
+        Raises:
+          InputError: an attack without attackers or the reverse, or no such client or option.
+        """
+        chosen = self.attacker_ids(ids)
+        if self.attack == NONE:
+            return None, None if chosen is None else jnp.asarray(chosen, jnp.int32)
+        if chosen is None:
+            raise InputError(
+                f"attack={self.attack!r} must have attackers, such as '3,7' or '20%'."
+            )
+        made = made_with("attack", self.attack, ATTACKS, self.attack_options)
+        return made, jnp.asarray(chosen, jnp.int32)
+
+    def attacker_ids(self, ids: np.ndarray) -> np.ndarray | None:
+        """The attackers' permanent ids; of a share the first clients, rounded to the nearest."""
+        given, count = self.attackers, len(ids)
+        if given is None:
+            return None
+        if isinstance(given, str) and given.strip().endswith("%"):
+            share = convert("attackers", given.strip()[:-1], float)
+            require(0 < share < 50, "attackers", given, "a share above 0% and below 50%")
+            return np.asarray(ids[: max(1, int(np.floor(share / 100 * count + 0.5)))])
+        words = given.split(",") if isinstance(given, str) else given
+        if isinstance(given, str) and any("." in word for word in words):
+            raise InputError(
+                f"attackers must be ids such as '3,7' or a share such as '20%', got {given!r}."
+            )
+        chosen = [convert("attacker", word, int) for word in words]
+        for one in chosen:
+            require(one in set(np.asarray(ids).tolist()), "attacker", one, "the id of a client")
+        require(2 * len(set(chosen)) < count, "attackers", len(set(chosen)),
+                f"fewer than half of the {count} clients")  # fmt: skip
+        return np.unique(chosen)
+
+    def rule(self, members: int) -> Aggregator | None:
+        """The robust rule for so many members of a round.
+
+        Raises:
+          InputError: no such option, or more attackers than it tolerates.
+        """
+        if self.aggregator == NONE:
+            require(not self.aggregator_options, "aggregator_options", self.aggregator_options,
+                    "absent without an aggregator")  # fmt: skip
+            return None
+        made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
+        made.validate(members)
+        return made
+
+
+@dataclass(frozen=True)
+class CompressionOptions(Group):
+    """Compression of what clients send, and the numbers of secure aggregation."""
+
+    compress: str = option(
+        NONE, "compressor of updates: {choices}", choices=(NONE, *sorted(COMPRESSORS))
+    )
+    compress_options: dict[str, Any] | None = option(
+        None, "options of the compressor, such as {'rate': 0.01}"
+    )
+    error_feedback: str = option(
+        NONE,
+        "what compression left out is sent later: {choices}",
+        choices=(NONE, *FEEDBACKS),
+        called="error feedback",
+    )
+    secure_bits: int | None = option(
+        None, "bits of the numbers that secure aggregation adds up, such as 32", low=1
+    )
+
+    def compressor(self) -> Compressor | None:
+        """The compressor of updates.
+
+        Raises:
+          InputError: no such option, or error feedback without a compressor.
+        """
+        if self.compress == NONE:
+            require(self.error_feedback == NONE, "error_feedback", self.error_feedback,
+                    "'none' without a compressor")  # fmt: skip
+            return None
+        return made_with("compressor", self.compress, COMPRESSORS, self.compress_options)
+
+    def fixed_point(self, members: int) -> FixedPoint | None:
+        """The numbers of secure aggregation.
+
+        Raises:
+          InputError: sums of so many members may wrap.
+        """
+        if self.secure_bits is None:
+            return None
+        made = FixedPoint(self.secure_bits)
+        made.validate(members)
+        return made
+
+
+def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> Any:
+    """The attack, rule or compressor of a name with its options.
+
+    Raises:
+      InputError: no such option, or a value of another type.
+    """
+    require_name(what, name, tuple(known))
+    options = dict(options or {})
+    default = known[name]()
+    kinds = {one.name: type(getattr(default, one.name)) for one in fields(default)}
+    for key, value in options.items():
+        if key not in kinds:
+            raise unknown_name(f"option of {name}", key, kinds)
+        options[key] = convert(f"{key} of {name}", value, kinds[key])
+    return known[name](**options)
+
+
+def uploads_of(
+    privacy: PrivacyOptions, threat: ThreatOptions, compression: CompressionOptions,
+    ids: np.ndarray, members: int, rounds: int | None = None,
+) -> Uploads | None:  # fmt: skip
+    """The steps between clients and the server; None where uploads arrive as they are sent."""
+    attack, attackers = threat.attack_of(ids)
+    feedback = compression.error_feedback
+    made = Uploads(
+        privacy=privacy.privacy(rounds),
+        compressor=compression.compressor(),
+        feedback=None if feedback == NONE else feedback,
+        attack=attack,
+        attackers=attackers,
+        fixed_point=compression.fixed_point(members),
+    )
+    idle = made.privacy is made.compressor is made.attack is made.fixed_point is None
+    return None if idle and attackers is None else made

@@ -1,0 +1,72 @@
+"""The numbers of secure aggregation: fixed point, and sums that wrap.
+
+Masks cancel in the sum, so nothing of them is computed. What remains of the protocol is its
+arithmetic: an update is clipped to [-R, R], rounded at random to L levels, and summed modulo 2^b.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.typing import Key, Stack, Tree
+
+
+@struct
+class FixedPoint:
+    """Fixed-point numbers of `bits` bits.
+
+    Attributes:
+      bits: b, of the modulus 2^b; at most 32.
+      span: R, the largest magnitude of a number.
+      levels: L, steps between -R and R.
+    """
+
+    bits: int = static(default=32)
+    span: float = static(default=8.0)
+    levels: int = static(default=2**22)
+
+    def validate(self, members: int) -> None:
+        """Raises `InputError` where a sum of so many members may wrap."""
+        require_whole("secure_bits", self.bits, 1)
+        require(self.bits <= 32, "secure_bits", self.bits, "at most 32")
+        if members * self.levels >= 2**self.bits:
+            most = (2**self.bits - 1) // self.levels
+            raise InputError(
+                f"Sums of {members} members with {self.levels:,} levels wrap at {self.bits} bits: "
+                f"take at most {most} members, fewer levels or more bits."
+            )
+
+    def encoded(self, update: Tree, key: Key) -> Tree:
+        """One member's update as uint32 in 0..L."""
+        leaves, tree = jax.tree.flatten(update)
+        keys = jax.random.split(key, max(len(leaves), 1))
+        return tree.unflatten([self._encoded(x, k) for x, k in zip(leaves, keys, strict=False)])
+
+    def _encoded(self, x: jax.Array, key: Key) -> jax.Array:
+        scaled = (jnp.clip(x, -self.span, self.span) + self.span) * (self.levels / (2 * self.span))
+        lots = jax.random.uniform(key, x.shape, x.dtype)
+        return jnp.floor(scaled + lots).astype(jnp.uint32)
+
+    def decoded_sum(self, total: Tree, members: jax.Array | int) -> Tree:
+        """The sum of so many members' numbers, from the sum of what they encoded."""
+        step = 2 * self.span / self.levels
+
+        def of(x):
+            return x.astype(jnp.float32) * step - members * self.span
+
+        return jax.tree.map(of, total)
+
+    def sum(self, encoded: Stack) -> Tree:
+        """The sum [...] of encoded updates [M, ...] modulo 2^b."""
+        mask = jnp.uint32(2**self.bits - 1)
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=jnp.uint32) & mask, encoded)
+
+    def rounded(self, update: Tree, key: Key) -> Tree:
+        """One member's update as the server would decode it of a sum that does not wrap."""
+        step = 2 * self.span / self.levels
+
+        def of(x, like):
+            return (x.astype(like.dtype) * step - self.span).astype(like.dtype)
+
+        return jax.tree.map(of, self.encoded(update, key), update)
