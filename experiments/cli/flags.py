@@ -90,6 +90,18 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
     "lr_schedule_options": lambda group: group.pairs(
         "lr_schedule_option", "an option of the learning rate's schedule, such as final=0.1"
     ),
+    "attack_options": lambda group: group.pairs(
+        "attack_option", "an option of the attack, such as factor=10"
+    ),
+    "attackers": lambda group: group.text(
+        "attackers", None, "Byzantine clients: ids such as 3,7, or a share such as 20%"
+    ),
+    "aggregator_options": lambda group: group.pairs(
+        "aggregator_option", "an option of the robust rule, such as f=4"
+    ),
+    "compress_options": lambda group: group.pairs(
+        "compress_option", "an option of the compressor, such as rate=0.01"
+    ),
     "metrics": lambda group: group.names(
         "metrics", [], f"measured beside the headline: {metric_names()}, or your own"
     ),

@@ -32,7 +32,7 @@ class Aggregator:
     def validate(self, members: int) -> None:
         """Raises `InputError` where a round of so many members can't tolerate f attackers."""
         allowed = f"below half of the {members} members of a round"
-        require(0 <= self.f and 2 * self.f < members, "f of the aggregator", self.f, allowed)
+        require(self.f >= 0 and 2 * self.f < members, "f of the aggregator", self.f, allowed)
 
     def coefficients(self, gram: Matrix, weights: PerMember, mask: Mask, key: Key) -> PerMember:
         """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
@@ -167,7 +167,7 @@ class Bulyan(Aggregator):
 
     def validate(self, members):
         needed = f"at most {max((members - 3) // 4, 0)} of {members} members (n >= 4f + 3)"
-        require(0 <= self.f and members >= 4 * self.f + 3, "f of bulyan", self.f, needed)
+        require(self.f >= 0 and members >= 4 * self.f + 3, "f of bulyan", self.f, needed)
 
     def combined(self, updates, weights, mask, key):
         gram = similarity.gram(updates, updates)

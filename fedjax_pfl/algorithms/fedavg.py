@@ -58,7 +58,7 @@ class FedAvg(core.Algorithm):
         sent = replace(used, models=ctx.upload(used.models, core.Broadcast(state.server)))
         weights, state = self.weigh(ctx, state, sent)
         uploads, private = ctx.plan.split(sent.models)
-        mean = mixing.weighted_sum(weights, uploads, onto=state.server)
+        mean = ctx.aggregate(weights, uploads, onto=state.server)
         state = replace(state, private=used.cohort.scatter(state.private, private))
         state = self.server_update(ctx, state, mean, weights, used)
         return state, self.record(ctx, trained, weights)

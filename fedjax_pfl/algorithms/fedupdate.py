@@ -53,7 +53,7 @@ class FedUpdate(core.Algorithm):
         trained, cohort, loss = ctx.train(begin)
         sent = ctx.upload(trained, core.Broadcast(state.server))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        server = mixing.weighted_sum(weights, sent, onto=state.server)
+        server = ctx.aggregate(weights, sent, onto=state.server)
         averaged = ctx.average(weights, sent, onto=trained)
         _, steps = self.schedules(ctx.federation)
         tuned, cohort, _ = ctx.train(averaged, cohort, purpose="update", schedule=steps)

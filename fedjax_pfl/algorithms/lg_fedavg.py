@@ -10,7 +10,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core, mixing, trees
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.fedavg import State
 from fedjax_pfl.algorithms.fedper import PartlyShared
 
@@ -111,7 +111,7 @@ class LgFedAvg(PartlyShared):
         uploads = ctx.upload({"local": local}, core.Broadcast({"local": state.common}), "local")[
             "local"
         ]
-        common = mixing.weighted_sum(weights, uploads, onto=state.common)
+        common = ctx.aggregate(weights, uploads, onto=state.common)
         common = jax.tree.map(lambda a, b: jnp.where(warm, a, b), common, state.common)
         own = sent.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))
         return replace(after, common=common, own=own)

@@ -185,7 +185,30 @@ class Context(RoundInfo):
         """Apply a mixing matrix under the federation's leaf plan, or another grouping of blocks."""
         several = self.federation.execution.devices > 1
         plan = plan or self.federation.plan
+        if self.federation.aggregator is not None:
+            everyone = weights.shape[-1] == self.num_clients
+            own = self.cohort.rows if everyone else jnp.arange(weights.shape[-2])
+            shared, _ = plan.split(senders)
+            weights = self.federation.aggregator.mixing(weights, shared, own)
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
+
+    def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
+        """The server's new model: the weighted sum of uploads, or what a robust rule makes of them.
+
+        Without `federation.aggregator` it is `mixing.weighted_sum(weights, uploads, onto)`.
+
+        Args:
+          weights: [B], those of the uploads; all zero: `onto` stays.
+          uploads: what the server received, [B, ...].
+          onto: the server's model, from which the uploads' updates are measured.
+        """
+        rule = self.federation.aggregator
+        if rule is None:
+            return mixing.weighted_sum(weights, uploads, onto=onto)
+        new, used = rule(weights, uploads, onto, self.key_for("aggregate"))
+        if self.tally is not None:
+            self.tally.weights = used
+        return new
 
     def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
         """Average the shared leaves for all members; every member keeps its private leaves.
@@ -299,6 +322,7 @@ class Context(RoundInfo):
             model), or weights [M] of a single server model (recorded as [1, N]). Each member's
             weight on its own model is recorded as "self_weight", from "mixing" or the only matrix.
         """
+        attacked = self._attackers_weight(cohort, matrices)
         return recorded(
             cohort,
             self.federation.plan.num_blocks,
@@ -307,7 +331,33 @@ class Context(RoundInfo):
             numbers_up=numbers_up,
             numbers_down=numbers_down,
             clients=clients or {},
-            scalars=scalars or {},
+            scalars=attacked | (scalars or {}),
             everyone_mixes=everyone_mixes,
             matrices=matrices,
         )
+
+    def _attackers_weight(self, cohort: Cohort, matrices: dict[str, jax.Array]) -> dict:
+        """The weight that benign members' rows give to attackers, {"attackers_weight": []}.
+
+        It is the mean over benign members of the sum over attackers' columns, of the matrix
+        "mixing" or of the only one; of a server's mean the sum of the attackers' weights. Nothing
+        is known of matrices over all clients.
+        """
+        uploads = self.federation.uploads
+        if getattr(uploads, "attackers", None) is None or not matrices:
+            return {}
+        weights = matrices.get("mixing", next(iter(matrices.values())))
+        evil = uploads.attacks(cohort.ids)
+        if self.tally is not None and self.tally.weights is not None and weights.ndim == 1:
+            weights = self.tally.weights
+        if weights.shape[-1] != cohort.size or (
+            weights.ndim > 1 and weights.shape[-2] != cohort.size
+        ):
+            return {}
+        share = jnp.sum(jnp.where(evil, weights, 0), axis=-1)
+        share = mixing.ratio(share, jnp.sum(jnp.abs(weights), axis=-1))
+        if weights.ndim > 1:
+            benign = cohort.mask & ~evil
+            share = jnp.mean(share, axis=tuple(range(share.ndim - 1)))
+            share = mixing.ratio(jnp.sum(jnp.where(benign, share, 0)), jnp.sum(benign))
+        return {"attackers_weight": share}

@@ -20,6 +20,7 @@ class ForwardCounter:
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
+      weights: [M], coefficients that a robust rule gave to the uploads, or None.
     """
 
     def __init__(self):
@@ -28,6 +29,7 @@ class ForwardCounter:
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
+        self.weights: jax.Array | None = None
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:

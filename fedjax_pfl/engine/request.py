@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.aggregation.aggregators import refuse_mismatch
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
@@ -22,6 +23,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.regularizers import ExtraLoss
+from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.conversions import is_list, number
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import State
@@ -65,6 +67,10 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)
+    if federation.aggregator is not None:
+        refuse_mismatch(algorithm.name, federation.aggregator, algorithm.sees)
+    if isinstance(federation.uploads, Uploads):
+        federation.uploads.refuse(algorithm.name, algorithm.sees, federation.plan)
     runs = make_runs(algorithm, federation, seeds, settings)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)

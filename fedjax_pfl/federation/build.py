@@ -25,6 +25,12 @@ from fedjax_pfl.federation.options import (
     ScoringOptions,
     SharingOptions,
 )
+from fedjax_pfl.federation.upload_options import (
+    CompressionOptions,
+    PrivacyOptions,
+    ThreatOptions,
+    uploads_of,
+)
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
@@ -76,9 +82,14 @@ def federate(
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
+    participation = cohorts.cohorts(data.num_clients)
+    members, threat = participation.cohort_size, groups[ThreatOptions]
+    uploads = uploads_of(
+        groups[PrivacyOptions], threat, groups[CompressionOptions], np.asarray(data.ids), members
+    )
     return Federation(
         data=data if on_host else jax.device_put(data),  # see `spread`
-        participation=cohorts.cohorts(data.num_clients),
+        participation=participation,
         training=training,
         network=task,
         initial_values=values if several() else jax.device_put(values),
@@ -87,6 +98,8 @@ def federate(
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         metrics=groups[ScoringOptions].chosen(task, data),
+        uploads=uploads,
+        aggregator=threat.rule(members),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

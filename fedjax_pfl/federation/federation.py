@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import planning
+from fedjax_pfl.aggregation.aggregators import Aggregator
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.federated import FederatedData
@@ -54,6 +55,7 @@ class Federation:
       eval_batch_size: samples scored at once.
       metrics: metrics beside the task's headline.
       uploads: transformation of uploads on their way to the server, or None.
+      aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 
@@ -69,6 +71,7 @@ class Federation:
     initial_match: Match | None = static(default=None)
     metrics: tuple[Metric, ...] = static(default=())
     uploads: UploadStage | None = None
+    aggregator: Aggregator | None = None
     client_names: tuple[tuple[int, str], ...] = static(default=())
 
     def __repr__(self) -> str:

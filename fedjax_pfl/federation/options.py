@@ -29,6 +29,7 @@ from fedjax_pfl.federation.config_field import Group, Option, declared, gathered
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, ThreatOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require, require_classes
@@ -39,14 +40,17 @@ __all__ = [
     "GROUPS",
     "RATES",
     "SETTABLE",
+    "CompressionOptions",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
     "ModelOptions",
     "Option",
     "ParticipationOptions",
+    "PrivacyOptions",
     "ScoringOptions",
     "SharingOptions",
+    "ThreatOptions",
     "declared",
     "gathered",
     "names_for",
@@ -242,6 +246,9 @@ GROUPS: tuple[type[Group], ...] = (
     SharingOptions,
     LocalTraining,
     ParticipationOptions,
+    PrivacyOptions,
+    ThreatOptions,
+    CompressionOptions,
     InputOptions,
     ScoringOptions,
     ExecutionOptions,

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -43,8 +44,8 @@ class PrivacyOptions(Group):
     dp_delta: float = option(1e-5, "delta of the epsilon", within="(0, 1)", noun="a number")
     dp_placement: str = option(
         "local",
-        "of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a share, for "
-        "algorithms whose server needs only sums",
+        "of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a share, "
+        "for algorithms whose server needs only sums",
         choices=PLACEMENTS,
     )
     dp_adaptive_clip: bool = option(False, "the clip follows the median of the updates' norms")
@@ -65,7 +66,9 @@ class PrivacyOptions(Group):
                     raise InputError(f"{name} must go with dp='client', got dp='none'.")
             return None
         if self.dp_clip is None:
-            raise InputError("dp='client' must have a dp_clip: noise without a bound hides nothing.")
+            raise InputError(
+                "dp='client' must have a dp_clip: noise without a bound hides nothing."
+            )
         noise = self.dp_noise
         if self.dp_epsilon is not None:
             if noise:
@@ -73,7 +76,9 @@ class PrivacyOptions(Group):
             require(rounds is not None, "rounds", rounds, "given with dp_epsilon")
             noise = noise_for(self.dp_epsilon, self.dp_delta, int(rounds or 0))
         adaptive = AdaptiveClip() if self.dp_adaptive_clip else None
-        return ClientPrivacy(jnp.float32(self.dp_clip), jnp.float32(noise), self.dp_placement, adaptive)
+        return ClientPrivacy(
+            jnp.float32(self.dp_clip), jnp.float32(noise), self.dp_placement, adaptive
+        )
 
     def release(self, noise: float, sendings: int) -> Release:
         """What one client's uploads cost: every sending is a release."""
@@ -110,9 +115,7 @@ class ThreatOptions(Group):
         if self.attack == NONE:
             return None, None if chosen is None else jnp.asarray(chosen, jnp.int32)
         if chosen is None:
-            raise InputError(
-                f"attack={self.attack!r} must have attackers, such as '3,7' or '20%'."
-            )
+            raise InputError(f"attack={self.attack!r} must have attackers, such as '3,7' or '20%'.")
         made = made_with("attack", self.attack, ATTACKS, self.attack_options)
         return made, jnp.asarray(chosen, jnp.int32)
 
@@ -149,7 +152,7 @@ class ThreatOptions(Group):
             return None
         made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
         made.validate(members)
-        return made
+        return on_device(made)
 
 
 @dataclass(frozen=True)
@@ -214,6 +217,17 @@ def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> A
     return known[name](**options)
 
 
+def on_device(tree: Any) -> Any:
+    """The tree with its numbers as arrays, which programs trace."""
+
+    def of(x):
+        if isinstance(x, bool | int):
+            return jnp.asarray(x, jnp.int32)
+        return jnp.asarray(x, jnp.float32) if isinstance(x, float) else x
+
+    return jax.tree.map(of, tree)
+
+
 def uploads_of(
     privacy: PrivacyOptions, threat: ThreatOptions, compression: CompressionOptions,
     ids: np.ndarray, members: int, rounds: int | None = None,
@@ -229,5 +243,6 @@ def uploads_of(
         attackers=attackers,
         fixed_point=compression.fixed_point(members),
     )
+    made = on_device(made)
     idle = made.privacy is made.compressor is made.attack is made.fixed_point is None
     return None if idle and attackers is None else made

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack
 
@@ -125,6 +127,31 @@ class Uploads:
         errors = jax.tree.map(jnp.zeros_like, shared) if self.remembers_errors else None
         return Memory(errors, jnp.asarray(self.privacy.clip) if self.remembers_bound else None)
 
+    def refuse(self, name: str, sees: str, plan: LeafPlan) -> None:
+        """Raises `InputError` where an algorithm can't have these steps.
+
+        Args:
+          name, sees: the algorithm's.
+          plan: which leaves are shared.
+        """
+        if sees == "models":
+            needs = f"{name}'s server needs single models, "
+            if self.fixed_point is not None:
+                raise InputError(f"{needs}which secure aggregation hides: leave secure_bits out.")
+            if self.privacy is not None and self.privacy.placement == "distributed":
+                raise InputError(
+                    f"{needs}which would hold only a part of the noise: dp_placement must be "
+                    "'local'."
+                )
+        shared = [path for path, on in zip(plan.paths, plan.shared, strict=True) if on]
+        statistics = [path for path in shared if not trainable(path)]
+        if self.privacy is not None and statistics:
+            raise InputError(
+                f"Differential privacy can't cover running statistics such as {statistics[0]}: "
+                "take batch_norm='local' or 'affine_shared', or a network without batch "
+                "normalization."
+            )
+
     def attacks(self, ids: PerMember) -> Mask:
         """Which clients are Byzantine, [M]."""
         if self.attackers is None:
@@ -155,7 +182,7 @@ class Uploads:
             errors = [kept[i] for i in floats]
         updates, errors, bound = self._steps(updates, sending, errors, memory.bound)
         for i, old, update in zip(floats, before, updates, strict=True):
-            leaves[i] = old + update
+            leaves[i] = (old + update).astype(old.dtype)
         if errors is not None:
             for i, error in zip(floats, errors, strict=True):
                 kept[i] = error

@@ -95,7 +95,7 @@ def test_published_example():
 def test_foolsgold_punishes_equal_updates(seed):
     history = vectors(6, 5, seed)
     history[4:] = history[3] + 1e-3 * history[4:]  # three of a kind
-    stack, mask, gram = stacked(history)
+    _, mask, gram = stacked(history)
     ours = robust.foolsgold(gram, mask)
     close(ours, reference.foolsgold(history))
     assert np.all(np.asarray(ours[3:]) < 0.05)
@@ -112,7 +112,7 @@ def test_self_clip_is_a_mixing_matrix():
     x = vectors(6, 5)
     w = np.random.default_rng(3).dirichlet(np.ones(6), 6)
     radius = np.array([0.5, 1, 2, 3, 1e9, 0])
-    stack, _, gram = stacked(x)
+    _, _, gram = stacked(x)
     matrix = robust.self_clip(jnp.asarray(w), robust.pairwise_distances(gram), jnp.asarray(radius))
     close(matrix @ x, reference.self_clip(w, x, radius))
     close(matrix.sum(1), 1)
@@ -152,7 +152,7 @@ def test_breakdown(bad):
 
 def test_buckets():
     x = vectors(7)
-    stack, mask, _ = stacked(x, absent=(2,))
+    _, mask, _ = stacked(x, absent=(2,))
     matrix = robust.bucketing(jax.random.key(0), mask, 3, jnp.float64)
     sizes = np.sort(np.asarray((matrix > 0).sum(1)))[::-1]
     assert sizes[:3].tolist() == [3, 3, 1] and not sizes[3:].any()
