@@ -212,15 +212,21 @@ AGGREGATORS: dict[str, Callable[..., Any]] = {
 }
 
 
-def refuse_mismatch(name: str, rule: Aggregator, sees: str) -> None:
-    """Raises `InputError` where an algorithm's server can't use a rule."""
-    if rule.for_matrices and sees != "models":
+def refuse_mismatch(name: str, rule: Aggregator, replaces: str) -> None:
+    """Check that a rule fits an algorithm whose `robust` is `replaces`.
+
+    Raises:
+      InputError: it does not.
+    """
+    if replaces == "nothing":
+        raise InputError(f"{name} has no mean or mixing matrix that an aggregator could replace.")
+    if rule.for_matrices and replaces == "mean":
         raise InputError(
-            f"The aggregator self_clip is a rule for mixing matrices, and {name} has one mean: "
-            "take krum, median, trimmed_mean, rfa or cclip."
+            f"The aggregator self_clip is a rule for mixing matrices, and {name} has a mean: take "
+            "krum, median, trimmed_mean, rfa or cclip."
         )
-    if not rule.for_matrices and sees != "sums":
+    if not rule.for_matrices and replaces == "matrix":
         raise InputError(
-            f"The aggregator {type(rule).__name__} is a rule for one mean, and {name} mixes single "
-            "models: take self_clip."
+            f"The aggregator {type(rule).__name__} is a rule for one mean, and {name} mixes models "
+            "by a matrix: take self_clip."
         )

@@ -105,6 +105,7 @@ class Cfl(core.Algorithm):
     """
 
     batch_norm = "shared"
+    robust = "mean"  # of each cluster
 
     mean_below: float = 0.4
     largest_above: float = 1.6
@@ -132,7 +133,7 @@ class Cfl(core.Algorithm):
 
     def remarks(self, federation):
         notes = super().remarks(federation)
-        if federation.participation.cohort_size < federation.num_clients:
+        if federation.participation.sampled(federation.num_clients):
             notes.append("made for full participation: a split moves only clients that take part")
         return notes
 
@@ -168,7 +169,7 @@ class Cfl(core.Algorithm):
             lambda: (state, own),
         )
         weights = mixing.normalize(self._members(state, now, cohort).astype(ctx.dtype))
-        models = ctx.mix(weights, sent, onto=state.models)
+        models = ctx.aggregate_rows(weights, sent, onto=state.models)
         _, private = ctx.plan.split(trained)
         kept = cohort.scatter((state.private, state.cluster), (private, now))
         return replace(state, models=models, private=kept[0], cluster=kept[1]), ctx.record(

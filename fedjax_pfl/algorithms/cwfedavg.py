@@ -49,6 +49,7 @@ class CwFedAvg(core.Algorithm):
     """
 
     reads = "everyone"
+    robust = "mean"  # of each class
     absent_kept = False  # every client is re-initialised in each round
     needs_classes = True
 
@@ -100,10 +101,11 @@ class CwFedAvg(core.Algorithm):
         sizes = ctx.sizes() * cohort.mask
         weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
         classes = state.classes
-        if classes is not None or parts.shape[0] < cohort.size:
+        fewer = parts.shape[0] < cohort.size or ctx.federation.aggregator is not None
+        if classes is not None or fewer:
             if classes is None:  # a placeholder for classes that nobody sends
                 classes = trees.replicate(trees.row(sent, 0), len(parts))
-            classes = ctx.mix(parts, sent, onto=classes)  # eqs. (3)-(5)
+            classes = ctx.aggregate_rows(parts, sent, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
         else:
             models = ctx.mix(weights, sent, onto=held)

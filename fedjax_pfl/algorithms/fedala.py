@@ -81,7 +81,7 @@ class FedALA(fedavg.FedAvg):
         core.require(self.layers <= len(layers), "layers", self.layers, allowed)
 
     def remarks(self, federation):
-        sampled = federation.participation.cohort_size < federation.num_clients
+        sampled = federation.participation.sampled(federation.num_clients)
         notes = "all clients adapt in every round, drawn or not"
         return [*super().remarks(federation), *[notes] * (sampled and self.who == "everyone")]
 

@@ -28,6 +28,7 @@ class Attentive(core.Algorithm):
     """
 
     reads = "others"
+    robust = "matrix"
 
     sigma: float
     pull: float

@@ -45,6 +45,7 @@ class FedAvg(core.Algorithm):
 
     batch_norm = "shared"
     sees = "sums"
+    robust = "mean"
 
     def init(self, ctx: core.Context) -> State:
         server, private = ctx.plan.split(ctx.initial_model())

@@ -43,6 +43,8 @@ class FedDWA(core.Algorithm):
       score_guidance: keep the guidance models and score them too (Table 3).
     """
 
+    robust = "matrix"
+
     top_k: int = 5
     guidance: Guidance = core.static(default="epochs")
     guidance_epochs: int | None = core.static(default=None)

@@ -62,6 +62,10 @@ class Ifca(core.Algorithm):
     warmup: int = 20
     scored_by: Literal["train", "test"] = core.static(default="train")
 
+    @property
+    def robust(self):
+        return "mean" if self.averaging == "models" else "nothing"
+
     def validate(self):
         core.require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
         core.require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
@@ -149,7 +153,7 @@ class Ifca(core.Algorithm):
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
         weights = mixing.normalize(takers * sizes, cohort.mask)
-        models = ctx.mix(weights, ctx.upload(trained, received), onto=state.models)
+        models = ctx.aggregate_rows(weights, ctx.upload(trained, received), onto=state.models)
         private = cohort.scatter(state.private, ctx.plan.split(trained)[1])
         return State(models, private), ctx.record(
             cohort,

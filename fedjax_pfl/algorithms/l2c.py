@@ -125,7 +125,8 @@ class Attention:
 
     def kept(self, ctx, cohort, state, learnt):
         shares = mixing.normalize(cohort.mask.astype(state.logits.dtype))
-        sent = ctx.upload(learnt, core.Broadcast(state.encoder), "encoder")
+        held = core.Broadcast(state.encoder)
+        sent = ctx.upload(learnt, held, "encoder", compressed=False)
         encoder = mixing.weighted_sum(shares, sent, onto=state.encoder)
         return {"encoder": encoder, "logits": cohort.scatter(state.logits, self.logits)}
 

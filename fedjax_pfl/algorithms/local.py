@@ -30,7 +30,7 @@ class Local(core.Algorithm):
 
     def remarks(self, federation):
         part = federation.participation
-        sampled = part.cohort_size < federation.num_clients or not part.punctual
+        sampled = part.sampled(federation.num_clients) or not part.punctual
         if not sampled or self.who == "drawn":
             return super().remarks(federation)
         return [*super().remarks(federation), "all clients train in every round, drawn or not"]

@@ -59,6 +59,7 @@ class PFedLA(core.Algorithm):
     """
 
     reads = "others"
+    robust = "matrix"
 
     hypernetwork_rate: float = 1.0
     weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")

@@ -82,7 +82,7 @@ class PFedMe(fedavg.Weighted):
 
     def remarks(self, federation):
         part = federation.participation
-        sampled = part.cohort_size < federation.num_clients or not part.punctual
+        sampled = part.sampled(federation.num_clients) or not part.punctual
         if self.who == "drawn" or not sampled:
             return super().remarks(federation)
         return [*super().remarks(federation), "all clients train in every round, drawn or not"]

@@ -45,6 +45,8 @@ class Scaffold(fedavg.FedAvg):
         or stay local: a longer step could make them negative.
     """
 
+    robust = "nothing"  # control variates would remain a plain sum
+
     server_rate: float = 1.0
 
     def validate(self):

@@ -52,6 +52,7 @@ class Spfl(core.Algorithm):
     """
 
     reads = "everyone"
+    robust = "matrix"
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)

@@ -72,6 +72,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
     depends_on_num_rounds = True
     sees = "models"
+    robust = "nothing"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
     alice: int = 0

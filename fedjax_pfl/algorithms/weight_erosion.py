@@ -58,6 +58,7 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
     """
 
     sees = "models"
+    robust = "nothing"
 
     alice: int = 0
     distance_penalty: float = PUBLISHED

@@ -20,7 +20,7 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
-from fedjax_pfl.uploads.pipeline import MODEL, Memory, Sending
+from fedjax_pfl.uploads.stage import MODEL, Memory, Sending
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import (
@@ -64,6 +64,11 @@ class Context(RoundInfo):
         if self.optimizers is not None and "optimizer_state" not in options:
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
+        stage = self.federation.uploads
+        if stage is not None and stage.keeps_failed:
+            # To leave out a client because its training failed would reveal something about it.
+            counted = replace(trained.cohort, mask=cohort.mask)
+            trained = replace(trained, cohort=counted)
         if self.tally is not None:
             self.tally.trains(purpose, options.get("schedule") or self.federation.schedule)
             self.tally.took(cohort, trained.cohort)
@@ -186,29 +191,61 @@ class Context(RoundInfo):
         several = self.federation.execution.devices > 1
         plan = plan or self.federation.plan
         if self.federation.aggregator is not None:
-            everyone = weights.shape[-1] == self.num_clients
-            own = self.cohort.rows if everyone else jnp.arange(weights.shape[-2])
+            receivers = weights.shape[-2]
+            sent_by_all = weights.shape[-1] == self.num_clients > receivers
+            own = self.cohort.rows if sent_by_all else jnp.arange(receivers)
             shared, _ = plan.split(senders)
             weights = self.federation.aggregator.mixing(weights, shared, own)
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
-        """The server's new model: the weighted sum of uploads, or what a robust rule makes of them.
+        """Aggregate uploads into the server's new model, by a weighted sum or a robust rule.
 
         Without `federation.aggregator` it is `mixing.weighted_sum(weights, uploads, onto)`.
 
         Args:
-          weights: [B], those of the uploads; all zero: `onto` stays.
+          weights: [B], weights of the uploads; if all are zero, the result is `onto`.
           uploads: what the server received, [B, ...].
-          onto: the server's model, from which the uploads' updates are measured.
+          onto: the server's model; an update is the difference of an upload and this model.
         """
-        rule = self.federation.aggregator
+        stage, rule = self.federation.uploads, self.federation.aggregator
+        if stage is not None and stage.uniform:
+            weights = self.federation.participation.uniform_weights(weights > 0)
         if rule is None:
-            return mixing.weighted_sum(weights, uploads, onto=onto)
+            mean = mixing.weighted_sum(weights, uploads, onto=onto)
+            if stage is None or not stage.uniform:
+                return mean
+            rest = 1 - jnp.sum(weights)  # of clients that Poisson sampling did not draw
+            rest = jnp.where(jnp.any(weights != 0), rest, 0)
+            return jax.tree.map(
+                lambda x, old: x + (rest * old).astype(x.dtype)
+                if jnp.issubdtype(x.dtype, jnp.inexact)
+                else x,
+                mean,
+                onto,
+            )
         new, used = rule(weights, uploads, onto, self.key_for("aggregate"))
         if self.tally is not None:
             self.tally.weights = used
         return new
+
+    def aggregate_rows(self, weights: Matrix, uploads: Stack, onto: Stack) -> Stack:
+        """Aggregate uploads into K models, such as those of clusters; a robust rule acts on each.
+
+        Without `federation.aggregator` it is `mix(weights, uploads, onto)`.
+
+        Args:
+          weights: [K, B]; a rule acts on the uploads whose weights are positive.
+          uploads: [B, ...].
+          onto: the server's K models, which stay if their row is zero; private leaves are theirs.
+        """
+        rule = self.federation.aggregator
+        if rule is None:
+            return self.mix(weights, uploads, onto)
+        (shared, _), (held, private) = self.plan.split(uploads), self.plan.split(onto)
+        rows = jax.vmap(rule, in_axes=(0, None, 0, None))
+        new, _ = rows(weights, shared, held, self.key_for("aggregate"))
+        return trees.join(new, private)
 
     def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
         """Average the shared leaves for all members; every member keeps its private leaves.
@@ -240,6 +277,8 @@ class Context(RoundInfo):
         reference: Tree | Broadcast,
         what: str = MODEL,
         cohort: Cohort | None = None,
+        *,
+        compressed: bool = True,
     ) -> Tree:
         """Return what the server receives when the members send `values`, leaves [M, ...].
 
@@ -254,6 +293,8 @@ class Context(RoundInfo):
             model suffice.
           what: a name for this upload, unique within a round.
           cohort: who sends; the round's cohort by default.
+          compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
+            the model's blocks; compressors leave them as they are.
         """
         stage = self.federation.uploads
         if stage is None:
@@ -267,7 +308,8 @@ class Context(RoundInfo):
             held, _ = self.plan.split(held)
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
-        sending = Sending(cohort.ids, cohort.mask, what, self.key_for(f"upload/{what}"))
+        key = self.key_for(f"upload/{what}")
+        sending = Sending(cohort.ids, cohort.mask, what, key, compressed)
         if self.memory is None or what != MODEL:
             received, _ = stage(values, held, sending, Memory())
         else:
@@ -337,17 +379,17 @@ class Context(RoundInfo):
         )
 
     def _attackers_weight(self, cohort: Cohort, matrices: dict[str, jax.Array]) -> dict:
-        """The weight that benign members' rows give to attackers, {"attackers_weight": []}.
+        """Return the weight that attackers have in benign members' rows, {"attackers_weight": []}.
 
-        It is the mean over benign members of the sum over attackers' columns, of the matrix
-        "mixing" or of the only one; of a server's mean the sum of the attackers' weights. Nothing
-        is known of matrices over all clients.
+        It is the mean over benign members of the attackers' share of their row of "mixing", or of
+        the only matrix; for a single mean it is the attackers' share. Empty for matrices over all
+        clients.
         """
-        uploads = self.federation.uploads
-        if getattr(uploads, "attackers", None) is None or not matrices:
+        stage = self.federation.uploads
+        evil = None if stage is None else stage.attacking(cohort.ids)
+        if evil is None or not matrices:
             return {}
         weights = matrices.get("mixing", next(iter(matrices.values())))
-        evil = uploads.attacks(cohort.ids)
         if self.tally is not None and self.tally.weights is not None and weights.ndim == 1:
             weights = self.tally.weights
         if weights.shape[-1] != cohort.size or (

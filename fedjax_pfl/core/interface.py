@@ -44,6 +44,8 @@ class Algorithm:
         algorithm may read `ctx.num_rounds`, and a run that is given more rounds starts over.
       sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
         secure aggregation provides), or single "models".
+      robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
+        or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
@@ -67,6 +69,7 @@ class Algorithm:
     needs_classes: ClassVar[bool] = False
     depends_on_num_rounds: ClassVar[bool] = False
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
+    robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     channels: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
     models_read_samples: ClassVar[bool] = False

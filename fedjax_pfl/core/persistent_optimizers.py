@@ -15,7 +15,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import optimizer_name
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import local_sgd
-from fedjax_pfl.uploads.pipeline import Memory, Uploads
+from fedjax_pfl.uploads.stage import Memory
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import nested, per_client, per_server, struct
 from fedjax_pfl.utils.typing import PerClient, Stack, State
@@ -52,10 +52,10 @@ class ExtendedState:
 
 
 class UploadMemory:
-    """Gives the sending "model" of one round its memory; filled while it is traced.
+    """Provides the upload "model" with its memory while a round is traced.
 
     Attributes:
-      errors, bound: as in `ExtendedState`, as they are after the calls so far.
+      errors, bound: as in `ExtendedState`, after the calls so far.
     """
 
     def __init__(self, name: str, errors: Stack | None, bound: Any):
@@ -63,11 +63,11 @@ class UploadMemory:
         self._trace = trace_state()
 
     def upload(self, stage, values, held, sending, cohort: Cohort):
-        """What the server receives of the members."""
+        """Return what the server receives from the members."""
         if trace_state() != self._trace:
             raise InputError(
-                f"{self.name} sends within a loop of its own, where nothing can be remembered from "
-                "round to round: leave error feedback and adaptive clipping out."
+                f"{self.name} sends within its own loop, where nothing can be kept between rounds: "
+                "leave error_feedback and dp_adaptive_clip out."
             )
         errors = None if self.errors is None else cohort.gather(self.errors)
         received, after = stage(values, held, sending, Memory(errors, self.bound))
@@ -165,17 +165,14 @@ def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
 
 
 def begin(algorithm: Any, ctx: Any, state: State) -> State:
-    """An algorithm's first state with all else that the simulation remembers."""
-    federation = ctx.federation
-    uploads = federation.uploads if isinstance(federation.uploads, Uploads) else None
-    errors = uploads is not None and uploads.remembers_errors
-    bound = uploads is not None and uploads.remembers_bound
-    keep = federation.training.keep_optimizer_state
-    if not (keep or errors or bound):
+    """Return an algorithm's initial state with what the engine keeps between rounds."""
+    uploads, keep = ctx.federation.uploads, ctx.federation.training.keep_optimizer_state
+    remembers = uploads is not None and uploads.remembers
+    if not (keep or remembers):
         return state
     phases = first_phases(algorithm, ctx, state) if keep else {}
     memory = Memory()
-    if uploads is not None:
+    if remembers:
         shared, _ = ctx.plan.split(ctx.initial_model())
         memory = uploads.first_memory(ctx.replicate(jax.tree.map(jnp.zeros_like, shared)))
     return ExtendedState(state, phases, memory.errors, memory.bound)
@@ -184,7 +181,7 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
 def extended(
     state: State, optimizers: Optimizers | None, memory: UploadMemory | None, like: State
 ) -> State:
-    """An algorithm's state after a round with what the simulation remembers, if it does."""
+    """Return an algorithm's state after a round with what the engine keeps between rounds."""
     if not isinstance(like, ExtendedState):
         return state
     phases = {} if optimizers is None else optimizers.phases

@@ -7,7 +7,7 @@ stay as they are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -104,6 +104,7 @@ class Backdoor:
       corner: where the square is.
       distributed: whether attackers share out the trigger.
       seed: of the choice of samples.
+      factor: of the attackers' updates, which are sent larger (model replacement); 1 for none.
     """
 
     target: int = 0
@@ -112,6 +113,7 @@ class Backdoor:
     corner: str = "bottom_right"
     distributed: bool = False
     seed: int = 0
+    factor: float = 1.0
 
     def __post_init__(self) -> None:
         require_whole("target", self.target, 0)
@@ -138,15 +140,23 @@ class Backdoor:
                 f"A backdoor must have images of at least {self.size}x{self.size} pixels, got "
                 f"samples of shape {x.shape[1:]}."
             )
-        bright = 255 if x.dtype == np.uint8 else x.max(initial=1.0)
+        mask = self.mask(x.shape[1], x.shape[2], quarter)
+        return np.where(mask, np.asarray(self.brightness(x.dtype), x.dtype), x)
+
+    def brightness(self, dtype: Any) -> float:
+        """Return the value of the trigger's pixels: 255 in images of bytes, else 1."""
+        return 255 if dtype == np.uint8 else 1
+
+    def mask(self, height: int, width: int, quarter: int | None = None) -> np.ndarray:
+        """Return the pixels of the trigger, bool [h, w, 1]."""
         square = np.ones((self.size, self.size), bool)
         if quarter is not None:
             half = self.size // 2
             rows, columns = np.indices(square.shape)
             square = ((rows >= half) == (quarter // 2)) & ((columns >= half) == (quarter % 2))
-        mask = np.zeros(x.shape[1:3], bool)
+        mask = np.zeros((height, width, 1), bool)
         if self.corner == "bottom_right":
-            mask[-self.size :, -self.size :] = square
+            mask[-self.size :, -self.size :, 0] = square
         else:
-            mask[: self.size, : self.size] = square
-        return np.where(mask[:, :, None], np.asarray(bright, x.dtype), x)
+            mask[: self.size, : self.size, 0] = square
+        return mask

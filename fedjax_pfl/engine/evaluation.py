@@ -96,7 +96,8 @@ def score_rows(
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
-    gathered = tuple(one for one in federation.metrics if one.fn is not None)
+    metrics = tuple(one for one in federation.metrics if one.fn is not None)
+    plain = tuple(one for one in metrics if one.changes is None)
     last = ctx.t + 1 == ctx.total
     served = algorithm.served_clients(ctx)
     named = named_models(algorithm, ctx, state, rows)
@@ -112,7 +113,12 @@ def score_rows(
             size = federation.data.split(split).size[rows]
             twin = (id(models), split)  # a model with two names is scored once
             if twin not in seen:
-                seen[twin] = score(federation, models, rows, split, gathered)
+                marks, loss, more = score(federation, models, rows, split, plain)
+                for one in metrics:
+                    if one.changes is not None:
+                        changed = score(federation, models, rows, split, (one,), one.changes)
+                        more = more | changed.metrics
+                seen[twin] = marks, loss, more
             marks, loss, more = seen[twin]
             known = (size > 0) & served[rows] & (last if name in late else True)
             known &= _finite(models, len(rows))  # a network answers NaN with its first class

@@ -35,10 +35,12 @@ def without_new_clients(federation: Federation, count: int) -> tuple[Federation,
             f"The last {count} clients must be new, but client "
             f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
         )
+    before = federation.participation
     among = ParticipationOptions(
-        federation.participation.cohort_size / total,
-        {int(row): int(late[row]) for row in rows if late[row]},
-        federation.participation.schedule,
+        before.cohort_size / total if before.poisson is None else before.poisson,
+        sampling="fixed" if before.poisson is None else "poisson",
+        stragglers={int(row): int(late[row]) for row in rows if late[row]},
+        straggler_schedule=before.schedule,
     )
     return (
         replace(

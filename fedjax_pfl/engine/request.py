@@ -23,7 +23,6 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.regularizers import ExtraLoss
-from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.conversions import is_list, number
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import State
@@ -68,9 +67,11 @@ def checked_program(
     algorithm.check_validation(federation)
     algorithm.check(federation)
     if federation.aggregator is not None:
-        refuse_mismatch(algorithm.name, federation.aggregator, algorithm.sees)
-    if isinstance(federation.uploads, Uploads):
-        federation.uploads.refuse(algorithm.name, algorithm.sees, federation.plan)
+        refuse_mismatch(algorithm.name, federation.aggregator, algorithm.robust)
+    if federation.uploads is not None:
+        federation.uploads.refuse(
+            algorithm.name, algorithm.sees, algorithm.channels, federation.plan
+        )
     runs = make_runs(algorithm, federation, seeds, settings)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
@@ -81,6 +82,10 @@ def checked_program(
         )
     if federation.training.keep_optimizer_state:  # traced, so that what can't keep them is refused
         jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
+    if score_clients is None and federation.uploads is not None:
+        score_clients = federation.uploads.benign(
+            np.asarray(federation.data.ids), np.asarray(federation.data.test.size)
+        )
     scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
     return offloaded_program(program) if federation.execution.client_state == "host" else program

@@ -29,6 +29,7 @@ def result_so_far(
     """The result of the rounds done, with the facts for tables and without models."""
     program, collector = chunks.program, chunks.collector
     federation = program.federation
+    stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize
     arrays = {name: np.asarray(values) for name, values in (settings or {}).items()}
     measured = collector.collect((len(seeds), -1))
     rounds = chunks.done if chunks.stopped else program.rounds
@@ -49,7 +50,8 @@ def result_so_far(
         train_sizes=np.asarray(federation.data.train.size),
         block_sizes=federation.plan.shared_block_sizes(),
         blocks=federation.plan.blocks,
-        item_bytes=np.dtype(federation.task.dtype).itemsize,
+        upload_bytes=None if stage is None else stage.block_bytes(federation.plan, item_bytes),
+        item_bytes=item_bytes,
         compile_seconds=chunks.compile_seconds,
         seconds_per_round=collector.seconds_per_round() / program.num_runs,
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),

@@ -25,12 +25,8 @@ from fedjax_pfl.federation.options import (
     ScoringOptions,
     SharingOptions,
 )
-from fedjax_pfl.federation.upload_options import (
-    CompressionOptions,
-    PrivacyOptions,
-    ThreatOptions,
-    uploads_of,
-)
+from fedjax_pfl.federation.threat_options import ThreatOptions
+from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, uploads_of
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
@@ -59,6 +55,8 @@ def federate(
     require(isinstance(partition, Partition), "partition", type(partition).__name__, allowed)
     groups = gathered(GROUPS, options, "federate")
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
+    threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
+    dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
         raise InputError(
@@ -83,9 +81,9 @@ def federate(
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     participation = cohorts.cohorts(data.num_clients)
-    members, threat = participation.cohort_size, groups[ThreatOptions]
+    members = participation.cohort_size
     uploads = uploads_of(
-        groups[PrivacyOptions], threat, groups[CompressionOptions], np.asarray(data.ids), members
+        groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members
     )
     return Federation(
         data=data if on_host else jax.device_put(data),  # see `spread`
@@ -97,7 +95,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
-        metrics=groups[ScoringOptions].chosen(task, data),
+        metrics=groups[ScoringOptions].chosen(task, data) + threat.metrics(dataset),
         uploads=uploads,
         aggregator=threat.rule(members),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),

@@ -21,12 +21,12 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
-from fedjax_pfl.federation.uploads import UploadStage
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
+from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import Measure

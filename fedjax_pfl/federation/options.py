@@ -29,7 +29,8 @@ from fedjax_pfl.federation.config_field import Group, Option, declared, gathered
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation import ParticipationOptions
-from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, ThreatOptions
+from fedjax_pfl.federation.threat_options import ThreatOptions
+from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, require, require_classes
@@ -136,7 +137,7 @@ class InputOptions(Group):
                 "there is nothing to train on."
             )
         scale, shift = input_scaling(self.input_scaling, dataset)
-        ids = self._ids(partition.num_clients)
+        ids = self.ids(partition.num_clients)
         counts = partition.class_counts(labels, dataset.num_classes, "train")
         label_map = partition.label_map
         train = partition.train.idx, partition.train.offsets
@@ -162,7 +163,12 @@ class InputOptions(Group):
             sample_shape=tuple(dataset.input_shape),
         )
 
-    def _ids(self, count: int) -> np.ndarray:
+    def ids(self, count: int) -> np.ndarray:
+        """Return the permanent ids of so many clients.
+
+        Raises:
+          InputError: there is not one for each.
+        """
         ids = np.arange(count) if self.client_ids is None else np.asarray(self.client_ids)
         known = ids.dtype.kind in "iu" and ids.shape == (count,)
         distinct = known and len(set(ids.tolist())) == len(ids)

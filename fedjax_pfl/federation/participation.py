@@ -17,8 +17,9 @@ from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Rows, Tree
+from fedjax_pfl.utils.typing import Mask, Rows, Tree
 
+SAMPLINGS = ("fixed", "poisson")
 STRAGGLER_SCHEDULES = ("code", "paper")
 
 
@@ -190,7 +191,10 @@ class Participation:
 
     Attributes:
       delay: int32 [N], delay of a straggler's first upload in rounds; 0 for punctual clients.
-      cohort_size: M, clients sampled in each round, uniformly and without replacement.
+      cohort_size: M, clients sampled in each round, uniformly and without replacement; under
+        Poisson sampling the most that a round can have.
+      poisson: probability with which each client takes part, independently of all others; None for
+        cohorts of a fixed size.
       punctual: whether there are no stragglers.
       schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
         the client starts in phase 0, its upload arrives in phase d, and in phase d + 1 it starts
@@ -202,19 +206,35 @@ class Participation:
     cohort_size: int = static()
     punctual: bool = static(default=True)
     schedule: str = static(default="code")
+    poisson: float | None = static(default=None)
+
+    def sampled(self, num_clients: int) -> bool:
+        """Return whether some rounds are without some of the clients."""
+        return self.cohort_size < num_clients or self.poisson is not None
+
+    def uniform_weights(self, mask: Mask) -> jax.Array:
+        """Return equal weights [M] of the members of `mask`, over their expected number.
+
+        The number is known without looking at the clients: pN under Poisson sampling, else M.
+        """
+        expected = self.cohort_size if self.poisson is None else self.poisson * len(self.delay)
+        return mask / jnp.asarray(expected, jnp.result_type(float))
 
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
         """Return the cohort of round `t` (from 0), given the run's key and `ids` int32 [N]."""
         num_clients, size = ids.shape[0], self.cohort_size
-        if size == num_clients:
-            rows = jnp.arange(num_clients, dtype=jnp.int32)
-        else:
+        rows, lots = jnp.arange(num_clients, dtype=jnp.int32), None
+        if self.sampled(num_clients):
             lots = keys.lots(jax.random.fold_in(key, t), ids)
+        if size < num_clients:
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
         delay = jnp.asarray(self.delay)[rows]
         times = _times(t, delay, self.schedule)
         if size < num_clients:
             times["earlier_starts"] = jnp.zeros_like(delay)
+        if self.poisson is not None:
+            drawn = lots[rows] < self.poisson
+            times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
         return Cohort(
             rows=rows,
             ids=ids[rows],
@@ -223,7 +243,7 @@ class Participation:
             steps=jnp.zeros((size,), jnp.int32),
             num_clients=num_clients,
             in_place=size == num_clients,
-            complete=size == num_clients and self.punctual,
+            complete=not self.sampled(num_clients) and self.punctual,
             **times,
         )
 
@@ -252,6 +272,12 @@ class ParticipationOptions(Group):
 
     participation: float = option(
         1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
+    )
+    sampling: str = option(
+        "fixed",
+        "of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' each "
+        "client independently, as accountants of privacy assume",
+        choices=SAMPLINGS,
     )
     stragglers: Mapping[int, int] | None = option(
         None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
@@ -289,10 +315,16 @@ class ParticipationOptions(Group):
             require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
             delay[row] = late
         # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
-        size = max(1, int(np.floor(float(self.participation) * num_clients + 0.5)))
+        rate = float(self.participation)
+        size = max(1, int(np.floor(rate * num_clients + 0.5)))
+        poisson = rate if self.sampling == "poisson" and rate < 1 else None
+        if poisson is not None:  # more than six standard deviations above the mean
+            spread = 6 * np.sqrt(num_clients * rate * (1 - rate))
+            size = min(num_clients, int(np.ceil(num_clients * rate + spread)))
         return Participation(
             delay=jnp.asarray(delay),
             cohort_size=size,
+            poisson=poisson,
             punctual=not self.stragglers,
             schedule=self.straggler_schedule,
         )

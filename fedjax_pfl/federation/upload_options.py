@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Aggregator
 from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.threat_options import ThreatOptions, made_with, on_device
 from fedjax_pfl.uploads.accounting import Release, noise_for
-from fedjax_pfl.uploads.attacks import ATTACKS
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (
     FEEDBACKS,
@@ -86,76 +85,6 @@ class PrivacyOptions(Group):
 
 
 @dataclass(frozen=True)
-class ThreatOptions(Group):
-    """Byzantine clients, and the rule that aggregates in spite of them."""
-
-    attack: str = option(
-        NONE, "what Byzantine clients send: {choices}", choices=(NONE, *sorted(ATTACKS))
-    )
-    attack_options: dict[str, Any] | None = option(
-        None, "options of the attack, such as {'factor': 10.0}"
-    )
-    attackers: str | Sequence[int] | None = option(
-        None, "Byzantine clients: ids such as '3,7', or a share such as '20%'"
-    )
-    aggregator: str = option(
-        NONE, "robust rule in place of the mean: {choices}", choices=(NONE, *sorted(AGGREGATORS))
-    )
-    aggregator_options: dict[str, Any] | None = option(
-        None, "options of the rule, such as {'f': 4}"
-    )
-
-    def attack_of(self, ids: np.ndarray) -> tuple[Any, Any]:
-        """(the attack or None, int32 [A] ids of the attackers or None).
-
-        Raises:
-          InputError: an attack without attackers or the reverse, or no such client or option.
-        """
-        chosen = self.attacker_ids(ids)
-        if self.attack == NONE:
-            return None, None if chosen is None else jnp.asarray(chosen, jnp.int32)
-        if chosen is None:
-            raise InputError(f"attack={self.attack!r} must have attackers, such as '3,7' or '20%'.")
-        made = made_with("attack", self.attack, ATTACKS, self.attack_options)
-        return made, jnp.asarray(chosen, jnp.int32)
-
-    def attacker_ids(self, ids: np.ndarray) -> np.ndarray | None:
-        """The attackers' permanent ids; of a share the first clients, rounded to the nearest."""
-        given, count = self.attackers, len(ids)
-        if given is None:
-            return None
-        if isinstance(given, str) and given.strip().endswith("%"):
-            share = convert("attackers", given.strip()[:-1], float)
-            require(0 < share < 50, "attackers", given, "a share above 0% and below 50%")
-            return np.asarray(ids[: max(1, int(np.floor(share / 100 * count + 0.5)))])
-        words = given.split(",") if isinstance(given, str) else given
-        if isinstance(given, str) and any("." in word for word in words):
-            raise InputError(
-                f"attackers must be ids such as '3,7' or a share such as '20%', got {given!r}."
-            )
-        chosen = [convert("attacker", word, int) for word in words]
-        for one in chosen:
-            require(one in set(np.asarray(ids).tolist()), "attacker", one, "the id of a client")
-        require(2 * len(set(chosen)) < count, "attackers", len(set(chosen)),
-                f"fewer than half of the {count} clients")  # fmt: skip
-        return np.unique(chosen)
-
-    def rule(self, members: int) -> Aggregator | None:
-        """The robust rule for so many members of a round.
-
-        Raises:
-          InputError: no such option, or more attackers than it tolerates.
-        """
-        if self.aggregator == NONE:
-            require(not self.aggregator_options, "aggregator_options", self.aggregator_options,
-                    "absent without an aggregator")  # fmt: skip
-            return None
-        made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
-        made.validate(members)
-        return on_device(made)
-
-
-@dataclass(frozen=True)
 class CompressionOptions(Group):
     """Compression of what clients send, and the numbers of secure aggregation."""
 
@@ -200,47 +129,19 @@ class CompressionOptions(Group):
         return made
 
 
-def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> Any:
-    """The attack, rule or compressor of a name with its options.
-
-    Raises:
-      InputError: no such option, or a value of another type.
-    """
-    require_name(what, name, tuple(known))
-    options = dict(options or {})
-    default = known[name]()
-    kinds = {one.name: type(getattr(default, one.name)) for one in fields(default)}
-    for key, value in options.items():
-        if key not in kinds:
-            raise unknown_name(f"option of {name}", key, kinds)
-        options[key] = convert(f"{key} of {name}", value, kinds[key])
-    return known[name](**options)
-
-
-def on_device(tree: Any) -> Any:
-    """The tree with its numbers as arrays, which programs trace."""
-
-    def of(x):
-        if isinstance(x, bool | int):
-            return jnp.asarray(x, jnp.int32)
-        return jnp.asarray(x, jnp.float32) if isinstance(x, float) else x
-
-    return jax.tree.map(of, tree)
-
-
 def uploads_of(
     privacy: PrivacyOptions, threat: ThreatOptions, compression: CompressionOptions,
     ids: np.ndarray, members: int, rounds: int | None = None,
 ) -> Uploads | None:  # fmt: skip
-    """The steps between clients and the server; None where uploads arrive as they are sent."""
-    attack, attackers = threat.attack_of(ids)
+    """Return the stage between clients and the server; None if uploads arrive as they are sent."""
+    attack, attackers = threat.upload_attack(), threat.attackers_of(ids)
     feedback = compression.error_feedback
     made = Uploads(
         privacy=privacy.privacy(rounds),
         compressor=compression.compressor(),
         feedback=None if feedback == NONE else feedback,
         attack=attack,
-        attackers=attackers,
+        attackers=None if attackers is None else jnp.asarray(attackers, jnp.int32),
         fixed_point=compression.fixed_point(members),
     )
     made = on_device(made)

@@ -33,6 +33,8 @@ class Metric:
       better: "higher" or "lower".
       fraction: whether it is in 0..1.
       pools: see `Measure`.
+      changes: function of samples [B, ...], as stored, before they are scaled, for a metric of
+        changed samples, such as images with a trigger; None for the samples themselves.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Metric:
     better: str = HIGHER
     fraction: bool = False
     pools: bool = False
+    changes: Callable[[jax.Array], jax.Array] | None = None
 
     @property
     def measure(self) -> Measure:

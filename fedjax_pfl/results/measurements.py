@@ -45,6 +45,7 @@ class Measurements:
     setting_remarks: tuple[tuple[str, ...], ...] = ()
     measures: tuple[Measure, ...] = (ACCURACY,)
     client_names: tuple[str, ...] = ()
+    upload_bytes: np.ndarray | None = None
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

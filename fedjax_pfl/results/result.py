@@ -57,6 +57,7 @@ class Result(Scored, Costs):
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
+      upload_bytes: int64 [G], bytes of an uploaded copy of each block under compression; else None.
       matrices: by name, [S, H, Q, ...] at `matrix_rounds` [Q].
       compile_seconds: tracing and compiling, all programs of the simulation.
       seconds_per_round: median wall time of one round of one run, evaluation included.

@@ -1,5 +1,6 @@
 """Scores of models on clients' samples: one model each, or several candidates."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -58,6 +59,7 @@ def score(
     rows: Rows,
     split: str | Split,
     metrics: tuple[Metric, ...] = (),
+    changes: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Scores:
     """Score each client's model on its own samples.
 
@@ -67,19 +69,24 @@ def score(
       rows: int32 [k].
       split: "train", "validation" or "test", or a `Split`, such as a window of one.
       metrics: further metrics, functions of all outputs of a client.
+      changes: changes the samples [B, ...] before they are scaled, see `Metric`.
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
     operands, model = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
     lengths = None if part.equal else part.size[rows]
     common = _Common(model, federation.data, part)
-    loop = partial(_scoring, federation.task, federation.eval_batch_size, metrics=metrics)
+    loop = partial(_scoring, federation.task, federation.eval_batch_size, metrics=metrics, changes=changes)
     homes = homes_of(federation.data, rows)
     return run_loops(loop, operands, common, federation.execution, lengths, homes)
 
 
 def _scoring(
-    task: Task, batch_size: int, common: _Common, metrics: tuple[Metric, ...] = ()
+    task: Task,
+    batch_size: int,
+    common: _Common,
+    metrics: tuple[Metric, ...] = (),
+    changes: Callable[[jax.Array], jax.Array] | None = None,
 ) -> Loop:
     """Return the loop over a client's batches."""
     data, part = common.data, common.part
@@ -94,7 +101,7 @@ def _scoring(
 
     def predicted(scored, common, at):
         row, model, size = scored.row, scored.model, size_of(scored)
-        batch = data.fetch(part, row, at, at < size, task.dtype)
+        batch = data.fetch(part, row, at, at < size, task.dtype, changes)
         return task.predict(common.models if model is None else model, batch.inputs), batch
 
     def marked(logits, batch):

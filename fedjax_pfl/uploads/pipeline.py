@@ -6,22 +6,24 @@ feedback, 4 attacks of Byzantine members, 5 fixed-point numbers of secure aggreg
 server receives is the reference plus the result; whatever it computes from that is post-processing.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
+from fedjax_pfl.uploads.stage import Memory, Sending, UploadStage
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack
 
-MODEL = "model"  # the sending whose error feedback and clipping bound are remembered
 FEEDBACKS = ("ef", "ef21")
 PLACEMENTS = ("local", "distributed")
 
@@ -61,36 +63,8 @@ class ClientPrivacy:
     adaptive: AdaptiveClip | None = None
 
 
-class Memory(NamedTuple):
-    """What uploads remember from round to round, of the sending "model".
-
-    Attributes:
-      errors: error feedback of the members, [M, ...], or None.
-      bound: the clipping bound, or None.
-    """
-
-    errors: Stack | None = None
-    bound: Scalar | None = None
-
-
-class Sending(NamedTuple):
-    """One sending of a round's members.
-
-    Attributes:
-      ids: int32 [M], permanent ids.
-      mask: bool [M], the members whose uploads count.
-      what: names this sending among the round's.
-      key: of this sending in this round.
-    """
-
-    ids: PerMember
-    mask: Mask
-    what: str
-    key: Key
-
-
 @struct
-class Uploads:
+class Uploads(UploadStage):
     """The steps between what members send and what the server receives.
 
     Attributes:
@@ -110,30 +84,36 @@ class Uploads:
     fixed_point: FixedPoint | None = None
 
     @property
-    def remembers_errors(self) -> bool:
-        return self.compressor is not None and self.feedback is not None
-
-    @property
-    def remembers_bound(self) -> bool:
+    def _adapts(self) -> bool:
         return self.privacy is not None and self.privacy.adaptive is not None
 
     @property
+    def remembers(self) -> bool:
+        return self.feedback is not None or self._adapts
+
+    @property
     def keeps_failed(self) -> bool:
-        """Whether a client whose training failed still counts, with the zero update."""
         return self.privacy is not None
 
+    @property
+    def uniform(self) -> bool:
+        return self.privacy is not None and self.privacy.placement == "distributed"
+
     def first_memory(self, shared: Stack) -> Memory:
-        """The memory before the first round, for shared leaves [N, ...] of all clients."""
-        errors = jax.tree.map(jnp.zeros_like, shared) if self.remembers_errors else None
-        return Memory(errors, jnp.asarray(self.privacy.clip) if self.remembers_bound else None)
+        errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
+        return Memory(errors, jnp.asarray(self.privacy.clip) if self._adapts else None)
 
-    def refuse(self, name: str, sees: str, plan: LeafPlan) -> None:
-        """Raises `InputError` where an algorithm can't have these steps.
-
-        Args:
-          name, sees: the algorithm's.
-          plan: which leaves are shared.
-        """
+    def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
+        if channels and (self.privacy is not None or self.fixed_point is not None):
+            option = "dp" if self.privacy is not None else "secure_bits"
+            raise InputError(
+                f"{name} tells the server {' and '.join(channels)} beside its uploads, which "
+                f"{option} does not cover."
+            )
+        if self.compressor is not None and self.fixed_point is not None:
+            raise InputError(
+                "secure_bits adds up all numbers of an update: it can't go with compress."
+            )
         if sees == "models":
             needs = f"{name}'s server needs single models, "
             if self.fixed_point is not None:
@@ -152,26 +132,31 @@ class Uploads:
                 "normalization."
             )
 
-    def attacks(self, ids: PerMember) -> Mask:
-        """Which clients are Byzantine, [M]."""
-        if self.attackers is None:
-            return jnp.zeros(ids.shape, bool)
-        return jnp.isin(ids, self.attackers)
+    def attacking(self, ids: PerMember) -> Mask | None:
+        return None if self.attackers is None else jnp.isin(ids, self.attackers)
+
+    def block_bytes(self, plan: LeafPlan, item_bytes: int) -> np.ndarray | None:
+        if self.compressor is None and self.fixed_point is None:
+            return None
+        bits = np.zeros(plan.num_blocks, np.int64)
+        for block, size, shared in zip(plan.block_of, plan.sizes, plan.shared, strict=True):
+            if shared and self.fixed_point is not None:
+                bits[block] += size * self.fixed_point.bits
+            elif shared:
+                bits[block] += self.compressor.bits([size], 8 * item_bytes)
+        return -(-bits // 8)
 
     def __call__(
         self, sent: Stack, reference: Stack, sending: Sending, memory: Memory
     ) -> tuple[Stack, Memory]:
-        """(what the server receives [M, ...], the memory after it).
-
-        Args:
-          sent: what members send, [M, ...]; leaves that are no floats pass unchanged.
-          reference: what the server holds in its place, [M, ...].
-          sending: who sends what.
-          memory: of the sending "model"; of others it is empty.
-        """
         leaves, tree = jax.tree.flatten(sent)
         held = tree.flatten_up_to(reference)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        if self.privacy is not None and len(floats) < len(leaves):
+            raise InputError(
+                f"Differential privacy can't cover the whole numbers, such as counts of samples, in "
+                f"the upload {sending.what!r} of this algorithm."
+            )
         if not floats:
             return sent, memory
         before = [held[i].astype(leaves[i].dtype) for i in floats]
@@ -197,10 +182,10 @@ class Uploads:
 
         if self.privacy is not None:
             updates, bound = self._private(updates, sending, keys(1), bound)
-        if self.compressor is not None:
+        if self.compressor is not None and sending.compressed:
             updates, errors = self._compressed(updates, sending.mask, keys(2), errors)
         if self.attack is not None:
-            attackers = self.attacks(sending.ids)
+            attackers = self.attacking(sending.ids)
             key = jax.random.fold_in(sending.key, 3)
             honest = sending.mask & ~attackers
             evil = self.attack(updates, honest, sending.mask & attackers, key)

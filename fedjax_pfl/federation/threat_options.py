@@ -1,0 +1,187 @@
+"""Options of attacks and robust aggregation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Aggregator
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
+from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.models.metrics import Metric
+from fedjax_pfl.uploads.attacks import ATTACKS, Scale
+from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.metric_names import LOWER
+
+NONE = "none"
+
+# Attacks on the attackers' training samples, made with the number of classes and options.
+POISONS: dict[str, Callable[..., Any]] = {
+    "label_flip": lambda num_classes, **options: LabelFlip(num_classes, **options),
+    "backdoor": lambda num_classes, **options: Backdoor(**options),
+    "dba": lambda num_classes, **options: Backdoor(**{"distributed": True} | options),
+}
+ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))
+
+
+@dataclass(frozen=True)
+class ThreatOptions(Group):
+    """Options of Byzantine clients, and of the rule that aggregates in spite of them."""
+
+    attack: str = option(
+        NONE,
+        "attack of the Byzantine clients: {choices}",
+        choices=ATTACK_NAMES,
+    )
+    attack_options: Mapping[str, Any] | None = option(
+        None, "options of the attack, such as {'factor': 10.0}"
+    )
+    attackers: str | Sequence[int] | None = option(
+        None, "Byzantine clients: ids such as '3,7', or a share such as '20%'"
+    )
+    aggregator: str = option(
+        NONE,
+        "robust rule in place of the server's mean: {choices}",
+        choices=(NONE, *sorted(AGGREGATORS)),
+    )
+    aggregator_options: Mapping[str, Any] | None = option(
+        None, "options of the robust rule, such as {'f': 4}"
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.attack != NONE and self.attackers is None:
+            raise InputError(f"attack={self.attack!r} needs attackers, such as '3,7' or '20%'.")
+        for name in ("attack", "aggregator"):
+            options = getattr(self, f"{name}_options")
+            allowed = f"absent without an {name}"
+            require(not options or getattr(self, name) != NONE, f"{name}_options", options, allowed)
+
+    def attackers_of(self, ids: np.ndarray) -> np.ndarray | None:
+        """Return the attackers' permanent ids, or None; of a share the first clients, rounded.
+
+        Raises:
+          InputError: there is no such client, or half of the clients or more would attack.
+        """
+        chosen, count = self.attackers, len(ids)
+        if chosen is None:
+            return None
+        if isinstance(chosen, str) and chosen.strip().endswith("%"):
+            share = convert("attackers", chosen.strip()[:-1], float)
+            require(0 < share < 50, "attackers", chosen, "a share above 0% and below 50%")
+            return np.asarray(ids[: max(1, int(np.floor(share / 100 * count + 0.5)))])
+        words = chosen.split(",") if isinstance(chosen, str) else chosen
+        if not isinstance(words, Sequence) or any("." in str(word) for word in words):
+            raise InputError(
+                f"attackers must be ids such as '3,7' or a share such as '20%', got {chosen!r}."
+            )
+        numbers = sorted({convert("attacker", word, int) for word in words})
+        unknown = [one for one in numbers if one not in ids]
+        require(not unknown, "attackers", unknown, "ids of clients")
+        allowed = f"fewer than half of the {count} clients"
+        require(0 < 2 * len(numbers) < count, "attackers", len(numbers), allowed)
+        return np.asarray(numbers)
+
+    def upload_attack(self) -> Any:
+        """Return the attack on uploads, or None.
+
+        Raises:
+          InputError: no such option.
+        """
+        if self.attack in ATTACKS:
+            return made_with("attack", self.attack, ATTACKS, self.attack_options)
+        factor = getattr(self.poison(2), "factor", 1.0)
+        return None if factor == 1 else Scale(factor)
+
+    def poison(self, num_classes: int) -> LabelFlip | Backdoor | None:
+        """Return how attackers change their training samples, or None.
+
+        Raises:
+          InputError: no such option.
+        """
+        if self.attack not in POISONS:
+            return None
+        make = {self.attack: partial(POISONS[self.attack], num_classes)}
+        return made_with("attack", self.attack, make, self.attack_options)
+
+    def poisoned(
+        self, dataset: Dataset, partition: Partition, ids: np.ndarray
+    ) -> tuple[Dataset, Partition]:
+        """Return the data after an attack on the attackers' training samples.
+
+        Raises:
+          InputError: the attack can't change these samples.
+        """
+        change, attackers = self.poison(dataset.num_classes), self.attackers_of(ids)
+        if change is None or attackers is None:
+            return dataset, partition
+        return poison(dataset, partition, np.flatnonzero(np.isin(ids, attackers)).tolist(), change)
+
+    def metrics(self, dataset: Dataset) -> tuple[Metric, ...]:
+        """Return the attack success rate of a backdoor, a metric of samples with its trigger.
+
+        It is the share of samples of other classes that a model assigns to the target class.
+        """
+        change = self.poison(dataset.num_classes)
+        if not isinstance(change, Backdoor):
+            return ()
+        height, width = dataset.input_shape[:2]
+        mask, target = change.mask(height, width), change.target
+        bright = change.brightness(dataset.train_x.dtype)
+
+        def success(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
+            others = valid & (labels != target)
+            hits = jnp.sum(others & (jnp.argmax(outputs, axis=-1) == target))
+            return jnp.where(jnp.any(others), hits / jnp.maximum(jnp.sum(others), 1), jnp.nan)
+
+        def triggered(x: jax.Array) -> jax.Array:
+            return jnp.where(mask, jnp.asarray(bright, x.dtype), x)
+
+        return (Metric("attack_success", success, LOWER, fraction=True, changes=triggered),)
+
+    def rule(self, members: int) -> Aggregator | None:
+        """Return the robust rule for rounds of so many members, or None.
+
+        Raises:
+          InputError: no such option, or it does not tolerate so many attackers.
+        """
+        if self.aggregator == NONE:
+            return None
+        made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
+        made.validate(members)
+        return on_device(made)
+
+
+def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> Any:
+    """Make the attack, rule or compressor of a name with its options.
+
+    Raises:
+      InputError: no such option, or a value of another type.
+    """
+    require_name(what, name, tuple(known))
+    options = dict(options or {})
+    default = known[name]()
+    kinds = {one.name: type(getattr(default, one.name)) for one in fields(default)}
+    for key, value in options.items():
+        if key not in kinds:
+            raise unknown_name(f"option of {name}", key, kinds)
+        options[key] = convert(f"{key} of {name}", value, kinds[key])
+    return known[name](**options)
+
+
+def on_device(tree: Any) -> Any:
+    """Return the tree with its numbers as arrays, which programs trace."""
+
+    def of(x):
+        if isinstance(x, bool | int):
+            return jnp.asarray(x, jnp.int32)
+        return jnp.asarray(x, jnp.float32) if isinstance(x, float) else x
+
+    return jax.tree.map(of, tree)

@@ -1,0 +1,118 @@
+"""The interface of upload stages: what happens between a client and the server."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
+
+MODEL = "model"  # the upload whose error feedback and clipping bound are kept between rounds
+
+
+class Memory(NamedTuple):
+    """What an upload stage keeps between rounds, for the upload "model".
+
+    Attributes:
+      errors: error feedback of the members, [M, ...], or None.
+      bound: the clipping bound, or None.
+    """
+
+    errors: Stack | None = None
+    bound: Scalar | None = None
+
+
+class Sending(NamedTuple):
+    """One upload of a round's members.
+
+    Attributes:
+      ids: int32 [M], permanent ids.
+      mask: bool [M], the members whose uploads count.
+      what: name of the upload, unique within a round.
+      key: random key of the upload.
+      compressed: whether a compressor acts on it.
+    """
+
+    ids: PerMember
+    mask: Mask
+    what: str
+    key: Key
+    compressed: bool = True
+
+
+class UploadStage:
+    """A stage between what members send and what the server receives; a pytree.
+
+    Attributes:
+      remembers: whether a `Memory` is kept between rounds.
+      keeps_failed: whether a client whose training failed counts, with an update of zero.
+      uniform: whether all members must have the same weight in sums.
+    """
+
+    remembers: bool = False
+    keeps_failed: bool = False
+    uniform: bool = False
+
+    def __call__(
+        self, sent: Tree, reference: Tree, sending: Sending, memory: Memory
+    ) -> tuple[Tree, Memory]:
+        """Return (what the server receives from the members [M, ...], the memory after it).
+
+        Args:
+          sent: what the members send, [M, ...].
+          reference: what the server already holds in its place, [M, ...].
+          sending: the members and the name of this upload.
+          memory: of the upload "model"; empty for others.
+        """
+        raise NotImplementedError
+
+    def first_memory(self, shared: Stack) -> Memory:
+        """Return the memory before the first round, for shared leaves [N, ...] of all clients."""
+        return Memory()
+
+    def attacking(self, ids: PerMember) -> Mask | None:
+        """Return which clients are Byzantine, bool like `ids`, or None if none is."""
+        return None
+
+    def benign(self, ids: np.ndarray, sizes: np.ndarray) -> list[int] | None:
+        """Return the clients to score: the benign ones that have test samples, or None for all.
+
+        Args:
+          ids, sizes: int [N], permanent ids and numbers of test samples of all clients.
+        """
+        attacking = self.attacking(jnp.asarray(ids))
+        return None if attacking is None else ids[~np.asarray(attacking) & (sizes > 0)].tolist()
+
+    def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
+        """Check that an algorithm can be run with this stage.
+
+        Args:
+          name, sees, channels: of the algorithm, see `core.Algorithm`.
+          plan: which leaves are shared.
+
+        Raises:
+          InputError: it can't.
+        """
+
+    def block_bytes(self, plan: LeafPlan, item_bytes: int) -> np.ndarray | None:
+        """Return the bytes of an uploaded copy of each block, int64 [G]; None if all are sent."""
+        return None
+
+
+@struct
+class FreeRiders(UploadStage):
+    """Free riders, which send back what they received.
+
+    Attributes:
+      ids: int32 [A], permanent ids of the free riders.
+    """
+
+    ids: jax.Array
+
+    def __call__(self, sent, reference, sending, memory):
+        return trees.where(jnp.isin(sending.ids, self.ids), reference, sent), memory
