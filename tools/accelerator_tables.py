@@ -53,7 +53,7 @@ class PageTable:
         self.rows = {row: dict[str, str]() for row in rows}
 
     def add(self, row: tuple[str, ...], cells: Mapping[str, str]) -> None:
-        """Writes cells, also over those that are there; nothing where it has no such row."""
+        """Write cells, also over those that are there; nothing where it has no such row."""
         mine = self.rows.get(row, {})
         for head in (*self.numbers, *self.words):
             if cells.get(head) == UNKNOWN:
@@ -62,7 +62,7 @@ class PageTable:
                 mine[head] = cells[head]
 
     def read(self, text: str) -> None:
-        """Adds the rows of a page's table whose columns of labels are these."""
+        """Add the rows of a page's table whose columns of labels are these."""
         heads: list[str] = []
         for line in text.splitlines():
             cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]

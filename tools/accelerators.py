@@ -111,7 +111,7 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles what the folder lacks; fills the page, if one is named."""
+    """Compile what the folder lacks; fills the page, if one is named."""
     words = list(sys.argv if argv is None else argv)[1:]
     only = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
     paths = [Path(word) for word in words if not word.startswith("--")]

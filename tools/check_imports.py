@@ -103,7 +103,7 @@ def _module(name: str, known: Mapping[str, Path]) -> str | None:
 
 
 def room(module: str, floors: Sequence[Sequence[str]] = ()) -> tuple[str, str]:
-    """(package, room) of a module; a module outside the rooms is its own room."""
+    """Return (package, room) of a module; a module outside the rooms is its own room."""
     package, _, rest = module.partition(".")
     return package, rest.partition(".")[0] or "__init__"
 

@@ -75,7 +75,7 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the queues behind it.
+    """Draw the picture of the first argument from the queues behind it.
 
     Raises:
       InputError: no queue has one of these columns.

@@ -46,7 +46,7 @@ def federation(model: str, **options) -> pfl.Federation:
 
 
 def write(path: Path, name: str, options: dict, simulated: dict) -> None:
-    """Simulates an algorithm and writes its measurements, last states and last models."""
+    """Simulate an algorithm and writes its measurements, last states and last models."""
     made = federation("mtfl_cnn" if name in NEEDS_BATCH_NORM else "mlp", **options)
     algorithm = pfl.make_algorithm(name)
     result = pfl.simulate(algorithm, made, ROUNDS, seeds=SEEDS, **simulated)

@@ -26,7 +26,7 @@ COMMAND = (
 
 
 def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    """Whether both have the same leaves, in whatever order."""
+    """Return whether both have the same leaves, in whatever order."""
 
     def leaves(arrays: dict[str, np.ndarray]) -> Counter:
         return Counter((a.shape, str(a.dtype), a.tobytes()) for a in arrays.values())
@@ -68,7 +68,7 @@ def compared(old: Path, new: Path) -> dict[str, dict[str, float]]:
 
 
 def begin(root: Path, out: Path, names: str) -> subprocess.Popen:
-    """Starts the driver and the command with the package in `root`."""
+    """Start the driver and the command with the package in `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_ENABLE_X64", None)
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # compiles in half the time

@@ -55,7 +55,7 @@ def draw(runs: Sequence[Run]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the folder of the second."""
+    """Draw the picture of the first argument from the folder of the second."""
     _, picture, folder = sys.argv if argv is None else argv
     with aside(Path(picture)) as path:
         draw(find([folder])).savefig(path, format="png", dpi=130)

@@ -123,7 +123,7 @@ def text(found: Found) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fills the page in the folder of the first argument."""
+    """Fill the page in the folder of the first argument."""
     _, docs, runs = sys.argv if argv is None else argv
     found = load(Path(runs))
     if not found:

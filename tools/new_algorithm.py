@@ -41,7 +41,7 @@ LINES = (
 
 
 def lay_down(root: Path, name: str, title: str) -> list[Path]:
-    """Writes the files of an algorithm and its lines in the lists; returns the new files.
+    """Write the files of an algorithm and its lines in the lists; returns the new files.
 
     Raises:
       ValueError: no name of an algorithm, or one that is taken.

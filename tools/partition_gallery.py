@@ -100,7 +100,7 @@ def _row(dealt: dict[str, tuple[pfl.Dataset, pfl.Partition]], title: str):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes all pictures into the folder of the first argument."""
+    """Write all pictures into the folder of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.partition_gallery docs/images", file=sys.stderr)

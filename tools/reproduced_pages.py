@@ -52,7 +52,7 @@ def table_of(page: Path) -> dict:
 
 
 def copy(queue: Path, docs: Path) -> list[str]:
-    """Copies a queue's tables; the names of the pages written."""
+    """Copy a queue's tables; the names of the pages written."""
     written = []
     for path in sorted(queue.glob("*/table.json")):
         with (path.parent / "table.csv").open(newline="") as file:
@@ -106,7 +106,7 @@ def mark(text: str, facts: dict) -> str:
 
 
 def mark_all(docs: Path) -> None:
-    """Marks the superseded rows of all pages."""
+    """Mark the superseded rows of all pages."""
     for path in sorted(docs.glob("*.json")):
         facts = table_of(path)
         if facts.get("superseded"):
@@ -125,7 +125,7 @@ each; another network or machine has another:
 
 
 def count(docs: Path) -> None:
-    """Counts the costs of all tables."""
+    """Count the costs of all tables."""
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in paper_tables.names():
         asked = planning.Command(paper_tables.load(name), "full", (), Path("none"))
@@ -208,7 +208,7 @@ def superseded(docs: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Copies the tables of the queues into the folder of the first argument."""
+    """Copy the tables of the queues into the folder of the first argument."""
     _, folder, *words = sys.argv if argv is None else argv
     docs, queues = Path(folder), [Path(word) for word in words if not word.startswith("--")]
     docs.mkdir(parents=True, exist_ok=True)

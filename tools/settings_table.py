@@ -155,7 +155,7 @@ def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Updates the file of the first argument."""
+    """Update the file of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.settings_table docs/settings.md", file=sys.stderr)

@@ -75,7 +75,7 @@ def _source(place: str) -> str:
 
 
 def on_files(files, config):
-    """Adds the pages of the repository's root and the notebook's."""
+    """Add the pages of the repository's root and the notebook's."""
     from mkdocs.structure.files import File
 
     for page, place in MOVED.items():
@@ -87,7 +87,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrites a page's links for the site."""
+    """Rewrite a page's links for the site."""
     places = {_source(file.src_uri): file.src_uri for file in files}
     places |= {"README.md": "index.md", NOTEBOOK[0]: NOTEBOOK[1]}
     return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")

@@ -51,7 +51,7 @@ def draw(rows: dict[str, float]) -> Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the page of the second."""
+    """Draw the picture of the first argument from the page of the second."""
     _, picture, page = sys.argv if argv is None else argv
     rows = ratios(Path(page).read_text(encoding="utf-8"))
     with aside(Path(picture)) as path:

@@ -1,4 +1,4 @@
-"""An on-disk cache of decoded arrays, so that images are decoded once.
+"""On-disk cache of decoded images.
 
 Cache files are in `.fedjax_pfl_cache` beside the data or, if that folder isn't writable, in the
 user's cache folder ($XDG_CACHE_HOME or ~/.cache, then fedjax_pfl). FEDJAX_PFL_CACHE names another

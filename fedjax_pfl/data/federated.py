@@ -1,4 +1,4 @@
-"""The federated data set on the device: one flat copy of the samples, and index lists per client.
+"""Federated data on the device: one copy of the samples, and index lists per client.
 
 Images are neither padded nor copied per client: samples are stored as loaded (mostly uint8), and
 minibatches are gathered by index and scaled inside the compiled program.
@@ -130,7 +130,7 @@ class FederatedData:
         return rows // self.share
 
     def check_there(self, rows: Rows) -> None:
-        """Raises `NotHere` unless the samples of the clients `rows` are on the device."""
+        """Raise `NotHere` unless the samples of the clients `rows` are on the device."""
         if self.there is not None and rows is not self.there:
             raise NotHere("Fetched: the samples of other clients than those on the device.")
 
@@ -212,7 +212,7 @@ class FederatedData:
 
 
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
-    """`x[rows]` without bounds checks, which would be a program of their own on a TPU."""
+    """Return `x[rows]` without bounds checks, which cost time on a TPU."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 

@@ -73,7 +73,7 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_scaled(x: np.ndarray) -> bool:
-    """Whether these are fractions in -1..1; integers may be bytes of dark images."""
+    """Return whether samples are fractions in -1..1; integers may be bytes of dark images."""
     if x.dtype.kind != "f":
         return False
     blocks = [x[start : start + 1024] for start in range(0, len(x), 1024)]

@@ -1,4 +1,4 @@
-"""Checkpoints of a simulation between chunks: written whole or not at all, verified when read."""
+"""Checkpoints of a simulation between chunks, written atomically and verified when read."""
 
 import contextlib
 import ctypes
@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class Saved(NamedTuple):
-    """The content of a checkpoint.
+    """Content of a checkpoint.
 
     Attributes:
       round: rounds done.
@@ -41,7 +41,7 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one simulation, in their own folder.
+    """Checkpoints of one simulation in a folder.
 
     Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
     stored with it and compared when it is read. A damaged checkpoint is skipped, with a
@@ -73,11 +73,11 @@ class Checkpoints:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether it is time for the next one; processes may differ."""
+        """Return whether the next checkpoint is due; processes may differ."""
         return time.monotonic() - self._last >= self.every_seconds
 
     def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
-        """Saves pytrees of arrays and some JSON as the state after `done` rounds.
+        """Save pytrees of arrays and some JSON as the state after `done` rounds.
 
         An existing checkpoint of that round stays unchanged, unless it is damaged.
 
@@ -121,7 +121,7 @@ class Checkpoints:
             )
 
     def latest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None."""
+        """Return the newest undamaged checkpoint, or None."""
         if not processes.several():
             return self._latest()
         arrays: dict[str, np.ndarray] = {}
@@ -154,7 +154,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Deletes all of them."""
+        """Delete all checkpoints."""
         processes.on_first(self._clear)
 
     def _clear(self) -> None:
@@ -168,7 +168,7 @@ class Checkpoints:
             self._manager = None
 
     def check(self) -> None:
-        """Makes the folder, and checks that it can be written to.
+        """Create the folder and check that it is writable.
 
         Raises:
           OutputError: it can't.
@@ -182,7 +182,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Turns errors that Orbax raises, or logs in its threads, into an `OutputError`."""
+        """Turn errors that Orbax raises, or logs in its threads, into an `OutputError`."""
         path, logger = self.folder / str(step), logging.getLogger("absl")
         level = logger.level
         logger.setLevel(logging.CRITICAL + 1)
@@ -217,7 +217,7 @@ class Checkpoints:
         return ocp, self._manager
 
     def _read(self, step: int) -> Saved | None:
-        """The checkpoint of a round, or None where it is damaged."""
+        """Return the checkpoint of a round, or None if it is damaged."""
         ocp, manager = self._open()
         try:
             found: Any = manager.restore(
@@ -240,7 +240,7 @@ class Checkpoints:
 
 
 def _trim() -> None:
-    """Gives the system what Orbax's threads have freed: else the next round comes on top of it."""
+    """Return memory that Orbax's threads have freed to the system."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # only the GNU C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -252,5 +252,5 @@ def _by_name(trees: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]
 def _by_tree(
     arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]
 ) -> dict[str, list[np.ndarray]]:
-    """The reverse of `_by_name`."""
+    """Invert `_by_name`."""
     return {name: [arrays[f"{name}.{k}"] for k in range(count)] for name, count in counts.items()}

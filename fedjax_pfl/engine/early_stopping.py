@@ -1,4 +1,4 @@
-"""Early stopping: a simulation ends when its validation headline no longer improves."""
+"""Early stopping when the validation headline no longer improves."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def checked_patience(
 def earliest_stop(
     rounds: np.ndarray, values: np.ndarray, patience: int, every: int, last: int
 ) -> int:
-    """The first scored round at which the simulation stops, unless a run improves before it.
+    """Return the first scored round after which `patience` ends the simulation.
 
     Rounds that were scored with more patience may go beyond it.
 

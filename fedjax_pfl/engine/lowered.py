@@ -1,4 +1,4 @@
-"""A simulation's programs, lowered for devices that need not be there."""
+"""A simulation's programs, lowered for described devices."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fedjax_pfl.federation.federation import Federation
 
 
 class Lowered(NamedTuple):
-    """A simulation's program for devices that need not be there, ready to be compiled.
+    """A simulation's program for described devices, ready to be compiled.
 
     Attributes:
       start: makes the states before the first round.
@@ -28,7 +28,7 @@ class Lowered(NamedTuple):
 
 
 class HostCosts(NamedTuple):
-    """What clients whose state lies on the host cost beside the programs; bytes, of all runs.
+    """Bytes of client state in host memory and of its transfers, for all runs.
 
     Attributes:
       scores: the program that scores a block of clients.

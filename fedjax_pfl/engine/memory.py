@@ -67,12 +67,12 @@ class Memory:
 
 
 def nbytes(tree: Any, platform: str = "cpu") -> int:
-    """Bytes of all arrays of a tree, or of their shapes, on a device of that platform."""
+    """Return the bytes of all arrays (or shapes) of a tree on a device of a platform."""
     return sum(tiles.nbytes(x.shape, x.dtype, platform) for x in jax.tree.leaves(tree))
 
 
 def available(devices: int = 1) -> int | None:
-    """Bytes that a simulation on so many devices may take: their limits, or a CPU's memory."""
+    """Return the bytes available to a simulation: the devices' limits, or a CPU's memory."""
     statistics = [device.memory_stats() or {} for device in jax.local_devices()[:devices]]
     if all("bytes_limit" in one for one in statistics):
         return sum(int(one["bytes_limit"]) for one in statistics)
@@ -80,7 +80,7 @@ def available(devices: int = 1) -> int | None:
 
 
 def physical() -> int | None:
-    """Bytes of this machine's memory, or None where that is unknown."""
+    """Return the bytes of this machine's memory, or None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on this system
@@ -90,7 +90,7 @@ def physical() -> int | None:
 def peak(
     jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1, platform: str = "cpu"
 ) -> int:
-    """The most bytes alive at once while a traced program runs, without its inputs.
+    """Return the largest number of live bytes while a traced program runs, without its inputs.
 
     Visits the equations, also in loops, branches and calls, and tracks the buffers still needed. A
     fused value has no buffer until an operation needs it as a whole. It then takes over that of an
@@ -109,7 +109,7 @@ def peak(
 
 @dataclass(frozen=True)
 class _Walk:
-    """The walk through a program and all that it calls; see `peak`."""
+    """Walk through a program and everything that it calls; see `peak`."""
 
     devices: int
     platform: str
@@ -162,7 +162,7 @@ class _Walk:
         return max(most, sum(live.values()))
 
     def exchanged(self, product: Any) -> int:
-        """Bytes that each device gathers for a product of stacks, or its own part of the sum.
+        """Return the bytes that each device gathers for a product of stacks.
 
         A sum over the larger operand's clients is added up, where it is smaller than the operand.
         """
@@ -183,7 +183,7 @@ class _Walk:
         return [(v, (self.devices - 1) * self.size(v)) for v in whole]
 
     def inside(self, equation: Any, dying: set) -> tuple[int, set] | None:
-        """(peak of what an equation runs, the dying inputs that this counts); None if nothing.
+        """Return (peak within an equation, the freed inputs that it includes), or None.
 
         What a loop reads in every turn lives on until its end.
         """
@@ -223,7 +223,7 @@ class _Walk:
         return self.peak(bodies[0]), set()
 
     def called(self, body: Any, operands: Any, dying: set) -> tuple[int, set]:
-        """(peak of a body that may use up what dies of these, those)."""
+        """Return (peak of a body that may use up what dies of these, those)."""
         used_up = dying & _variables(operands)
         pairs = zip(operands, body.invars, strict=True)
         owned = {b for a, b in pairs if not isinstance(a, Literal) and a in used_up}
@@ -237,7 +237,7 @@ class _Walk:
 
 
 def _last_uses(jaxpr: Any) -> dict[Any, int]:
-    """Index of the last equation that needs each value, also through fused operations."""
+    """Return the index of the last equation that needs each value, also through fusions."""
     last = {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
     for i, equation in reversed(list(enumerate(jaxpr.eqns))):
         until = i

@@ -1,4 +1,4 @@
-"""`simulate`, the one call from an algorithm and a federation to a result."""
+"""`simulate`, which runs an algorithm on a federation and returns a result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

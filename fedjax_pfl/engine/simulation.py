@@ -1,4 +1,4 @@
-"""A simulation as an object: check it, step through it, run it, continue it."""
+"""Simulations as objects, to check, step through, run and continue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -92,7 +92,7 @@ class Simulation:
         self._past: ChunkRunner | None = None
 
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
-        """Check all arguments; nothing is compiled.
+        """Check all arguments without compiling.
 
         Whether the mesh fits the number of runs is not checked: a run may have only some of them.
 
@@ -104,7 +104,7 @@ class Simulation:
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
     def estimate_memory(self, *, fit: bool = False, chunk: int = request.CHUNK) -> Memory | None:
-        """The most device memory that a run takes; traced, not compiled.
+        """Estimate the peak device memory of a run by tracing, without compiling.
 
         Args:
           fit: count with fewer clients side by side where only that fits, as `run` does.
@@ -156,7 +156,7 @@ class Simulation:
 
     @short_locations()
     def init(self, rounds: int | None = None) -> RoundState:
-        """The state before the first round.
+        """Return the state before the first round.
 
         Args:
           rounds: rounds of the whole run, needed only where they decide what a round does.
@@ -284,7 +284,7 @@ class Simulation:
         )
 
     def _ready(self, program: Program) -> Program:
-        """The program with as many lanes as fit, and its samples on their devices."""
+        """Return the program with as many lanes as fit, and its samples on their devices."""
         memory_maps.make_room()
         program, _ = fit_memory(program, _available(self.federation))
         if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
@@ -293,7 +293,7 @@ class Simulation:
 
 
 def _available(federation: Federation) -> int | None:
-    """Bytes that all processes together may take, by the one that has the least."""
+    """Return the memory of all processes together, based on the smallest."""
     each = max(federation.execution.all_devices // processes.count(), 1)
     limits = processes.exchange(available(each))
     known = [limit for limit in limits if limit is not None]

@@ -1,4 +1,4 @@
-"""The resolved execution strategy of the axes of clients and runs."""
+"""Resolved execution strategy of the axes of clients and runs."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ MODELS = 32  # enough to fill a matrix product where an algorithm mixes for eval
 
 @dataclass(frozen=True)
 class Execution:
-    """Resolved strategy, part of a run's configuration and of the compiled program.
+    """Resolved strategy, part of a run's configuration and compiled program.
 
     Attributes:
       chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
@@ -50,7 +50,7 @@ class Execution:
         return self.devices * self.runs
 
     def shared(self, runs: int) -> "Execution":
-        """The execution of so many runs, with its mesh fixed.
+        """Return the execution for a number of runs, with its mesh fixed.
 
         Raises:
           InputError: there are fewer runs than parts of them.
@@ -68,12 +68,12 @@ class Execution:
         return self
 
     def lanes(self, count: int) -> int:
-        """Rows of `count` that one device runs side by side."""
+        """Return how many of `count` rows one device runs in parallel."""
         share = -(-count // self.devices)
         return min(self.chunk or max(1, round(share * self.fill)), share)
 
     def width(self, count: int, trained: int) -> int:
-        """Rows of `count` whose models are made and scored at once.
+        """Return how many of `count` rows have their models computed and scored at once.
 
         As many as a round trains, and at least `MODELS`.
         """
@@ -96,7 +96,7 @@ def resolve_execution(
     platform: str | None = None,
     mesh: str = shares.AUTO,
 ) -> Execution:
-    """The execution a user chose; "auto" is map on CPUs and vmap on accelerators, never timed.
+    """Resolve a user's choice; "auto" is map on CPUs and vmap on accelerators, never timed.
 
     `platform` is that of this process by default. `mesh` says how the devices are shared between
     clients and runs (`shares.parsed`); where it does, 1 device stands for as many as it takes.
@@ -144,7 +144,7 @@ def resolve_execution(
 
 
 def _chunk(clients: str | int, default: str) -> int:
-    """`Execution.chunk` of a user's word or number; `default` is the meaning of "auto"."""
+    """Return `Execution.chunk` for a word or number; `default` replaces "auto"."""
     word = clients if isinstance(clients, str) else shown(clients)
     word = default if word == "auto" else word
     chunk = {"map": 1, "vmap": 0}.get(word)

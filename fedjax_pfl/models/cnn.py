@@ -87,7 +87,7 @@ def _pooled(net: CNN) -> int:
 
 
 def smallest_image(net: CNN) -> int:
-    """Fewest pixels a side for which convolutions and poolings leave at least one."""
+    """Return the fewest pixels per side for which convolutions and poolings leave at least one."""
     size = 1
     for i, padding in reversed(list(enumerate(_paddings(net)))):
         size = max((2 * size if i < _pooled(net) else size) + net.kernel - 1 - 2 * padding, 1)

@@ -1,4 +1,4 @@
-"""A simulation's result: its measurements, their summaries, its files."""
+"""The result of a simulation: measurements, summaries, files."""
 
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -36,7 +36,7 @@ IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
 
 @dataclass(frozen=True)
 class Result(Scored, Costs):
-    """Everything measured in a simulation.
+    """Measurements of a simulation, with summaries, tables, figures and files.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
 
@@ -99,7 +99,7 @@ class Result(Scored, Costs):
         return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
-        """The numbers of one setting for a table; accuracies are fractions.
+        """Return the numbers of one setting for a table; accuracies are fractions.
 
         Those of the headline have its name, such as "accuracy".
 
@@ -159,7 +159,7 @@ class Result(Scored, Costs):
         }
 
     def _metrics(self, setting: int) -> dict[str, Any]:
-        """The other measures of the personalized model, on test samples."""
+        """Return the other measures of the personalized model, on test samples."""
         result = {}
         for one in self.measures[1:]:
             curve = self.curve(metric=one.name)[:, setting]
@@ -192,7 +192,7 @@ class Result(Scored, Costs):
         return "\n\n".join([text, *table.notes])
 
     def plot(self, model: str = HEADLINE, split: str = "test") -> "Figure":
-        """Mean accuracy over clients against the round, a line for each setting.
+        """Plot mean accuracy over clients by round, a line for each setting.
 
         Returns a `matplotlib.figure.Figure` (`figure.axes[0]` has the lines, `figure.savefig(path)`
         writes it); the band goes from the lowest seed to the highest.
@@ -214,7 +214,7 @@ class Result(Scored, Costs):
         seed: int | None = None,
         setting: int = 0,
     ) -> "Figure":
-        """Heat maps of a recorded matrix, with a row for each block of layers that has its own.
+        """Plot heat maps of a recorded matrix, a row for each block of layers with its own.
 
         Args:
           name: of `matrices`, by default the first.
@@ -245,7 +245,7 @@ class Result(Scored, Costs):
         )
 
     def to_xarray(self) -> "xr.Dataset":
-        """All measurements as an `xarray.Dataset` with named axes.
+        """Return all measurements as an `xarray.Dataset` with named axes.
 
         Scores have the axes (seed, setting, eval_round, client), client records (seed, setting,
         round, client), scalars (seed, setting, round), copies a further axis block, and matrices
@@ -255,7 +255,7 @@ class Result(Scored, Costs):
         return frames.to_xarray(self)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A `pandas.DataFrame` with a row for each seed, setting, round and client.
+        """Return a `pandas.DataFrame` with a row for each seed, setting, round and client.
 
         Columns are these four, swept values, sample sizes, client records and scores (NaN in rounds
         that were not scored).
@@ -266,7 +266,7 @@ class Result(Scored, Costs):
         return frames.to_html(self)
 
     def _run(self, seed: int | None, setting: int) -> tuple[int, int]:
-        """Places of a seed and a setting.
+        """Return the indices of a seed and a setting.
 
         Raises:
           InputError: one is not there.
@@ -286,7 +286,7 @@ class Result(Scored, Costs):
         setting: int = 0,
         outputs: bool = False,
     ) -> np.ndarray:
-        """Predicts with a client's personalized model after the last round.
+        """Predict with a client's personalized model after the last round.
 
         Args:
           client: its permanent id, or its name.
@@ -318,7 +318,7 @@ class Result(Scored, Costs):
         return found if outputs or self.measure() != ACCURACY else found.argmax(axis=-1)
 
     def save(self, folder: str | Path) -> None:
-        """Writes `result.json` and `result.npz`; an existing result is never overwritten.
+        """Write `result.json` and `result.npz`; an existing result is never overwritten.
 
         Raises:
           InputError: the folder holds one of the two already.
@@ -333,7 +333,7 @@ class Result(Scored, Costs):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Result":
-        """Reads what `save` wrote; nothing in it can run code.
+        """Read a saved result without running code.
 
         Raises:
           InputError: no result there, or one that is damaged or another version's: a digest of all
@@ -347,5 +347,5 @@ class Result(Scored, Costs):
 
 
 def _mean_of_known(values: np.ndarray) -> float:
-    """The mean without NaN; NaN if there is nothing else."""
+    """Return the mean without NaN; NaN if all are."""
     return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

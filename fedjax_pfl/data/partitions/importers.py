@@ -1,4 +1,4 @@
-"""Partitions that other tools saved: PFLlib, FL-bench and flwr-datasets.
+"""Import of partitions that PFLlib, FL-bench and flwr-datasets saved.
 
 Nothing is unpickled. If a tool saves samples instead of indices, they are looked up in the pool by
 their content, see `fedjax_pfl.data.partitions.matching`.
@@ -22,7 +22,7 @@ from fedjax_pfl.utils.errors import InputError, unknown_name
 
 
 class Importer(NamedTuple):
-    """A row of `IMPORTERS`.
+    """Row of `IMPORTERS`.
 
     Attributes:
       description: one line.
@@ -51,7 +51,7 @@ IMPORTERS: dict[str, Importer] = {
 
 
 def import_partition(source: str, path: str | Path, dataset: Dataset, **options: Any) -> Partition:
-    """Reads another tool's saved split as a partition of a data set's pool.
+    """Read another tool's saved split as a partition of a data set's pool.
 
     Args:
       source: a name in `IMPORTERS`.
@@ -99,7 +99,7 @@ def recognised(place: Path) -> str | None:
 
 
 def read_partition(path: str | Path, dataset: Dataset) -> Partition:
-    """Reads a partition from a file of `Partition.save` or of another tool.
+    """Read a partition from a file of `Partition.save` or of another tool.
 
     Args:
       path: a file of `Partition.save`, a folder of PFLlib or FL-bench, or a JSON file or folder of
