@@ -1,4 +1,4 @@
-"""A picture of the five papers' claims: `python -m tools.claims docs/images/claims.png QUEUE...`.
+"""Picture of the five papers' claims: `python -m tools.claims docs/images/claims.png QUEUE...`.
 
 One panel for each paper whose table was measured in one of the queues (`experiments.reproduce`
 with several tables, or a folder of single ones): the column that shows what the paper claims, its
@@ -19,7 +19,7 @@ from fedjax_pfl.utils.errors import InputError
 
 
 class Claim(NamedTuple):
-    """The column of a paper's table that shows what it claims."""
+    """A column of a paper's table that represents its claim."""
 
     table: str
     column: str
@@ -36,7 +36,7 @@ CLAIMS = (
 
 
 def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
-    """The rows of the claim's column that were measured, in the paper's order; [] for none."""
+    """Return the measured rows of the claim's column, in the paper's order, or []."""
     for queue in queues:
         path = queue / claim.table.replace("/", "-") / "table.csv"
         if not path.exists():
@@ -50,7 +50,7 @@ def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
-    """A panel for each claim: the paper's numbers hollow, ours filled with the 95 % interval."""
+    """Draw a panel per claim: the paper's numbers hollow, ours filled with the 95 % interval."""
     most = max(len(rows) for _, rows in found)
     chart, axes = panels(len(found), 4.2, 1.2 + 0.22 * most)
     for (claim, rows), panel in zip(found, axes, strict=True):

@@ -21,7 +21,7 @@ MIXED = "feddwa"
 
 
 def draw(runs: Sequence[Run]):
-    """Two panels: curves with a band over the seeds, and the mixing matrix of the first seed.
+    """Draw curves with a band over the seeds, and the mixing matrix of the first seed.
 
     Raises:
       InputError: none of the runs is FedDWA's, so there is no matrix to show.

@@ -63,7 +63,7 @@ DPI = 80  # a page is no wider
 
 
 def figures() -> dict[str, matplotlib.figure.Figure]:
-    """The pictures, by the name of their file."""
+    """Return the pictures by file name."""
     drawn = {}
     for name, (title, presets) in ROWS.items():
         dealt = {above: _deal(preset) for above, preset in presets.items()}

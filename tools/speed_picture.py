@@ -23,7 +23,7 @@ NAMES = {"a": "CNN", "b": "CNN with batch norm"}  # other cases have short names
 
 
 def ratios(page: str) -> dict[str, float]:
-    """How many times as fast each network is, by name, slowest first.
+    """Return the speed-up of each network by name, slowest first.
 
     Raises:
       InputError: the page has no such rows.
@@ -35,7 +35,7 @@ def ratios(page: str) -> dict[str, float]:
 
 
 def draw(rows: dict[str, float]) -> Figure:
-    """Horizontal bars with their values, and a line at 1, the PyTorch loop."""
+    """Draw horizontal bars with their values, and a line at 1, the PyTorch loop."""
     chart = Figure(figsize=(7, 0.5 + 0.36 * len(rows)), layout="constrained")
     axes = chart.add_subplot()
     bars = axes.barh(list(rows), list(rows.values()), color=COLOURS[0], height=0.62)

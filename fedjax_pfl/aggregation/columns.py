@@ -1,4 +1,4 @@
-"""Column exchange: comparing and mixing stacks of models that are sharded by client.
+"""Column exchange, to compare and mix stacks of models that are sharded by client.
 
 No device needs complete models of all clients: each receives a part of the columns of all clients
 in an all-to-all, 1/D of the stack for D devices, and processes it independently. Results are summed

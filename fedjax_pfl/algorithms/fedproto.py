@@ -221,13 +221,13 @@ def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
 
 
 def nothing(prototypes: Prototypes) -> Sums:
-    """Return the sums over no sample."""
+    """Return sums over no samples."""
     means, exist = prototypes.means, prototypes.exist
     return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
 
 
 def wide(leaf: jax.Array) -> jnp.dtype:
-    """Return the dtype for sums of numbers of a leaf's dtype."""
+    """Return the dtype for sums of values of a leaf's dtype."""
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""Local training without communication, a baseline without a paper."""
+"""Local training without communication, a baseline."""
 
 from typing import Literal
 

@@ -43,17 +43,17 @@ class Saved(NamedTuple):
 class Checkpoints:
     """Checkpoints of one simulation in a folder.
 
-    Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
-    stored with it and compared when it is read. A damaged checkpoint is skipped, with a
-    warning, for the one before. Reading never runs code.
+    Orbax writes each checkpoint under a temporary name and renames it when it is complete. A digest
+    of all arrays is stored with it and verified when it is read. If a checkpoint is damaged, a
+    warning is given and the previous one is used. Reading never runs code.
 
-    Of several processes the first one writes and reads, and all call each function.
+    With several processes only the first one writes and reads, and all call each function.
 
     Args:
-      folder: made if it is missing; no other simulation may use it.
+      folder: created if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
-      keep: how many are kept.
-      extendable: whether the state before the last round is saved too, from which a simulation of
+      keep: number of checkpoints to keep.
+      extendable: whether to also save the state before the last round, from which a simulation of
         more rounds continues.
     """
 

@@ -27,7 +27,7 @@ class Final:
 
     Attributes:
       program: of all requested rounds, on which schedules depend.
-      at_rest: the states after the last round, as they are on the devices.
+      at_rest: the states after the last round, on the devices.
       done: rounds simulated; None for all.
     """
 

@@ -1,8 +1,8 @@
-"""An estimate of the peak device memory of a simulation, made before anything is compiled.
+"""Estimate of the peak device memory of a simulation before anything is compiled.
 
-XLA reports the memory of a compiled program (`memory_analysis`), which comes too late here: the
-estimate chooses the number of lanes of the program to compile, moves state to the host, refuses
-what does not fit, and plans for devices that are not there.
+The estimate chooses the number of lanes of the program to compile, moves state to the host, refuses
+programs that do not fit, and plans for described devices. XLA's `memory_analysis` comes too late
+for this, as it needs a compiled program.
 """
 
 import os
@@ -164,7 +164,8 @@ class _Walk:
     def exchanged(self, product: Any) -> int:
         """Return the bytes that each device gathers for a product of stacks.
 
-        A sum over the larger operand's clients is added up, where it is smaller than the operand.
+        If a sum over the larger operand's clients is smaller than the operand, partial sums are
+        exchanged instead.
         """
         larger = max((0, 1), key=lambda side: self.size(product.invars[side]))
         whole = self.size(product.invars[larger])
@@ -174,7 +175,7 @@ class _Walk:
         return min(whole, self.size(product.outvars[0])) if first in summed else whole
 
     def copies(self, equation: Any, side: str) -> list[tuple[Any, int]]:
-        """What a `shard_map` takes ("in") or returns ("out") whole: bytes of its further copies."""
+        """Return bytes of the copies of replicated inputs ("in") or outputs of a `shard_map`."""
         if equation.primitive.name != "shard_map":
             return []
         variables = equation.invars if side == "in" else equation.outvars

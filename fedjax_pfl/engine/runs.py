@@ -145,7 +145,7 @@ def remarks(
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
     """Return the algorithm's remarks common to all settings, and those of single settings.
 
-    Each of the settings lists its values, which are valid. The second is () where there are none.
+    All values of `settings` are valid. The second result is () if there are no such remarks.
     """
     messages = []
     for h in range(_count(algorithm, dict(settings), 1)):

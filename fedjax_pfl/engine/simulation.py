@@ -56,8 +56,8 @@ class RoundState:
 class Simulation:
     """An algorithm on a federation, for all seeds and settings in one compiled program.
 
-    `run` runs rounds, and again more of them. `init` and `step` run one round at a time, to look
-    into. `check`, `estimate_memory` and `lower` tell what a run needs before anything is compiled.
+    `run` runs rounds and can be called again for more. `init` and `step` run single rounds, for
+    debugging. `check`, `estimate_memory` and `lower` examine a run before anything is compiled.
 
     Args:
       algorithm: the algorithm with its hyperparameters.
@@ -107,7 +107,7 @@ class Simulation:
         """Estimate the peak device memory of a run by tracing, without compiling.
 
         Args:
-          fit: count with fewer clients side by side where only that fits, as `run` does.
+          fit: reduce the number of parallel clients until the program fits, as `run` does.
           chunk: see `run`.
 
         Returns:
@@ -206,14 +206,14 @@ class Simulation:
         """Run the rounds up to `rounds`, counted from the first.
 
         A second call with more rounds continues the first one, with the same bits as one long run.
-        An algorithm whose rounds depend on how many there are begins again, with a warning.
+        An algorithm whose rounds depend on their total number starts over, with a warning.
 
         Args:
-          rounds: communication rounds T in all.
-          chunk: rounds in one call of the program, at most. Between two calls measurements come to
+          rounds: total number T of communication rounds.
+          chunk: most rounds in one call of the program. Between two calls, measurements move to
             the host, callbacks are called and checkpoints are written. By default 1 with `stop`
-            or `callbacks`, else 50. No result depends on it.
-          chunk_seconds: chunks have fewer rounds where these take longer than this.
+            or `callbacks`, else 50. Results do not depend on it.
+          chunk_seconds: chunks have fewer rounds if they would take longer than this.
           matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the
             first, the middle and the last.
           progress: called with a `Progress` after each chunk; its `result()` has all measurements
@@ -221,18 +221,17 @@ class Simulation:
           callbacks: objects with a method `on_round_end(progress)`, called after each chunk in
             their order (see `Callback`); one that returns true ends the rounds as `stop` does.
             An error in one ends the run, of all processes; earlier checkpoints are kept.
-          checkpoints: where state and measurements are kept between chunks. A simulation that
-            finds some continues from there, and ends with the same bits as one without
-            interruption; also if they are of fewer rounds.
+          checkpoints: storage of state and measurements between chunks. If there are some, also of
+            a run of fewer rounds, the simulation continues from the last one and ends with the same
+            bits as without interruption.
           stop: called with a `Progress` after each chunk but the last; once it returns true, a
             checkpoint is written and the rounds end.
-          patience: the rounds end after so many without a new best mean validation accuracy (or
-            headline of another task), of any run (seed and setting). Which round that is depends
-            on nothing but the measurements.
+          patience: number of rounds without a new best mean validation accuracy (or headline of
+            another task) of any run (seed and setting) after which the simulation ends.
 
         Returns:
           A `Result` with axes (seed, setting, round, client), of the rounds that were simulated;
-          `result.stopped` says why they ended early.
+          `result.stopped` is the reason if they ended early.
 
         Raises:
           InputError: an argument can't be used, the checkpoints are another simulation's, or

@@ -19,7 +19,7 @@ def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
     one with as many average clients.
 
     Args:
-      execution: as the user asked for it.
+      execution: the user's choice.
       steps: int [N], local steps of each client of a round in which all take part.
     """
     steps = np.asarray(steps)

@@ -1,7 +1,7 @@
 """Agreement and data exchange of several processes that run one program.
 
 Every process calls the functions here in the same order, with `jax.distributed` started, and never
-while a round runs. In one process they only call what they are given.
+while a round runs. In a single process they do nothing else than call their arguments.
 """
 
 import contextlib

@@ -118,7 +118,7 @@ def over_devices(
 
     Args:
       fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where
-        `used` bool [share] is false, the row stands in for one that is not there, and its result
+        `used` bool [share] is false, the row is padding, and its result
         is dropped; None where all are used.
       homes: the devices that must run the rows, or None where any may.
     """

@@ -107,7 +107,7 @@ class Option:
 
 
 def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> Any:
-    """A field of a group; `more` are other attributes of its `Option`.
+    """Declare a field of a group; `more` are other attributes of its `Option`.
 
     In a group that is a `struct`, the field is part of the program unless it is `traced`.
     """

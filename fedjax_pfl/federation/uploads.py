@@ -28,7 +28,7 @@ class UploadStage(Protocol):
 
 @struct
 class FreeRiders:
-    """Free riders, which send back what they received.
+    """Free riders, which return the received model.
 
     Attributes:
       ids: int32 [A], permanent ids of the free riders.

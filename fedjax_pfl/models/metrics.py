@@ -200,7 +200,7 @@ def _f1(predicted: jax.Array, true: jax.Array, dtype) -> jax.Array:
 
 @register_metric("macro_f1", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
 def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Compute the mean F1 score over the classes (or labels) in samples or predictions."""
+    """Mean F1 score over the classes (or labels) in a client's samples or predictions."""
     if labels.ndim == 2:
         predicted, true = outputs > 0, labels == 1
     else:
@@ -230,7 +230,7 @@ def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Arr
 
 @register_metric("auc", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
 def auc(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Compute the area under the ROC curve of each class (or label) against the others.
+    """Area under the ROC curve of each class (or label) against the others.
 
     The mean is over the classes that some of the client's samples have, and some don't.
     """
@@ -245,7 +245,7 @@ def auc(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
 
 @register_metric("ece", better=LOWER, fraction=True, tasks=("classification",))
 def ece(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Compute the expected calibration error with 15 bins of equal width."""
+    """Expected calibration error with 15 bins of equal width."""
     p = jax.nn.softmax(outputs)
     sure, right = jnp.max(p, axis=1), jnp.argmax(p, axis=1) == labels
     at = jnp.clip(jnp.ceil(sure * BINS).astype(jnp.int32) - 1, 0, BINS - 1)
@@ -257,7 +257,7 @@ def ece(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
 
 @register_metric("r2", better=HIGHER, tasks=("regression",))
 def r2(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Compute the coefficient of determination, mean over the outputs whose labels differ."""
+    """Coefficient of determination, mean over the outputs whose labels differ."""
     there = valid[:, None]
     count = jnp.maximum(jnp.sum(valid, dtype=labels.dtype), 1)
     mean = jnp.sum(jnp.where(there, labels, 0), axis=0) / count

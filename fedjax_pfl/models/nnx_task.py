@@ -139,7 +139,7 @@ def _options(method: Any, train: bool, rng: Any, valid: jax.Array | None) -> dic
 
 
 def _statistics(module: Any, train: bool, rng: Any, valid: Any) -> Tree:
-    """The collection of statistics, if the pass was one of training and there are any."""
+    """Return the collection of statistics after a training pass, if any."""
     if not train:
         return {}
     return {k: tree for k, tree in _model(module, _order(module)).items() if k != "params"}

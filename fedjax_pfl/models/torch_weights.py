@@ -238,7 +238,7 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
 
 
 def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the network's layer for each of PyTorch's layers; None if there is none."""
+    """Return the network's layer for each of PyTorch's layers, or None."""
     for layer, own in names.items():
         if layer not in theirs:
             raise unknown_name("layer of the state_dict", layer, theirs)

@@ -46,7 +46,7 @@ class Result(Scored, Costs):
       seeds: S of them; settings: swept values by name, H of each ({} where H = 1 is the only one).
       num_clients, num_parameters: N, and trainable parameters of one model.
       train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
-      eval_rounds: int [E], rounds (counted from 1) after which models were scored.
+      eval_rounds: int [E], the rounds (counted from 1) after which models were scored.
       scores: "MODEL/SPLIT/accuracy" (a fraction), or the task's other measures, and
         "MODEL/SPLIT/loss", [S, H, E, N]. The model is the one a client would use after the
         round's aggregation and before its next training.
@@ -62,18 +62,16 @@ class Result(Scored, Costs):
       seconds_per_round: median wall time of one round of one run, evaluation included.
       padding_efficiency: true local steps over steps executed.
       execution: how the client axis was run.
-      flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they are
-        unknown, as in a result of a version that did not count them.
+      flops_per_step: FLOPs of one local step (`costs.step_flops`), or None if unknown.
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
-        candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
+        candidates' losses (`costs.forward_flops`), or None if there are none or FLOPs are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
-      stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
-        "asked" where `stop` ended them.
-      rounds_asked: how many there would have been then; None otherwise.
+      stopped: "" if all rounds were simulated, "patience" if patience ended the simulation, "asked"
+        if `stop` did.
+      rounds_asked: number of requested rounds if the simulation ended early, else None.
       measures: the measures of `scores`, see `Measure`; the first is the task's headline.
-      client_names: of the N clients where they have any, such as "north"; else empty.
-      setting_remarks: further ones on the rows of single settings, by setting; () where there are
-        none.
+      client_names: names of the N clients, such as "north", or empty.
+      setting_remarks: further notes on the rows of single settings, by setting, or ().
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -173,11 +171,12 @@ class Result(Scored, Costs):
         return result
 
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
-        """One row for each setting: mean accuracy after the last round with half of its 95 %
-        interval over seeds (Student's t; marked * where it extends beyond the scale), the worst
-        tenth of the clients, the best round, and the megabytes a participating client sends and
-        receives in a round. Where settings score different clients, a column names them. Remarks on
-        the rows follow below the table.
+        """Format a table with a row for each setting, and notes on the rows.
+
+        Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
+        (Student's t; marked * if it extends beyond the scale), the worst tenth of the clients, the
+        best round, and the megabytes that a participating client sends and receives in a round. If
+        settings score different clients, a column names them.
 
         Args:
           model: a name that was scored, on test samples.
@@ -269,7 +268,7 @@ class Result(Scored, Costs):
         """Return the indices of a seed and a setting.
 
         Raises:
-          InputError: one is not there.
+          InputError: unknown seed or setting.
         """
         seed = self.seeds[0] if seed is None else seed
         require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")

@@ -48,7 +48,7 @@ def headline_of(name: str) -> Headline:
     """Return the headline of a name.
 
     Raises:
-      InputError: there is none.
+      InputError: unknown name.
     """
     require_name("headline", name, HEADLINES)
     return HEADLINES[name]

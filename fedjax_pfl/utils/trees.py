@@ -245,7 +245,7 @@ def join(shared: Tree, private: Tree) -> Tree:
 
 
 def assemble(server: Tree, own: Tree) -> Stack | Broadcast:
-    """Clients' models of the server's shared leaves and their own private ones.
+    """Combine the server's shared leaves and the clients' private ones into models.
 
     Args:
       server: the shared half of one model, as `LeafPlan.split` returns it.

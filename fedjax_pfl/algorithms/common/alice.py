@@ -1,4 +1,4 @@
-"""FedAvg's rounds for one client, Alice, of WAFFLE and Weight Erosion."""
+"""FedAvg's rounds for a single client, Alice (WAFFLE, Weight Erosion)."""
 
 from dataclasses import replace
 

@@ -83,7 +83,7 @@ def load_ag_news(
     """AG News (120,000 + 7,600 texts, 4 classes): a folder with train.csv and test.csv.
 
     A text is its title, a blank and its description. Without train.csv, the texts of test.csv are
-    the pool and define the vocabulary; the data set's note says so.
+    the pool and define the vocabulary, as noted in the data set.
 
     Args:
       data_dir: the folder, or one with ag_news or ag_news_csv in it.

@@ -94,7 +94,7 @@ def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
 
 
 def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array] | jax.Array) -> jax.Array:
-    """sum_i coefficients[i] parts[i], zeros left out; an array's parts lie on its first axis."""
+    """Return sum_i coefficients[i] parts[i] without zeros; an array's parts are on axis 0."""
     terms = [
         part if c == 1 else -part if c == -1 else part * jnp.asarray(c, part.dtype)
         for c, part in zip(coefficients, parts, strict=True)
