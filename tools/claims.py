@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from experiments.cli import shell
 from experiments.figures.drawing import COLOURS, MARKERS, panels
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from experiments.reproduction import paper_tables
 from fedjax_pfl.utils.errors import InputError
 
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [one for one in found if one[1]]
     if not found:
         raise InputError("None of these folders has a table with a claim.")
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(found).savefig(path, format="png", dpi=110)
     return 0
 

@@ -14,7 +14,7 @@ from experiments.cli import shell
 from experiments.figures import drawing
 from experiments.figures.matrices import square_clients
 from experiments.figures.runs import Run, find
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 
 MIXED = "feddwa"
@@ -57,7 +57,7 @@ def draw(runs: Sequence[Run]):
 def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture of the first argument from the folder of the second."""
     _, picture, folder = sys.argv if argv is None else argv
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(find([folder])).savefig(path, format="png", dpi=130)
     return 0
 

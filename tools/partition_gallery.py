@@ -11,7 +11,7 @@ import matplotlib.figure
 
 import fedjax_pfl as pfl
 from experiments.cli import data_flags, shell
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results import partition_plots as plots
 from tools import settings_table
 
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("usage: python -m tools.partition_gallery docs/images", file=sys.stderr)
         return 2
     for name, figure in figures().items():
-        with aside(Path(argv[1]) / f"{name}.png") as part:
+        with atomic_write(Path(argv[1]) / f"{name}.png") as part:
             figure.savefig(part, format="png", dpi=DPI)
     return 0
 

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.cli import shell
 from experiments.figures.drawing import COLOURS
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 
 ROW = re.compile(
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draw the picture of the first argument from the page of the second."""
     _, picture, page = sys.argv if argv is None else argv
     rows = ratios(Path(page).read_text(encoding="utf-8"))
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(rows).savefig(path, format="png", dpi=130)
     return 0
 

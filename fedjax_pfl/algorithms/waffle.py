@@ -103,10 +103,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
             self.check_whole_models(federation)
             capacity, count = federation.data.train.capacity, federation.num_clients
             steps = count * federation.schedule.total_steps(capacity)
-            if steps >= training.COUNTED:
+            if steps >= training.COUNT_LIMIT:
                 raise core.InputError(
                     f"everyone would take {steps:,} local steps of a client in a round, one run "
-                    f"for each Alice, and they can be counted below {training.COUNTED:,}."
+                    f"for each Alice, and they can be counted below {training.COUNT_LIMIT:,}."
                 )
         else:
             super().check(federation)

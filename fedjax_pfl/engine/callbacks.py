@@ -46,7 +46,7 @@ class Progress(NamedTuple):
             value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
             value += f" (mean of {self.runs} runs)" if self.runs > 1 else ""
         return (
-            f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
+            f"round {self.round}/{self.rounds}, {measure.label} {value}, {pace:.2f} rounds/s, "
             f"{left} left"
         )
 

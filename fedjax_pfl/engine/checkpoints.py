@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path, reason
-from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.engine.fingerprint import digest
 from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import number

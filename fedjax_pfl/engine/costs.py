@@ -69,7 +69,7 @@ def one_client(federation: Federation) -> Federation:
     def one(leaf):
         return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype)
 
-    shapes = jax.eval_shape(lambda given: given.begun(jax.random.key(0)), federation)
+    shapes = jax.eval_shape(lambda given: given.with_backbone(jax.random.key(0)), federation)
     data, size = shapes.data, federation.schedule.fitting(federation.data.train.capacity).batch_size
     walked = replace(jax.tree.map(one, data.train), capacity=size, total=size, equal=True)
     data = replace(

@@ -26,7 +26,7 @@ def checked_patience(
     patience = require_whole("patience", patience, 1)
     if not federation.data.validation.total:
         raise InputError(
-            f"patience watches the validation {federation.measures[0].said}, and no client has "
+            f"patience watches the validation {federation.measures[0].label}, and no client has "
             "validation samples: "
             "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
             "samples aside."

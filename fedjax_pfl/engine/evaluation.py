@@ -30,7 +30,7 @@ def named_models(
     Per-client leaves of the state may hold those rows only (see `partial_state`).
 
     Raises:
-      NotHere: the models need other rows of these.
+      RowsNotOnDevice: the models need other rows of these.
       InputError: see `while_traced`.
       TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
     """

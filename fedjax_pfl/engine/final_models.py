@@ -126,4 +126,6 @@ def _outputs(
 
 @jax.jit
 def _backbone(runs, federation):
-    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
+    return over_runs(
+        lambda run, federation: run.with_backbone(federation).backbone, runs, federation
+    )

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.whole_files import require_version
+from fedjax_pfl.data.atomic_files import require_version
 from fedjax_pfl.federation.optimizers import formula
 from fedjax_pfl.utils.errors import InputError
 

@@ -19,7 +19,7 @@ from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.errors import InputError, require
 
 
-def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
+def split_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
     """Split off the last `count` clients: (federation without them, federation of them).
 
     Permanent ids stay, so that no client's samples, batches or initial model change.
@@ -102,7 +102,7 @@ def score_new_clients(
 
     Args:
       final: the end of a simulation in which they took no part.
-      new_clients: their federation, from `without_new_clients`; the algorithm prepares it as it
+      new_clients: their federation, from `split_new_clients`; the algorithm prepares it as it
         did that of the trained clients.
       steps: numbers of local minibatch steps, instead of the schedule's.
       fractions: parts of its training samples that each has.

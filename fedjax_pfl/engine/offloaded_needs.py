@@ -293,7 +293,7 @@ def scores(states, runs, federation, t, total, clients, extra):
 
     def scores_of(operand, federation, t, total, clients):
         run, state, address = operand
-        ctx = round_context(run.begun(federation), federation, t, total, address, clients)
+        ctx = round_context(run.with_backbone(federation), federation, t, total, address, clients)
         own = persistent_optimizers.own(state)
         return score_rows(run.algorithm, ctx, own, extra, clients)
 

@@ -241,7 +241,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
 
     def chunk(operand, federation, t, length, total, eval_every):
         run, state, address = operand
-        run = run.begun(federation)
+        run = run.with_backbone(federation)
 
         def step(state, now):
             return one_round(run, state, address, federation, now, total, eval_every)

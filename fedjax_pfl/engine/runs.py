@@ -47,18 +47,20 @@ class Runs:
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._begun(federation, key).replace_training(**rates)
+        begun = self._with_backbone(federation, key).replace_training(**rates)
         knows = self.algorithm.depends_on_num_rounds
         return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
 
-    def begun(self, federation: Federation) -> "Runs":
+    def with_backbone(self, federation: Federation) -> "Runs":
         """Return the run with its backbone, so that rounds need not compute it again."""
-        return replace(self, backbone=self._begun(federation, jax.random.key(self.seed)).backbone)
+        return replace(
+            self, backbone=self._with_backbone(federation, jax.random.key(self.seed)).backbone
+        )
 
-    def _begun(self, federation: Federation, key: jax.Array) -> Federation:
+    def _with_backbone(self, federation: Federation, key: jax.Array) -> Federation:
         if self.backbone is not None:
             return replace(federation, backbone=self.backbone)
-        return federation.begun(key)
+        return federation.with_backbone(key)
 
 
 def over_runs(

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine import progress as engine_progress
-from fedjax_pfl.engine import request
 from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
@@ -29,7 +29,7 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.data_sharding import spread
+from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import InputError, require_whole
@@ -103,7 +103,7 @@ class Simulation:
         program = self._program(rounds, federation=self.federation.on_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
-    def estimate_memory(self, *, fit: bool = False, chunk: int = request.CHUNK) -> Memory | None:
+    def estimate_memory(self, *, fit: bool = False, chunk: int = arguments.CHUNK) -> Memory | None:
         """Estimate the peak device memory of a run by tracing, without compiling.
 
         Args:
@@ -127,7 +127,7 @@ class Simulation:
         *,
         limit: int | None = None,
         mesh: str = shares.AUTO,
-        chunk: int = request.CHUNK,
+        chunk: int = arguments.CHUNK,
     ) -> Lowered:
         """Lower the program for devices that are only described; nothing is compiled or run.
 
@@ -239,12 +239,12 @@ class Simulation:
             compiled.
           OutputError: a checkpoint can't be written, or a callback of another process has failed.
         """
-        program = self._program(rounds, request.CHUNK if chunk is None else chunk)
-        chunk_seconds = request.checked_seconds(chunk_seconds)
-        called = request.checked_callbacks(callbacks, stop)
+        program = self._program(rounds, arguments.CHUNK if chunk is None else chunk)
+        chunk_seconds = arguments.checked_seconds(chunk_seconds)
+        called = arguments.checked_callbacks(callbacks, stop)
         longest = 1 if called and chunk is None else None
-        request.check_checkpoints(checkpoints)
-        matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
+        arguments.check_checkpoints(checkpoints)
+        matrix_rounds = arguments.checked_matrix_rounds(matrix_rounds, rounds)
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
         if past is not None:
@@ -268,11 +268,11 @@ class Simulation:
     def _program(
         self,
         rounds: int = 1,
-        chunk: int = request.CHUNK,
+        chunk: int = arguments.CHUNK,
         federation: Federation | None = None,
     ) -> Program:
         federation = self.federation if federation is None else federation
-        return request.checked_program(
+        return arguments.checked_program(
             self.algorithm,
             federation,
             rounds,
@@ -287,7 +287,7 @@ class Simulation:
         memory_maps.make_room()
         program, _ = fit_memory(program, _available(self.federation))
         if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
-            program = replace(program, federation=spread(program.federation))
+            program = replace(program, federation=distribute(program.federation))
         return program
 
 

@@ -39,7 +39,7 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
     All clients in order are best given as a NumPy array: nothing then moves between devices.
 
     Raises:
-      NotHere: the samples of some are not on the device.
+      RowsNotOnDevice: the samples of some are not on the device.
     """
     data.check_there(rows)
     if data.shards == 1:

@@ -11,9 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import npz_names, read_npz
-from fedjax_pfl.data.whole_files import aside
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast
@@ -46,7 +46,7 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
         for key_path, leaf in leaves:
             arrays[f"{name}/{trees.path_name(key_path)}"] = _plain(np.asarray(leaf))
     # Weights don't compress: writing them uncompressed takes a tenth of the time.
-    with aside(path) as part:
+    with atomic_write(path) as part:
         np.savez(part, **arrays)
 
 

@@ -54,7 +54,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     if result.stopped:
         measure = result.measure()
         way = "rising" if measure.higher else "falling"
-        why = {"patience": f"its validation {measure.said} had stopped {way}"}
+        why = {"patience": f"its validation {measure.label} had stopped {way}"}
         said.append(
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"

@@ -88,7 +88,7 @@ class Result(Scored, Costs):
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
-        what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
+        what = f"final mean {measure.label} {final:.4f}{over}, worst tenth {worst:.4f}"
         remarks = [
             one
             for h in range(self.num_settings)

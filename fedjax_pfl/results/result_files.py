@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl._version import __version__
+from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.data.whole_files import aside, read_json, require_version, writing
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 
@@ -54,10 +54,10 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
     plain = json.loads(json.dumps(plain, default=_plain))
     plain["version"] = __version__
     plain[DIGEST] = digest(plain, arrays)
-    with aside(folder / ARRAYS) as part, part.open("wb") as file:
+    with atomic_write(folder / ARRAYS) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
     try:
-        with aside(folder / PLAIN) as part:
+        with atomic_write(folder / PLAIN) as part:
             part.write_text(json.dumps(plain, indent=2) + "\n")
     except BaseException:
         (folder / ARRAYS).unlink(missing_ok=True)

@@ -59,8 +59,8 @@ def check_pools(name: str, measure: Measure) -> None:
     if headline_of(name).average == "samples" and not measure.pools:
         others = [repr(one) for one, how in HEADLINES.items() if how.average != "samples"]
         raise InputError(
-            f"Headline {name!r} pools all test samples, and {measure.said} is no mean over samples:"
-            f" use {' or '.join(others)}."
+            f"Headline {name!r} pools all test samples, and {measure.label} is no mean over "
+            f"samples: use {' or '.join(others)}."
         )
 
 

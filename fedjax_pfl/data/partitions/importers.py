@@ -79,7 +79,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
     return partition
 
 
-def recognised(place: Path) -> str | None:
+def detect_tool(place: Path) -> str | None:
     """Return the tool that wrote a file or folder, by the names in it, or None.
 
     "leaf" is a data set with clients, the others are names in `IMPORTERS`.
@@ -113,7 +113,7 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
     with reading(place):
         if place.name == LISTS and is_flbench(place.parent):
             place = place.parent
-        source = recognised(place)
+        source = detect_tool(place)
     if source == "leaf":
         raise InputError(
             f"{place} is a folder of LEAF, with samples and their clients: use it as the data set, "

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import read_npz, save_arrays
 from fedjax_pfl.data.partitions import partition_checks, statistics
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
-from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.utils.conversions import is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 

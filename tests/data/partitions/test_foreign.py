@@ -74,7 +74,7 @@ def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded here"):
         pfl.load_dataset(f"pfllib:{tmp_path}")
     exported(tmp_path, PFLLIB_EXPORT)
-    assert pfl.data.recognised(tmp_path) == "pfllib"
+    assert pfl.data.detect_tool(tmp_path) == "pfllib"
     assert lists_of(pfl.read_partition(tmp_path, DATA)) == EXPECTED
     own = pfl.load_dataset(f"pfllib:{tmp_path}")
     sizes = [sum(map(len, lists)) for lists in EXPECTED]

@@ -27,7 +27,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def aside(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path, which is renamed to `path` if the block ends without an exception.
 
     Raises:
@@ -67,7 +67,7 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-def there(flag: str, path: Path) -> bool:
+def output_exists(flag: str, path: Path) -> bool:
     """Return whether an output path exists already.
 
     Raises:
