@@ -58,7 +58,7 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         return _standard(dataset.train_x)
     if name in BYTES and _is_scaled(dataset.train_x):
         raise InputError(
-            f"Samples of data set {dataset.name!r} lie in -1..1, and input scaling {name!r} would "
+            f"Samples of data set {dataset.name!r} are in -1..1, and input scaling {name!r} would "
             "divide them by 255 once more: use 'raw' or 'standard'."
         )
     if name in _MOMENTS:

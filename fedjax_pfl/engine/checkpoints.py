@@ -204,12 +204,12 @@ class Checkpoints:
         if self._manager is None:
             logging.getLogger("absl").setLevel(logging.ERROR)
             self._check()
-            alone: dict[str, Any] = {}
+            extra: dict[str, Any] = {}
             if processes.several():  # Orbax need not wait for the others: they save nothing
                 of_one = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-                alone = {"multiprocessing_options": of_one}
+                extra = {"multiprocessing_options": of_one}
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **alone
+                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **extra
             )
             self._manager = ocp.CheckpointManager(
                 self.folder, options=options, item_names=("arrays", "facts")

@@ -34,7 +34,7 @@ def checked_patience(
     for how in filter(None, (algorithm.adaptation(), adapt)):
         if how.when == "last":
             raise InputError(
-                f"{algorithm.name} is scored after {how}, after the last round alone, which is not "
+                f"{algorithm.name} is scored after {how}, only after the last round, which is not "
                 "known beforehand with patience: leave one of them out."
             )
     return patience

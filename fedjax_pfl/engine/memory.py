@@ -212,8 +212,8 @@ class _Walk:
             found = [self.called(one.jaxpr, operands, dying) for one in params["branches"]]
             return max(size for size, _ in found), found[0][1]
         if name == "shard_map":
-            alone, size = replace(self, devices=1), params["mesh"].size
-            most, used_up = alone.called(params["jaxpr"], equation.invars, dying)
+            one_device, size = replace(self, devices=1), params["mesh"].size
+            most, used_up = one_device.called(params["jaxpr"], equation.invars, dying)
             return most * size, used_up
         bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
         bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]

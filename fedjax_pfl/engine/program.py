@@ -112,7 +112,7 @@ class Program:
         """
         if len(devices) != self.federation.execution.all_devices:
             raise ValueError("The program is for another number of devices.")
-        # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
+        # On a mesh only states are placed, and JAX distributes the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described_devices(devices):
             _, runs, federation, *numbers = at(home, self._operands(None, 0, 0))

@@ -92,7 +92,7 @@ def placed(states: State, federation: Federation) -> State:
     """
     if federation.execution.all_devices == 1:
         return states
-    mesh, lead = _lies(federation)
+    mesh, lead = _mesh_axes(federation)
     return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
 
 
@@ -100,7 +100,7 @@ def unfilled(states: State, federation: Federation) -> State:
     """Invert `placed` in a traced function; clients stay on their devices."""
     if not is_filled(federation):
         return states
-    (mesh, lead), count = _lies(federation), federation.num_clients
+    (mesh, lead), count = _mesh_axes(federation), federation.num_clients
     return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
 
 
@@ -125,7 +125,7 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
     """
     if not is_filled(federation):
         return buffers, matrices
-    mesh, lead = _lies(federation)
+    mesh, lead = _mesh_axes(federation)
 
     def matrix(leaf):
         if leaf.shape[-2] != federation.num_clients:  # one row for all
@@ -155,7 +155,7 @@ def is_filled(federation: Federation) -> bool:
     return federation.num_clients % federation.execution.devices != 0
 
 
-def _lies(federation: Federation):
+def _mesh_axes(federation: Federation):
     """Return the mesh, and its axis that shares the runs, if any."""
     execution = federation.execution
     return mesh_of(execution.devices, execution.runs), RUNS if execution.runs > 1 else None

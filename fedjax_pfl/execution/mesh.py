@@ -62,8 +62,8 @@ def sharing(execution: Execution) -> Iterator[None]:
     them costs more than it gains, so they are not seen.
     """
     apart = execution.platform != "cpu" or several()
-    alone = execution.devices == 1 or not apart
-    shared = nullcontext() if alone else _sharing((execution.devices, execution.runs))
+    single = execution.devices == 1 or not apart
+    shared = nullcontext() if single else _sharing((execution.devices, execution.runs))
     with _platform(execution.platform), shared:
         yield
 

@@ -65,7 +65,7 @@ class Loop(NamedTuple):
     finish: Callable[..., Any]
     counts: Counts
 
-    def alone(self, row: Tree, broadcast: Tree) -> Tree:
+    def run_row(self, row: Tree, broadcast: Tree) -> Tree:
         """Run one row from its first to its last step."""
         segments, most, _, unit = self.counts
 
@@ -128,14 +128,14 @@ def run_loops(
 
         return over_devices(share, operands, broadcast, execution, lengths, homes)
 
-    def alone(row, broadcast):
+    def one_row(row, broadcast):
         loop = make(broadcast)
         if lengths is not None:  # each with its own number of steps
             loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
-        return loop.alone(row, broadcast)
+        return loop.run_row(row, broadcast)
 
     one_by_one = execution if lengths is None else replace(execution, chunk=1)
-    return over_rows(alone, operands, broadcast, one_by_one, lengths, homes)
+    return over_rows(one_row, operands, broadcast, one_by_one, lengths, homes)
 
 
 class _Mapped(NamedTuple):

@@ -128,14 +128,14 @@ def over_devices(
     count = jax.tree.leaves(operands)[0].shape[0]
     ours = PartitionSpec(AXIS)
 
-    def alone(*given):
+    def on_one_device(*given):
         with not_shared():
             return fn(*given)
 
     run = jax.shard_map(
-        alone,
+        on_one_device,
         mesh=mesh_of(devices, execution.runs),
-        in_specs=(ours, jax.tree.map(_lies, broadcast, is_leaf=_of_data), ours, ours),
+        in_specs=(ours, jax.tree.map(_specs, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,
     )
@@ -176,14 +176,14 @@ def _of_data(node: Any) -> bool:
     return isinstance(node, FederatedData | Split)
 
 
-def _lies(node: Any) -> Any:
+def _specs(node: Any) -> Any:
     """Return partition specs of an argument without a client axis: replicated or divided."""
     whole = jax.tree.map(lambda _: PartitionSpec(), node)
     if isinstance(node, Split) and node.shards > 1:
         return replace(whole, index=PartitionSpec(AXIS))
     if isinstance(node, FederatedData):
         names = ("train", "validation", "test")
-        splits = {name: _lies(getattr(node, name)) for name in names}
+        splits = {name: _specs(getattr(node, name)) for name in names}
         pool = PartitionSpec(AXIS) if node.shards > 1 else PartitionSpec()
         return replace(whole, samples=pool, labels=pool, **splits)
     return whole

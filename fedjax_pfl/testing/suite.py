@@ -333,8 +333,8 @@ def settings_in_one_program(algorithm: Algorithm) -> None:
     federation, one = _partial(algorithm), _partial(algorithm, learning_rate=0.1)
     rates = {"learning_rate": (0.3, 0.1)}
     swept = simulate(algorithm, federation, 2, settings=rates, chunk=CAPACITY)
-    alone = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
-    for name, scores in alone.scores.items():
+    single = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
+    for name, scores in single.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 
 

@@ -221,7 +221,7 @@ def loss_matrix(
         def one(candidate):
             model = trees.row(common.models, candidate)
             model = model if private is None else trees.join(model, private)
-            loss = scoring.alone(_Scored(row, model, size), common).loss
+            loss = scoring.run_row(_Scored(row, model, size), common).loss
             return loss / jnp.maximum(common.part.size[row], 1)
 
         return lax.map(one, chosen)
