@@ -1,4 +1,4 @@
-"""Local training without communication, a baseline."""
+"""Local training without communication, a baseline without a paper."""
 
 from typing import Literal
 
