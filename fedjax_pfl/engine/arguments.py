@@ -84,7 +84,7 @@ def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback
     """Return the callbacks, ending with `stop` unless it is None.
 
     Raises:
-      InputError: one of them can't be called with a `Progress`.
+      InputError: a callback can't be called with a `Progress`.
     """
     allowed = "a list of objects with a method on_round_end(progress)"
     require(is_list(callbacks), "callbacks", callbacks, allowed)
@@ -213,8 +213,8 @@ def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> 
     """Return the ascending rows of the clients to score.
 
     Raises:
-      InputError: none, an unknown one, one without test samples, or one that the algorithm makes
-        no model for.
+      InputError: no client, an unknown one, or one without test samples or without a model of the
+        algorithm.
     """
     ids = np.asarray(federation.data.ids)
     require(is_list(clients) and len(clients) > 0, "score_clients", clients, "at least one client")

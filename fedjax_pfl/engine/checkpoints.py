@@ -171,7 +171,7 @@ class Checkpoints:
         """Create the folder and check that it is writable.
 
         Raises:
-          OutputError: it can't.
+          OutputError: the folder is not writable.
         """
         processes.on_first(self._check)
 

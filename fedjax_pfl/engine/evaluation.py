@@ -32,7 +32,7 @@ def named_models(
     Raises:
       RowsNotOnDevice: the models need other rows of these.
       InputError: see `while_traced`.
-      TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
+      TypeError: "personalized" is missing, or a stack does not match the clients `rows`.
     """
     state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):

@@ -226,7 +226,7 @@ class OffloadedProgram(OffloadedNeeds):
         """Context manager that explains reads of undeclared rows while tracing.
 
         Raises:
-          InputError: they need rows or samples that the algorithm does not declare.
+          InputError: programs need rows or samples that the algorithm does not declare.
         """
         try:
             yield

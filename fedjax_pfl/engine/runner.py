@@ -42,7 +42,7 @@ class ChunkRunner:
       stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
 
     Raises:
-      InputError: the checkpoints are another simulation's; before anything is compiled.
+      InputError: the checkpoints belong to another simulation; before anything is compiled.
       OutputError: no checkpoint can be written there.
     """
 
@@ -91,7 +91,7 @@ class ChunkRunner:
         """Return the checkpoint to continue from, or None.
 
         Raises:
-          InputError: the checkpoints are another simulation's.
+          InputError: the checkpoints belong to another simulation.
         """
         saved = checkpoints.latest()
         if saved is None:

@@ -218,7 +218,7 @@ def converted(algorithm: Algorithm) -> Algorithm:
     """Return the algorithm with hyperparameters that programs can represent.
 
     Raises:
-      InputError: one that they can't hold, or that has not its field's type.
+      InputError: programs can't represent a value, or it does not have its field's type.
     """
     hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
     return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})

@@ -234,7 +234,7 @@ class Simulation:
           `result.stopped` is the reason if they ended early.
 
         Raises:
-          InputError: an argument can't be used, the checkpoints are another simulation's, or
+          InputError: an argument can't be used, the checkpoints belong to another simulation, or
             `rounds` is not more than what an earlier call has simulated; before anything is
             compiled.
           OutputError: a checkpoint can't be written, or a callback of another process has failed.

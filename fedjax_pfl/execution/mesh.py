@@ -39,7 +39,7 @@ def mesh_of(devices: int, runs: int = 1) -> Mesh:
     In one row, which shares the clients; or `runs` such rows, each with runs of its own.
 
     Raises:
-      InputError: there are fewer, as where a federation was made for more.
+      InputError: fewer devices are available.
     """
     there, asked = _described.value or all_devices(), Shares(devices, runs)
     if asked.devices > len(there):

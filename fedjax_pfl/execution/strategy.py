@@ -53,7 +53,7 @@ class Execution:
         """Return the execution for a number of runs, with its mesh fixed.
 
         Raises:
-          InputError: there are fewer runs than parts of them.
+          InputError: fewer runs than parts of the runs.
         """
         if self.runs_first:
             mesh = shares.automatic(self.all_devices, runs)

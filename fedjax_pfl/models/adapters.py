@@ -92,7 +92,7 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
       pattern: pattern of the layers' names; several are separated by commas.
 
     Raises:
-      InputError: there is no such layer.
+      InputError: unknown layer.
     """
     known = [layer for layer in dense_layers(task, inputs)
              if f"params/{'/'.join(layer[0])}/kernel" in fixed]  # fmt: skip

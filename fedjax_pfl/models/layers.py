@@ -194,7 +194,7 @@ class Conv(nn.Module):
       use_bias: whether a bias is added.
 
     Raises:
-      InputError: another padding.
+      InputError: unsupported padding.
     """
 
     features: int
@@ -253,7 +253,7 @@ def max_pool(
       padding: as for `Conv`, with minus infinity.
 
     Raises:
-      InputError: another padding.
+      InputError: unsupported padding.
     """
     stride = size if stride is None else stride
     padding = _zeros(padding, (size, size), stride)

@@ -321,7 +321,7 @@ class Result(Scored, Costs):
 
         Raises:
           InputError: the folder holds one of the two already.
-          OutputError: they can't be written; then neither exists.
+          OutputError: a file can't be written; neither file remains.
         """
         values = {name: value for name, value in vars(self).items() if name != "final"}
         if self.measures == (ACCURACY,):

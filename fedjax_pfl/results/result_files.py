@@ -31,7 +31,7 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
 
     Raises:
       InputError: the folder holds one of the two files already.
-      OutputError: they can't be written; then neither exists.
+      OutputError: a file can't be written; neither file remains.
     """
     there = [name for name in (PLAIN, ARRAYS) if (folder / name).exists()]
     if there:
