@@ -101,7 +101,7 @@ class CwFedAvg(core.Algorithm):
         weights, of_sent, parts = class_weights(shares, cohort.gather(shares), sizes)
         classes = state.classes
         if classes is not None or parts.shape[0] < cohort.size:
-            if classes is None:  # a placeholder for classes that nobody sends
+            if classes is None:  # a placeholder for classes without senders
                 classes = trees.replicate(trees.row(sent, 0), len(parts))
             classes = ctx.mix(parts, sent, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)

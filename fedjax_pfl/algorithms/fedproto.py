@@ -98,7 +98,7 @@ class FedProto(core.Algorithm):
             )
 
     def remarks(self, federation):
-        stays = "models stay with their clients, mean features of classes travel"
+        stays = "models stay with their clients, mean features of classes are sent"
         among = "all classes" if self.eligible == "all" else "the client's own classes"
         scored = f"scored by the nearest prototype among {among}; its head's score is called head"
         return [*super().remarks(federation), stays, scored]

@@ -38,7 +38,7 @@ class Sfl(core.Algorithm):
     Attributes:
       graph: A. "labels" joins clients that share a training label, themselves included (the
         published code: the server must know the labels); "neighbours" the nearest by cosine of
-        w_i - u; "learned" mixes "labels" with a graph that is fitted anew in each round (SFL* as
+        w_i - u; "learned" mixes "labels" with a graph that is fitted again in each round (SFL* as
         published). Rows are divided by their sums.
       relation: a function from the permanent ids [N], traced, to non-negative edges [N, N], which
         replace those of "labels", also in "learned" (a known graph, as in the paper). Python only.
