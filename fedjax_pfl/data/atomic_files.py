@@ -84,12 +84,12 @@ def output_exists(flag: str, path: Path) -> bool:
         if path.exists():
             return True
         if path.is_symlink():
-            raise never(f"it is a link to {os.readlink(path)}, which isn't there")
+            raise never(f"it is a link to {os.readlink(path)}, which doesn't exist")
         parent = next(folder for folder in path.absolute().parents if folder.exists())
         effective = os.access in os.supports_effective_ids
         may = os.access(parent, os.W_OK | os.X_OK, effective_ids=effective)
         if not parent.is_dir() or not may:
-            raise never(f"{parent} is no writable folder")
+            raise never(f"{parent} is not a writable folder")
         if max(len(os.fsencode(part)) for part in path.parts) > LONGEST_NAME:
             raise never(f"names have at most {LONGEST_NAME} bytes")
     except InputError:

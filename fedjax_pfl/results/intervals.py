@@ -80,7 +80,9 @@ def interval_note(seeds: int, marked: bool) -> str | None:
         "to each side."
     )
     if marked:
-        text += " * extends beyond the scale: such an interval says little; more seeds narrow it."
+        text += (
+            " * extends beyond the scale: such an interval is uninformative; more seeds narrow it."
+        )
     return text
 
 

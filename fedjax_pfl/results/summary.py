@@ -59,7 +59,7 @@ def check_pools(name: str, measure: Measure) -> None:
     if headline_of(name).average == "samples" and not measure.pools:
         others = [repr(one) for one, how in HEADLINES.items() if how.average != "samples"]
         raise InputError(
-            f"Headline {name!r} pools all test samples, and {measure.label} is no mean over "
+            f"Headline {name!r} pools all test samples, and {measure.label} is not a mean over "
             f"samples: use {' or '.join(others)}."
         )
 

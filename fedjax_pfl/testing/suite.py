@@ -83,7 +83,7 @@ def check_algorithm(
         )
     if not vars(type(algorithm)).get("name"):
         raise InputError(
-            f"{type(algorithm).__name__} is no registered algorithm: decorate the class, a "
+            f"{type(algorithm).__name__} is not a registered algorithm: decorate the class, a "
             "subclass "
             "of Algorithm, with @algorithm('its_name')."
         )

@@ -13,8 +13,8 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 class ForAlice(FedAvg):
     """FedAvg's rounds for one client, a mixin that precedes a subclass of `FedAvg`.
 
-    Its field `alice` is the permanent id of this client. In a round without her no client trains. If
-    she diverges, no update is used.
+    Its field `alice` is the permanent id of this client. No client trains in a round
+    without her. If she diverges, no update is used.
     """
 
     alice: int

@@ -102,7 +102,7 @@ def check_class_counts(
         held = dict(zip(map(str, classes), counts.tolist(), strict=True))
         if held != {str(c): count for c, count in row.items() if count}:
             raise InputError(
-                f"Client {client} holds other classes than {path} says: data set {dataset.name!r} "
+                f"Client {client} has other class counts than in {path}: data set {dataset.name!r} "
                 "isn't the one that was split, or has another order."
             )
 

@@ -59,7 +59,7 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         ([[1, 2]], "Client 0 in .* must be an object with lists train, val, test"),
         ([{"train": [50]}], "'train' of client 0 in .* must be a list of integers 0..49"),
         ([{"train": [1.0]}], "must be a list of integers"),
-        ([{"train": [1], "test": [2]}], "Client 0 holds other classes than .*all_stats.json says"),
+        ([{"train": [1], "test": [2]}], "Client 0 has other class counts than in .*all_stats.json"),
     ],
 )
 def test_flbench_files_of_another_form(tmp_path, content, message):
