@@ -1,7 +1,7 @@
-# Everything a newcomer types; needs Python 3.11 or newer and nothing else.
+# Commands for development; needs only Python 3.11 or newer.
 PYTHON ?= python3
 VENV ?= .venv
-# As many processes as this one may use cores.
+# One process per available core.
 WORKERS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs-ready
@@ -15,20 +15,20 @@ FUZZ_SEED ?= 0
 
 help:
 	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
-	@echo "make smoke     a look at everything that matters, without lint (a minute)"
+	@echo "make smoke     one algorithm's reference and checks, and a run (a minute)"
 	@echo "make test      install, lint and run the test suite (minutes)"
-	@echo "make thorough  what these tests show, again in other settings (minutes)"
+	@echo "make thorough  the same properties in further settings (minutes)"
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
-	@echo "make lint      style (ruff), which module imports which, and types (basedpyright)"
-	@echo "make format    what ruff can mend by itself"
-	@echo "make docs      the site of the documentation, built strictly (site/index.html)"
-	@echo "make accelerators  every algorithm compiled for TPUs and GPUs that need not be there (an hour)"
+	@echo "make lint      style (ruff), import order, and types (basedpyright)"
+	@echo "make format    fix style with ruff"
+	@echo "make docs      build the documentation site strictly (site/index.html)"
+	@echo "make accelerators  compile every algorithm for TPUs and GPUs (an hour)"
 	@echo "make new-algorithm NAME=fedx TITLE='Federated X'  the files of a new algorithm"
 	@echo "make test-algorithm NAME=fedx  every test that concerns one algorithm (minutes)"
 	@echo "make lists     counts and lists of algorithms in the pages, from the registry"
-	@echo "make lines     code, docstrings and prose, counted by package"
+	@echo "make lines     count code, docstrings and prose by package"
 	@echo "make clean     remove the environment and everything that was built"
 
 $(READY): requirements.txt setup.cfg setup.py pyproject.toml

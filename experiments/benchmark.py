@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import there
+from fedjax_pfl.data.atomic_files import output_exists
 
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
 from .cli.parsing import FlagValues, parse_words
-from .outputs.run_files import aside
+from .outputs.run_files import atomic_write
 
 USAGE = f"""\
 Measures speed.
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> int:
         if name not in CASES:
             raise pfl.core.unknown_name("benchmark case", name, [*CASES, "all"])
     output = None if args.output is None else Path(args.output)
-    if output is not None and there("output", output):
+    if output is not None and output_exists("output", output):
         raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")
     torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
     else:
         measured = _apart(names, args)
     if output is not None:
-        with aside(output) as path:
+        with atomic_write(output) as path:
             path.write_text(json.dumps(measured, indent=2) + "\n")
         print(f"Written to {output}.")
     return 0

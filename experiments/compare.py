@@ -13,8 +13,8 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.results.intervals import beyond, interval, interval_note
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
@@ -130,7 +130,7 @@ def _what(measure: pfl.models.Measure) -> str:
     """What a table is of, where it is no accuracy."""
     if measure == ACCURACY:
         return ""
-    return f"{measure.said}, {measure.better} is better, "
+    return f"{measure.label}, {measure.better} is better, "
 
 
 def _apart(runs, rows, scores) -> list[dict]:
@@ -286,7 +286,7 @@ def main(argv: list[str]) -> int:
         raise InputError("Give the folders of finished runs with --runs=DIR,...")
     named = args.output_dir is not None
     output = as_path("--output_dir", args.output_dir) if named else None
-    if output is not None and there("output_dir", output):
+    if output is not None and output_exists("output_dir", output):
         raise InputError(f"{output} exists already and nothing is ever overwritten.")
     with labelled(read_labels(value_of(args, "labels"))):
         return tabulate(args, output)

@@ -23,8 +23,8 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists, writing
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
 
@@ -33,7 +33,7 @@ from .cli.config import ExperimentConfig
 from .cli.data_flags import load_dataset, make_partition
 from .cli.parsing import name_and_value
 from .cli.start import called
-from .outputs.run_files import aside, write_json, write_picture
+from .outputs.run_files import atomic_write, write_json, write_picture
 
 USAGE = f"""\
 Draws a partition and counts each client's samples, without training.
@@ -111,7 +111,7 @@ def output_folder(args: ExperimentConfig) -> Path:
             rule = "file"
         return Path("runs") / f"partition-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
     output = as_path("--output_dir", args.output_dir)
-    if not args.output_dir.strip() or there("output_dir", output):
+    if not args.output_dir.strip() or output_exists("output_dir", output):
         raise pfl.InputError(
             f"--output_dir must be a new folder, as nothing is ever overwritten, got {output}."
         )
@@ -131,7 +131,7 @@ def write(
     names = dataset.class_names or None
     for name, partition in partitions.items():
         end = f"-{name}" if name else ""
-        with aside(output / f"partition{end}.npz") as part:
+        with atomic_write(output / f"partition{end}.npz") as part:
             partition.save(part)
         facts = {"dataset": dataset.name, "rule": partition.rule, "options": partition.options}
         facts |= statistics[name]

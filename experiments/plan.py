@@ -19,8 +19,8 @@ import jax
 from rich.console import Console
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.execution import shares
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
@@ -168,7 +168,7 @@ def _output(text: str | None) -> Path | None:
         raise pfl.InputError(f"--output must end in {' or '.join(ENDINGS)}, got {shown(text)}.")
     if not path.parent.is_dir():
         raise pfl.InputError(f"--output={text}: no folder {path.parent} to write to.")
-    if there("output", path):
+    if output_exists("output", path):
         raise pfl.InputError(f"{path} exists already and nothing is ever overwritten.")
     return path
 

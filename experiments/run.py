@@ -17,8 +17,8 @@ import numpy as np
 from rich.console import Console
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.notes import named
 

@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import check_name, writing
+from fedjax_pfl.data.atomic_files import check_name, writing
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
 from .cli import console as shown

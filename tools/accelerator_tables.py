@@ -1,4 +1,4 @@
-"""The tables of programs compiled for accelerators, and a page that has them between marks.
+"""Tables of programs compiled for accelerators, and their insertion into a page.
 
 A table is written over the one that stands there: what was not compiled this time stays as it is.
 """
@@ -34,7 +34,7 @@ class Case(NamedTuple):
 
 
 class PageTable:
-    """Rows of cells by their labels and heads; cells that it lacks are `UNKNOWN`.
+    """Rows of cells by labels and headings; missing cells are `UNKNOWN`.
 
     Args:
       labels: heads of the columns that tell rows apart.
@@ -53,7 +53,7 @@ class PageTable:
         self.rows = {row: dict[str, str]() for row in rows}
 
     def add(self, row: tuple[str, ...], cells: Mapping[str, str]) -> None:
-        """Writes cells, also over those that are there; nothing where it has no such row."""
+        """Write cells, replacing existing ones; unknown rows are ignored."""
         mine = self.rows.get(row, {})
         for head in (*self.numbers, *self.words):
             if cells.get(head) == UNKNOWN:
@@ -62,7 +62,7 @@ class PageTable:
                 mine[head] = cells[head]
 
     def read(self, text: str) -> None:
-        """Adds the rows of a page's table whose columns of labels are these."""
+        """Add the rows of a page's table with the same label columns."""
         heads: list[str] = []
         for line in text.splitlines():
             cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
@@ -75,7 +75,7 @@ class PageTable:
                 self.add(tuple(row.pop(label) for label in self.labels), row)
 
     def to_markdown(self) -> str:
-        """Markdown; rows and columns without a cell are left out, and a table without rows."""
+        """Format as Markdown without empty rows, columns and tables."""
         rows = [{**dict(zip(self.labels, row, strict=True)), **cells}
                 for row, cells in self.rows.items() if cells]  # fmt: skip
         left = [*self.labels, *self.words]
@@ -85,7 +85,7 @@ class PageTable:
 
 
 def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") -> str:
-    """All tables of a page with those that it has, where these were not compiled.
+    """Return all tables of a page, with its previous cells where nothing was compiled.
 
     First seconds and transfers of the small cases, then memory and cycles of the others.
 
@@ -125,7 +125,7 @@ def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") ->
 
 
 def _small(target: str, plan: Plain) -> dict[str, str]:
-    """How long it compiles, and the transfers of a round."""
+    """Return compile time and the transfers of a round."""
     seconds = plan["trace_seconds"] + plan["compile_seconds"]
     kinds = plan["costs"]["transfers"] if plan["costs"] else {}
     transfers = ", ".join(f"{n:g} {kind}" for kind, (n, _) in kinds.items())
@@ -136,7 +136,7 @@ def _small(target: str, plan: Plain) -> dict[str, str]:
 
 
 def _large(plan: Plain) -> dict[str, str]:
-    """Memory and cycles."""
+    """Return memory and cycles."""
     if not plan["planned"] or plan["costs"] is None:
         return {"memory GB": "fails"}
     costs, total = plan["costs"], plan["planned"]["total"]
@@ -155,7 +155,7 @@ def _large(plan: Plain) -> dict[str, str]:
 
 
 def filled(page: str, cases: Sequence[Case], found: Mapping[str, Plain]) -> str:
-    """A page with the tables between its marks, over those that stand there.
+    """Return a page with new tables between its marks.
 
     Raises:
       InputError: it has no marks.

@@ -1,4 +1,4 @@
-"""Every algorithm compiled for accelerators that need not be there, as tables.
+"""Compilation of every algorithm for accelerators that need not exist here, as tables.
 
 `python -m tools.accelerators FOLDER [docs/engineering_log.md]` compiles all cases, keeps what
 each gave in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not
@@ -68,7 +68,7 @@ def cases() -> list[Case]:
 
 
 def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federation:
-    """The clients of a size, for devices of a platform."""
+    """Return the clients of a size, for devices of a platform."""
     options: dict[str, Any] = {"platform": platform}
     if size == SMALL:
         return toy_for(algorithm, SIZES, dtype="float32", client_execution="auto", **options)
@@ -80,14 +80,14 @@ def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federa
 
 @cache
 def _images(name: str, count: int) -> tuple[pfl.Dataset, pfl.Partition]:
-    """Blank images, as many as the data set has: a program depends on no pixel."""
+    """Return blank images in the data set's number; a program depends on no pixel."""
     dataset = stand_in(name)
     partition = pfl.make_partition("iid", dataset, count, 0, train_samples=450, test_samples=100)
     return dataset, partition
 
 
 def compiled(case: Case) -> plans.Plan:
-    """The plan of a case, or what its compiler had against it."""
+    """Return the plan of a case, or its compiler's error."""
     target = targets.parse(case.target)
     algorithm = pfl.make_algorithm(case.algorithm)
     clients = federation(case.size, algorithm, target.chip.platform)
@@ -95,7 +95,7 @@ def compiled(case: Case) -> plans.Plan:
 
 
 def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
-    """All plans of the folder, those that it lacks compiled."""
+    """Return all plans of the folder, compiling missing ones."""
     result = {}
     for case in cases():
         path = folder / f"{case.name}.json"
@@ -111,7 +111,7 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compiles what the folder lacks; fills the page, if one is named."""
+    """Compile missing programs; update the page, if one is named."""
     words = list(sys.argv if argv is None else argv)[1:]
     only = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
     paths = [Path(word) for word in words if not word.startswith("--")]

@@ -1,4 +1,4 @@
-"""Checks the imports against the floors of `layers.toml`: `python -m tools.check_imports`.
+"""Check of the imports against the layers of `layers.toml`: `python -m tools.check_imports`.
 
 Reports imports that point upward, imports that `only` or `public` do not allow, and circles; ends
 with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
@@ -32,7 +32,7 @@ class Arrow(NamedTuple):
 
 
 def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
-    """Files of the packages by the modules' full names."""
+    """Return files of the packages by their modules' full names."""
     result = {}
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -42,7 +42,7 @@ def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
 
 
 def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
-    """Imports of known modules by known modules, anywhere in a file.
+    """Return imports of known modules by known modules, anywhere in a file.
 
     A name that a package's `__init__` imports from elsewhere counts as an import of the module it
     comes from, except by another package: that imports the `__init__`.
@@ -70,7 +70,7 @@ def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
 
 
 def _imports(node: ast.AST, typing: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import below `node`, and whether it is under TYPE_CHECKING."""
+    """Return every import below `node`, and whether it is under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, typing
@@ -84,7 +84,7 @@ def _imports(node: ast.AST, typing: bool) -> Iterator[tuple[ast.Import | ast.Imp
 
 
 def _named(node: ast.Import | ast.ImportFrom, importer: str, package: bool) -> list[str]:
-    """Full names that an import requests, modules or not."""
+    """Return full names that an import requests, modules or not."""
     if isinstance(node, ast.Import):
         return [one.name for one in node.names]
     base = node.module or ""
@@ -96,20 +96,20 @@ def _named(node: ast.Import | ast.ImportFrom, importer: str, package: bool) -> l
 
 
 def _module(name: str, known: Mapping[str, Path]) -> str | None:
-    """The module of a name: itself, or the one that contains it."""
+    """Return the module of a name: itself, or the one that contains it."""
     while name and name not in known:
         name = name.rpartition(".")[0]
     return name or None
 
 
 def room(module: str, floors: Sequence[Sequence[str]] = ()) -> tuple[str, str]:
-    """(package, room) of a module; a module outside the rooms is its own room."""
+    """Return (package, room) of a module; a module outside the rooms is its own room."""
     package, _, rest = module.partition(".")
     return package, rest.partition(".")[0] or "__init__"
 
 
 def heights(layers: Mapping[str, dict]) -> dict[tuple[str, str], int]:
-    """The floor of every room, counted from each package's bottom."""
+    """Return the floor of every room, counted from each package's bottom."""
     return {
         (package, name): height
         for package, given in layers.items()
@@ -119,7 +119,7 @@ def heights(layers: Mapping[str, dict]) -> dict[tuple[str, str], int]:
 
 
 def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str | None:
-    """The error of one import, or None."""
+    """Return the error of one import, or None."""
     source, target = room(arrow.importer), room(arrow.imported)
     for one in (source, target):
         if one not in floors:
@@ -140,12 +140,12 @@ def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str 
         return f"{source[1]} is no floor above {target[1]}"
     only = layers[source[0]].get("only", {}).get(source[1])
     if only is not None and target[1] not in only:
-        return f"{source[1]} may import {', '.join(only)} alone"
+        return f"{source[1]} may import only {', '.join(only)}"
     return None
 
 
 def circles(found: Sequence[Arrow]) -> list[list[str]]:
-    """Groups of modules that import each other, directly or through others."""
+    """Return groups of modules that import each other, directly or through others."""
     graph: dict[str, set[str]] = {}
     for arrow in found:
         if arrow.typing and room(arrow.importer) == room(arrow.imported):
@@ -172,7 +172,7 @@ def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
 
 
 def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
-    """Sentences on all errors."""
+    """Return sentences on all errors."""
     lazy = [pair for given in layers.values() for pair in given.get("lazy", ())]
     every = arrows(root, modules(root, list(layers)))
     found = [arrow for arrow in every if [arrow.importer, arrow.imported] not in lazy]
@@ -186,7 +186,7 @@ def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
 
 
 def picture(root: Path, layers: Mapping[str, dict]) -> list[str]:
-    """Rooms by floor with their modules and the rooms they import, and the totals."""
+    """Return text of rooms by floor with their modules and imports, and the totals."""
     known = modules(root, list(layers))
     found, floors = arrows(root, known), heights(layers)
     inside = [a for a in found if room(a.importer)[0] == room(a.imported)[0]]

@@ -1,4 +1,4 @@
-"""A picture of the five papers' claims: `python -m tools.claims docs/images/claims.png QUEUE...`.
+"""Picture of the five papers' claims: `python -m tools.claims docs/images/claims.png QUEUE...`.
 
 One panel for each paper whose table was measured in one of the queues (`experiments.reproduce`
 with several tables, or a folder of single ones): the column that shows what the paper claims, its
@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from experiments.cli import shell
 from experiments.figures.drawing import COLOURS, MARKERS, panels
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from experiments.reproduction import paper_tables
 from fedjax_pfl.utils.errors import InputError
 
 
 class Claim(NamedTuple):
-    """The column of a paper's table that shows what it claims."""
+    """A column of a paper's table that represents its claim."""
 
     table: str
     column: str
@@ -36,7 +36,7 @@ CLAIMS = (
 
 
 def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
-    """The rows of the claim's column that were measured, in the paper's order; [] for none."""
+    """Return the measured rows of the claim's column, in the paper's order, or []."""
     for queue in queues:
         path = queue / claim.table.replace("/", "-") / "table.csv"
         if not path.exists():
@@ -50,7 +50,7 @@ def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
 
 
 def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
-    """A panel for each claim: the paper's numbers hollow, ours filled with the 95 % interval."""
+    """Draw a panel per claim: the paper's numbers hollow, ours filled with the 95 % interval."""
     most = max(len(rows) for _, rows in found)
     chart, axes = panels(len(found), 4.2, 1.2 + 0.22 * most)
     for (claim, rows), panel in zip(found, axes, strict=True):
@@ -75,7 +75,7 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the queues behind it.
+    """Draw the picture of the first argument from the queues behind it.
 
     Raises:
       InputError: no queue has one of these columns.
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = [one for one in found if one[1]]
     if not found:
         raise InputError("None of these folders has a table with a claim.")
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(found).savefig(path, format="png", dpi=110)
     return 0
 

@@ -32,7 +32,7 @@ NEEDS_BATCH_NORM = ("fedbn",)
 
 
 def federation(model: str, **options) -> pfl.Federation:
-    """Six ragged clients, 60 % of which take part in a round; one has very few samples."""
+    """Return six ragged clients, 60 % of them per round; one has very few samples."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(240, 12, 12, 1) if model != "mlp" else (240, 6)).astype(np.float32)
     y = np.arange(240) % 4
@@ -46,7 +46,7 @@ def federation(model: str, **options) -> pfl.Federation:
 
 
 def write(path: Path, name: str, options: dict, simulated: dict) -> None:
-    """Simulates an algorithm and writes its measurements, last states and last models."""
+    """Simulate an algorithm and write its measurements, last states and last models."""
     made = federation("mtfl_cnn" if name in NEEDS_BATCH_NORM else "mlp", **options)
     algorithm = pfl.make_algorithm(name)
     result = pfl.simulate(algorithm, made, ROUNDS, seeds=SEEDS, **simulated)

@@ -1,4 +1,4 @@
-"""Whether two revisions compute the same: `python -m tools.compare_revisions COMMIT`.
+"""Comparison of two revisions' results: `python -m tools.compare_revisions COMMIT`.
 
 Simulates every algorithm for three rounds with the package of COMMIT and with that of the working
 tree, side by side on this machine, and compares measurements, states and models leaf by leaf. One
@@ -26,7 +26,7 @@ COMMAND = (
 
 
 def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
-    """Whether both have the same leaves, in whatever order."""
+    """Return whether both have the same leaves, in any order."""
 
     def leaves(arrays: dict[str, np.ndarray]) -> Counter:
         return Counter((a.shape, str(a.dtype), a.tobytes()) for a in arrays.values())
@@ -35,7 +35,7 @@ def same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 
 
 def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> float:
-    """The largest difference of two lists of leaves, relative to a leaf's largest number."""
+    """Return the largest difference of two lists of leaves, relative to a leaf's largest number."""
     if [a.shape for a in one.values()] != [a.shape for a in other.values()]:
         return np.inf
     most = 0.0
@@ -49,7 +49,7 @@ def difference(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> floa
 
 
 def compared(old: Path, new: Path) -> dict[str, dict[str, float]]:
-    """The difference of each part (0 for the same bits, infinity where it failed) by case."""
+    """Return each part's difference (0 for equal bits, infinity for a failure) by case."""
     names = {path.stem for folder in (old, new) for path in folder.iterdir()}
     result = {}
     for name in sorted(names):
@@ -68,7 +68,7 @@ def compared(old: Path, new: Path) -> dict[str, dict[str, float]]:
 
 
 def begin(root: Path, out: Path, names: str) -> subprocess.Popen:
-    """Starts the driver and the command with the package in `root`."""
+    """Start the driver and the command with the package in `root`."""
     environment = {**os.environ, "PYTHONPATH": str(root), "JAX_PLATFORMS": "cpu"}
     environment.pop("JAX_ENABLE_X64", None)
     environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # compiles in half the time
@@ -82,7 +82,7 @@ def begin(root: Path, out: Path, names: str) -> subprocess.Popen:
 
 
 def run_files(out: Path) -> dict[str, str]:
-    """The text of every metrics.csv of the command, by algorithm."""
+    """Return the text of every metrics.csv of the command, by algorithm."""
     folder = out.parent / f"{out.name}-run"
     return {path.parent.name: path.read_text() for path in folder.glob("*/metrics.csv")}
 

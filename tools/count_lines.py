@@ -16,7 +16,7 @@ KINDS = ("code", "docstring", "comment", "blank")
 
 
 def lines(path: Path) -> Counter:
-    """How many lines of a Python file are of each kind."""
+    """Count lines of a Python file by kind."""
     text = path.read_text(encoding="utf-8")
     kinds = ["code"] * len(text.splitlines())
     for i, line in enumerate(text.splitlines()):
@@ -34,7 +34,7 @@ def lines(path: Path) -> Counter:
 
 
 def by_package(root: Path) -> dict[str, Counter]:
-    """Lines of each part and of the packages in it, such as "tests" and "tests/engine"."""
+    """Count lines of each part and its packages, such as "tests" and "tests/engine"."""
     found: dict[str, Counter] = defaultdict(Counter)
     for part in PARTS:
         for path in sorted((root / part).rglob("*.py")):
@@ -47,7 +47,7 @@ def by_package(root: Path) -> dict[str, Counter]:
 
 
 def words(root: Path) -> int:
-    """Words of prose in the pages."""
+    """Count words of prose in the pages."""
     total = 0
     for path in [*root.glob("*.md"), *(root / "docs").rglob("*.md")]:
         if "reproduced" not in path.parts:

@@ -14,14 +14,14 @@ from experiments.cli import shell
 from experiments.figures import drawing
 from experiments.figures.matrices import square_clients
 from experiments.figures.runs import Run, find
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 
 MIXED = "feddwa"
 
 
 def draw(runs: Sequence[Run]):
-    """Two panels: curves with a band over the seeds, and the mixing matrix of the first seed.
+    """Draw curves with a band over the seeds, and the mixing matrix of the first seed.
 
     Raises:
       InputError: none of the runs is FedDWA's, so there is no matrix to show.
@@ -55,9 +55,9 @@ def draw(runs: Sequence[Run]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the folder of the second."""
+    """Draw the picture of the first argument from the folder of the second."""
     _, picture, folder = sys.argv if argv is None else argv
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(find([folder])).savefig(path, format="png", dpi=130)
     return 0
 

@@ -1,4 +1,4 @@
-"""The comparisons of all algorithms as tables: `python -m tools.measured_tables docs runs/all`.
+"""Tables that compare all algorithms: `python -m tools.measured_tables docs runs/all`.
 
 Takes the finished runs of the presets studies/all_NAME from the folders NAME in the second
 argument, and fills the marks in docs/measured.md. Folders that are missing are left out.
@@ -29,7 +29,7 @@ Found = Mapping[str, Mapping[str, pfl.Result]]  # by setting and algorithm
 
 
 def load(folder: Path) -> dict[str, dict[str, pfl.Result]]:
-    """The results of the settings that are there."""
+    """Return the results of the settings in a folder."""
     return {
         name: {part.parent.name: pfl.Result.load(part.parent)
                for part in sorted((folder / name).glob("*/summary.json"))}
@@ -38,7 +38,7 @@ def load(folder: Path) -> dict[str, dict[str, pfl.Result]]:
 
 
 def accuracy(result: pfl.Result) -> str:
-    """Percent after the last round, with half of the 95 % interval over seeds."""
+    """Return percent after the last round, with half of the 95 % interval over seeds."""
     return mean_with_interval(100 * result.curve()[:, 0, -1])
 
 
@@ -47,7 +47,7 @@ def worst(result: pfl.Result) -> str:
 
 
 def in_order(found: Found) -> list[str]:
-    """The algorithms, the best mean accuracy over the settings first."""
+    """Return the algorithms, the best mean accuracy over the settings first."""
     names = dict.fromkeys(itertools.chain.from_iterable(found.values()))
 
     def mean(name: str) -> float:
@@ -59,7 +59,7 @@ def in_order(found: Found) -> list[str]:
 
 
 def grid(found: Found, cell: Callable[[pfl.Result], str]) -> Table:
-    """A row for each algorithm, a column for each setting."""
+    """Return a row for each algorithm, a column for each setting."""
     body = [
         [f"`{name}`", *(cell(own[name]) if name in own else "-" for own in found.values())]
         for name in in_order(found)
@@ -68,7 +68,7 @@ def grid(found: Found, cell: Callable[[pfl.Result], str]) -> Table:
 
 
 def costs(own: Mapping[str, pfl.Result]) -> Table:
-    """Traffic, computation and time of a round, in one setting."""
+    """Return traffic, computation and time of a round, in one setting."""
     base = own["fedavg"].summary()
     gflop = base["computation"]["gflop_per_client_round"]
     body = []
@@ -90,27 +90,27 @@ def costs(own: Mapping[str, pfl.Result]) -> Table:
 
 
 def tau(a: np.ndarray, b: np.ndarray) -> float:
-    """Kendall's tau of two lists of scores; ties count half."""
+    """Return Kendall's tau of two lists of scores; ties count half."""
     i, j = np.triu_indices(len(a), 1)
     return float(np.mean(np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])))
 
 
 def stability(found: Found) -> Table:
-    """How well orders agree: of pairs of seeds, and of the middle of the run with its end."""
+    """Return how well orders agree between pairs of seeds, and between mid-run and end."""
     body = []
     for name, own in found.items():
         curves = np.stack([result.curve()[:, 0] for result in own.values()])  # [A, S, E]
         pairs = itertools.combinations(range(curves.shape[1]), 2)
         seeds = np.mean([tau(curves[:, a, -1], curves[:, b, -1]) for a, b in pairs])
         mean = curves.mean(axis=1)
-        mean = mean[np.isfinite(mean).all(axis=1)]  # some are scored at the end alone
+        mean = mean[np.isfinite(mean).all(axis=1)]  # some are scored only at the end
         halves = tau(mean[:, (mean.shape[1] - 1) // 2], mean[:, -1])
         body.append([SETTINGS[name], f"{seeds:.2f}", f"{halves:.2f}"])
     return Table.of_cells(["Setting", "two seeds", "the middle and the end"], body)
 
 
 def text(found: Found) -> str:
-    """All tables."""
+    """Return all tables."""
     first = next(iter(found))
     tables = {
         "Accuracy:": grid(found, accuracy),
@@ -123,7 +123,7 @@ def text(found: Found) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fills the page in the folder of the first argument."""
+    """Update the page in the folder of the first argument."""
     _, docs, runs = sys.argv if argv is None else argv
     found = load(Path(runs))
     if not found:

@@ -1,4 +1,4 @@
-"""Lays down the files of a new algorithm, and keeps the lists that name all of them.
+"""Creation of a new algorithm's files, and lists of all algorithms in pages.
 
 `make new-algorithm NAME=fedx TITLE="Federated X"` writes a working skeleton (FedAvg with a partial
 server step): the algorithm, its reference, test and page, and its lines in the lists. Every TODO in
@@ -41,7 +41,7 @@ LINES = (
 
 
 def lay_down(root: Path, name: str, title: str) -> list[Path]:
-    """Writes the files of an algorithm and its lines in the lists; returns the new files.
+    """Write the files of an algorithm and its lines in the lists; return the new files.
 
     Raises:
       ValueError: no name of an algorithm, or one that is taken.
@@ -69,7 +69,7 @@ def lay_down(root: Path, name: str, title: str) -> list[Path]:
 
 
 def lists(root: Path) -> dict[Path, str]:
-    """The pages that count or list algorithms, as the registry has it: their text by path."""
+    """Return the text by path of pages that count or list algorithms."""
     import fedjax_pfl as pfl  # of the root that runs this
 
     every = sorted(pfl.core.ALGORITHMS.items())

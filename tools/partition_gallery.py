@@ -11,7 +11,7 @@ import matplotlib.figure
 
 import fedjax_pfl as pfl
 from experiments.cli import data_flags, shell
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results import partition_plots as plots
 from tools import settings_table
 
@@ -63,7 +63,7 @@ DPI = 80  # a page is no wider
 
 
 def figures() -> dict[str, matplotlib.figure.Figure]:
-    """The pictures, by the name of their file."""
+    """Return the pictures by file name."""
     drawn = {}
     for name, (title, presets) in ROWS.items():
         dealt = {above: _deal(preset) for above, preset in presets.items()}
@@ -100,13 +100,13 @@ def _row(dealt: dict[str, tuple[pfl.Dataset, pfl.Partition]], title: str):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Writes all pictures into the folder of the first argument."""
+    """Write all pictures into the folder of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.partition_gallery docs/images", file=sys.stderr)
         return 2
     for name, figure in figures().items():
-        with aside(Path(argv[1]) / f"{name}.png") as part:
+        with atomic_write(Path(argv[1]) / f"{name}.png") as part:
             figure.savefig(part, format="png", dpi=DPI)
     return 0
 

@@ -1,4 +1,4 @@
-"""Pages of measured tables: `python -m tools.reproduced_pages docs/reproduced [--costs] QUEUE...`.
+"""Pages of reproduced tables: `python -m tools.reproduced_pages docs/reproduced QUEUE...`.
 
 Copies the tables of queues (`experiments.reproduce --all` or `--table=A,B`, or a folder of single
 tables, each in PAPER-TABLE) into a folder of the documentation, one page and picture each (of
@@ -47,12 +47,12 @@ version, which the page marks beside their names."""
 
 
 def table_of(page: Path) -> dict:
-    """What the index says of a page: from the file beside it."""
+    """Return the index entry of a page, from the file beside it."""
     return json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
 
 
 def copy(queue: Path, docs: Path) -> list[str]:
-    """Copies a queue's tables; the names of the pages written."""
+    """Copy a queue's tables; return the names of the pages."""
     written = []
     for path in sorted(queue.glob("*/table.json")):
         with (path.parent / "table.csv").open(newline="") as file:
@@ -80,12 +80,12 @@ def copy(queue: Path, docs: Path) -> list[str]:
 
 
 def public(text: str) -> str:
-    """The text without this machine's folders: only the last part of an absolute path is kept."""
+    """Return the text with absolute paths cut to their last part."""
     return re.sub(r"(?<![\w:/.])/(?:[\w.-]+/)+([\w.-]+)", r"DATA/\1", text)
 
 
 def mark(text: str, facts: dict) -> str:
-    """The page with "(superseded, VERSION)" behind the titles of superseded rows that have ours."""
+    """Return the page with "(superseded, VERSION)" behind titles of superseded rows."""
     columns = paper_tables.load(facts["table"]).column
     lines, column = [], ""
     for line in text.split("\n"):
@@ -106,7 +106,7 @@ def mark(text: str, facts: dict) -> str:
 
 
 def mark_all(docs: Path) -> None:
-    """Marks the superseded rows of all pages."""
+    """Mark the superseded rows of all pages."""
     for path in sorted(docs.glob("*.json")):
         facts = table_of(path)
         if facts.get("superseded"):
@@ -125,7 +125,7 @@ each; another network or machine has another:
 
 
 def count(docs: Path) -> None:
-    """Counts the costs of all tables."""
+    """Count the costs of all tables."""
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in paper_tables.names():
         asked = planning.Command(paper_tables.load(name), "full", (), Path("none"))
@@ -137,7 +137,7 @@ def count(docs: Path) -> None:
 
 
 def index(docs: Path) -> str:
-    """The first page: a line for each table."""
+    """Return the first page, with a line for each table."""
     heading = ["Table", "Scale", "Cells measured", "Kendall's tau", "Told apart",
                f"Within {NEAR:g}", "Superseded"]  # fmt: skip
     rows = []
@@ -174,7 +174,7 @@ def index(docs: Path) -> str:
 
 
 def superseded(docs: Path) -> list[str]:
-    """Lines on the superseded rows: hours of their plain local training, and the command.
+    """Return lines on the superseded rows: hours of plain local training, and the command.
 
     Small networks run far below the machine's rate, and compilation is not counted.
     """
@@ -208,7 +208,7 @@ def superseded(docs: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Copies the tables of the queues into the folder of the first argument."""
+    """Copy the tables of the queues into the folder of the first argument."""
     _, folder, *words = sys.argv if argv is None else argv
     docs, queues = Path(folder), [Path(word) for word in words if not word.startswith("--")]
     docs.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The table of the papers' settings, made from the presets.
+"""Table of the papers' settings, generated from the presets.
 
 `python -m tools.settings_table docs/settings.md` updates the tables between the file's marks.
 """
@@ -24,7 +24,7 @@ PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla")
 
 
 def stand_in(name: str, most: int | None = None) -> pfl.Dataset:
-    """A data set of the published sizes, shape and classes in which all samples are blank.
+    """Return a blank data set with the published sizes, shape and classes.
 
     Args:
       name: a key of `KINDS`.
@@ -49,7 +49,7 @@ class Preset(NamedTuple):
     args: ExperimentConfig
 
     def flags(self) -> dict[str, str]:
-        """Text of the flags given, by name, in the order of --help."""
+        """Return the text of flags by name, in the order of --help."""
         args = self.args
         names = [n for g in ("data", "rule", "training", "run") for n in args.by_group()[g]]
         return {name: _shown(name, args[name].value) for name in names if args[name].present}
@@ -65,14 +65,14 @@ def _shown(name: str, value: Any) -> str:
 
 
 def of_paper(paper: str) -> Iterator[Preset]:
-    """The presets of a paper, table by table."""
+    """Return the presets of a paper, table by table."""
     for name in presets.complete_presets():
         if name.startswith(f"{paper}/"):
             yield read(name)
 
 
 def read(name: str, *words: str) -> Preset:
-    """One preset with the flagfiles that it includes, and further flags."""
+    """Read a preset with the flagfiles that it includes, and further flags."""
     parts = {"Title": []}
     for line in presets.file(name).read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
@@ -88,7 +88,7 @@ def read(name: str, *words: str) -> Preset:
 
 
 def parameters(args: ExperimentConfig, dataset: pfl.Dataset) -> int:
-    """Trainable numbers of the model."""
+    """Return the number of trainable parameters."""
     options = {"vocab_size": dataset.vocab_size} | args.model_options
     named = (args.model, args.initializer, args.dtype, tuple(sorted(options.items())))
     return _counted(dataset.input_shape, dataset.num_classes, *named)
@@ -105,7 +105,7 @@ def _counted(shape: tuple[int, ...], classes: int, model: str, initializer: str,
 
 
 def got(preset: Preset) -> str:
-    """Samples and classes of the clients, and parameters, at the data set's full size."""
+    """Return samples and classes of the clients, and parameters, at full size."""
     dataset = stand_in(preset.args.dataset)
     partition = data_flags.make_partition(preset.args, dataset)
     counted = (dataset.labels, dataset.num_classes)
@@ -122,7 +122,7 @@ def _spread(numbers: np.ndarray, form: str = ",.0f") -> str:
 
 
 def table(paper: str) -> str:
-    """Markdown: the flags that all of a paper's presets share, and a row for each preset."""
+    """Return Markdown: the flags common to a paper's presets, and a row for each preset."""
     rows = list(of_paper(paper))
     given = [row.flags() for row in rows]
     shared = {name: text for name, text in given[0].items()
@@ -138,12 +138,12 @@ def table(paper: str) -> str:
 
 
 def marks(paper: str) -> tuple[str, str]:
-    """The marks before and after a paper's table in the file."""
+    """Return the marks before and after a paper's table in the file."""
     return f"<!-- presets: {paper} -->\n", f"\n<!-- end of presets: {paper} -->"
 
 
 def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
-    """The file's text with updated tables of the papers."""
+    """Return the file's text with updated tables of the papers."""
     for paper in papers:
         first, last = marks(paper)
         head, _, rest = text.partition(first)
@@ -155,7 +155,7 @@ def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Updates the file of the first argument."""
+    """Update the file of the first argument."""
     argv = sys.argv if argv is None else argv
     if len(argv) != 2:
         print("usage: python -m tools.settings_table docs/settings.md", file=sys.stderr)

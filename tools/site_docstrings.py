@@ -1,4 +1,4 @@
-"""Extension of Griffe, which reads docstrings for the site: splits entries of several names.
+"""Griffe extension for the site's docstrings, which splits entries of several names.
 
     Args:
       momentum, weight_decay: of plain SGD.
@@ -14,7 +14,7 @@ import re
 
 try:
     from griffe import Extension, Parameter, ParameterKind, Parameters
-except ImportError:  # the extra `docs` is not installed; the tests read `one_each` alone
+except ImportError:  # the extra `docs` is not installed; the tests use only `one_each`
     Extension = object
 
 DECLARED_ELSEWHERE = "**options: those of the groups in"
@@ -22,7 +22,7 @@ SECTION = re.compile(r"^( *)(?:Args|Attributes):$")
 
 
 def one_each(text: str) -> str:
-    """A docstring with an entry for each name of its Args and Attributes sections."""
+    """Return a docstring with one entry per name in Args and Attributes."""
     lines, inside, indent = [], False, ""
     names: list[str] = []
     entry: list[str] = []
@@ -58,14 +58,14 @@ def one_each(text: str) -> str:
 
 
 def imported(path: str) -> tuple[str, list[inspect.Parameter]]:
-    """The docstring and the parameters that a function has once its module is imported."""
+    """Return docstring and parameters of a function after its module is imported."""
     module, _, name = path.rpartition(".")
     function = getattr(importlib.import_module(module), name)
     return inspect.getdoc(function) or "", [*inspect.signature(function).parameters.values()]
 
 
 def annotation(parameter: inspect.Parameter) -> str:
-    """A parameter's type as a signature shows it, without the names of modules."""
+    """Return a parameter's type without module names."""
     return re.sub(
         r"\b(?:\w+\.)+(?=\w)", "", str(parameter).split(":", 1)[1].split(" = ")[0]
     ).strip()

@@ -27,10 +27,10 @@ MARK = re.compile(r"^<!-- needs: [^>]*-->\n", re.MULTILINE)
 
 
 def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -> str:
-    """A page's text with links for the site.
+    """Return a page's text with links for the site.
 
     Args:
-      text: Markdown; fenced blocks are left alone.
+      text: Markdown; fenced blocks are not changed.
       page: the page's path in the repository.
       places: pages of the site, by path in the repository.
       repository: address of the repository; empty for none.
@@ -58,7 +58,7 @@ def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -
 
 
 def notebook_page(text: str) -> str:
-    """A notebook's cells as a Markdown page, each cell with its picture if docs/images has one."""
+    """Return a notebook's cells as a Markdown page, with their pictures in docs/images."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source, picture = "".join(cell["source"]), f"images/tutorial_{cell['id']}.png"
@@ -69,13 +69,13 @@ def notebook_page(text: str) -> str:
 
 
 def _source(place: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the repository path of a page of the site."""
     known = {site: page for page, site in (*MOVED.items(), NOTEBOOK)}
     return known.get(place, f"docs/{place}")
 
 
 def on_files(files, config):
-    """Adds the pages of the repository's root and the notebook's."""
+    """Add the pages of the repository's root and the notebook's."""
     from mkdocs.structure.files import File
 
     for page, place in MOVED.items():
@@ -87,7 +87,7 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Rewrites a page's links for the site."""
+    """Rewrite a page's links for the site."""
     places = {_source(file.src_uri): file.src_uri for file in files}
     places |= {"README.md": "index.md", NOTEBOOK[0]: NOTEBOOK[1]}
     return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")

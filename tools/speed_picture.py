@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from experiments.cli import shell
 from experiments.figures.drawing import COLOURS
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 
 ROW = re.compile(
@@ -23,7 +23,7 @@ NAMES = {"a": "CNN", "b": "CNN with batch norm"}  # other cases have short names
 
 
 def ratios(page: str) -> dict[str, float]:
-    """How many times as fast each network is, by name, slowest first.
+    """Return the speed-up of each network by name, slowest first.
 
     Raises:
       InputError: the page has no such rows.
@@ -35,7 +35,7 @@ def ratios(page: str) -> dict[str, float]:
 
 
 def draw(rows: dict[str, float]) -> Figure:
-    """Horizontal bars with their values, and a line at 1, the PyTorch loop."""
+    """Draw horizontal bars with their values, and a line at 1, the PyTorch loop."""
     chart = Figure(figsize=(7, 0.5 + 0.36 * len(rows)), layout="constrained")
     axes = chart.add_subplot()
     bars = axes.barh(list(rows), list(rows.values()), color=COLOURS[0], height=0.62)
@@ -51,10 +51,10 @@ def draw(rows: dict[str, float]) -> Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draws the picture of the first argument from the page of the second."""
+    """Draw the picture of the first argument from the page of the second."""
     _, picture, page = sys.argv if argv is None else argv
     rows = ratios(Path(page).read_text(encoding="utf-8"))
-    with aside(Path(picture)) as path:
+    with atomic_write(Path(picture)) as path:
         draw(rows).savefig(path, format="png", dpi=130)
     return 0
 

@@ -108,10 +108,10 @@ def prepare(
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)
     if processes.several():  # each keeps its own clients' samples
-        federation = pfl.engine.spread(federation)
+        federation = pfl.engine.distribute(federation)
         dataset = dataset.without_samples()
         if new_clients is not None:
-            spread = pfl.engine.spread(new_clients.federation)
+            spread = pfl.engine.distribute(new_clients.federation)
             new_clients = replace(new_clients, federation=spread)
     experiment = Experiment(
         config, dataset, partition, inputs.identity, output, federation, new_clients

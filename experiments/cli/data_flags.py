@@ -152,7 +152,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     dataset = value_of(values, "dataset")
     if dataset not in pfl.data.DATASETS and ":" not in dataset and dataset.strip():
         place = as_path("--dataset", dataset)
-        source = pfl.data.recognised(place)
+        source = pfl.data.detect_tool(place)
         if source == "flbench":
             raise _of_flbench(place)
         if source in SAMPLES:

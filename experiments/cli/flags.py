@@ -64,11 +64,11 @@ class _Group:
         """
         for option in pfl.options.declared(declared_in).values():
             name = prefix + option.name
-            default, meaning = defaults.get(option.name, option.default), option.said()
+            default, meaning = defaults.get(option.name, option.default), option.text()
             if name in SPELLED:
                 SPELLED[name](self)
             elif name in CHOICES:
-                self.text(name, default, option.said(CHOICES[name]))
+                self.text(name, default, option.text(CHOICES[name]))
             elif option.kind is bool:
                 self.switch(name, default, meaning)
             elif option.kind is int:

@@ -17,7 +17,7 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 from fedjax_pfl.utils.metric_names import ACCURACY
 
-from ..outputs.run_files import aside, write_text
+from ..outputs.run_files import atomic_write, write_text
 from .config import ExperimentConfig
 
 FILE = "new_clients.csv"
@@ -62,7 +62,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(words)}."
         )
-    federation, new = pfl.engine.without_new_clients(federation, args.new_clients)
+    federation, new = pfl.engine.split_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity
     replace(schedule, steps=max(steps)).check_counts(capacity)
     return federation, NewClients(new, tuple(steps), tuple(fractions))
@@ -94,7 +94,7 @@ def score(
 
 def write(folder: Path, rows: Iterable[Sequence], measure: pfl.models.Measure = ACCURACY) -> None:
     """Writes an algorithm's rows."""
-    with aside(folder / FILE) as part, part.open("w", newline="") as file:
+    with atomic_write(folder / FILE) as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow((*COLUMNS, measure.name))
         writer.writerows(rows)
@@ -115,7 +115,7 @@ def _rows(path: Path, measure: pfl.models.Measure) -> list[dict[str, str]]:
         for row in rows:
             numbers = [float(row[column]) for column in (*COLUMNS, measure.name)]
             if measure.fraction and not 0 <= numbers[-1] <= 1:
-                raise ValueError(f"{numbers[-1]} is no {measure.said}")
+                raise ValueError(f"{numbers[-1]} is no {measure.label}")
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise damaged(path, f"it can't be read as a table of new clients ({error})") from error
     return rows

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import read_json
+from fedjax_pfl.data.atomic_files import read_json
 
 from ..outputs import run_files
 from . import identity, plugins

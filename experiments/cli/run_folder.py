@@ -20,8 +20,8 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists, read_json, require_version, writing
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged, remedy
@@ -78,7 +78,7 @@ def check(
     Raises:
       InputError: the folder is neither new nor empty, and another run's.
     """
-    if not there("output_dir", output):
+    if not output_exists("output_dir", output):
         return Verdict(True, None, "", {})
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
         return Verdict(True, None, "", {})  # killed before the record was written

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.execution import processes
 
 from ..outputs import live, run_files, tracking

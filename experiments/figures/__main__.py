@@ -15,8 +15,8 @@ import absl.flags
 from matplotlib.colors import is_color_like
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists, writing
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import there, writing
 from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
@@ -24,7 +24,7 @@ from ..cli import plugins, shell
 from ..cli.parsing import FlagValues, parse_words, value_of
 from ..cli.start import called
 from ..outputs import looks
-from ..outputs.run_files import aside, write_text
+from ..outputs.run_files import atomic_write, write_text
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
@@ -174,7 +174,7 @@ def new_file(
     path = as_path(f"--{flag}", text)
     if path.suffix.lower() not in endings:
         raise InputError(f"--{flag} must end in {', '.join(endings)}, got {text!r}.")
-    if there(flag, path) and not overwrite:
+    if output_exists(flag, path) and not overwrite:
         raise InputError(f"{path} exists already: choose another, or give --overwrite.")
     return path
 
@@ -237,7 +237,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
     if data is not None:
         write_text(data, drawing.numbers.to_csv(index=False, lineterminator="\r\n"))
     if output is not None:
-        with aside(output) as part:
+        with atomic_write(output) as part:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())
 
 

@@ -125,7 +125,7 @@ def of_models(
     texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names
     drawing.legend(chart, [lines[k] for k in sorted(lines)], None, texts)
     seeds = drawing.over_seeds(runs)
-    said = runs[0].measure.said
+    said = runs[0].measure.label
     drawing.title(chart, f"{said[:1].upper()}{said[1:]} on {split} samples{seeds}")
     return Drawing.of(chart, table)
 
@@ -175,7 +175,7 @@ def side_by_side(
     axes.grid(axis="y", visible=False)
     drawing.legend(chart, lines, "model")
     seeds = drawing.over_seeds(runs, "whiskers")
-    said = f"{split} {runs[0].measure.said}, {SCORES[score]}"
+    said = f"{split} {runs[0].measure.label}, {SCORES[score]}"
     drawing.title(chart, f"{said}, mean over clients{seeds}")
     return Drawing.of(chart, table)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl import similarity
-from fedjax_pfl.data.whole_files import read_json
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.result_files import damaged
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_name
@@ -183,7 +183,7 @@ def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
         )
     t, key = jnp.asarray(rounds, jnp.int32), jax.random.key(seed)
     cohort = federation.participation.cohort(key, t, federation.data.ids)
-    return pfl.Context(federation.begun(key), key, t, t, cohort)
+    return pfl.Context(federation.with_backbone(key), key, t, t, cohort)
 
 
 def similarity_by_block(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.intervals import TITLE, half_width, half_widths
 from fedjax_pfl.results.table import BOLD, Column, Table, measured
 from fedjax_pfl.utils.metric_names import Measure

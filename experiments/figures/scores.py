@@ -100,7 +100,7 @@ def curve(
     require_name("over", over, OVER)
     if average == "samples" and not run.measure.pools:
         raise InputError(
-            f"average must be 'clients' here: {run.measure.said} is no mean over samples."
+            f"average must be 'clients' here: {run.measure.label} is no mean over samples."
         )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts

@@ -173,7 +173,7 @@ def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str
 def headline(results: Mapping[str, pfl.Result]) -> str:
     """The meaning of the accuracies, and the clients of the mean."""
     measure = next(iter(results.values())).measure()
-    what = f"{measure.said[:1].upper()}{measure.said[1:]}"
+    what = f"{measure.label[:1].upper()}{measure.label[1:]}"
     what += "" if measure.higher else " (lower is better)"
     each = [results_notes.scored_clients(result) for result in results.values()]
     count = max(result.num_clients for result in results.values())
@@ -206,7 +206,7 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
     measure = next(iter(results.values())).measure()
     pooled = "all correct test predictions over all test samples"
     if measure != ACCURACY:
-        pooled = f"the {measure.said} over all clients' test samples"
+        pooled = f"the {measure.label} over all clients' test samples"
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
-    ends = {"lowest": lowest, "highest": highest, "said": measure.said, "pooled": pooled}
+    ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
     return NOTES.format(seeds=seeds, **ends)

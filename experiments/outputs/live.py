@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 
 from .run_files import HEADING, metric_rows
 from .tracking import EVERY, Tracking

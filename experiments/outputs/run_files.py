@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import atomic_write, writing
 from fedjax_pfl.data.npz import save_arrays
-from fedjax_pfl.data.whole_files import aside, writing
 from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.summary import FIRST
@@ -52,7 +52,7 @@ HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 
 
 def write_text(path: Path, text: str) -> None:
-    with aside(path) as part:
+    with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
 
 
@@ -100,17 +100,17 @@ def write_algorithm(
         folder.mkdir()
     write_json(folder / "config.json", config)
     result.save(folder)
-    with aside(folder / "metrics.csv") as part, part.open("w", newline="") as file:
+    with atomic_write(folder / "metrics.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(HEADING)
         writer.writerows(metric_rows(result))
     write_text(folder / "metrics.jsonl", metric_lines(result))
-    with aside(folder / "clients.npz") as part, part.open("wb") as file:
+    with atomic_write(folder / "clients.npz") as part, part.open("wb") as file:
         save_arrays(file, client_arrays(result))
     if result.matrices:
         where = {"rounds": result.matrix_rounds, "seeds": np.asarray(result.seeds)}
         matrices = {name: value[:, 0] for name, value in result.matrices.items()}
-        with aside(folder / "mixing.npz") as part, part.open("wb") as file:
+        with atomic_write(folder / "mixing.npz") as part, part.open("wb") as file:
             save_arrays(file, {**matrices, **where})
         for name, value in matrices.items():
             names = result.blocks if value.ndim == 5 else None
@@ -122,7 +122,7 @@ def write_algorithm(
     if more is not None:
         more(folder)
     if models is not None:
-        with aside(folder / "models.npz") as part:
+        with atomic_write(folder / "models.npz") as part:
             pfl.save_models(part, models)
     write_json(folder / "summary.json", result.summary() | dict(facts))
     with writing(whole):
@@ -256,13 +256,13 @@ def write_comparison(
 
 
 def write_picture(path: Path, figure) -> None:
-    with aside(path) as part:
+    with atomic_write(path) as part:
         figure.savefig(part, format="png")
 
 
 def write_partition(folder: Path, partition: pfl.Partition, dataset: pfl.Dataset) -> None:
     """Writes the partition and its picture."""
-    with aside(folder / "partition.npz") as part:
+    with atomic_write(folder / "partition.npz") as part:
         partition.save(part)
     picture = partition_plots.heatmap(
         partition,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 
 Row = tuple[int, str, float]  # round, metric, value
 LONGEST = 500  # characters of a parameter that every MLflow takes

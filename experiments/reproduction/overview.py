@@ -11,11 +11,11 @@ from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
-from fedjax_pfl.data.whole_files import read_json
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.table import Column, Table
 
 from ..figures.drawing import COLOURS, MARKERS, Figure, panels
-from ..outputs.run_files import aside, write_json, write_text
+from ..outputs.run_files import atomic_write, write_json, write_text
 from . import report as one_report
 from .entries import NEAR, NO_NUMBER
 from .full_cost import MACHINES, RATES, Cost, of_table
@@ -205,7 +205,7 @@ def write_picture(output: Path, report: Report) -> None:
     """Writes the picture of a table into its folder, if a cell was measured."""
     chart = picture(report)
     if chart is not None:
-        with aside(output / PICTURE) as part:
+        with atomic_write(output / PICTURE) as part:
             chart.savefig(part, format="png")
 
 

@@ -169,7 +169,7 @@ def chosen_flags(one: Outcome) -> str:
     sweep's."""
     measure = one.measure
     mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
-    what = "" if measure == ACCURACY else f"{measure.said} "
+    what = "" if measure == ACCURACY else f"{measure.label} "
     lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
     for name, value in one.setting.items():
         lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
@@ -214,9 +214,9 @@ def write(
     """
     measure = outcomes[0].measure
     about = (
-        f"Ranked by the mean over clients and seeds of the validation {measure.said} ({rank_by}"
+        f"Ranked by the mean over clients and seeds of the validation {measure.label} ({rank_by}"
         f"{'' if measure.higher else ', lower is better'}); test "
-        f"{measure.said} is not used to choose. ±: half of the 95 % interval over seeds."
+        f"{measure.label} is not used to choose. ±: half of the 95 % interval over seeds."
     )
     text = [*heading, about, table(outcomes).to_markdown(), *footnotes(outcomes, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
@@ -227,7 +227,7 @@ def write(
     whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
     run_files.write_text(output / SETTINGS, whole + chosen)
     names = list(dict.fromkeys(name for one in outcomes for name in one.setting))
-    with run_files.aside(output / "sweep.csv") as part, part.open("w", newline="") as file:
+    with run_files.atomic_write(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)
         end = "_percent" if measure.fraction else f"_{measure.name}"
         writer.writerow(["algorithm", *names, "seed", f"validation{end}", f"test{end}"])

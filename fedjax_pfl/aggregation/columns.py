@@ -1,4 +1,4 @@
-"""Column exchange: comparing and mixing stacks of models that are sharded by client.
+"""Column exchange, to compare and mix stacks of models that are sharded by client.
 
 No device needs complete models of all clients: each receives a part of the columns of all clients
 in an all-to-all, 1/D of the stack for D devices, and processes it independently. Results are summed
@@ -150,8 +150,8 @@ def mixed(
             new |= _returned(part, columns, senders, back)
         return [new[i] for i in range(len(senders))]
 
-    out, lie = (PartitionSpec(AXIS) if rows else WHOLE for rows in (back, in_turns))
-    new = _on_devices(one_device, out, list(senders), weights, lie)
+    out, others_spec = (PartitionSpec(AXIS) if rows else WHOLE for rows in (back, in_turns))
+    new = _on_devices(one_device, out, list(senders), weights, others_spec)
     return [_first(x, receivers) for x in new]
 
 
@@ -186,18 +186,18 @@ def _on_devices(
     out: Any,
     stacks: Any,
     others: Any,
-    lie: PartitionSpec = WHOLE,
+    others_spec: PartitionSpec = WHOLE,
 ) -> Any:
     """Apply `fn(stacks, others)` on every device to its rows of the stacks, padded with zeros."""
 
-    def alone(*operands):
+    def on_one_device(*operands):
         with not_shared():
             return fn(*operands)
 
     mesh = shared_clients()
     assert mesh is not None
-    specs = (PartitionSpec(AXIS), lie)
-    run = jax.shard_map(alone, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
+    specs = (PartitionSpec(AXIS), others_spec)
+    run = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     return run(jax.tree.map(lambda x: _filled(x, mesh.shape[AXIS]), stacks), others)
 
 

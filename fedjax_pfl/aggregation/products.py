@@ -21,7 +21,7 @@ EXACT = lax.Precision.HIGHEST
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Return `a @ b`."""
+    """Return the matrix product `a @ b`."""
     return jnp.matmul(a, b, precision=EXACT)
 
 

@@ -14,7 +14,7 @@ from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation.pairs import Pair, blend, parts
 from fedjax_pfl.algorithms import fedavg
 
-ALPHA_DECAY = 0.02  # of the published code, in the form "logits" alone
+ALPHA_DECAY = 0.02  # of the published code, only for the form "logits"
 
 
 @core.struct

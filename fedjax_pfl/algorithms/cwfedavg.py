@@ -103,7 +103,7 @@ class CwFedAvg(core.Algorithm):
         classes = state.classes
         fewer = parts.shape[0] < cohort.size or ctx.federation.aggregator is not None
         if classes is not None or fewer:
-            if classes is None:  # a placeholder for classes that nobody sends
+            if classes is None:  # a placeholder for classes without senders
                 classes = trees.replicate(trees.row(sent, 0), len(parts))
             classes = ctx.aggregate_rows(parts, sent, onto=classes)  # eqs. (3)-(5)
             models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)

@@ -35,5 +35,5 @@ class FedBN(PartlyShared):
 
     def remarks(self, federation):
         policy = federation.plan.batch_norm
-        overridden = [f"batch-norm is {policy}, as batch_norm says"] * (policy != self.batch_norm)
+        overridden = [f"batch-norm is {policy}, as set by batch_norm"] * (policy != self.batch_norm)
         return [*super().remarks(federation), *overridden]

@@ -98,7 +98,7 @@ class FedProto(core.Algorithm):
             )
 
     def remarks(self, federation):
-        stays = "models stay with their clients, mean features of classes travel"
+        stays = "models stay with their clients, mean features of classes are sent"
         among = "all classes" if self.eligible == "all" else "the client's own classes"
         scored = f"scored by the nearest prototype among {among}; its head's score is called head"
         return [*super().remarks(federation), stays, scored]
@@ -221,13 +221,13 @@ def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
 
 
 def nothing(prototypes: Prototypes) -> Sums:
-    """Return the sums over no sample."""
+    """Return sums over no samples."""
     means, exist = prototypes.means, prototypes.exist
     return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
 
 
 def wide(leaf: jax.Array) -> jnp.dtype:
-    """Return the dtype for sums of numbers of a leaf's dtype."""
+    """Return the dtype for sums of values of a leaf's dtype."""
     return jnp.promote_types(leaf.dtype, jnp.float32)
 
 

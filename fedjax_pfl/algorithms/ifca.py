@@ -72,7 +72,7 @@ class Ifca(core.Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        if federation.begins_alike and self.clusters > 1:
+        if federation.same_initial_model and self.clusters > 1:
             raise core.InputError(
                 "ifca begins with different models, but the initial model gives every parameter: "
                 "leave some layer out of it, such as the head."

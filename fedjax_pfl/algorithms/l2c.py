@@ -101,7 +101,7 @@ class Attention:
     @staticmethod
     def begin(ctx, **common) -> AttentionState:
         def layer(fan_in, fan_out):
-            """The bound of the initial weights."""
+            """Return the bound of the initial weights."""
             kernel = jnp.full((fan_in, fan_out), fan_in**-0.5, ctx.dtype)
             return {"kernel": kernel, "bias": kernel[0]}
 

@@ -48,10 +48,11 @@ class Moon(fedavg.Weighted):
     def check(self, federation):
         assert federation.num_features  # a model without features is refused
         most = passes(federation) * int(federation.steps().max())
-        if most >= training.COUNTED:
+        if most >= training.COUNT_LIMIT:
             raise core.InputError(
                 f"moon would take {most:,} forward passes for a client in a round, but they can be "
-                f"counted below {training.COUNTED:,}: take fewer local steps or smaller batches."
+                f"counted below {training.COUNT_LIMIT:,}: take fewer local steps or smaller "
+                "batches."
             )
 
     def remarks(self, federation):

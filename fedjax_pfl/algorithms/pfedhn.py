@@ -46,7 +46,7 @@ class PFedHN(core.Algorithm):
     Local momentum is reset in each round, except for private leaves (`local_head`), as in the
     authors' code. Running statistics stay with the client.
 
-    A new client learns an embedding by local training of v alone, through the frozen psi, from the
+    A new client learns an embedding by local training of only v, through the frozen psi, from the
     mean of all embeddings.
 
     Attributes:

@@ -96,7 +96,7 @@ class Scaffold(fedavg.FedAvg):
         )
 
     def server_control(self, ctx, state: State, weights, sent: Corrected):
-        """c + (1/N) sum over members of (c_i^+ - c_i)."""
+        """Return c + (1/N) sum over members of (c_i^+ - c_i)."""
         return jax.tree.map(
             lambda c, new, old: c + jnp.sum(new - old, axis=0) / ctx.num_clients,
             state.control,

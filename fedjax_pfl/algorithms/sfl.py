@@ -38,7 +38,7 @@ class Sfl(core.Algorithm):
     Attributes:
       graph: A. "labels" joins clients that share a training label, themselves included (the
         published code: the server must know the labels); "neighbours" the nearest by cosine of
-        w_i - u; "learned" mixes "labels" with a graph that is fitted anew in each round (SFL* as
+        w_i - u; "learned" mixes "labels" with a graph that is fitted again in each round (SFL* as
         published). Rows are divided by their sums.
       relation: a function from the permanent ids [N], traced, to non-negative edges [N, N], which
         replace those of "labels", also in "learned" (a known graph, as in the paper). Python only.
@@ -191,7 +191,7 @@ class Sfl(core.Algorithm):
 
 
 def squares(params):
-    """|w|^2."""
+    """Return |w|^2."""
     return jnp.asarray(optax.tree.vdot(params, params))
 
 
@@ -261,7 +261,7 @@ def fitted_graph(generator, models, ids):
 
 
 def _edges(generator):
-    """relu(tanh(3 (V_1 V_2^T - V_2 V_1^T))), V_k = tanh(3 (E_k W_k + b_k))."""
+    """Return relu(tanh(3 (V_1 V_2^T - V_2 V_1^T))) with V_k = tanh(3 (E_k W_k + b_k))."""
     inside = products.matmul(generator["embedding"], generator["kernel"])
     first, second = jnp.tanh(STEEPNESS * (inside + generator["bias"][:, None]))
     crossed = products.matmul(first, second.T)
@@ -269,6 +269,6 @@ def _edges(generator):
 
 
 def _unit_rows(matrix):
-    """Rows over their lengths; rows of zeros stay, with finite gradients."""
+    """Divide rows by their lengths; rows of zeros stay zero, with finite gradients."""
     total = jnp.sum(jnp.square(matrix), axis=1, keepdims=True)
     return matrix / jnp.sqrt(jnp.where(total > 1e-24, total, 1e-24))

@@ -104,10 +104,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
             self.check_whole_models(federation)
             capacity, count = federation.data.train.capacity, federation.num_clients
             steps = count * federation.schedule.total_steps(capacity)
-            if steps >= training.COUNTED:
+            if steps >= training.COUNT_LIMIT:
                 raise core.InputError(
                     f"everyone would take {steps:,} local steps of a client in a round, one run "
-                    f"for each Alice, and they can be counted below {training.COUNTED:,}."
+                    f"for each Alice, and they can be counted below {training.COUNT_LIMIT:,}."
                 )
         else:
             super().check(federation)
@@ -174,9 +174,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
         own = nearest * (1 - mixing.ratio(farthest - nearest, farthest) * (1 - omega))  # eq. (2)
         distance = jnp.where(is_alice, own, distance)
         raw = jnp.maximum(psi - mixing.ratio(distance - own, farthest - own), 0)  # eq. (3)
-        alone = ctx.num_rounds - (ctx.t + 1) <= ctx.num_rounds // 20  # r >= 0.95 R
-        alone |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
-        return mixing.normalize(jnp.where(alone, is_alice.astype(raw.dtype), raw), present)
+        only_alice = ctx.num_rounds - (ctx.t + 1) <= ctx.num_rounds // 20  # r >= 0.95 R
+        only_alice |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
+        return mixing.normalize(jnp.where(only_alice, is_alice.astype(raw.dtype), raw), present)
 
     def _level(self, ctx, given):
         """Return Omega(r) or Psi(r), by eq. (4) unless it is a function."""

@@ -73,9 +73,9 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         super().check(federation)
         size, samples = federation.schedule.batch_size, federation.data.train.capacity
         allowed = (
-            f"below {training.COUNTED:,} when multiplied by the {samples:,} samples of a client"
+            f"below {training.COUNT_LIMIT:,} when multiplied by the {samples:,} samples of a client"
         )
-        core.require(size * samples < training.COUNTED, "batch_size", size, allowed)
+        core.require(size * samples < training.COUNT_LIMIT, "batch_size", size, allowed)
 
     def remarks(self, federation):
         notes = super().remarks(federation)

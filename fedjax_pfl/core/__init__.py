@@ -1,4 +1,4 @@
-"""The interface of an algorithm: what its author imports, as `core.Algorithm`."""
+"""Names for authors of algorithms, such as `core.Algorithm`."""
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.aggregation.sharing import SharedLayers

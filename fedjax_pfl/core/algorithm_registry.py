@@ -1,4 +1,4 @@
-"""Registry of algorithms; algorithms and hyperparameters by name."""
+"""Registry of algorithms, and lookup of algorithms and hyperparameters by name."""
 
 import inspect
 import typing

@@ -150,7 +150,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     Per-client leaves of the state may hold only the cohort's rows (see `partial_state`).
 
     Raises:
-      NotHere: the round needs other rows.
+      RowsNotOnDevice: the round needs other rows.
       TypeError: the round does not return a state of the same structure, shapes and types, and a
         record.
     """

@@ -178,7 +178,7 @@ class Algorithm:
         plan, rule = federation.plan, self.sharing()
         open_or_all = plan.chosen is None or rule == "all"
         if not open_or_all and plan.shared != plan.with_share(rule).shared:
-            notes.append(f"shares {describe_rule(plan)}, as share says")
+            notes.append(f"shares {describe_rule(plan)}, as set by share")
         return notes
 
     def round_remarks(self, federation: Federation, rounds: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Algorithm states of which the device holds the rows of some clients."""
+"""Algorithm states with the rows of only some clients on the device."""
 
 import itertools
 from collections.abc import Callable

@@ -116,8 +116,8 @@ class Optimizers:
     def own_steps(self) -> InputError:
         """Return the error of an algorithm that trains by other means than `ctx.train`."""
         return InputError(
-            f"{self.name} has local steps of its own, whose optimizers begin as its definition "
-            "says: leave keep_optimizer_state out."
+            f"{self.name} defines the initial optimizer states of its own local steps: leave "
+            "keep_optimizer_state out."
         )
 
 

@@ -58,7 +58,7 @@ def recorded(
         return count * took_part if count.ndim == 0 else count
 
     def copies(count: int | jax.Array) -> jax.Array:
-        """int32 [N, num_blocks]."""
+        """Return copies per block, int32 [N, num_blocks]."""
         count = of_members(count)
         count = count if count.ndim == 2 else count[:, None]
         return cohort.spread(jnp.broadcast_to(count, (cohort.size, num_blocks)), 0)

@@ -4,9 +4,9 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
 from fedjax_pfl.data.partitions.importers import (
     IMPORTERS,
+    detect_tool,
     import_partition,
     read_partition,
-    recognised,
 )
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import (
@@ -34,6 +34,7 @@ __all__ = [
     "Partition",
     "Plan",
     "dataset_from_arrays",
+    "detect_tool",
     "import_partition",
     "input_scaling",
     "load_dataset",
@@ -42,7 +43,6 @@ __all__ = [
     "partition_statistics",
     "prepare_tfds",
     "read_partition",
-    "recognised",
     "register_dataset",
     "register_rule",
     "rule_options",

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files, validated in full: damaged offsets would crash the process."""
+"""Parquet and Arrow files, fully validated because damaged offsets would crash the process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def open_parquet(path: Path):
 
 
 def batches(path: Path, file, columns: list[str] | None = None) -> Iterator:
-    """Yields record batches of some or all columns of an opened Parquet file, a few rows each.
+    """Yield record batches of some or all columns of an opened Parquet file, a few rows each.
 
     Raises:
       InputError: damaged, larger than memory, or other than the announced number of rows.
@@ -83,7 +83,7 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
 
 
 def stream_batches(path: Path) -> Iterator:
-    """Yields the record batches of an Arrow stream, as `datasets` saves it.
+    """Yield the record batches of an Arrow stream, as `datasets` saves it.
 
     Raises:
       InputError: damaged, or compressed, so that it might unpack to more than memory holds.
@@ -103,14 +103,14 @@ def stream_batches(path: Path) -> Iterator:
 
 
 def _is_compressed(message) -> bool:
-    """Whether a record batch has the field `compression` (pyarrow shows only its FlatBuffer)."""
+    """Return whether a record batch is compressed, from its FlatBuffer message."""
     head = message.metadata.to_pybytes()
 
     def number(size: int, place: int) -> int:
         return int.from_bytes(head[place : place + size], "little")
 
     def field(table: int, index: int) -> int:
-        """The place of a field of a table, 0 where it is left out."""
+        """Return the position of a field of a table, or 0 if it is omitted."""
         vtable = table - int.from_bytes(head[table : table + 4], "little", signed=True)
         entry = 4 + 2 * index
         offset = number(2, vtable + entry) if entry < number(2, vtable) else 0

@@ -1,4 +1,4 @@
-"""An on-disk cache of decoded arrays, so that images are decoded once.
+"""On-disk cache of decoded images.
 
 Cache files are in `.fedjax_pfl_cache` beside the data or, if that folder isn't writable, in the
 user's cache folder ($XDG_CACHE_HOME or ~/.cache, then fedjax_pfl). FEDJAX_PFL_CACHE names another
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path, check_type, read_bytes, reading, require_file
 from fedjax_pfl.data.npz import read_arrays, save_arrays
-from fedjax_pfl.data.whole_files import aside
 from fedjax_pfl.utils.errors import InputError
 
 # Part of every file name: raise it when decoding changes, so that older files are not read.
@@ -50,7 +50,7 @@ def cached_arrays(
     for place in places:
         with contextlib.suppress(OSError):
             place.mkdir(parents=True, exist_ok=True)
-            with aside(place / file) as part, part.open("xb") as out:
+            with atomic_write(place / file) as part, part.open("xb") as out:
                 save_arrays(out, arrays, compressed=False)
             break
     return arrays

@@ -70,7 +70,7 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
 
 
 def _numbers(column: np.ndarray) -> np.ndarray:
-    """Text as int64 if all of it is integers as Python writes them ("07" stays text)."""
+    """Convert text to int64 if all of it is canonical integers ("07" stays text)."""
     if np.char.str_len(column).max(initial=0) > 18:  # more digits than int64 always holds
         return column
     try:

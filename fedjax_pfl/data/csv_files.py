@@ -48,7 +48,7 @@ def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[li
 
 
 def check_header(path: Path, header: list[str]) -> None:
-    """Raises `InputError` if two columns have one name."""
+    """Raise `InputError` if two columns have one name."""
     for name, count in Counter(header).items():
         if name and count > 1:
             raise InputError(f"{path} has {count} columns called {name!r}: rename all but one.")

@@ -1,4 +1,4 @@
-"""Data sets: checked NumPy arrays of samples and labels, as every source returns them."""
+"""Data sets: checked NumPy arrays of samples and labels."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

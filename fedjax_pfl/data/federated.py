@@ -1,4 +1,4 @@
-"""The federated data set on the device: one flat copy of the samples, and index lists per client.
+"""Federated data on the device: one copy of the samples, and index lists per client.
 
 Images are neither padded nor copied per client: samples are stored as loaded (mostly uint8), and
 minibatches are gathered by index and scaled inside the compiled program.
@@ -16,7 +16,7 @@ import numpy as np
 
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.trees import NotHere
+from fedjax_pfl.utils.trees import RowsNotOnDevice
 from fedjax_pfl.utils.typing import Rows, Scalar
 
 
@@ -130,9 +130,9 @@ class FederatedData:
         return rows // self.share
 
     def check_there(self, rows: Rows) -> None:
-        """Raises `NotHere` unless the samples of the clients `rows` are on the device."""
+        """Raise `RowsNotOnDevice` unless the samples of the clients `rows` are on the device."""
         if self.there is not None and rows is not self.there:
-            raise NotHere("Fetched: the samples of other clients than those on the device.")
+            raise RowsNotOnDevice("Fetched: the samples of other clients than those on the device.")
 
     def narrowed(self, rows: Rows, part: Rows) -> "FederatedData":
         """Return the same data for `part` of the clients `rows` that are on the device."""
@@ -181,10 +181,10 @@ class FederatedData:
         """Return the pool indices of positions [B] within the client's part of a split.
 
         Raises:
-          NotHere: the samples of this split are not on the device.
+          RowsNotOnDevice: the samples of this split are not on the device.
         """
         if split.index is None:
-            raise NotHere("Fetched: samples of a split that is not on the device.")
+            raise RowsNotOnDevice("Fetched: samples of a split that is not on the device.")
         return _taken(split.index, _taken(split.offset, row) + positions)
 
     def batch(
@@ -212,7 +212,7 @@ class FederatedData:
 
 
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
-    """`x[rows]` without bounds checks, which would be a program of their own on a TPU."""
+    """Return `x[rows]` without bounds checks, which cost time on a TPU."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 

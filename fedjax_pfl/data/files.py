@@ -1,4 +1,4 @@
-"""Paths and regular files: opening, reading and unpacking, with one sentence for each error."""
+"""Paths and regular files: opening, reading and unpacking, with clear errors."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ _KINDS = {
 
 
 def as_path(what: str, path: str | os.PathLike[str]) -> Path:
-    """Converts a path as a user writes it; `~` and `~name` are replaced by a home folder.
+    """Convert a user's path; `~` and `~name` are replaced by a home folder.
 
     Args:
       what: its name in messages, such as "data_dir" or "--output_dir".
@@ -61,7 +61,7 @@ def require_file(path: Path) -> int:
 
 
 def check_type(path: Path, mode: int) -> None:
-    """Raises `InputError` unless `mode` (of `os.stat`) is that of a regular file."""
+    """Raise `InputError` unless `mode` (of `os.stat`) is that of a regular file."""
     if not stat.S_ISREG(mode):
         kind = _KINDS.get(stat.S_IFMT(mode), "something else")
         raise InputError(f"{path} must be a regular file, but it is {kind}.")
@@ -69,7 +69,7 @@ def check_type(path: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def reading(what: object, kind: str = "") -> Iterator[None]:
-    """Turns errors within the block into an `InputError` of one sentence with the file's name.
+    """Turn errors within the block into an `InputError` of one sentence with the file's name.
 
     Args:
       what: the file.
@@ -151,7 +151,7 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def gunzip(data: bytes, what: str, kind: str = "a gzip file") -> bytes:
-    """Unpacks a gzip stream piece by piece, whatever size it claims to have.
+    """Unpack a gzip stream piece by piece, whatever size it claims to have.
 
     Args:
       data: the compressed bytes.

@@ -1,4 +1,4 @@
-"""Decodes images to one uint8 array, with limits against bad files."""
+"""Decoding of images to one uint8 array, with limits against malformed files."""
 
 import io
 import re
@@ -52,7 +52,7 @@ def decode_images(
     image_size: tuple[int, int] | None = None,
     channels: int | None = None,
 ) -> np.ndarray:
-    """Decodes images to one array.
+    """Decode images to one array.
 
     Args:
       images: each image's name in messages, and its encoded bytes or its file.
@@ -135,7 +135,7 @@ def _decode(what: str, source: bytes | Path, size, channels: int | None):
 
 
 def _check_depth(what: str, image) -> None:
-    """Refuses more than 8 bits per channel, which Pillow truncates or scales silently."""
+    """Refuse more than 8 bits per channel, which Pillow truncates or scales silently."""
     for tile in image.tile if image.format in ("PNG", "PPM") else ():
         form, *top = tile[3] if isinstance(tile[3], tuple) else (tile[3],)
         if ";16" in form or (top and top[0] > 255):

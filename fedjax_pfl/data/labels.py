@@ -1,4 +1,4 @@
-"""Labels of the samples: their form for each task."""
+"""Label formats of each task."""
 
 import numpy as np
 

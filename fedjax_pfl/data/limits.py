@@ -1,4 +1,4 @@
-"""Free memory: larger arrays are refused before they are allocated."""
+"""Limits on free memory, checked before arrays are allocated."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _CGROUPS = (
 
 
 def require_memory(what: str, count: int) -> None:
-    """Raises `InputError` unless `count` bytes of host memory are free.
+    """Raise `InputError` unless `count` bytes of host memory are free.
 
     Args:
       what: beginning of the message, such as "The 400 images of D/train.parquet".
@@ -38,7 +38,7 @@ def free() -> int | None:
 
 
 def _unused() -> int | None:
-    """Memory that Linux estimates to be available; on other systems all memory."""
+    """Return the memory that Linux estimates to be available; elsewhere all memory."""
     for line in _lines("/proc/meminfo"):
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
@@ -48,7 +48,7 @@ def _unused() -> int | None:
 
 
 def _group() -> int | None:
-    """Bytes that a container's limit leaves; None without a limit."""
+    """Return the bytes that a container's limit leaves; None without a limit."""
     root, rooms = Path("/sys/fs/cgroup"), []
     for line in _lines("/proc/self/cgroup"):
         _, controllers, place = line.split(":", 2)
@@ -68,7 +68,7 @@ def _limit(folder: Path, limit: str, used: str, files: str) -> int | None:
 
 
 def _address_space() -> int | None:
-    """Bytes that `ulimit -v` leaves; None without a limit."""
+    """Return the bytes that `ulimit -v` leaves; None without a limit."""
     if sys.platform != "linux":
         return None
     import resource

@@ -18,7 +18,7 @@ _KIND = "an NPZ file of plain arrays"
 
 
 def save_arrays(file: IO[bytes], arrays: Mapping[str, np.ndarray], compressed: bool = True) -> None:
-    """Writes arrays by name in NumPy's NPZ format."""
+    """Write arrays by name in NumPy's NPZ format."""
     # To a type checker, any of the names could be an option of NumPy's.
     save: Callable[..., None] = np.savez_compressed if compressed else np.savez
     save(file, **arrays)
@@ -61,7 +61,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[zipfile.ZipFile, dict[str, zipfile.ZipInfo]]]:
-    """The archive and its members by the name of the array."""
+    """Return the archive and its members by array name."""
     if not os.path.exists(path):
         raise InputError(f"No file {path}: give the path of an existing NPZ file.")
     require_file(path)

@@ -22,7 +22,7 @@ for f in pathlib.Path({folder!r}).glob("t*/*[0-9].npz"):
 
 
 def is_pfllib(folder: Path) -> bool:
-    """Whether a folder has the file names of PFLlib."""
+    """Return whether a folder has the file names of PFLlib."""
     return (folder / CONFIG).is_file() and (folder / "train").is_dir()
 
 
@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_clients(
     folder: Path, split: str, count: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yields (name in messages, samples, labels) of each client's "train" or "test" file.
+    """Yield (name in messages, samples, labels) of each client's "train" or "test" file.
 
     Raises:
       InputError: a file is missing, or was not exported.

@@ -58,7 +58,7 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
         return _standard(dataset.train_x)
     if name in BYTES and _is_scaled(dataset.train_x):
         raise InputError(
-            f"Samples of data set {dataset.name!r} lie in -1..1, and input scaling {name!r} would "
+            f"Samples of data set {dataset.name!r} are in -1..1, and input scaling {name!r} would "
             "divide them by 255 once more: use 'raw' or 'standard'."
         )
     if name in _MOMENTS:
@@ -73,7 +73,7 @@ def input_scaling(name: str, dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _is_scaled(x: np.ndarray) -> bool:
-    """Whether these are fractions in -1..1; integers may be bytes of dark images."""
+    """Return whether samples are fractions in -1..1; integers may be bytes of dark images."""
     if x.dtype.kind != "f":
         return False
     blocks = [x[start : start + 1024] for start in range(0, len(x), 1024)]

@@ -4,12 +4,12 @@ from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory
-from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
+from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.engine.progress import LiveCurves
 from fedjax_pfl.engine.runs import MAX_RUNS, sweepable
 from fedjax_pfl.engine.simulation import RoundState, Simulation
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
-from fedjax_pfl.federation.data_sharding import spread
+from fedjax_pfl.federation.data_sharding import distribute
 
 __all__ = [
     "MAX_RUNS",
@@ -21,9 +21,9 @@ __all__ = [
     "Progress",
     "RoundState",
     "Simulation",
+    "distribute",
     "padding_efficiency",
     "score_new_clients",
-    "spread",
+    "split_new_clients",
     "sweepable",
-    "without_new_clients",
 ]

@@ -9,7 +9,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 class Progress(NamedTuple):
-    """The argument of callbacks, which are called after each chunk of rounds.
+    """Argument of callbacks, which are called after each chunk of rounds.
 
     A simulation that continues from a checkpoint first calls them without a new round, with
     `round == since`.
@@ -36,7 +36,7 @@ class Progress(NamedTuple):
     runs: int = 1
 
     def __str__(self) -> str:
-        """Rounds, the measure, pace and time left."""
+        """Format rounds, measure, pace and time left."""
         if self.round == self.since:
             return f"continuing after round {self.round} of {self.rounds}"
         pace = self.round / max(self.seconds, 1e-9)
@@ -46,13 +46,13 @@ class Progress(NamedTuple):
             value = measure.shown(measure.scale * self.accuracy) + " %" * measure.fraction
             value += f" (mean of {self.runs} runs)" if self.runs > 1 else ""
         return (
-            f"round {self.round}/{self.rounds}, {measure.said} {value}, {pace:.2f} rounds/s, "
+            f"round {self.round}/{self.rounds}, {measure.label} {value}, {pace:.2f} rounds/s, "
             f"{left} left"
         )
 
 
 def _duration(seconds: float) -> str:
-    """Seconds as m:ss or h:mm:ss."""
+    """Format seconds as m:ss or h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
@@ -67,7 +67,7 @@ class Callback(Protocol):
     """
 
     def on_round_end(self, progress: Progress) -> bool | None:
-        """Called after each chunk: after every round, unless `chunk` asks for longer ones.
+        """Handle the end of a chunk: of every round, unless `chunk` is larger.
 
         Returns:
           True to end the rounds, as `stop` does. The answer to a call without a new round, and to
@@ -101,7 +101,7 @@ class ProgressCallback(FunctionCallback):
 
 
 def on_run_end(callback: Callback) -> None:
-    """Calls the method of this name, where the callback has one."""
+    """Call the callback's `on_run_end`, if it has one."""
     end = getattr(callback, "on_run_end", None)
     if end is not None:
         end()

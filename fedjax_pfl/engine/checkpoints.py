@@ -1,4 +1,4 @@
-"""Checkpoints of a simulation between chunks: written whole or not at all, verified when read."""
+"""Checkpoints of a simulation between chunks, written atomically and verified when read."""
 
 import contextlib
 import ctypes
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path, reason
-from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.engine.fingerprint import digest
 from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import number
@@ -27,7 +27,7 @@ FORMAT = 1
 
 
 class Saved(NamedTuple):
-    """The content of a checkpoint.
+    """Content of a checkpoint.
 
     Attributes:
       round: rounds done.
@@ -41,19 +41,19 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one simulation, in their own folder.
+    """Checkpoints of one simulation in a folder.
 
-    Orbax writes each under another name and renames it when it is whole. A digest of all arrays is
-    stored with it and compared when it is read. A damaged checkpoint is skipped, with a
-    warning, for the one before. Reading never runs code.
+    Orbax writes each checkpoint under a temporary name and renames it when it is complete. A digest
+    of all arrays is stored with it and verified when it is read. If a checkpoint is damaged, a
+    warning is given and the previous one is used. Reading never runs code.
 
-    Of several processes the first one writes and reads, and all call each function.
+    With several processes only the first one writes and reads, and all call each function.
 
     Args:
-      folder: made if it is missing; no other simulation may use it.
+      folder: created if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
-      keep: how many are kept.
-      extendable: whether the state before the last round is saved too, from which a simulation of
+      keep: number of checkpoints to keep.
+      extendable: whether to also save the state before the last round, from which a simulation of
         more rounds continues.
     """
 
@@ -73,11 +73,11 @@ class Checkpoints:
         self._last = time.monotonic()
 
     def due(self) -> bool:
-        """Whether it is time for the next one; processes may differ."""
+        """Return whether the next checkpoint is due; processes may differ."""
         return time.monotonic() - self._last >= self.every_seconds
 
     def save(self, done: int, trees: Mapping[str, Tree], facts: Mapping[str, Any]) -> None:
-        """Saves pytrees of arrays and some JSON as the state after `done` rounds.
+        """Save pytrees of arrays and some JSON as the state after `done` rounds.
 
         An existing checkpoint of that round stays unchanged, unless it is damaged.
 
@@ -121,7 +121,7 @@ class Checkpoints:
             )
 
     def latest(self) -> Saved | None:
-        """The newest checkpoint that is whole, or None."""
+        """Return the newest undamaged checkpoint, or None."""
         if not processes.several():
             return self._latest()
         arrays: dict[str, np.ndarray] = {}
@@ -154,7 +154,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Deletes all of them."""
+        """Delete all checkpoints."""
         processes.on_first(self._clear)
 
     def _clear(self) -> None:
@@ -168,10 +168,10 @@ class Checkpoints:
             self._manager = None
 
     def check(self) -> None:
-        """Makes the folder, and checks that it can be written to.
+        """Create the folder and check that it is writable.
 
         Raises:
-          OutputError: it can't.
+          OutputError: the folder is not writable.
         """
         processes.on_first(self._check)
 
@@ -182,7 +182,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _writing(self, step: int) -> Iterator[None]:
-        """Turns errors that Orbax raises, or logs in its threads, into an `OutputError`."""
+        """Turn errors that Orbax raises, or logs in its threads, into an `OutputError`."""
         path, logger = self.folder / str(step), logging.getLogger("absl")
         level = logger.level
         logger.setLevel(logging.CRITICAL + 1)
@@ -204,12 +204,12 @@ class Checkpoints:
         if self._manager is None:
             logging.getLogger("absl").setLevel(logging.ERROR)
             self._check()
-            alone: dict[str, Any] = {}
+            extra: dict[str, Any] = {}
             if processes.several():  # Orbax need not wait for the others: they save nothing
                 of_one = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-                alone = {"multiprocessing_options": of_one}
+                extra = {"multiprocessing_options": of_one}
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **alone
+                max_to_keep=self.keep, create=False, enable_async_checkpointing=False, **extra
             )
             self._manager = ocp.CheckpointManager(
                 self.folder, options=options, item_names=("arrays", "facts")
@@ -217,7 +217,7 @@ class Checkpoints:
         return ocp, self._manager
 
     def _read(self, step: int) -> Saved | None:
-        """The checkpoint of a round, or None where it is damaged."""
+        """Return the checkpoint of a round, or None if it is damaged."""
         ocp, manager = self._open()
         try:
             found: Any = manager.restore(
@@ -240,7 +240,7 @@ class Checkpoints:
 
 
 def _trim() -> None:
-    """Gives the system what Orbax's threads have freed: else the next round comes on top of it."""
+    """Return memory that Orbax's threads have freed to the system."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # only the GNU C library has it
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -252,5 +252,5 @@ def _by_name(trees: Mapping[str, Sequence[np.ndarray]]) -> dict[str, np.ndarray]
 def _by_tree(
     arrays: Mapping[str, np.ndarray], counts: Mapping[str, int]
 ) -> dict[str, list[np.ndarray]]:
-    """The reverse of `_by_name`."""
+    """Invert `_by_name`."""
     return {name: [arrays[f"{name}.{k}"] for k in range(count)] for name, count in counts.items()}

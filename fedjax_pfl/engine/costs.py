@@ -23,7 +23,7 @@ from fedjax_pfl.utils.typing import Tree
 
 
 def step_flops(federation: Federation) -> float | None:
-    """FLOPs of one local step of one client: the gradient of a whole minibatch, and the update.
+    """Count the FLOPs of one local step of one client: gradient of a full minibatch, and update.
 
     Every addition, multiplication and the like counts as one. The federation's extra loss is
     included; an algorithm's additions to its steps are not.
@@ -36,12 +36,12 @@ def step_flops(federation: Federation) -> float | None:
 
 
 def forward_flops(federation: Federation) -> float | None:
-    """FLOPs of predicting the class of one sample; None as in `step_flops`."""
+    """Count the FLOPs of predicting one sample; None as in `step_flops`."""
     return _of_federation(_forward, federation)
 
 
 def step(federation, state, batch, key, client):
-    """The state after a local step of one client."""
+    """Return the state after a local step of one client."""
     stepped = LocalStep(federation, federation.training.learning_rate)
     return stepped(state, batch, key, None, client)
 
@@ -64,12 +64,12 @@ def _of_federation(fn: Callable[..., Any], federation: Federation) -> float | No
 
 
 def one_client(federation: Federation) -> Federation:
-    """Shapes of what a step depends on: the same for all federations whose steps cost the same."""
+    """Return shapes that determine a step's cost, equal for federations of equal cost."""
 
     def one(leaf):
         return jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype)
 
-    shapes = jax.eval_shape(lambda given: given.begun(jax.random.key(0)), federation)
+    shapes = jax.eval_shape(lambda given: given.with_backbone(jax.random.key(0)), federation)
     data, size = shapes.data, federation.schedule.fitting(federation.data.train.capacity).batch_size
     walked = replace(jax.tree.map(one, data.train), capacity=size, total=size, equal=True)
     data = replace(
@@ -91,7 +91,7 @@ def one_client(federation: Federation) -> Federation:
 
 
 def step_operands(federation: Federation) -> tuple[Any, ...]:
-    """What `step` takes beside the federation of `one_client`: (state, batch, key, client)."""
+    """Return further arguments of `step`: (state, batch, key, client)."""
     data, zero = federation.data, jnp.int32(0)
     at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
     batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
@@ -110,7 +110,7 @@ def _counted(fn: Callable[..., Any], structure, leaves: tuple[jax.ShapeDtypeStru
 
 
 def flops(fn: Callable[..., Any], *args: Tree) -> float:
-    """FLOPs of `fn(*args)` by XLA's cost analysis, loops included; nothing is compiled or run.
+    """Count the FLOPs of `fn(*args)` by XLA's cost analysis, including loops; only lowered.
 
     XLA counts the body of a loop once: those of a `scan` are counted apart, and multiplied.
 
@@ -125,7 +125,7 @@ def flops(fn: Callable[..., Any], *args: Tree) -> float:
 
 
 def _analysed(fn: Callable[..., Any], args: tuple[Tree, ...]) -> tuple[float, float]:
-    """(FLOPs as XLA counts them, the body of a loop once; FLOPs with every turn of the loops)."""
+    """Return XLA's count of FLOPs, with each loop's body counted once and in every iteration."""
     with by_definition():  # the network's function, not its fast form
         traced = jax.jit(fn).trace(*args)
     once = total = (traced.lower().cost_analysis() or {}).get("flops", math.nan)
@@ -142,7 +142,7 @@ def _analysed(fn: Callable[..., Any], args: tuple[Tree, ...]) -> tuple[float, fl
 
 
 def _loops(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-    """The outermost loops."""
+    """Return the outermost loops."""
     for equation in jaxpr.eqns:
         if equation.primitive.name in ("scan", "while"):
             yield equation

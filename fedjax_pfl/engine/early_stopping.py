@@ -1,4 +1,4 @@
-"""Early stopping: a simulation ends when its validation headline no longer improves."""
+"""Early stopping when the validation headline no longer improves."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def checked_patience(
     patience = require_whole("patience", patience, 1)
     if not federation.data.validation.total:
         raise InputError(
-            f"patience watches the validation {federation.measures[0].said}, and no client has "
+            f"patience watches the validation {federation.measures[0].label}, and no client has "
             "validation samples: "
             "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
             "samples aside."
@@ -34,7 +34,7 @@ def checked_patience(
     for how in filter(None, (algorithm.adaptation(), adapt)):
         if how.when == "last":
             raise InputError(
-                f"{algorithm.name} is scored after {how}, after the last round alone, which is not "
+                f"{algorithm.name} is scored after {how}, only after the last round, which is not "
                 "known beforehand with patience: leave one of them out."
             )
     return patience
@@ -43,7 +43,7 @@ def checked_patience(
 def earliest_stop(
     rounds: np.ndarray, values: np.ndarray, patience: int, every: int, last: int
 ) -> int:
-    """The first scored round at which the simulation stops, unless a run improves before it.
+    """Return the first scored round after which `patience` ends the simulation.
 
     Rounds that were scored with more patience may go beyond it.
 

@@ -1,4 +1,4 @@
-"""Scores of models on their clients' samples, after local adaptation where it is asked for.
+"""Scores of models on their clients' samples, optionally after local adaptation.
 
 Every score names its model (personalized, global, ...), its split and its measure, and is kept for
 every client; the result averages over clients.
@@ -30,9 +30,9 @@ def named_models(
     Per-client leaves of the state may hold those rows only (see `partial_state`).
 
     Raises:
-      NotHere: the models need other rows of these.
+      RowsNotOnDevice: the models need other rows of these.
       InputError: see `while_traced`.
-      TypeError: "personalized" is not among them, or a stack is not of the clients asked for.
+      TypeError: "personalized" is missing, or a stack does not match the clients `rows`.
     """
     state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):
@@ -54,7 +54,7 @@ def evaluate(
     extra: Adaptation | None = None,
     rows: Sequence[int] | None = None,
 ) -> dict[str, PerClient]:
-    """Scores every model that an algorithm names, for the clients `rows` (all by default).
+    """Score every model that an algorithm names, for the clients `rows` (default: all).
 
     The algorithm gives the models of as many clients at a time as a round trains (see
     `Execution.width`), so no more copies than that exist. Where these are all clients, it gets
@@ -92,7 +92,7 @@ def evaluate(
 def score_rows(
     algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
 ) -> dict[str, jax.Array]:
-    """The scores [k] of the clients `rows` [k]; see `evaluate`."""
+    """Return the scores [k] of the clients `rows` [k]; see `evaluate`."""
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
@@ -131,14 +131,14 @@ def score_rows(
 
 
 def _finite(models: Stack | Broadcast, count: int) -> jax.Array:
-    """bool [count], or []: which models have no NaN and no infinity."""
+    """Return which models are finite, bool [count] or []."""
     if isinstance(models, Broadcast):
         return trees.is_finite(models.model)
     return trees.rows_finite(models, count)
 
 
 def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:
-    """Adapted models; zeros, not to be scored, where adaptation is not due."""
+    """Return adapted models, or zeros in rounds without adaptation."""
     if how.when == "every":
         return ctx.adapt(models, rows, how)
     shapes = jax.eval_shape(lambda: ctx.adapt(models, rows, how))

@@ -23,11 +23,11 @@ from fedjax_pfl.utils.typing import Stack, State, Tree
 
 @dataclass(frozen=True)
 class Final:
-    """The final state of a simulation, from which models of its and of new clients are made.
+    """Final state of a simulation, which provides the models of its clients and of new ones.
 
     Attributes:
       program: of all requested rounds, on which schedules depend.
-      at_rest: the states after the last round, as they are on the devices.
+      at_rest: the states after the last round, on the devices.
       done: rounds simulated; None for all.
     """
 
@@ -42,7 +42,7 @@ class Final:
 
     @short_locations()
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
-        """Models after the last round, by name: [runs, k, ...], or [runs, ...] if `Broadcast`."""
+        """Return models after the last round: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
         asked = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in asked if not 0 <= r < count]
@@ -51,7 +51,7 @@ class Final:
 
     @short_locations()
     def predict(self, run: int, row: int, samples: ArrayLike) -> np.ndarray:
-        """Outputs of one run's personalized model of one client, for stored samples.
+        """Return outputs of one run's personalized model of one client, for unscaled samples.
 
         Args:
           run: of the R runs, seeds outermost.
@@ -101,7 +101,7 @@ class Final:
 
     @short_locations()
     def personalize(self, new_clients: Federation) -> Stack:
-        """Models of clients that never took part, leaves [runs, K, ...].
+        """Return models of clients that never took part, leaves [runs, K, ...].
 
         Raises:
           InputError: the algorithm uses validation samples, and they have none.
@@ -126,4 +126,6 @@ def _outputs(
 
 @jax.jit
 def _backbone(runs, federation):
-    return over_runs(lambda run, federation: run.begun(federation).backbone, runs, federation)
+    return over_runs(
+        lambda run, federation: run.with_backbone(federation).backbone, runs, federation
+    )

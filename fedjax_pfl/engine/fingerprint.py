@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl._version import __version__
-from fedjax_pfl.data.whole_files import require_version
+from fedjax_pfl.data.atomic_files import require_version
 from fedjax_pfl.federation.optimizers import formula
 from fedjax_pfl.utils.errors import InputError
 
@@ -22,7 +22,7 @@ JAX = "JAX's version"
 
 
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
-    """Everything in which two runs of the same simulation agree, by name."""
+    """Return the identity of a simulation by name, equal for its runs."""
     runs, federation = program.runs, program.federation
     # How clients are run, and on which devices, changes results by rounding only.
     data, without = federation.data, replace(federation, data=None, execution=None)
@@ -49,7 +49,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
 
 
 def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -> None:
-    """Raises `InputError` naming what differs between a checkpoint's simulation and this one.
+    """Raise `InputError` with the differences between a checkpoint's simulation and this one.
 
     Another version of JAX is only warned of: it may round otherwise.
     """
@@ -73,7 +73,7 @@ def check_same(saved: Mapping[str, str], now: Mapping[str, str], folder: Path) -
 
 
 def _plain(value: Any) -> str:
-    """`repr` without addresses, which differ by process, and without this package's modules."""
+    """Return a `repr` without addresses, which differ by process, or this package's modules."""
     return re.sub(r" at 0x[0-9a-f]+|\bfedjax_pfl\.(\w+\.)*", "", repr(value))
 
 
@@ -83,7 +83,7 @@ def _hash(arrays: Sequence) -> str:
 
 
 def digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:
-    """SHA-256 of all names, types, shapes and bytes."""
+    """Return the SHA-256 of names, types, shapes and bytes."""
     total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

@@ -1,4 +1,4 @@
-"""A simulation's programs, lowered for devices that need not be there."""
+"""A simulation's programs, lowered for described devices."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,16 @@ from fedjax_pfl.federation.federation import Federation
 
 
 class Lowered(NamedTuple):
-    """A simulation's program for devices that need not be there, ready to be compiled.
+    """A simulation's program for described devices, ready to be compiled.
 
     Attributes:
-      start: makes the states before the first round.
-      rounds: a chunk of rounds. Its loops are named after how often their bodies run (see
-        `execution.lanes.Counts`); scores are made under the name "evaluation".
-      memory: estimated, of all devices together; see `Program.memory`.
-      federation: with as many lanes as fit by that estimate.
-      host: what lies in host memory, where clients' state does. `rounds` is then one round.
+      start: program of the states before the first round.
+      rounds: program of a chunk of rounds, or of one round if `host` is set. Names of loops contain
+        the number of iterations (`execution.packed_vmap.Counts`); scoring has the name
+        "evaluation".
+      memory: estimate for all devices together; see `Program.memory`.
+      federation: the federation with as many lanes as fit by that estimate.
+      host: costs of client state in host memory, if it is there.
     """
 
     start: jax.stages.Lowered
@@ -28,17 +29,17 @@ class Lowered(NamedTuple):
 
 
 class HostCosts(NamedTuple):
-    """What clients whose state lies on the host cost beside the programs; bytes, of all runs.
+    """Bytes of client state in host memory and of its transfers, for all runs.
 
     Attributes:
-      scores: the program that scores a block of clients.
-      blocks: how often it runs, to score all that are scored.
-      coming: the next cohort's rows and samples, on the devices while a round runs.
-      coming_block: the next block's, while one is scored.
-      rows: most that what clients keep takes on the host, after all rounds.
-      samples: the data set's, on the host.
-      to_device: rows and samples that a round's cohort takes to the devices.
-      from_device: rows that a round's cohort brings back.
+      scores: program that scores a block of clients.
+      blocks: number of blocks to score.
+      coming: rows and samples of the next cohort, on the devices during a round.
+      coming_block: rows and samples of the next block, on the devices during scoring.
+      rows: largest size of all clients' rows on the host, after all rounds.
+      samples: samples of the data set on the host.
+      to_device: rows and samples of a cohort that move to the devices in a round.
+      from_device: rows of a cohort that move back in a round.
     """
 
     scores: jax.stages.Lowered

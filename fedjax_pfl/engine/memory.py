@@ -1,8 +1,8 @@
-"""An estimate of the peak device memory of a simulation, made before anything is compiled.
+"""Estimate of the peak device memory of a simulation before anything is compiled.
 
-XLA reports the memory of a compiled program (`memory_analysis`), which comes too late here: the
-estimate chooses the number of lanes of the program to compile, moves state to the host, refuses
-what does not fit, and plans for devices that are not there.
+The estimate chooses the number of lanes of the program to compile, moves state to the host, refuses
+programs that do not fit, and plans for described devices. XLA's `memory_analysis` comes too late
+for this, as it needs a compiled program.
 """
 
 import os
@@ -67,12 +67,12 @@ class Memory:
 
 
 def nbytes(tree: Any, platform: str = "cpu") -> int:
-    """Bytes of all arrays of a tree, or of their shapes, on a device of that platform."""
+    """Return the bytes of all arrays (or shapes) of a tree on a device of a platform."""
     return sum(tiles.nbytes(x.shape, x.dtype, platform) for x in jax.tree.leaves(tree))
 
 
 def available(devices: int = 1) -> int | None:
-    """Bytes that a simulation on so many devices may take: their limits, or a CPU's memory."""
+    """Return the bytes available to a simulation: the devices' limits, or a CPU's memory."""
     statistics = [device.memory_stats() or {} for device in jax.local_devices()[:devices]]
     if all("bytes_limit" in one for one in statistics):
         return sum(int(one["bytes_limit"]) for one in statistics)
@@ -80,7 +80,7 @@ def available(devices: int = 1) -> int | None:
 
 
 def physical() -> int | None:
-    """Bytes of this machine's memory, or None where that is unknown."""
+    """Return the bytes of this machine's memory, or None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # not on this system
@@ -90,7 +90,7 @@ def physical() -> int | None:
 def peak(
     jaxpr: Any, owned: frozenset = frozenset(), devices: int = 1, platform: str = "cpu"
 ) -> int:
-    """The most bytes alive at once while a traced program runs, without its inputs.
+    """Return the largest number of live bytes while a traced program runs, without its inputs.
 
     Visits the equations, also in loops, branches and calls, and tracks the buffers still needed. A
     fused value has no buffer until an operation needs it as a whole. It then takes over that of an
@@ -109,7 +109,7 @@ def peak(
 
 @dataclass(frozen=True)
 class _Walk:
-    """The walk through a program and all that it calls; see `peak`."""
+    """Walk through a program and everything that it calls; see `peak`."""
 
     devices: int
     platform: str
@@ -162,9 +162,10 @@ class _Walk:
         return max(most, sum(live.values()))
 
     def exchanged(self, product: Any) -> int:
-        """Bytes that each device gathers for a product of stacks, or its own part of the sum.
+        """Return the bytes that each device gathers for a product of stacks.
 
-        A sum over the larger operand's clients is added up, where it is smaller than the operand.
+        If a sum over the larger operand's clients is smaller than the operand, partial sums are
+        exchanged instead.
         """
         larger = max((0, 1), key=lambda side: self.size(product.invars[side]))
         whole = self.size(product.invars[larger])
@@ -174,7 +175,7 @@ class _Walk:
         return min(whole, self.size(product.outvars[0])) if first in summed else whole
 
     def copies(self, equation: Any, side: str) -> list[tuple[Any, int]]:
-        """What a `shard_map` takes ("in") or returns ("out") whole: bytes of its further copies."""
+        """Return bytes of the copies of replicated inputs ("in") or outputs of a `shard_map`."""
         if equation.primitive.name != "shard_map":
             return []
         variables = equation.invars if side == "in" else equation.outvars
@@ -183,7 +184,7 @@ class _Walk:
         return [(v, (self.devices - 1) * self.size(v)) for v in whole]
 
     def inside(self, equation: Any, dying: set) -> tuple[int, set] | None:
-        """(peak of what an equation runs, the dying inputs that this counts); None if nothing.
+        """Return (peak within an equation, the freed inputs that it includes), or None.
 
         What a loop reads in every turn lives on until its end.
         """
@@ -211,8 +212,8 @@ class _Walk:
             found = [self.called(one.jaxpr, operands, dying) for one in params["branches"]]
             return max(size for size, _ in found), found[0][1]
         if name == "shard_map":
-            alone, size = replace(self, devices=1), params["mesh"].size
-            most, used_up = alone.called(params["jaxpr"], equation.invars, dying)
+            one_device, size = replace(self, devices=1), params["mesh"].size
+            most, used_up = one_device.called(params["jaxpr"], equation.invars, dying)
             return most * size, used_up
         bodies = [getattr(p, "jaxpr", p) for p in params.values() if hasattr(p, "jaxpr")]
         bodies += [p for p in params.values() if hasattr(p, "eqns") and not hasattr(p, "jaxpr")]
@@ -223,7 +224,7 @@ class _Walk:
         return self.peak(bodies[0]), set()
 
     def called(self, body: Any, operands: Any, dying: set) -> tuple[int, set]:
-        """(peak of a body that may use up what dies of these, those)."""
+        """Return (peak of a body that may use up what dies of these, those)."""
         used_up = dying & _variables(operands)
         pairs = zip(operands, body.invars, strict=True)
         owned = {b for a, b in pairs if not isinstance(a, Literal) and a in used_up}
@@ -237,7 +238,7 @@ class _Walk:
 
 
 def _last_uses(jaxpr: Any) -> dict[Any, int]:
-    """Index of the last equation that needs each value, also through fused operations."""
+    """Return the index of the last equation that needs each value, also through fusions."""
     last = {v: len(jaxpr.eqns) for v in jaxpr.outvars if not isinstance(v, Literal)}
     for i, equation in reversed(list(enumerate(jaxpr.eqns))):
         until = i

@@ -1,4 +1,4 @@
-"""Narrow a program, or move its state to the host, so that it fits into the available memory.
+"""Reduction of lanes, or offloading of state, to fit a program into memory.
 
 The estimate is needed before a program is compiled: it decides which program that is.
 """
@@ -16,7 +16,7 @@ MARGIN = 1.15  # compilers for accelerators may plan so much more than the estim
 
 
 def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
-    """(the program, its estimate), with fewer lanes where their number is automatic.
+    """Return the program and its estimate, with fewer lanes if their number is automatic.
 
     As many lanes as keep a local step in a TPU's on-chip memory (`tpu_memory`) and fit. On
     accelerators, where a program that is too large fails, `MARGIN` is left while lanes can be
@@ -56,7 +56,7 @@ def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | N
 
 
 def _less(program: Program) -> str:
-    """Ways to need less memory."""
+    """Suggest ways to need less memory."""
     federation = program.federation
     execution = federation.execution
     ways = ["fewer clients or runs at a time" if program.num_runs > 1 else "fewer clients"]
@@ -71,7 +71,7 @@ def _less(program: Program) -> str:
 def _on_host(
     program: Program, limit: int, estimate: Memory
 ) -> tuple[Program, Memory | None] | None:
-    """The program with per-client state in host memory, and its estimate; None if it is refused."""
+    """Return the program with offloaded client state and its estimate; None if it is refused."""
     try:
         moved = offloaded_program(program)
     except InputError:

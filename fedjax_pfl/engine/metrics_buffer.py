@@ -1,4 +1,4 @@
-"""The measurements of a simulation, chunk by chunk, on the host."""
+"""Host buffers of a simulation's measurements, filled chunk by chunk."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from fedjax_pfl.utils.typing import Tree
 
 
 def _host(leaf: jax.Array) -> np.ndarray:
-    """A copy on the host; half precision, which files can't hold, becomes float32."""
+    """Copy to the host; half precision, which files can't hold, becomes float32."""
     copy = np.array(leaf)
     return copy.astype(np.float32) if copy.dtype.name in ("bfloat16", "float16") else copy
 
 
 class MetricsBuffer:
-    """Gathers the buffers of the chunks on the host."""
+    """Measurements of all chunks on the host."""
 
     def __init__(self, eval_every: int, rounds: int, matrix_rounds: Sequence[int]):
         self.rounds: int = rounds
@@ -36,14 +36,14 @@ class MetricsBuffer:
             self.matrices.append(jax.tree.map(_host, matrices))
 
     def trees(self) -> dict[str, Tree]:
-        """All of it as arrays, for a checkpoint."""
+        """Return all measurements as arrays, for a checkpoint."""
         whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
         self.parts = [whole]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
         return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
 
     def follow(self, past: "MetricsBuffer") -> None:
-        """Take over the measurements of earlier rounds; their last one may be scored no more."""
+        """Adopt the measurements of earlier rounds, whose last scores may be dropped."""
         trees = past.trees()
         self.done, self.paces = past.done, list(past.paces)
         due = self._due()
@@ -55,7 +55,7 @@ class MetricsBuffer:
         self.parts, self.matrices = [records], list(past.matrices)
 
     def restore(self, trees: dict[str, list[Any]], records: Any, matrices: Any) -> None:
-        """The reverse of `trees`, from their leaves; one chunk gives the structures."""
+        """Invert `trees`, given the leaves and a chunk with their structures."""
         self.parts = [jax.tree.unflatten(records, trees["records"])]
         self.paces = trees["paces"][0].tolist()
         self.done = len(self.paces)
@@ -66,7 +66,7 @@ class MetricsBuffer:
         ]
 
     def latest(self, name: str) -> float | None:
-        """The last mean over runs and clients of a score."""
+        """Return the last mean of a score over runs and clients."""
         for part in reversed(self.parts):
             scores = part["scores"].get(name)
             if scores is not None and not np.isnan(scores).all():
@@ -75,7 +75,7 @@ class MetricsBuffer:
         return None
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """(rounds [E] scored so far, means over clients [R, E]), NaN where nobody was."""
+        """Return (scored rounds [E], means over clients [R, E]), NaN without scores."""
         due = self._due()
         if not self.parts:
             return np.zeros(0, int), np.zeros((1, 0))
@@ -86,7 +86,7 @@ class MetricsBuffer:
         return np.flatnonzero(due) + 1, np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
     def _due(self) -> np.ndarray:
-        """bool [done]: which of the rounds done were scored."""
+        """Return which of the past rounds were scored, bool [done]."""
         every = np.arange(1, self.done + 1)
         return (every % self.eval_every == 0) | (every == self.rounds)
 
@@ -97,7 +97,7 @@ class MetricsBuffer:
         return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))
 
     def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
-        """Fields of `Result` for the rounds done: [R, T, ...] becomes [S, H, T, ...]."""
+        """Return fields of `Result` for the past rounds: [R, T, ...] becomes [S, H, T, ...]."""
 
         def split(leaf):
             return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])

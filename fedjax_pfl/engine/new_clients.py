@@ -19,8 +19,8 @@ from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.errors import InputError, require
 
 
-def without_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
-    """(the federation without its last `count` clients, a federation of those clients).
+def split_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
+    """Split off the last `count` clients: (federation without them, federation of them).
 
     Permanent ids stay, so that no client's samples, batches or initial model change.
 
@@ -57,7 +57,7 @@ def without_new_clients(federation: Federation, count: int) -> tuple[Federation,
 
 
 def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
-    """The data of some of the clients; the pool of samples is shared, not copied."""
+    """Return the data of some clients; the pool of samples is shared, not copied."""
 
     def part(split: Split) -> Split:
         size = np.asarray(split.size)[rows]
@@ -82,7 +82,7 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 
 
 def with_samples(federation: Federation, fraction: float) -> Federation:
-    """Every client with the first part of its training samples, at least one if it has any."""
+    """Return data with the first part of each client's training samples, at least one if any."""
     require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
     whole = np.asarray(federation.data.train.size)
     size = np.minimum(whole, np.maximum(1, np.floor(fraction * whole + 0.5))).astype(np.int32)
@@ -100,11 +100,11 @@ def score_new_clients(
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:
-    """The headline of new clients' personalized models, [runs, fractions, steps, K].
+    """Return headlines of new clients' personalized models, [runs, fractions, steps, K].
 
     Args:
       final: the end of a simulation in which they took no part.
-      new_clients: their federation, from `without_new_clients`; the algorithm prepares it as it
+      new_clients: their federation, from `split_new_clients`; the algorithm prepares it as it
         did that of the trained clients.
       steps: numbers of local minibatch steps, instead of the schedule's.
       fractions: parts of its training samples that each has.

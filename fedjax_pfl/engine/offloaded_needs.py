@@ -1,4 +1,4 @@
-"""What a simulation whose clients keep their state on the host needs: rows, samples, memory.
+"""Rows, samples and memory that a simulation with offloaded client state needs.
 
 An algorithm declares whose rows a round reads (`Algorithm.reads`), and fields of its state
 declare which leaves clients keep. Nothing here is compiled.
@@ -51,7 +51,7 @@ class Traced(NamedTuple):
 
 @dataclass(frozen=True)
 class OffloadedNeeds(Program):
-    """A program of which the state and samples of some clients are on the devices at a time."""
+    """A program whose devices hold the state and samples of some clients at a time."""
 
     small: ClassVar[int] = 4096  # bytes of a client's row of a leaf that stays on the device
 
@@ -138,7 +138,7 @@ class OffloadedNeeds(Program):
         return {n: np.full((s.shape[0], clients), np.nan, s.dtype) for n, s in shapes.items()}
 
     def check(self) -> None:
-        """Raises `InputError` where a round needs more than its clients' state and samples."""
+        """Raise `InputError` if a round needs more than its clients' state and samples."""
         algorithm, participation = self.runs.algorithm, self.federation.participation
         if participation.cohort_size == self.federation.num_clients:
             raise InputError(
@@ -154,7 +154,7 @@ class OffloadedNeeds(Program):
             )
 
     def _or(self) -> str:
-        """The setting with which only a round's members train, where the algorithm has one."""
+        """Suggest the setting with which only members train, if the algorithm has one."""
         algorithm = self.runs.algorithm
         if algorithm.hyperparameters().get("who") != "everyone":
             return ""
@@ -166,23 +166,23 @@ class OffloadedNeeds(Program):
         return mesh_of(self.federation.execution.devices, self.federation.execution.runs)
 
     def put(self, tree: Tree, *lead: str | None) -> Tree:
-        """Arrays on the devices, as `mesh.place` puts them."""
+        """Put arrays on the devices as `mesh.place` does."""
         one = self.federation.execution.all_devices == 1
         return jax.device_put(tree) if one else place(tree, self.mesh, *lead)
 
     def shapes_of(self, clients: int) -> PartialStates:
-        """The shapes of states with the rows of so many clients on the devices."""
+        """Return shapes of states with rows of `k` clients on the devices."""
         device, rows = self.layout.parted(self.shapes)
         rows = [jax.ShapeDtypeStruct((x.shape[0], clients, *x.shape[2:]), x.dtype) for x in rows]
         return PartialStates(device, rows, self.address(0), self.layout, clients)
 
     def address(self, store: int) -> Address:
-        """Where programs read rows of the store with this number."""
+        """Return where programs read rows of the store with this number."""
         runs = np.arange(self.num_runs, dtype=np.int32)
         return Address(np.full_like(runs, store), runs, self.reads_others)
 
     def traced(self, home: Any = None) -> tuple[Traced, Traced]:
-        """The program of a round, and that which scores a block; for a described device `home`."""
+        """Trace the programs of a round and of scoring a block, for a device `home`."""
 
         def operands(clients: int, most: int, splits: tuple[str, ...]) -> tuple:
             data = self.data.of(np.zeros(1, np.int64), splits, most)
@@ -210,7 +210,7 @@ class OffloadedNeeds(Program):
         return of_round, Traced(block, states, *rest)
 
     def memory(self) -> Memory | None:
-        """See `Program.memory`; of the devices, with two cohorts there."""
+        """Estimate device memory as `Program.memory` does, with two cohorts."""
         execution, estimates = self.federation.execution, []
         platform, devices = execution.platform, execution.devices
         of_round, block = self.traced()
@@ -230,7 +230,7 @@ class OffloadedNeeds(Program):
         return max(estimates, key=lambda one: one.total)
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
-        """See `Program.lowered`.
+        """Lower the programs as `Program.lowered` does.
 
         Raises:
           InputError: rounds read rows of others while they run, which no plan counts.
@@ -273,7 +273,7 @@ class OffloadedNeeds(Program):
 
 @partial(jax.jit, static_argnames=("layout",))
 def first_leaves(runs, federation, total, layout):
-    """(leaves on the device, [R, N, ...] or [R, 1, ...] of the others) before the first round."""
+    """Return the leaves before the first round: those on the device, and the others."""
 
     def of_run(run, federation, total):
         replicated: list[tuple[Any, Any]] = []
@@ -289,11 +289,11 @@ def first_leaves(runs, federation, total, layout):
 
 @partial(jax.jit, static_argnames=("extra",))
 def scores(states, runs, federation, t, total, clients, extra):
-    """Scores [R, k] after round `t` of the `clients` [k], whose rows the states have."""
+    """Return scores [R, k] after round `t` of `clients` [k], whose rows the states have."""
 
     def scores_of(operand, federation, t, total, clients):
         run, state, address = operand
-        ctx = round_context(run.begun(federation), federation, t, total, address, clients)
+        ctx = round_context(run.with_backbone(federation), federation, t, total, address, clients)
         own = persistent_optimizers.own(state)
         return score_rows(run.algorithm, ctx, own, extra, clients)
 

@@ -1,4 +1,4 @@
-"""A simulation whose clients keep their state in host memory: `client_state="host"`.
+"""Simulation with client state in host memory: `client_state="host"`.
 
 A round under sampling needs the rows of its cohort only, M of N.
 
@@ -55,7 +55,7 @@ from fedjax_pfl.utils.typing import Stack, State
 
 
 class HostStates(NamedTuple):
-    """The states of all runs.
+    """States of all runs.
 
     Attributes:
       layout: which leaves are in the store.
@@ -68,13 +68,13 @@ class HostStates(NamedTuple):
     store: HostStore
 
     def whole(self) -> State:
-        """All of it, leaves [R, N, ...], on the host."""
+        """Return all states, leaves [R, N, ...], on the host."""
         saved = self.saved(everywhere=True)
         trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
         return jax.tree.unflatten(self.layout.tree, map(np.asarray, restored_leaves(trees)))
 
     def saved(self, everywhere: bool = False) -> dict[str, Any]:
-        """The leaves by name; of those in the store, the rows that some round has written.
+        """Return the leaves by name, with only the written rows of the store.
 
         Of several processes the first one has these rows, the others only if `everywhere`.
         """
@@ -88,7 +88,7 @@ class HostStates(NamedTuple):
 
 
 class _Cohort(NamedTuple):
-    """The input of a round: its clients [R, M], their rows, and the federation with samples."""
+    """Input of a round: its clients [R, M], their rows, and the federation with samples."""
 
     clients: np.ndarray
     rows: list[Any]
@@ -97,7 +97,7 @@ class _Cohort(NamedTuple):
 
 @dataclass(frozen=True)
 class OffloadedProgram(OffloadedNeeds):
-    """A program whose per-client state is on the host.
+    """A program with per-client state on the host.
 
     Attributes:
       folder: where a file may be made, or None for the system's.
@@ -108,13 +108,13 @@ class OffloadedProgram(OffloadedNeeds):
     limit: float = float("inf")
 
     def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
-        """Rows [R, K, ...] of a store; each of several processes gives its own."""
+        """Put rows [R, K, ...] on the devices; each process provides its own."""
         if several():
             return jax.block_until_ready(combined(leaves, self.mesh, RUNS, AXIS))
         return self.put(leaves, RUNS, AXIS)
 
     def _with_samples(self, clients: np.ndarray, splits: tuple, most: int) -> Federation:
-        """The federation with samples of some clients; each of several processes gives its own."""
+        """Return the federation with samples of some clients; each process provides its own."""
         data = self.data.of(clients, splits, most)
         if self.data.own is None:
             return replace(self.shell, data=self.put(data))
@@ -126,7 +126,7 @@ class OffloadedProgram(OffloadedNeeds):
     # Rounds.
 
     def start(self) -> HostStates:
-        """The states before the first round.
+        """Return the states before the first round.
 
         Raises:
           OutputError: there is no room for a file that is needed.
@@ -140,12 +140,12 @@ class OffloadedProgram(OffloadedNeeds):
         return HostStates(self.layout, device, store)
 
     def advance(self, states: HostStates, t: int, length: int) -> Chunk:
-        """See `Program.advance`."""
+        """Run rounds as `Program.advance` does."""
         with of_processes():
             return self._advance(states, t, length) if length else self._compiled(states, t)
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
-        """Compiles the programs and runs no round."""
+        """Compile the programs without running a round."""
         with self._as_declared():
             chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
             states = states._replace(device=chunk.states.device)
@@ -186,22 +186,22 @@ class OffloadedProgram(OffloadedNeeds):
         return Chunk(states, buffers, whole[0][1])
 
     def _round(self, states: HostStates, cohort: _Cohort, t: int, length: int) -> Chunk:
-        """One round or none, of a cohort whose rows are donated; it may still run."""
+        """Start at most one round, of a cohort whose rows are donated."""
         rows = self._partial(states, cohort.rows, cohort.clients.shape[1])
         numbers = map(np.int32, (t, length, self.rounds, self.eval_every))
         return advance(rows, self.runs, cohort.federation, *numbers, **ONE_ROUND)
 
     def _partial(self, states: HostStates, rows: list[Any], clients: int) -> PartialStates:
-        """What programs get of the states, with rows [R, K, ...] of so many clients."""
+        """Return the states' part for programs, with rows [R, K, ...] of some clients."""
         address = self.address(states.store.number)
         return PartialStates(states.device, rows, address, self.layout, clients)
 
     def _cohorts(self, t: int) -> np.ndarray:
-        """int32 [R, M], the clients of each run's cohort."""
+        """Return the clients of each run's cohort, int32 [R, M]."""
         return np.asarray(readable(_cohorts(self.runs, self.shell, np.int32(t))))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Cohort:
-        """A round's input, on the devices or on the way there.
+        """Start moving a round's input to the devices.
 
         Args:
           waiting: (clients [R, M], rows [R, M, ...]) that a round has made and the store does not
@@ -223,10 +223,10 @@ class OffloadedProgram(OffloadedNeeds):
 
     @contextmanager
     def _as_declared(self) -> Iterator[None]:
-        """Programs are traced inside.
+        """Context manager that explains reads of undeclared rows while tracing.
 
         Raises:
-          InputError: they need rows or samples that the algorithm does not declare.
+          InputError: programs need rows or samples that the algorithm does not declare.
         """
         try:
             yield
@@ -250,7 +250,7 @@ class OffloadedProgram(OffloadedNeeds):
         splits: tuple,
         **options: Any,
     ) -> Iterator[Any]:
-        """Results of a program for blocks of `clients` [K], on the host; one block is ahead.
+        """Return a program's results for blocks of `clients` [K], prefetching one block.
 
         The last block is filled up with copies of its last client.
         """
@@ -273,7 +273,7 @@ class OffloadedProgram(OffloadedNeeds):
     def _scores(
         self, states: HostStates, t: int, blocks: int | None = None
     ) -> dict[str, np.ndarray]:
-        """Scores [R, N] after round `t`; of the first blocks only, if so many are asked for."""
+        """Return scores [R, N] after round `t`, or only of the first blocks."""
         result = {name: nobody.copy() for name, nobody in self.unscored.items()}
         everyone = range(self.federation.num_clients)
         clients = np.asarray(everyone if self.scored is None else self.scored, np.int32)
@@ -286,7 +286,7 @@ class OffloadedProgram(OffloadedNeeds):
         return result
 
     def models(self, states: HostStates, t: int, rows: np.ndarray) -> dict[str, Any]:
-        """See `Program.models`; on the host."""
+        """Return models on the host; see `Program.models`."""
         rows = np.asarray(rows, np.int32)
         parts = list(self._by_blocks(models, states, t, rows, self.model_splits))
 
@@ -298,26 +298,26 @@ class OffloadedProgram(OffloadedNeeds):
         return {name: one(*(part[name] for part in parts)) for name in parts[0]}
 
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
-        """See `Program.personalize`; all state and samples go to the device for it."""
+        """Return models of new clients, with all state on the device; see `Program.personalize`."""
         everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
 
     def whole(self, states: HostStates) -> State:
-        """See `Program.whole`."""
+        """Return all states on the host; see `Program.whole`."""
         return states.whole()
 
     def of_clients(self, states: HostStates) -> HostStates:
-        """The states as they are: no row of them is filled up."""
+        """Return the states unchanged, as they have no padding."""
         return states
 
     # Checkpoints.
 
     def saved(self, states: HostStates) -> dict[str, Any]:
-        """See `Program.saved`."""
+        """Return the states' part for a checkpoint; see `Program.saved`."""
         return states.saved()
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
-        """See `Program.restored`."""
+        """Return the states of a checkpoint; see `Program.restored`."""
         begun, places = self.start(), np.flatnonzero(self.layout.hosted)
         if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
             leaves, written = trees["states"], np.asarray(trees["hosted"][0])
@@ -333,7 +333,7 @@ class OffloadedProgram(OffloadedNeeds):
 
 
 def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
-    """The same simulation with per-client state in host memory.
+    """Return the same simulation with per-client state in host memory.
 
     Raises:
       InputError: the algorithm or the participation does not allow it.
@@ -356,7 +356,7 @@ def _cohorts(runs, federation, t):
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
 def _merged(coming, done, at, mesh):
-    """Rows [R, M, ...] with those that the round before has made, where `at` [R, M] is no -1."""
+    """Replace rows [R, M, ...] by the previous round's where `at` [R, M] is not -1."""
     coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, AXIS)
 
     def one(new, made, at):

@@ -1,4 +1,4 @@
-"""The compiled program of a simulation: its mapped, traced and donated arguments."""
+"""Compiled program of a simulation: its mapped, traced and donated arguments."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from fedjax_pfl.utils.typing import Device, Rows, Scalar, Stack, State, Tree
 
 
 class Chunk(NamedTuple):
-    """The results of one call of the program.
+    """Results of one call of the program.
 
     Attributes:
       states: after its last round, leaves [R, ...].
@@ -55,7 +55,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """A simulation's compiled program and its fixed arguments.
+    """Compiled program of a simulation and its fixed arguments.
 
     Attributes:
       runs: seeds and settings; leaves [R, ...].
@@ -80,7 +80,7 @@ class Program:
         return len(self.runs.seed)
 
     def memory(self) -> Memory | None:
-        """Estimated from the traced program; nothing is compiled.
+        """Estimate device memory from the traced program, without compiling.
 
         None, with a warning, where this version of JAX has other internals.
         """
@@ -100,19 +100,19 @@ class Program:
         return None if working is None else Memory(data=data, state=held, working=working)
 
     def start(self) -> State:
-        """The states before the first round, leaves [R, ...]."""
+        """Return the states before the first round, leaves [R, ...]."""
         with of_processes():
             return _start(self.runs, self.federation, np.int32(self.rounds))
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
-        """For devices that need not be there, as many as the execution has.
+        """Lower the program for described devices, as many as the execution has.
 
         Raises:
           ValueError: another number of devices.
         """
         if len(devices) != self.federation.execution.all_devices:
             raise ValueError("The program is for another number of devices.")
-        # On a mesh states alone are placed, and JAX spreads the rest, as in a simulation.
+        # On a mesh only states are placed, and JAX distributes the rest, as in a simulation.
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described_devices(devices):
             _, runs, federation, *numbers = at(home, self._operands(None, 0, 0))
@@ -124,7 +124,7 @@ class Program:
             return Lowered(start.lower(), rounds.lower(), self.memory(), self.federation)
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
-        """Runs `length` <= capacity rounds from round `t`; `states` are donated.
+        """Run `length` <= capacity rounds from round `t`; `states` are donated.
 
         Waits until the result is ready.
 
@@ -138,33 +138,33 @@ class Program:
             return jax.block_until_ready(Chunk(chunk.states, *measured))
 
     def models(self, states: State, t: int, rows: np.ndarray) -> dict[str, Stack | Broadcast]:
-        """Models of the clients `rows` [k] after round `t`: see `Final.models`."""
+        """Return models of the clients `rows` [k] after round `t`; see `Final.models`."""
         numbers = np.int32(t), np.int32(self.rounds)
         return readable(models(states, self.runs, self.federation, *numbers, rows))
 
     def personalize(self, states: State, t: int, new_clients: Federation) -> Stack:
-        """Models of new clients after round `t`: see `Final.personalize`."""
+        """Return models of new clients after round `t`; see `Final.personalize`."""
         numbers = np.int32(t), np.int32(self.rounds)
         return _personalize(states, self.runs, self.federation, new_clients, *numbers)
 
     def whole(self, states: State) -> State:
-        """The states on the host, leaves [R, N, ...]; in every process."""
+        """Return the states on the host, leaves [R, N, ...], in every process."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
         return unsharded_states(states, leaves, self.federation)
 
     def of_clients(self, states: State) -> State:
-        """The states, leaves [R, N, ...]: on the host where devices do not divide the clients."""
+        """Return unpadded states [R, N, ...], on the host if devices do not divide clients."""
         return self.whole(states) if is_filled(self.federation) else states
 
     def saved(self, states: State) -> dict[str, Tree]:
-        """What a checkpoint keeps of the states, by name; of several processes in the first one.
+        """Return the states' part for a checkpoint by name, in the first process.
 
         It is the same for any number of devices.
         """
         return {"states": unsharded_states(states, gather_to_host(states), self.federation)}
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: State) -> State:
-        """The states of a checkpoint, from the leaves of `saved`, with the structure of `like`."""
+        """Return the states of a checkpoint from the leaves of `saved`, structured as `like`."""
         leaves = restored_leaves(trees)
         if self.federation.execution.all_devices == 1:
             leaves = [jax.device_put(leaf) for leaf in leaves]
@@ -185,7 +185,7 @@ traced_once = partial(jax.jit, inline=True)
 
 
 def begin(run: Runs, federation: Federation, total) -> State:
-    """The state of one run before its first round."""
+    """Return the state of one run before its first round."""
     return checks.checked_init(run.algorithm, run.context(federation, jnp.int32(0), total))
 
 
@@ -202,7 +202,7 @@ def round_context(
     address: Address | None = None,
     clients: Rows | None = None,
 ) -> Context:
-    """The context of one run's round.
+    """Return the context of one run's round.
 
     Args:
       address: where rows of state are read that are not on the device; None where all are there.
@@ -222,11 +222,11 @@ def round_context(
 
 @partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
 def advance(states, runs, federation, t, length, total, eval_every, capacity, extra, scored):
-    """The compiled program, see `Program.advance`."""
+    """Run a chunk of rounds; see `Program.advance`."""
 
     @traced_once
     def one_round(run, state, address, federation, now, total, eval_every):
-        """(state after round `now`, its measurements, its matrices) of one run."""
+        """Return one run's state after round `now`, its measurements and matrices."""
         ctx = round_context(run, federation, now, total, address)
         with sharing(federation.execution) if address is None else nullcontext():
             state, record = checks.checked_round(run.algorithm, ctx, state)
@@ -241,7 +241,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
 
     def chunk(operand, federation, t, length, total, eval_every):
         run, state, address = operand
-        run = run.begun(federation)
+        run = run.with_backbone(federation)
 
         def step(state, now):
             return one_round(run, state, address, federation, now, total, eval_every)
@@ -264,7 +264,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
 
 
 def working_bytes(traced: Any, owned: int, held: int, execution: Execution) -> int | None:
-    """Estimated bytes of a traced program beside its inputs.
+    """Estimate the bytes of a traced program in addition to its inputs.
 
     Args:
       owned: how many of its inputs, the first ones, it may use up.
@@ -288,13 +288,13 @@ def working_bytes(traced: Any, owned: int, held: int, execution: Execution) -> i
 
 
 def at(sharding: Sharding | None, tree: Tree) -> Tree:
-    """Shapes of arrays that lie there; nowhere in particular for None."""
+    """Return shapes with a sharding, or without one for None."""
     shapes = jax.eval_shape(lambda tree: tree, tree)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
 def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
-    """Arrays of those shapes with leading axes `lead`, filled with one value."""
+    """Return arrays of given shapes with leading axes `lead`, filled with a value."""
     return jax.tree.map(lambda s: jnp.full((*lead, *s.shape), value, s.dtype), shapes)
 
 

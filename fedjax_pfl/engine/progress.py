@@ -39,7 +39,7 @@ class Line:
             self._say(str(progress))
 
     def on_run_end(self) -> None:
-        """Ends the line."""
+        """End the line."""
         if self._open:
             print(flush=True)
         self._open = False
@@ -69,7 +69,7 @@ class LiveCurves:
         self._picture: Any = None  # of IPython, where it is shown
 
     def of(self, name: str) -> "_Curve":
-        """The callback of one simulation; it prints at once that the program compiles."""
+        """Return the callback of one simulation; it reports at once that the program compiles."""
         return _Curve(self, name)
 
     def show(self) -> None:
@@ -111,7 +111,7 @@ class _Curve:
 def shown(
     progress: Callable[[Progress], None] | Callback | bool | None, name: str
 ) -> list[Callback]:
-    """The callbacks that `progress` asks for: True is a line of text, in the first process.
+    """Return the callbacks for `progress`: True is a line of text, in the first process.
 
     Raises:
       InputError: it can't be called.
@@ -125,7 +125,7 @@ def shown(
 
 
 def notebook() -> Any:
-    """`IPython.display` where this process is a notebook's; else None."""
+    """Return `IPython.display` in a notebook, else None."""
     python = sys.modules.get("IPython")
     shell = None if python is None else python.get_ipython()
     if shell is None or not hasattr(shell, "kernel"):

@@ -1,4 +1,4 @@
-"""The result of a simulation's rounds, with the facts for tables."""
+"""Construction of the `Result` of a simulation's rounds."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from fedjax_pfl.results.result import Result
 
 
 def count_flops(federation: Federation, name: str) -> float | None:
-    """FLOPs of one local step, or of one forward pass, by tracing."""
+    """Count the FLOPs of one local step, or of one forward pass, by tracing."""
     return {"step": step_flops, "forward": forward_flops}[name](federation)
 
 
@@ -26,7 +26,7 @@ def result_so_far(
     chunks: ChunkRunner,
     counted: Callable[[str], float | None],
 ) -> Result:
-    """The result of the rounds done, with the facts for tables and without models."""
+    """Return the `Result` of the past rounds, without models."""
     program, collector = chunks.program, chunks.collector
     federation = program.federation
     stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize

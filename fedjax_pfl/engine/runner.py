@@ -1,4 +1,4 @@
-"""Rounds in chunks: the host's work between two calls of the program."""
+"""Execution of rounds in chunks, and the host's work between chunks."""
 
 import json
 import time
@@ -22,7 +22,7 @@ from fedjax_pfl.utils.errors import InputError, OutputError, cut
 
 
 class ChunkRunner:
-    """The rounds of a program, run in chunks that are measured and kept in checkpoints.
+    """Runs the rounds of a program in chunks, with measurements and checkpoints.
 
     Making one compiles the program, and continues from the newest checkpoint if there is one.
 
@@ -42,7 +42,7 @@ class ChunkRunner:
       stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
 
     Raises:
-      InputError: the checkpoints are another simulation's; before anything is compiled.
+      InputError: the checkpoints belong to another simulation; before anything is compiled.
       OutputError: no checkpoint can be written there.
     """
 
@@ -88,10 +88,10 @@ class ChunkRunner:
             self._begin_again(first, matrix_rounds)
 
     def _continued(self, checkpoints: Checkpoints) -> Saved | None:
-        """The checkpoint to continue from; None where all rounds are to be simulated.
+        """Return the checkpoint to continue from, or None.
 
         Raises:
-          InputError: the checkpoints are another simulation's.
+          InputError: the checkpoints belong to another simulation.
         """
         saved = checkpoints.latest()
         if saved is None:
@@ -117,14 +117,14 @@ class ChunkRunner:
         )
 
     def _restore(self, saved: Saved, like: Chunk) -> None:
-        """Continues from a checkpoint, whose trees have the structures of a chunk's."""
+        """Continue from a checkpoint, whose trees have the structures of a chunk's."""
         buffers, matrices = map(jax.tree.structure, like[1:])
         self.states = self.program.restored(saved.trees, like.states)
         self.collector.restore(saved.trees, buffers, matrices)
         self.done, self.spent = saved.round, sum(self.collector.paces)
 
     def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
-        """Forgets what was restored, as it goes beyond the round at which patience ends."""
+        """Discard restored rounds beyond the one at which patience ends."""
         warnings.warn(
             f"{type(self.program.runs.algorithm).name} begins with the first round again: with "
             f"patience {self.patience} it ends after round {self._patience_ends()}, and its "
@@ -143,7 +143,7 @@ class ChunkRunner:
         result: Callable[[], Result] | None = None,
         longest: int | None = None,
     ) -> None:
-        """Runs the remaining rounds, or fewer; for the arguments see `simulate`.
+        """Run the remaining rounds, or fewer; for the arguments see `simulate`.
 
         Args:
           result: makes the result of the rounds done so far.
@@ -172,7 +172,7 @@ class ChunkRunner:
     def _call(
         self, callbacks: Sequence[Callback], since: int, result: Callable[[], Result] | None
     ) -> bool:
-        """Calls the callbacks; returns whether one of them, in any process, ends the rounds.
+        """Call the callbacks; return whether one of them, in any process, ends the rounds.
 
         Raises:
           OutputError: a callback of another process has raised an error.
@@ -203,7 +203,7 @@ class ChunkRunner:
         return Progress(self.done, rounds, value, self.spent, since, result, measure, runs)
 
     def _next_stop(self) -> int:
-        """The next round after which a chunk ends.
+        """Return the next round after which a chunk ends.
 
         Its matrices are kept, it is the last, patience may end there, or it is the one before the
         last, from which a longer simulation continues: that one scores the last as any other.
@@ -220,7 +220,7 @@ class ChunkRunner:
         return self.checkpoints is not None and self.checkpoints.extendable
 
     def _patience_ends(self) -> int:
-        """The first round after which the simulation may stop, as far as is known."""
+        """Return the first round after which patience may end the simulation, as known so far."""
         assert self.patience is not None
         every, last = self.program.eval_every, self.program.rounds
         measure = self.program.federation.measures[0]
@@ -228,12 +228,12 @@ class ChunkRunner:
         return earliest_stop(rounds, measure.toward(values), self.patience, every, last)
 
     def _judge(self) -> None:
-        """Notes that patience has ended."""
+        """Record that patience has ended."""
         if self.patience is not None and 0 < self.done < self.program.rounds:
             self.stopped = IMPATIENT if self.done >= self._patience_ends() else ""
 
     def _advance(self, length: int) -> float:
-        """Runs and measures a chunk; returns the seconds that it took."""
+        """Run and measure a chunk; return its duration in seconds."""
         began = time.perf_counter()
         self.states, buffers, matrices = self.program.advance(self.states, self.done, length)
         seconds = time.perf_counter() - began
@@ -243,7 +243,7 @@ class ChunkRunner:
         return seconds
 
     def _pause(self, length: int) -> int:
-        """Writes a checkpoint where one is due; the first process decides.
+        """Write a checkpoint if one is due; the first process decides.
 
         Returns:
           Rounds of the next chunk.
@@ -260,7 +260,7 @@ class ChunkRunner:
 
 
 def _check_alike(mark: dict[str, str]) -> None:
-    """Raises `InputError` where processes simulate something else."""
+    """Raise `InputError` if processes have different simulations."""
     for number, other in enumerate(processes.exchange(mark)):
         differ = [name for name in mark if mark[name] != other.get(name)]
         if differ:
@@ -271,7 +271,7 @@ def _check_alike(mark: dict[str, str]) -> None:
 
 
 def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
-    """Whether the first `done` rounds would have been others in a run of `before` rounds."""
+    """Return whether the first `done` rounds would differ in a run of `before` rounds."""
     if program.runs.algorithm.depends_on_num_rounds:
         return True
     federation = program.federation

@@ -43,28 +43,30 @@ class Runs:
     backbone: Tree = None
 
     def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
-        """Round `t` of `total` as the algorithm of this one run sees it."""
+        """Return round `t` of `total` as this run's context."""
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._begun(federation, key).replace_training(**rates)
+        begun = self._with_backbone(federation, key).replace_training(**rates)
         knows = self.algorithm.depends_on_num_rounds
         return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
 
-    def begun(self, federation: Federation) -> "Runs":
-        """The run with its backbone, so that rounds need not make it again."""
-        return replace(self, backbone=self._begun(federation, jax.random.key(self.seed)).backbone)
+    def with_backbone(self, federation: Federation) -> "Runs":
+        """Return the run with its backbone, so that rounds need not compute it again."""
+        return replace(
+            self, backbone=self._with_backbone(federation, jax.random.key(self.seed)).backbone
+        )
 
-    def _begun(self, federation: Federation, key: jax.Array) -> Federation:
+    def _with_backbone(self, federation: Federation, key: jax.Array) -> Federation:
         if self.backbone is not None:
             return replace(federation, backbone=self.backbone)
-        return federation.begun(key)
+        return federation.with_backbone(key)
 
 
 def over_runs(
     fn: Callable[..., Any], operands: Tree, federation: Federation, *others: Tree
 ) -> Tree:
-    """Maps `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
+    """Map `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
 
     As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
     part waits for another where its clients have one device. With several all parts go the same
@@ -101,7 +103,7 @@ def over_runs(
 
 
 def _one_part(fn: Callable[..., Any], operands: Tree, federation: Federation, *others) -> Tree:
-    """`over_runs` on the devices of one part of the runs."""
+    """Map as `over_runs` does, on the devices of one part of the runs."""
 
     def one(run):
         return fn(run, federation, *others)
@@ -111,7 +113,7 @@ def _one_part(fn: Callable[..., Any], operands: Tree, federation: Federation, *o
 
 
 def served(runs: Runs, federation: Federation) -> np.ndarray:
-    """bool [R, N]: the clients that each run makes models for."""
+    """Return which clients each run serves with models, bool [R, N]."""
     no_round: Any = None
     ctx = Context(federation, no_round, no_round, no_round, no_round)
     return np.asarray(jax.vmap(lambda run: run.algorithm.served_clients(ctx))(runs))
@@ -123,7 +125,7 @@ def make_runs(
     seeds: Sequence[int],
     settings: Mapping[str, Sequence[Any]] | None = None,
 ) -> Runs:
-    """All combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
+    """Return all combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
 
     Raises:
       InputError: an unknown or static setting, an invalid value, or unequal lengths.
@@ -143,9 +145,9 @@ def make_runs(
 def remarks(
     algorithm: Algorithm, federation: Federation, settings: Mapping[str, Any], rounds: int
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """(the algorithm's remarks with every one of the settings, further ones with each alone).
+    """Return the algorithm's remarks common to all settings, and those of single settings.
 
-    Each of the settings lists its values, which are valid. The second is () where there are none.
+    All values of `settings` are valid. The second result is () if there are no such remarks.
     """
     messages = []
     for h in range(_count(algorithm, dict(settings), 1)):
@@ -160,13 +162,13 @@ def remarks(
 
 
 def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
-    """The algorithm with those of the values that are its hyperparameters."""
+    """Return the algorithm with the values that are its hyperparameters."""
     own = {name: value for name, value in chosen.items() if name in algorithm.hyperparameters()}
     return converted(replace(algorithm, **own))
 
 
 def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
-    """The number of settings, which is the length of each list, after checks."""
+    """Return the number of settings, the checked length of each list."""
     for name, values in settings.items():
         _check_sweepable(algorithm, name)
         what = f"setting {name!r}"
@@ -180,7 +182,7 @@ def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int)
 
 
 def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
-    """What `simulate` can sweep inside one program, by name.
+    """Return the names of everything that `simulate` can sweep inside one program.
 
     These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay".
     """
@@ -188,7 +190,7 @@ def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def _check_sweepable(algorithm: Algorithm, name: str) -> None:
-    """Raises `InputError` unless a setting can be swept."""
+    """Raise `InputError` unless a setting can be swept."""
     names = sweepable(algorithm)
     if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
@@ -200,7 +202,7 @@ def _check_sweepable(algorithm: Algorithm, name: str) -> None:
 
 
 def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
-    """One setting's algorithm and rates as host arrays without the axis of runs; seed 0."""
+    """Return one setting's algorithm and rates as host arrays without the axis of runs."""
     dtype = federation.task.dtype
     variant = _with_own(algorithm, chosen)
     variant.validate()
@@ -213,17 +215,17 @@ def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any
 
 
 def converted(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with hyperparameters that programs can hold.
+    """Return the algorithm with hyperparameters that programs can represent.
 
     Raises:
-      InputError: one that they can't hold, or that has not its field's type.
+      InputError: programs can't represent a value, or it does not have its field's type.
     """
     hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
     return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
 
 
 def _strong(leaf: Any, dtype: str) -> Any:
-    """A strongly typed host array: a Python number would compile the program a second time."""
+    """Return a strongly typed host array: a Python number would compile the program again."""
     leaf = np.asarray(leaf)
     kinds = {"f": dtype, "i": "int32", "u": "int32"}
     return leaf.astype(kinds.get(leaf.dtype.kind, leaf.dtype))

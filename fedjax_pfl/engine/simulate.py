@@ -1,4 +1,4 @@
-"""`simulate`, the one call from an algorithm and a federation to a result."""
+"""`simulate`, which runs an algorithm on a federation and returns a result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,10 +45,10 @@ def simulate(
       A `Result`; its arrays have the axes (seed, setting, round, client).
 
     Raises:
-      InputError: an argument can't be used, or the checkpoints are another simulation's; before
+      InputError: an argument can't be used, or the checkpoints belong to another simulation; before
         anything is compiled.
-      OutputError: a checkpoint can't be written, or a callback of another process has failed; the
-        checkpoints before are kept.
+      OutputError: a checkpoint can't be written, or a callback of another process has failed;
+        earlier checkpoints are kept.
     """
     simulation = Simulation(
         algorithm,

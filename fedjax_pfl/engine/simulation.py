@@ -1,4 +1,4 @@
-"""A simulation as an object: check it, step through it, run it, continue it."""
+"""Simulations as objects, to check, step through, run and continue."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine import progress as engine_progress
-from fedjax_pfl.engine import request
 from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
@@ -29,7 +29,7 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.data_sharding import spread
+from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import InputError, require_whole
@@ -56,8 +56,8 @@ class RoundState:
 class Simulation:
     """An algorithm on a federation, for all seeds and settings in one compiled program.
 
-    `run` runs rounds, and again more of them. `init` and `step` run one round at a time, to look
-    into. `check`, `estimate_memory` and `lower` tell what a run needs before anything is compiled.
+    `run` runs rounds and can be called again for more. `init` and `step` run single rounds, for
+    debugging. `check`, `estimate_memory` and `lower` examine a run before anything is compiled.
 
     Args:
       algorithm: the algorithm with its hyperparameters.
@@ -92,7 +92,7 @@ class Simulation:
         self._past: ChunkRunner | None = None
 
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
-        """Check all arguments; nothing is compiled.
+        """Check all arguments without compiling.
 
         Whether the mesh fits the number of runs is not checked: a run may have only some of them.
 
@@ -103,11 +103,11 @@ class Simulation:
         program = self._program(rounds, federation=self.federation.on_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
-    def estimate_memory(self, *, fit: bool = False, chunk: int = request.CHUNK) -> Memory | None:
-        """The most device memory that a run takes; traced, not compiled.
+    def estimate_memory(self, *, fit: bool = False, chunk: int = arguments.CHUNK) -> Memory | None:
+        """Estimate the peak device memory of a run by tracing, without compiling.
 
         Args:
-          fit: count with fewer clients side by side where only that fits, as `run` does.
+          fit: reduce the number of parallel clients until the program fits, as `run` does.
           chunk: see `run`.
 
         Returns:
@@ -127,7 +127,7 @@ class Simulation:
         *,
         limit: int | None = None,
         mesh: str = shares.AUTO,
-        chunk: int = request.CHUNK,
+        chunk: int = arguments.CHUNK,
     ) -> Lowered:
         """Lower the program for devices that are only described; nothing is compiled or run.
 
@@ -156,7 +156,7 @@ class Simulation:
 
     @short_locations()
     def init(self, rounds: int | None = None) -> RoundState:
-        """The state before the first round.
+        """Return the state before the first round.
 
         Args:
           rounds: rounds of the whole run, needed only where they decide what a round does.
@@ -206,14 +206,14 @@ class Simulation:
         """Run the rounds up to `rounds`, counted from the first.
 
         A second call with more rounds continues the first one, with the same bits as one long run.
-        An algorithm whose rounds depend on how many there are begins again, with a warning.
+        An algorithm whose rounds depend on their total number starts over, with a warning.
 
         Args:
-          rounds: communication rounds T in all.
-          chunk: rounds in one call of the program, at most. Between two calls measurements come to
+          rounds: total number T of communication rounds.
+          chunk: most rounds in one call of the program. Between two calls, measurements move to
             the host, callbacks are called and checkpoints are written. By default 1 with `stop`
-            or `callbacks`, else 50. No result depends on it.
-          chunk_seconds: chunks have fewer rounds where these take longer than this.
+            or `callbacks`, else 50. Results do not depend on it.
+          chunk_seconds: chunks have fewer rounds if they would take longer than this.
           matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the
             first, the middle and the last.
           progress: called with a `Progress` after each chunk; its `result()` has all measurements
@@ -221,31 +221,30 @@ class Simulation:
           callbacks: objects with a method `on_round_end(progress)`, called after each chunk in
             their order (see `Callback`); one that returns true ends the rounds as `stop` does.
             An error in one ends the run, of all processes; earlier checkpoints are kept.
-          checkpoints: where state and measurements are kept between chunks. A simulation that
-            finds some continues from there, and ends with the same bits as one without
-            interruption; also if they are of fewer rounds.
+          checkpoints: storage of state and measurements between chunks. If there are some, also of
+            a run of fewer rounds, the simulation continues from the last one and ends with the same
+            bits as without interruption.
           stop: called with a `Progress` after each chunk but the last; once it returns true, a
             checkpoint is written and the rounds end.
-          patience: the rounds end after so many without a new best mean validation accuracy (or
-            headline of another task), of any run (seed and setting). Which round that is depends
-            on nothing but the measurements.
+          patience: number of rounds without a new best mean validation accuracy (or headline of
+            another task) of any run (seed and setting) after which the simulation ends.
 
         Returns:
           A `Result` with axes (seed, setting, round, client), of the rounds that were simulated;
-          `result.stopped` says why they ended early.
+          `result.stopped` is the reason if they ended early.
 
         Raises:
-          InputError: an argument can't be used, the checkpoints are another simulation's, or
+          InputError: an argument can't be used, the checkpoints belong to another simulation, or
             `rounds` is not more than what an earlier call has simulated; before anything is
             compiled.
           OutputError: a checkpoint can't be written, or a callback of another process has failed.
         """
-        program = self._program(rounds, request.CHUNK if chunk is None else chunk)
-        chunk_seconds = request.checked_seconds(chunk_seconds)
-        called = request.checked_callbacks(callbacks, stop)
+        program = self._program(rounds, arguments.CHUNK if chunk is None else chunk)
+        chunk_seconds = arguments.checked_seconds(chunk_seconds)
+        called = arguments.checked_callbacks(callbacks, stop)
         longest = 1 if called and chunk is None else None
-        request.check_checkpoints(checkpoints)
-        matrix_rounds = request.checked_matrix_rounds(matrix_rounds, rounds)
+        arguments.check_checkpoints(checkpoints)
+        matrix_rounds = arguments.checked_matrix_rounds(matrix_rounds, rounds)
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
         if past is not None:
@@ -269,11 +268,11 @@ class Simulation:
     def _program(
         self,
         rounds: int = 1,
-        chunk: int = request.CHUNK,
+        chunk: int = arguments.CHUNK,
         federation: Federation | None = None,
     ) -> Program:
         federation = self.federation if federation is None else federation
-        return request.checked_program(
+        return arguments.checked_program(
             self.algorithm,
             federation,
             rounds,
@@ -284,16 +283,16 @@ class Simulation:
         )
 
     def _ready(self, program: Program) -> Program:
-        """The program with as many lanes as fit, and its samples on their devices."""
+        """Return the program with as many lanes as fit, and its samples on their devices."""
         memory_maps.make_room()
         program, _ = fit_memory(program, _available(self.federation))
         if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
-            program = replace(program, federation=spread(program.federation))
+            program = replace(program, federation=distribute(program.federation))
         return program
 
 
 def _available(federation: Federation) -> int | None:
-    """Bytes that all processes together may take, by the one that has the least."""
+    """Return the memory of all processes together, based on the smallest."""
     each = max(federation.execution.all_devices // processes.count(), 1)
     limits = processes.exchange(available(each))
     known = [limit for limit in limits if limit is not None]

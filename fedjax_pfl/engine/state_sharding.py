@@ -1,4 +1,4 @@
-"""The forms of states and measurements between programs: sharded, padded, or of some clients only.
+"""Layouts of states and metrics between programs: sharded, padded, or of some clients.
 
 Inside a program states and measurements are those of N clients. Between programs they are on the
 devices that share the clients, padded so that each device has as many rows (`mesh.place`), and of
@@ -23,7 +23,7 @@ MEASURED = ("scores", "clients", "up", "down")  # of every client, in every roun
 
 
 class Layout(NamedTuple):
-    """Which leaves of a state are in a `HostStore`; the same for all runs.
+    """Assignment of a state's leaves to the device or a `HostStore`, equal for all runs.
 
     Attributes:
       tree: structure of the state.
@@ -34,20 +34,20 @@ class Layout(NamedTuple):
     hosted: tuple[bool, ...]
 
     def joined(self, device: Sequence[Any], rows: Sequence[Any]) -> State:
-        """The state of the leaves on the device, and of those in the store, in their order."""
+        """Return the state of the leaves on the device and of those in the store, in order."""
         here, there = iter(device), iter(rows)
         leaves = [next(there if hosted else here) for hosted in self.hosted]
         return jax.tree.unflatten(self.tree, leaves)
 
     def parted(self, state: State) -> tuple[list[Any], list[Any]]:
-        """The reverse of `joined`."""
+        """Invert `joined`."""
         leaves = list(zip(jax.tree.leaves(state), self.hosted, strict=True))
         return [x for x, hosted in leaves if not hosted], [x for x, hosted in leaves if hosted]
 
 
 @struct
 class PartialStates:
-    """States of all runs of which the devices have the rows of some clients only.
+    """States of all runs with the rows of some clients on the devices.
 
     Attributes:
       device: the leaves that are there as a whole, [R, ...].
@@ -65,7 +65,7 @@ class PartialStates:
 
 
 def opened(states: Tree, federation: Federation) -> tuple[State, Address | None]:
-    """(states without padding, where to read rows that are not there) in a traced function."""
+    """Return the states without padding, and where to read other rows; in a traced function."""
     if not isinstance(states, PartialStates):
         return unfilled(states, federation), None
     execution = federation.execution
@@ -75,7 +75,7 @@ def opened(states: Tree, federation: Federation) -> tuple[State, Address | None]
 
 
 def closed(state: State, like: Tree, federation: Federation) -> Tree:
-    """The reverse of `opened`, in the form of the states `like`."""
+    """Invert `opened`, in the form of the states `like`."""
     if not isinstance(like, PartialStates):
         return placed(state, federation)
     execution = federation.execution
@@ -85,27 +85,27 @@ def closed(state: State, like: Tree, federation: Federation) -> Tree:
 
 
 def placed(states: State, federation: Federation) -> State:
-    """States [R, N, ...] with the axes of runs and clients sharded over the execution's devices.
+    """Shard states [R, N, ...] by runs and clients over the execution's devices.
 
     Raises:
       TypeError: a field of the state does not declare its client axes.
     """
     if federation.execution.all_devices == 1:
         return states
-    mesh, lead = _lies(federation)
+    mesh, lead = _mesh_axes(federation)
     return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
 
 
 def unfilled(states: State, federation: Federation) -> State:
-    """The reverse of `placed` in a traced function; clients stay on their devices."""
+    """Invert `placed` in a traced function; clients stay on their devices."""
     if not is_filled(federation):
         return states
-    (mesh, lead), count = _lies(federation), federation.num_clients
+    (mesh, lead), count = _mesh_axes(federation), federation.num_clients
     return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
 
 
 def unsharded_states(states: State, leaves: Sequence[np.ndarray], federation: Federation) -> State:
-    """States [R, N, ...] of the leaves on the host, with the structure of `states`.
+    """Return states [R, N, ...] from leaves on the host, structured as `states`.
 
     Leaves that another process has stay empty.
     """
@@ -119,13 +119,13 @@ def unsharded_states(states: State, leaves: Sequence[np.ndarray], federation: Fe
 
 
 def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
-    """Measurements [R, rounds, N, ...], and matrices [R, ..., N, N], as they leave the program.
+    """Shard measurements [R, rounds, N, ...] and matrices [R, ..., N, N] for output.
 
     Where devices divide the clients they are left to the compiler, which has them shared too.
     """
     if not is_filled(federation):
         return buffers, matrices
-    mesh, lead = _lies(federation)
+    mesh, lead = _mesh_axes(federation)
 
     def matrix(leaf):
         if leaf.shape[-2] != federation.num_clients:  # one row for all
@@ -137,7 +137,7 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
 
 
 def unsharded_metrics(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
-    """The reverse of `placed_measured`, on the host."""
+    """Invert `placed_measured` on the host."""
     if not is_filled(federation):
         return buffers, matrices
     count = federation.num_clients
@@ -151,11 +151,11 @@ def unsharded_metrics(buffers: Tree, matrices: Tree, federation: Federation) -> 
 
 
 def is_filled(federation: Federation) -> bool:
-    """Whether the devices that share the clients do not divide them."""
+    """Return whether clients are padded to a multiple of the devices."""
     return federation.num_clients % federation.execution.devices != 0
 
 
-def _lies(federation: Federation):
-    """The mesh, and the axis of it that shares the runs, if any."""
+def _mesh_axes(federation: Federation):
+    """Return the mesh, and its axis that shares the runs, if any."""
     execution = federation.execution
     return mesh_of(execution.devices, execution.runs), RUNS if execution.runs > 1 else None

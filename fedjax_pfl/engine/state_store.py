@@ -1,4 +1,4 @@
-"""Rows of clients' states in host memory or in a file, and programs that read them while they run.
+"""Storage of clients' state rows in host memory or a file, readable by running programs.
 
 A `HostStore` keeps a record of bytes for each client and run that some round has written. Of
 several processes each keeps the records of its own clients. All processes draw the same cohorts,
@@ -45,7 +45,7 @@ class Leaf(NamedTuple):
 
 
 class _Memory:
-    """Records in arrays of their own, so that clients which never took part cost nothing."""
+    """Records in separate arrays, allocated when a client first takes part."""
 
     def __init__(self):
         self.records: dict[int, np.ndarray] = {}
@@ -58,7 +58,7 @@ class _Memory:
 
 
 class _File:
-    """Records in a file without a name, which the system deletes when the process ends.
+    """Records in an unnamed file, which the system deletes when the process ends.
 
     It is read and written, not mapped: a full disk is then an error like any other.
     """
@@ -155,7 +155,7 @@ class HostStore:
         return self.ends[-1] if self.ends else 0
 
     def _parts(self, record: np.ndarray) -> list[np.ndarray]:
-        """The views of a record that are one client's row of each leaf."""
+        """Return views of a record, one for each leaf's row."""
         starts = [0, *self.ends[:-1]]
         return [
             record[start:end].view(leaf.dtype).reshape(leaf.shape)
@@ -168,7 +168,7 @@ class HostStore:
         return [leaf[run, row if leaf.shape[1] > 1 else 0] for leaf in self.first]
 
     def read(self, rows: np.ndarray, skip: np.ndarray | None = None) -> list[np.ndarray]:
-        """Rows [R, K] of each leaf, [R, K, ...]; those to `skip` bool [R, K] are arbitrary."""
+        """Read rows [R, K] of each leaf, [R, K, ...]; those in `skip` bool [R, K] are arbitrary."""
         new = np.empty if self.own.all() else np.zeros
         out = [new((*rows.shape, *leaf.shape), leaf.dtype) for leaf in self.leaves]
         if not out:
@@ -183,7 +183,7 @@ class HostStore:
     def read_leaves(
         self, runs: np.ndarray, rows: np.ndarray, leaves: Sequence[int]
     ) -> list[np.ndarray]:
-        """Rows [R, K] of some `runs` [R] and leaves, [R, K, ...] each."""
+        """Read rows [R, K] of some `runs` [R] and leaves, [R, K, ...] each."""
         chosen = [self.leaves[i] for i in leaves]
         out = [np.empty((*rows.shape, *leaf.shape), leaf.dtype) for leaf in chosen]
         for (r, k), row in np.ndenumerate(rows):
@@ -236,7 +236,7 @@ class HostStore:
             self.write(rows, [leaf[:, at] for leaf in here])
 
     def read_written(self, everywhere: bool = True) -> tuple[np.ndarray, list[np.ndarray]]:
-        """(int32 [K] the clients written in some run, their rows of each leaf [R, K, ...]).
+        """Return (written clients int32 [K], their rows of each leaf [R, K, ...]).
 
         Args:
           everywhere: whether processes other than the first one get the rows too.
@@ -261,13 +261,13 @@ class HostStore:
 
 
 def _bits(values: np.ndarray) -> np.ndarray:
-    """Bytes [R, K, ...] of values [R, K, ...], for comparison."""
+    """Return the bytes [R, K, ...] of values [R, K, ...], for comparison."""
     flat = np.ascontiguousarray(values)[..., None]
     return flat.view(np.uint8)
 
 
 def restored_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarray]:
-    """All leaves [R, N, ...] of the state in a checkpoint, of either kind of simulation."""
+    """Return all leaves [R, N, ...] of the state in a checkpoint of either kind."""
     leaves = list(trees["states"])
     if "hosted" not in trees:
         return leaves
@@ -282,7 +282,7 @@ def restored_leaves(trees: Mapping[str, Sequence[np.ndarray]]) -> list[np.ndarra
 
 @struct
 class Address:
-    """Where a program reads rows of other clients than those on the devices.
+    """Reference by which a program reads rows of clients that are not on the devices.
 
     Attributes:
       store, run: numbers of a store and of a run in it, int32 [R], or [] inside a program.
@@ -296,7 +296,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads rows of one run's `HostStore` while a program runs; nothing writes to it meanwhile.
+    """Reads rows of one run's `HostStore` while a program runs, without concurrent writes.
 
     The number of the store is an operand, so that one program serves all simulations of its kind.
 
@@ -309,7 +309,7 @@ class Reader:
     mesh: Mesh
 
     def __call__(self, leaves: tuple[int, ...], shapes: Sequence[Any], rows: Rows) -> list:
-        """Rows [K] of the leaves with these numbers, [K, ...] each, of those shapes and types."""
+        """Return rows [K] of numbered leaves, [K, ...] each, of given shapes and types."""
         operands = place(
             (self.at.store, self.at.run, rows), self.mesh
         )  # else XLA warns of what it has to move

@@ -21,7 +21,7 @@ WORTH = 8
 
 
 def resident(program: Program) -> Program:
-    """The program with as many lanes as keep a local step on the chip, where that is automatic."""
+    """Return the program with as many lanes as keep a local step on the chip, if automatic."""
     federation = program.federation
     execution = federation.execution
     room = ON_CHIP_BYTES.get(execution.platform)
@@ -41,7 +41,7 @@ def resident(program: Program) -> Program:
 
 
 def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = WORTH) -> int:
-    """The number of lanes whose models, gradients and activations fit into `room` bytes.
+    """Return the number of lanes whose models, gradients and activations fit into `room` bytes.
 
     At least two: even where two do not fit, fewer arrays pass through memory. All lanes stay if
     their activations fit and one of these holds: everything fits into 1.5 times the room (three
@@ -62,13 +62,13 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
 
 
 def _steps(federation: Federation) -> int:
-    """Local steps of the average client in a round."""
+    """Return the local steps of the average client in a round."""
     train = federation.data.train
     return federation.schedule.fitting(train.capacity).total_steps(train.mean_size)
 
 
 def step_bytes(federation: Federation) -> tuple[int, int] | None:
-    """Bytes of one client's state and gradients, and of all else in its step, unpadded.
+    """Return unpadded bytes of one client's state and gradients, and of the rest of its step.
 
     None where this version of JAX has other internals.
     """

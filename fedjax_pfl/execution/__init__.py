@@ -1,1 +1,1 @@
-"""How the rows of the client axis are executed."""
+"""Execution of the client axis on devices and in processes."""

@@ -1,4 +1,4 @@
-"""Rows that are distributed over the hosts of several processes: to all devices, and back."""
+"""Distribution of rows from several processes' hosts to all devices, and back."""
 
 from collections.abc import Sequence
 from functools import cache, partial
@@ -18,13 +18,13 @@ PROCESS, SLOT = "process", "slot"  # axes of the devices by process
 
 
 def own_rows(total: int) -> np.ndarray:
-    """bool [total]: the rows that this process keeps, an equal share of consecutive ones."""
+    """Return the rows that this process keeps, an equal consecutive share, bool [total]."""
     share = -(-total // count())
     return np.arange(total) // share == index()
 
 
 def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> list[jax.Array]:
-    """Rows [R, K, ...] on the devices of all processes, placed and filled up as `mesh.place` does.
+    """Put rows [R, K, ...] of all processes on their devices, as `mesh.place` does.
 
     Every row comes from one process; all others give zeros for it. The devices add up the bits as
     whole numbers, so that these stay as they are.
@@ -40,7 +40,7 @@ def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> lis
 
 
 def on_hosts(leaves: Sequence[jax.Array]) -> list[np.ndarray]:
-    """Whole arrays in every process, gathered one after the other to save device memory."""
+    """Gather complete arrays in every process, one by one to save device memory."""
     return [np.asarray(readable(leaf)) for leaf in leaves]
 
 
@@ -50,7 +50,7 @@ def _by_process(devices: tuple[Device, ...]) -> Mesh:
 
 
 def _bits(leaf: np.ndarray) -> np.ndarray:
-    """The same bytes as whole numbers of the same size."""
+    """Return the same bytes as integers of the same size."""
     return np.ascontiguousarray(leaf).view(_whole(leaf.dtype))
 
 
@@ -59,7 +59,7 @@ def _whole(dtype: Any) -> np.dtype:
 
 
 def _given(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
-    """What all processes give, [processes, R, K, ...]; K is filled up to a multiple of `width`."""
+    """Gather all processes' rows, [processes, R, K, ...]; K is padded to a multiple of `width`."""
     more = -bits.shape[1] % width
     if more:
         bits = np.pad(bits, [(0, 0), (0, more), *[(0, 0)] * (bits.ndim - 2)])

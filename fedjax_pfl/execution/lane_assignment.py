@@ -1,4 +1,4 @@
-"""Assigns clients to lanes and devices so that all end at about the same time."""
+"""Assignment of clients to lanes and devices of about equal work."""
 
 import heapq
 from dataclasses import replace
@@ -12,14 +12,14 @@ FULL = 0.85  # least padding efficiency for lanes of ragged clients
 
 
 def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
-    """The execution with `fill` and `deal` chosen for clients of known work.
+    """Choose `fill` and `deal` of an execution for clients of known work.
 
     Takes the most lanes whose padding efficiency is at least `FULL`. Clients change devices, which
     copies their models twice, only where a device would otherwise work `UNEVEN` times as much as
     one with as many average clients.
 
     Args:
-      execution: as the user asked for it.
+      execution: the user's choice.
       steps: int [N], local steps of each client of a round in which all take part.
     """
     steps = np.asarray(steps)
@@ -32,7 +32,7 @@ def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
 
 
 def _widest(steps: np.ndarray) -> int:
-    """The most lanes whose padding efficiency is at least `FULL`."""
+    """Return the largest number of lanes with a padding efficiency of at least `FULL`."""
     least, most = 1, min(len(steps), int(steps.sum() / (FULL * steps.max())))
     while least < most:  # bisection
         width = (least + most + 1) // 2
@@ -42,7 +42,7 @@ def _widest(steps: np.ndarray) -> int:
 
 
 def ranks_of_devices(count: int, devices: int) -> np.ndarray:
-    """Ranks [share, devices] of the rows that each device gets, the longest row's rank being 0.
+    """Return the ranks [share, devices] of each device's rows; the longest row has rank 0.
 
     Back and forth over the devices, so that their totals are close. Slots left over repeat the
     last row, which costs no time: the other devices have as many.
@@ -53,7 +53,7 @@ def ranks_of_devices(count: int, devices: int) -> np.ndarray:
 
 
 def makespan(steps: np.ndarray, lanes: int) -> int:
-    """Steps until the last lane is done, if each continues with the longest waiting client."""
+    """Return the steps until the last lane ends, if each takes the longest waiting client."""
     totals = [0] * min(lanes, len(steps))
     for length in sorted(map(int, steps), reverse=True):
         heapq.heapreplace(totals, totals[0] + length)
@@ -61,7 +61,7 @@ def makespan(steps: np.ndarray, lanes: int) -> int:
 
 
 def padding_efficiency(steps: np.ndarray, execution: Execution) -> float:
-    """True local steps over executed steps, masked ones included, in a round of all clients.
+    """Return true local steps over executed steps in a round of all clients.
 
     Args:
       steps: int [N], local steps of each client: `federation.steps()`.

@@ -1,4 +1,4 @@
-"""The number of Python stack frames in the locations of a program's operations."""
+"""Limits of the Python stack frames in the locations of a program's operations."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ FRAMES = 4
 
 @contextmanager
 def short_locations() -> Iterator[None]:
-    """Programs compiled inside carry few stack frames. Never raises a lower limit.
+    """Context in which compiled programs carry few stack frames; a lower limit is kept.
 
     XLA joins the frames of loops and calls within each other when it inlines them. With JAX's limit
     of 100, libtpu 0.0.42 does not get through that for ragged clients, seeds one by one and several

@@ -1,4 +1,4 @@
-"""Memory maps of this process, whose number Linux limits; a program on CPUs takes hundreds.
+"""Memory maps of this process, which Linux limits; a CPU program takes hundreds.
 
 A process that simulates many algorithms would reach the limit, and the compiler would end it ("LLVM
 ERROR: Unable to allocate section memory!").
@@ -15,12 +15,12 @@ _asked = itertools.count(1)
 
 
 def held() -> int:
-    """The number of maps of this process; 0 where the system does not report it."""
+    """Return the number of maps of this process; 0 if unknown."""
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
 
 def make_room() -> bool:
-    """Drop all compiled programs once half of the maps are in use; returns whether it did.
+    """Drop all compiled programs once half of the maps are in use; return whether it did.
 
     Only every eighth call checks, which leaves room for the programs in between. Programs that are
     used again are compiled again.

@@ -29,17 +29,17 @@ _platform = jax.make_user_context("cpu")
 
 
 def described_devices(devices: Sequence[Device]) -> AbstractContextManager:
-    """Programs traced inside are for these devices, which need not exist here."""
+    """Context in which traced programs are for described devices."""
     return _described(tuple(devices))
 
 
 def mesh_of(devices: int, runs: int = 1) -> Mesh:
-    """The first devices of all that programs can use, or of the described ones.
+    """Return a mesh of the first available devices, or of the described ones.
 
     In one row, which shares the clients; or `runs` such rows, each with runs of its own.
 
     Raises:
-      InputError: there are fewer, as where a federation was made for more.
+      InputError: fewer devices are available.
     """
     there, asked = _described.value or all_devices(), Shares(devices, runs)
     if asked.devices > len(there):
@@ -56,30 +56,30 @@ def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
 
 @contextmanager
 def sharing(execution: Execution) -> Iterator[None]:
-    """Programs traced inside see the devices that share clients, and their platform.
+    """Context in which traced programs know the devices that share clients, and their platform.
 
     See `shared_clients` and `platform`. Devices of one CPU share its memory: moving columns between
     them costs more than it gains, so they are not seen.
     """
     apart = execution.platform != "cpu" or several()
-    alone = execution.devices == 1 or not apart
-    shared = nullcontext() if alone else _sharing((execution.devices, execution.runs))
+    single = execution.devices == 1 or not apart
+    shared = nullcontext() if single else _sharing((execution.devices, execution.runs))
     with _platform(execution.platform), shared:
         yield
 
 
 def platform() -> str:
-    """The platform of a round that is traced inside `sharing`; "cpu" elsewhere."""
+    """Return the platform of a round that is traced inside `sharing`; "cpu" elsewhere."""
     return _platform.value
 
 
 def not_shared() -> AbstractContextManager:
-    """Programs traced inside are for one device and its own clients."""
+    """Context in which traced programs are for one device and its own clients."""
     return _sharing(None)
 
 
 def shared_clients() -> Mesh | None:
-    """The mesh whose devices share the clients, where communication between them matters."""
+    """Return the mesh whose devices share the clients, if communication matters there."""
     return None if _sharing.value is None else mesh_of(*_sharing.value)
 
 
@@ -113,7 +113,7 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
 
 
 def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
-    """The first `count` clients of arrays that `place` has put there, in a traced function.
+    """Return the first `count` clients of arrays placed by `place`, in a traced function.
 
     Rows stay on their devices, of which the last ones may have fewer.
 
@@ -136,7 +136,7 @@ def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
 
 
 def _at_rest(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> tuple[int, ...]:
-    """The shape with its axis of clients padded."""
+    """Return the shape with its axis of clients padded."""
     names = zip_longest(lead[: len(shape)], shape)
     return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)
 

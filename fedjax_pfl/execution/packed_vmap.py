@@ -1,4 +1,4 @@
-"""Run loops of unequal length, one for each client, packed into the lanes of a vmap."""
+"""Loops of unequal length, one per client, packed into the lanes of a vmap."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,7 +17,7 @@ from fedjax_pfl.utils.typing import Tree
 
 
 class Counts(NamedTuple):
-    """Expected iterations of the rows' loops, as far as they are known in advance.
+    """Expected iterations of the rows' loops, as far as known in advance.
 
     Loops are named after them, such as "steps[45]", for profiles and for tools that weigh the
     bodies of loops in a compiled program (`experiments.planning`).
@@ -35,14 +35,14 @@ class Counts(NamedTuple):
     unit: str = "steps"
 
     def packed(self, rows: int, lanes: int) -> tuple[float, float]:
-        """(turns of the packed executor, steps of all turns), estimated for ragged rows."""
+        """Return (turns of the packed executor, steps of all turns), estimated for ragged rows."""
         steps = max(self.most, self.mean * rows / lanes)
         ends = self.segments * (-(-rows // lanes) if self.most == self.mean else rows)
         return max(min(ends, steps), 1), steps
 
 
 class Loop(NamedTuple):
-    """The loop of every row, in segments (a client's epochs) of steps.
+    """Loop of every row, in segments (a client's epochs) of steps.
 
     All functions take one row; vmap turns rows into lanes.
 
@@ -65,8 +65,8 @@ class Loop(NamedTuple):
     finish: Callable[..., Any]
     counts: Counts
 
-    def alone(self, row: Tree, broadcast: Tree) -> Tree:
-        """One row from its beginning to its end."""
+    def run_row(self, row: Tree, broadcast: Tree) -> Tree:
+        """Run one row from its first to its last step."""
         segments, most, _, unit = self.counts
 
         def segment(state):
@@ -82,7 +82,7 @@ class Loop(NamedTuple):
         return self.finish(row, broadcast, last)
 
     def of_used(self) -> "Loop":
-        """The loop of rows (whether the row is used, row); unused ones take no step."""
+        """Return the loop of rows (whether the row is used, row); unused ones take no step."""
         return self._replace(
             begin=lambda row, broadcast: self.begin(row[1], broadcast),
             enter=lambda row, state: self.enter(row[1], state),
@@ -105,7 +105,7 @@ def run_loops(
     lengths: jax.Array | None,
     homes: Homes | None = None,
 ) -> Tree:
-    """Runs the loop of every row of `operands` [M, ...]; see `over_rows`.
+    """Run the loop of every row of `operands` [M, ...]; see `over_rows`.
 
     Args:
       make: `make(broadcast)` gives the loop, on the device where it runs.
@@ -128,18 +128,18 @@ def run_loops(
 
         return over_devices(share, operands, broadcast, execution, lengths, homes)
 
-    def alone(row, broadcast):
+    def one_row(row, broadcast):
         loop = make(broadcast)
         if lengths is not None:  # each with its own number of steps
             loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
-        return loop.alone(row, broadcast)
+        return loop.run_row(row, broadcast)
 
     one_by_one = execution if lengths is None else replace(execution, chunk=1)
-    return over_rows(alone, operands, broadcast, one_by_one, lengths, homes)
+    return over_rows(one_row, operands, broadcast, one_by_one, lengths, homes)
 
 
 class _Mapped(NamedTuple):
-    """The functions of a `Loop` on several rows at once; `broadcast` is the same for all."""
+    """Functions of a `Loop` on several rows at once, with a common `broadcast`."""
 
     begin: Callable[..., Any]
     enter: Callable[..., Any]
@@ -157,7 +157,7 @@ class _Mapped(NamedTuple):
         return cls(begin, enter, inside, unfinished, step, finish, loop.counts.unit)
 
     def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array, steps: float):
-        """The states when the first busy lane [W] ends a segment; all lanes step until then.
+        """Advance all lanes until the first busy lane [W] ends a segment.
 
         The loop has one condition for all lanes and needs no select. `steps`: about how many.
         """
@@ -172,7 +172,7 @@ class _Mapped(NamedTuple):
 
 
 def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
-    """A lane for every row: rows do not move, and one that has ended keeps its state."""
+    """Run one lane per row: rows do not move, and finished ones keep their state."""
     lanes = _Mapped.of(loop)
     count = jax.tree.leaves(operands)[0].shape[0]
     turns, steps = loop.counts.packed(count, count)
@@ -192,7 +192,7 @@ def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
 
 
 class _Lanes(NamedTuple):
-    """Carry of the packed executor: W lanes side by side, M results.
+    """Carry of the packed executor: W parallel lanes, M results.
 
     `at` is int32 [W], the row that a lane runs, M where none is left for it; `begun` is the
     number of rows that some lane has begun.
@@ -206,7 +206,7 @@ class _Lanes(NamedTuple):
 
 
 def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lanes: int) -> Tree:
-    """Runs the longest rows first; a lane that is done takes the next row.
+    """Run the longest rows first; a finished lane takes the next row.
 
     Lanes then end at nearly the same time.
     """

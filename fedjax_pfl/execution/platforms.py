@@ -1,4 +1,4 @@
-"""The platforms that a program can be made for.
+"""Platforms for which programs can be compiled.
 
 A program may be made on one machine for another. So what depends on the platform is decided by the
 name of a platform, never by the devices of the process that traces.
@@ -12,7 +12,7 @@ PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def resolve_platform(name: str | None = None) -> str:
-    """One of `PLATFORMS`: the name, or that of this process's devices.
+    """Return one of `PLATFORMS`: the name, or that of this process's devices.
 
     Accelerators of other kinds count as "gpu".
 

@@ -1,7 +1,7 @@
-"""Several processes that run one program: what they agree on, and how each sees all values.
+"""Agreement and data exchange of several processes that run one program.
 
 Every process calls the functions here in the same order, with `jax.distributed` started, and never
-while a round runs. In one process they only call what they are given.
+while a round runs. In a single process they do nothing else than call their arguments.
 """
 
 import contextlib
@@ -29,36 +29,36 @@ _lost: list[bool] = []
 
 
 class LostProcess(OutputError):
-    """Another process of this program has ended."""
+    """Error: another process of this program has ended."""
 
 
 def count() -> int:
-    """How many processes run this program; with several it starts the devices."""
+    """Return the number of processes of this program; with several it starts the devices."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
 def index() -> int:
-    """This process's number, from 0."""
+    """Return this process's number, from 0."""
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
 def several() -> bool:
-    """Whether this process is one of several."""
+    """Return whether this process is one of several."""
     return count() > 1
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files; true for a single process."""
+    """Return whether this process writes files; true for a single process."""
     return index() == 0
 
 
 def is_broken() -> bool:
-    """Whether another process is known to have ended."""
+    """Return whether another process is known to have ended."""
     return bool(_lost)
 
 
 def lost() -> LostProcess:
-    """The error of a process that can't reach another one any more."""
+    """Return the error of a process that can no longer reach another one."""
     _lost.append(True)
     return LostProcess(
         "Another process of this run has ended, or can't be reached, so this one ends too."
@@ -67,7 +67,7 @@ def lost() -> LostProcess:
 
 @contextlib.contextmanager
 def of_processes() -> Iterator[None]:
-    """Programs of all processes run inside.
+    """Run programs for all processes inside this context.
 
     Raises:
       LostProcess: they fail because another process has ended.
@@ -81,14 +81,14 @@ def of_processes() -> Iterator[None]:
 
 
 def all_devices() -> tuple[Device, ...]:
-    """The devices that programs can use, those of a process side by side."""
+    """Return the devices that programs can use, ordered by process."""
     if not several():
         return tuple(jax.local_devices())
     return tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
 
 
 def exchange(value: Any) -> list[Any]:
-    """The values, JSON, that all processes give, in their order.
+    """Return the JSON values of all processes, in their order.
 
     Raises:
       InputError, OutputError: another process gives such an error instead (`agreed`).
@@ -98,7 +98,7 @@ def exchange(value: Any) -> list[Any]:
 
 
 def _exchange(value: Any, error: Exception | None) -> list[Any]:
-    """The same; an error of this process is sent to the others and raised."""
+    """Exchange as `exchange` does; an error of this process is sent to the others and raised."""
     if not several():
         if error is not None:
             raise error
@@ -115,7 +115,7 @@ def _exchange(value: Any, error: Exception | None) -> list[Any]:
 
 
 def _gather_json(value: Any) -> list[Any]:
-    """What all processes give, by their devices."""
+    """Gather the values of all processes through their devices."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
     with of_processes():
         lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(text))))
@@ -128,7 +128,7 @@ def _gather_json(value: Any) -> list[Any]:
 
 
 def agreed(fn: Callable[[], T]) -> T:
-    """`fn()` in every process; where one refuses its input or output, all do.
+    """Run `fn()` in every process; an input or output error in one is raised in all.
 
     Raises:
       InputError, OSError: this process's own, or `InputError` and `OutputError` for another's.
@@ -137,12 +137,12 @@ def agreed(fn: Callable[[], T]) -> T:
 
 
 def on_first(fn: Callable[[], T]) -> T:
-    """`fn()` in the first process only; all get its value, which must be JSON, or its error."""
+    """Run `fn()` in the first process; all get its JSON value, or its error."""
     return _together(fn, is_first())[1]
 
 
 def _together(fn: Callable[[], T], mine: bool) -> tuple[Any, Any]:
-    """(this process's value, the first one's), once all know of all errors."""
+    """Return (this process's value, the first one's), once all know of all errors."""
     if not several():
         value = fn()
         return value, value
@@ -159,7 +159,7 @@ def _together(fn: Callable[[], T], mine: bool) -> tuple[Any, Any]:
 
 
 def put(array: Any, sharding: Sharding) -> jax.Array:
-    """A host array that all processes have, on the devices of all of them; each copies its part."""
+    """Put a host array that all processes have on the devices of all; each copies its part."""
     if sharding.is_fully_addressable:
         return jax.device_put(array, sharding)
     host = np.asarray(array)
@@ -167,7 +167,7 @@ def put(array: Any, sharding: Sharding) -> jax.Array:
 
 
 def readable(tree: Tree) -> Tree:
-    """The same arrays, such that this process can read them whole."""
+    """Return the arrays such that this process can read them completely."""
     if not several() or all(map(_is_readable, jax.tree.leaves(tree))):
         return tree
     return _gather(all_devices())(tree)
@@ -184,7 +184,7 @@ def _gather(devices: tuple[Device, ...]) -> Callable[[Tree], Tree]:
 
 
 def gather_to_host(tree: Tree) -> list[np.ndarray]:
-    """The leaves on the host, gathered one after the other; empty ones but in the first process."""
+    """Return the leaves on the host, gathered one by one; empty except in the first process."""
     if not several():
         return [_joined(leaf) for leaf in jax.tree.leaves(tree)]
     with of_processes():
@@ -193,7 +193,7 @@ def gather_to_host(tree: Tree) -> list[np.ndarray]:
 
 
 def _joined(leaf: Any) -> np.ndarray:
-    """A leaf on the host. JAX would keep what it joins of several devices as long as the leaf."""
+    """Return a leaf on the host without the copy that JAX would keep with it."""
     if not isinstance(leaf, jax.Array) or leaf.is_fully_replicated:
         return np.asarray(leaf)
     joined = np.empty(leaf.shape, leaf.dtype)
@@ -204,7 +204,7 @@ def _joined(leaf: Any) -> np.ndarray:
 
 
 def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The first process's arrays, in all; devices have a piece of them at a time."""
+    """Send the first process's arrays to all, a piece at a time through the devices."""
     if not several():
         return arrays
     described = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
@@ -234,7 +234,7 @@ def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _parts(
     content: list[np.ndarray], ends: list[int], start: int, end: int
 ) -> Iterator[tuple[np.ndarray, int]]:
-    """What lies in start..end of arrays one after the other, and where in there it begins."""
+    """Return the pieces within start..end of concatenated arrays, and their offsets."""
     for array, last in zip(content, ends, strict=True):
         first = last - len(array)
         part = array[max(start - first, 0) : max(end - first, 0)]

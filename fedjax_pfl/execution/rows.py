@@ -1,4 +1,4 @@
-"""Map a function over the client axis: one by one, in chunks, as lanes, over devices."""
+"""Mapping of a function over the client axis: one by one, in chunks, as lanes, over devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ from fedjax_pfl.utils.typing import Rows, Tree
 
 
 class Homes(NamedTuple):
-    """The devices that must run rows because only they have the rows' samples.
+    """Devices on which rows must run, because only these have their samples.
 
     Attributes:
       at: int32 [M], the device of each row; None where every device has as many, in order, and
@@ -34,12 +34,12 @@ class Homes(NamedTuple):
 
 
 def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
-    """Where clients must be run: None where every device has all samples.
+    """Return the devices on which clients must run; None if every device has all samples.
 
     All clients in order are best given as a NumPy array: nothing then moves between devices.
 
     Raises:
-      NotHere: the samples of some are not on the device.
+      RowsNotOnDevice: the samples of some are not on the device.
     """
     data.check_there(rows)
     if data.shards == 1:
@@ -59,7 +59,7 @@ def over_rows(
     lengths: jax.Array | None = None,
     homes: Homes | None = None,
 ) -> Tree:
-    """Applies `fn` to every row of `operands` [M, ...] by the execution's strategy.
+    """Apply `fn` to every row of `operands` [M, ...] by the execution's strategy.
 
     Args:
       fn: `fn(row, broadcast)` takes one row of each leaf and returns a pytree.
@@ -94,7 +94,7 @@ def over_rows(
 
 
 def _skipping(one: Callable[[Tree], Tree]) -> Callable[[tuple[jax.Array, Tree]], Tree]:
-    """`one` of (whether the row is used, the row); zeros where it is not."""
+    """Return `one` for (whether the row is used, the row), with zeros for unused rows."""
 
     def maybe(operand):
         used, row = operand
@@ -114,11 +114,11 @@ def over_devices(
     lengths: jax.Array | None = None,
     homes: Homes | None = None,
 ) -> Tree:
-    """Run on every device its share of the rows; no device waits for another.
+    """Run each device's share of the rows on it, independently.
 
     Args:
       fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where
-        `used` bool [share] is false, the row stands in for one that is not there, and its result
+        `used` bool [share] is false, the row is padding, and its result
         is dropped; None where all are used.
       homes: the devices that must run the rows, or None where any may.
     """
@@ -128,14 +128,14 @@ def over_devices(
     count = jax.tree.leaves(operands)[0].shape[0]
     ours = PartitionSpec(AXIS)
 
-    def alone(*given):
+    def on_one_device(*given):
         with not_shared():
             return fn(*given)
 
     run = jax.shard_map(
-        alone,
+        on_one_device,
         mesh=mesh_of(devices, execution.runs),
-        in_specs=(ours, jax.tree.map(_lies, broadcast, is_leaf=_of_data), ours, ours),
+        in_specs=(ours, jax.tree.map(_specs, broadcast, is_leaf=_of_data), ours, ours),
         out_specs=ours,
         check_vma=False,
     )
@@ -156,7 +156,7 @@ def over_devices(
 def _in_order(
     run: Callable[..., Any], operands: Tree, broadcast: Tree, lengths: jax.Array | None, more: int
 ) -> Tree:
-    """Rows [M] on the devices where they are, and `more` unused ones on the last devices."""
+    """Return rows [M] on their devices, and `more` unused ones on the last devices."""
     if more == 0:
         return run(operands, broadcast, lengths, None)
     count = jax.tree.leaves(operands)[0].shape[0]
@@ -166,7 +166,7 @@ def _in_order(
 
 
 def _filled(rows: jax.Array, more: int) -> jax.Array:
-    """Rows [M, ...] and `more` of zeros. By padding: of parts put together each device gets all."""
+    """Pad rows [M, ...] with `more` zero rows; concatenation would replicate them."""
     if jnp.issubdtype(rows.dtype, jax.dtypes.extended):
         return jnp.concatenate([rows, jnp.broadcast_to(rows[:1], (more, *rows.shape[1:]))])
     return jnp.pad(rows, [(0, more), *[(0, 0)] * (rows.ndim - 1)])
@@ -176,21 +176,21 @@ def _of_data(node: Any) -> bool:
     return isinstance(node, FederatedData | Split)
 
 
-def _lies(node: Any) -> Any:
-    """Partition specs of an argument without a client axis: whole, or divided into parts."""
+def _specs(node: Any) -> Any:
+    """Return partition specs of an argument without a client axis: replicated or divided."""
     whole = jax.tree.map(lambda _: PartitionSpec(), node)
     if isinstance(node, Split) and node.shards > 1:
         return replace(whole, index=PartitionSpec(AXIS))
     if isinstance(node, FederatedData):
         names = ("train", "validation", "test")
-        splits = {name: _lies(getattr(node, name)) for name in names}
+        splits = {name: _specs(getattr(node, name)) for name in names}
         pool = PartitionSpec(AXIS) if node.shards > 1 else PartitionSpec()
         return replace(whole, samples=pool, labels=pool, **splits)
     return whole
 
 
 def _at_home(at: jax.Array, most: int, devices: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(row of each slot, whether the slot is used, slot of each row) for rows with homes [M].
+    """Return (row per slot, whether the slot is used, slot per row) for rows with homes [M].
 
     Every device has `most` slots, the first ones for its rows.
     """

@@ -1,4 +1,4 @@
-"""The shape of the device mesh: devices for the axis of clients and for the axis of runs."""
+"""Shapes of the device mesh: devices for clients times devices for runs."""
 
 import math
 from typing import NamedTuple
@@ -11,7 +11,7 @@ AUTO = "auto"
 
 
 class Shares(NamedTuple):
-    """Devices on each axis: each of `runs` parts of the runs has `clients` devices."""
+    """Devices per axis: each of `runs` parts of the runs has `clients` devices."""
 
     clients: int = 1
     runs: int = 1
@@ -25,7 +25,7 @@ class Shares(NamedTuple):
 
 
 def automatic(devices: int, runs: int) -> Shares:
-    """Devices for runs first, as they need no communication, then for clients.
+    """Divide devices by runs first, which need no communication, then by clients.
 
     The axis of runs takes the largest number that divides both the devices and the runs, so that
     no device is without work.
@@ -55,7 +55,7 @@ def parsed(word: str) -> Shares:
 
 
 def check(mesh: Shares, devices: int, where: str) -> None:
-    """Raise `InputError` unless a mesh takes so many devices; `where` names their source."""
+    """Raise `InputError` unless a mesh takes `devices` devices; `where` names their source."""
     if mesh.devices != devices:
         raise InputError(
             f"mesh {mesh} takes {mesh.devices} devices, but {where}: the nearest that fits is "
@@ -64,7 +64,7 @@ def check(mesh: Shares, devices: int, where: str) -> None:
 
 
 def nearest(mesh: Shares, devices: int) -> Shares:
-    """The mesh of so many devices whose axes have the most similar ratio."""
+    """Return the mesh for a number of devices whose axes have the most similar ratio."""
     wanted = math.log(mesh.clients / mesh.runs)
     fitting = [Shares(devices // n, n) for n in range(1, devices + 1) if devices % n == 0]
     return min(fitting, key=lambda one: abs(math.log(one.clients / one.runs) - wanted))

@@ -1,4 +1,4 @@
-"""The resolved execution strategy of the axes of clients and runs."""
+"""Resolved execution strategy of the axes of clients and runs."""
 
 from dataclasses import dataclass, field, replace
 
@@ -15,21 +15,21 @@ MODELS = 32  # enough to fill a matrix product where an algorithm mixes for eval
 
 @dataclass(frozen=True)
 class Execution:
-    """Resolved strategy, part of a run's configuration and of the compiled program.
+    """Resolved strategy, part of a run's configuration and compiled program.
 
     Attributes:
-      chunk: lanes that run side by side. 1 maps over the clients one by one, each with its own
-        number of steps. 0 is one vmap over all clients where they take equally many steps, else
-        over the part of them given by `fill`. k runs k at a time. A lane whose client is done
-        takes the next one, longest first.
-      seeds: "map" or "vmap", the same for runs (seeds and settings).
-      devices: how many devices share the client axis; `chunk` holds for each device's share.
-      runs: how many parts the runs have, each with so many devices of its own.
+      chunk: number of parallel lanes per device. 1 maps over the clients one by one, each with its
+        own number of steps. 0 is one vmap over all clients if they take equally many steps, else
+        over the fraction `fill` of them. A lane whose client has finished takes the next one,
+        longest first.
+      seeds: "map" or "vmap" over runs (seeds and settings).
+      devices: number of devices that share the client axis.
+      runs: number of parts of the runs, each with `devices` devices.
       runs_first: whether `shared` may still take devices from the clients for the runs.
       auto: whether `chunk` may shrink to fit into the device's memory.
-      fill: lanes for each client where `chunk` is 0; `lane_assignment.fitted` chooses it.
-      deal: whether devices exchange ragged clients to get about the same work; likewise.
-      platform: "cpu", "gpu" or "tpu", the one that programs are made for.
+      fill: lanes per client if `chunk` is 0; set by `lane_assignment.assign_lanes`.
+      deal: whether devices exchange ragged clients to get about the same work; set there too.
+      platform: "cpu", "gpu" or "tpu", for which programs are compiled.
       client_state: where per-client state is kept: "device", "host", or "auto".
     """
 
@@ -46,14 +46,14 @@ class Execution:
 
     @property
     def all_devices(self) -> int:
-        """Of all parts of the runs."""
+        """Number of devices of all parts of the runs."""
         return self.devices * self.runs
 
     def shared(self, runs: int) -> "Execution":
-        """The execution of so many runs, with its mesh fixed.
+        """Return the execution for a number of runs, with its mesh fixed.
 
         Raises:
-          InputError: there are fewer runs than parts of them.
+          InputError: fewer runs than parts of the runs.
         """
         if self.runs_first:
             mesh = shares.automatic(self.all_devices, runs)
@@ -68,12 +68,12 @@ class Execution:
         return self
 
     def lanes(self, count: int) -> int:
-        """Rows of `count` that one device runs side by side."""
+        """Return how many of `count` rows one device runs in parallel."""
         share = -(-count // self.devices)
         return min(self.chunk or max(1, round(share * self.fill)), share)
 
     def width(self, count: int, trained: int) -> int:
-        """Rows of `count` whose models are made and scored at once.
+        """Return how many of `count` rows have their models computed and scored at once.
 
         As many as a round trains, and at least `MODELS`.
         """
@@ -96,11 +96,11 @@ def resolve_execution(
     platform: str | None = None,
     mesh: str = shares.AUTO,
 ) -> Execution:
-    """The execution a user chose; "auto" is map on CPUs and vmap on accelerators, never timed.
+    """Resolve a user's choice; "auto" is map on CPUs and vmap on accelerators, never timed.
 
-    `platform` is that of this process by default. `mesh` says how the devices are shared between
-    clients and runs (`shares.parsed`); where it does, 1 device stands for as many as it takes.
-    "auto" leaves that to `Execution.shared`.
+    `platform` is that of this process by default. `mesh` divides the devices between clients and
+    runs (`shares.parsed`), with as many devices as it needs if `devices` is 1; "auto" leaves the
+    division to `Execution.shared`.
 
     On a CPU one client's matrix products already fill the cores and vmapped loops of unequal
     length make short lanes wait; on an accelerator one client's products are too small. Seeds are
@@ -108,8 +108,8 @@ def resolve_execution(
     fills (docs/engineering_log.md).
 
     Raises:
-      InputError: neither "auto", "map", "vmap" nor a positive chunk size; more devices than there
-        are; a mesh that does not fit them; no such platform.
+      InputError: neither "auto", "map", "vmap" nor a positive chunk size; too many devices; a mesh
+        that does not fit them; an unknown platform.
     """
     platform = resolve_platform(platform)
     on_cpu = platform == "cpu"
@@ -144,7 +144,7 @@ def resolve_execution(
 
 
 def _chunk(clients: str | int, default: str) -> int:
-    """`Execution.chunk` of a user's word or number; `default` is the meaning of "auto"."""
+    """Return `Execution.chunk` for a word or number; `default` replaces "auto"."""
     word = clients if isinstance(clients, str) else shown(clients)
     word = default if word == "auto" else word
     chunk = {"map": 1, "vmap": 0}.get(word)

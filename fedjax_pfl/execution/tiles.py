@@ -1,4 +1,4 @@
-"""Sizes of arrays in device memory, with the padding of a TPU's tiles."""
+"""Sizes of arrays in device memory, including the padding of TPU tiles."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ LANES = 128  # of a TPU's tile; it has 8 rows of 32 bits, 16 of 16 bits, 32 of 8
 
 
 def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
-    """Bytes of an array on a device.
+    """Return the bytes of an array on a device.
 
     A TPU tiles two axes of an array, and pads both. Its compiler chooses which; this takes those
     with the least padding.
@@ -26,7 +26,7 @@ def nbytes(shape: Sequence[int], dtype: Any, platform: str = "cpu") -> int:
 
 
 def row_length(numbers: int, platform: str) -> int:
-    """Length at which rows of so many numbers are best stored, where single rows are read.
+    """Return the length to which rows are padded for fast access to single rows.
 
     A TPU reads rows along the axis of the lanes. Unless the rows fill the lanes, an argument has
     the other layout, and each call of a program copies it. Short rows are not padded: they would

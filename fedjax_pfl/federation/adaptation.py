@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fedjax_pfl.federation.batching import COUNTED, Count, Schedule
+from fedjax_pfl.federation.batching import COUNT_LIMIT, Count, Schedule
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.optimizers import check_optimizer, optimizer_name
 from fedjax_pfl.utils.conversions import number
@@ -27,10 +27,10 @@ class Budget(Schedule):
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
         super().check_counts(capacity, rounds)
-        if self.epochs * int(capacity) >= COUNTED:
+        if self.epochs * int(capacity) >= COUNT_LIMIT:
             raise InputError(
                 f"{self.epochs:,} epochs of a client with {capacity:,} samples are too many to be "
-                f"counted: epochs times samples must be below {COUNTED:,}."
+                f"counted: epochs times samples must be below {COUNT_LIMIT:,}."
             )
 
 

@@ -19,9 +19,9 @@ from fedjax_pfl.utils.typing import Key, Scalar
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
 BATCH_ORDERS = ("shuffled", "fresh", "partition", "by_class")
 IN_ORDER = ("partition", "by_class")
-COUNTED = 2**31  # programs count in int32, so counts must be below
+COUNT_LIMIT = 2**31  # programs count in int32, so counts must be below
 # Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
-MAX_STEPS = COUNTED // 64
+MAX_STEPS = COUNT_LIMIT // 64
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Schedule:
                 f"A client with {capacity:,} samples would take {steps:,} local steps in a round, "
                 f"but at most {MAX_STEPS:,} are allowed: take fewer epochs or steps."
             )
-        if not self.shuffle and steps * rounds >= COUNTED:
+        if not self.shuffle and steps * rounds >= COUNT_LIMIT:
             raise InputError(
                 f"A client with {capacity:,} samples would take {steps * rounds:,} local steps in "
-                f"{rounds:,} rounds, but unshuffled batches can be counted below {COUNTED:,}."
+                f"{rounds:,} rounds, but unshuffled batches can be counted below {COUNT_LIMIT:,}."
             )
 
     def fitting(self, capacity: int) -> "Schedule":

@@ -1,4 +1,4 @@
-"""Per-client metadata available to local steps."""
+"""Client metadata for local steps."""
 
 import jax
 
@@ -8,7 +8,7 @@ from fedjax_pfl.utils.typing import Tree
 
 @struct
 class Client:
-    """Per-client metadata available to local steps.
+    """Client metadata available to local steps.
 
     Attributes:
       row: int32, row of the client axis.

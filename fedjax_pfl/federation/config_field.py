@@ -56,7 +56,7 @@ class Option:
         """The type of values that can be written as one word, preferably text, or None."""
         return next((kind for kind in WORDS if kind in self.kinds), None)
 
-    def said(self, choices: Sequence[str] | None = None) -> str:
+    def text(self, choices: Sequence[str] | None = None) -> str:
         """Return the description, with all choices or some of them."""
         *most, last = [repr(name) for name in choices or self.choices] or [""]
         return self.meaning.replace("{choices}", f"{', '.join(most)} or {last}" if most else last)
@@ -107,7 +107,7 @@ class Option:
 
 
 def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> Any:
-    """A field of a group; `more` are other attributes of its `Option`.
+    """Declare a field of a group; `more` are other attributes of its `Option`.
 
     In a group that is a `struct`, the field is part of the program unless it is `traced`.
     """
@@ -208,7 +208,7 @@ def documented(*groups: type[Group]) -> Callable[..., Any]:
             for name, one in declared(group).items():
                 keyword = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
                 parameters.append(keyword.replace(default=one.default, annotation=hints[name]))
-                messages.append(f"{name}: {one.said()}.")
+                messages.append(f"{name}: {one.text()}.")
 
         def lines(mark: re.Match) -> str:
             first, more = mark[1], mark[1] + "  "

@@ -16,7 +16,7 @@ from fedjax_pfl.federation.process_local_data import all_process_data, process_l
 SPLITS = ("train", "validation", "test")
 
 
-def spread(federation: Federation) -> Federation:
+def distribute(federation: Federation) -> Federation:
     """Distribute a federation over all devices of all processes.
 
     Each device holds the samples of its own clients; everything else is replicated. If runs have
@@ -41,7 +41,7 @@ def on_devices(federation: Federation) -> Federation:
 
 
 def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
-    """Place a federation on the devices of a mesh; see `spread`."""
+    """Place a federation on the devices of a mesh; see `distribute`."""
     replicated = NamedSharding(mesh, PartitionSpec())
 
     def everywhere(leaf):

@@ -95,7 +95,7 @@ class Federation:
         """One client's network and loss, including fixed leaves."""
         return self.network.bound(self.initial_values, self.backbone)
 
-    def begun(self, key: jax.Array) -> "Federation":
+    def with_backbone(self, key: jax.Array) -> "Federation":
         """Return the federation with the frozen leaves of the run of that key."""
         key = keys.derive(key, "init")
         backbone = self.task.fixed_leaves(key, sample_inputs(self.task, self.data))
@@ -104,18 +104,18 @@ class Federation:
     @property
     def num_frozen(self) -> int:
         """Number of frozen parameters that clients' models do not contain."""
-        shapes = jax.eval_shape(lambda: self.begun(jax.random.key(0)).backbone) or {}
+        shapes = jax.eval_shape(lambda: self.with_backbone(jax.random.key(0)).backbone) or {}
         return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.get("params", {})))
 
     @property
-    def begins_alike(self) -> bool:
+    def same_initial_model(self) -> bool:
         """Whether all runs begin with the same model, since every parameter is pretrained."""
         paths = filter(trainable, self.plan.paths)
         return all(path in self.initial_values for path in paths)
 
     def _shaped(self) -> Task:
         """Return the task with arbitrary values of frozen leaves, for evaluating shapes."""
-        return self.begun(jax.random.key(0)).task
+        return self.with_backbone(jax.random.key(0)).task
 
     @property
     def num_clients(self) -> int:

@@ -1,4 +1,4 @@
-"""Samples in host memory, of which programs receive those of some clients."""
+"""Samples in host memory, with selection of some clients' samples for programs."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ SPLITS = ("train", "validation", "test")
 
 
 class HostData:
-    """All clients' samples on the host; `of` selects those of some clients.
+    """All clients' samples on the host.
 
     Attributes:
       shell: the data without samples, on the device: sizes, classes and ids of all clients.

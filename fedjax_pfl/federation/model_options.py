@@ -58,7 +58,7 @@ class ModelOptions(Group):
     lora_rank: int | None = option(
         None,
         "train low-rank adapters of that rank on frozen dense layers, beside the head; the body is "
-        "frozen unless freeze says otherwise",
+        "frozen unless freeze selects other layers",
         low=1,
     )
     lora_alpha: float | None = option(

@@ -120,7 +120,7 @@ def estimated_class_shares(params: Tree, plan: LeafPlan, num_classes: int) -> ja
 def weight_distribution(
     params: Tree, plan: LeafPlan, class_counts: jax.Array, weight: jax.Array | float
 ) -> jax.Array:
-    """Weight distribution regularizer: weight / 2 times the distance of class distributions.
+    """Return weight / 2 times the distance of class distributions (WDR).
 
     It is the distance between estimated and true class distributions (cwFedAVG, section 4.2). The
     norm is not squared, and the factor 1/2 is that of the published code.

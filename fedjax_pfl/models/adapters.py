@@ -92,7 +92,7 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
       pattern: pattern of the layers' names; several are separated by commas.
 
     Raises:
-      InputError: there is no such layer.
+      InputError: unknown layer.
     """
     known = [layer for layer in dense_layers(task, inputs)
              if f"params/{'/'.join(layer[0])}/kernel" in fixed]  # fmt: skip
@@ -130,13 +130,13 @@ def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:
 
 
 def _axes(module: nn.Module) -> int:
-    """How many last axes of its inputs a layer contracts."""
+    """Return how many last axes of its inputs a layer contracts."""
     axis = getattr(module, "axis", -1)
     return len(axis) if isinstance(axis, tuple | list) else 1
 
 
 def _with(params: Mapping[str, Any], path: tuple[str, ...], leaves: dict[str, Any]) -> Tree:
-    """The nested dicts with further leaves in the dict at a path."""
+    """Return nested dicts with further leaves in the dict at a path."""
     if not path:
         return {**params, **leaves}
     return {**params, path[0]: _with(params[path[0]], path[1:], leaves)}

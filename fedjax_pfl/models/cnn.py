@@ -87,7 +87,7 @@ def _pooled(net: CNN) -> int:
 
 
 def smallest_image(net: CNN) -> int:
-    """Fewest pixels a side for which convolutions and poolings leave at least one."""
+    """Return the fewest pixels per side for which convolutions and poolings leave at least one."""
     size = 1
     for i, padding in reversed(list(enumerate(_paddings(net)))):
         size = max((2 * size if i < _pooled(net) else size) + net.kernel - 1 - 2 * padding, 1)
@@ -151,7 +151,7 @@ def _lenet5_unpadded(input_shape, num_classes, initializer):
 
 @_image_model("spfl_cnn")
 def _spfl_cnn(input_shape, num_classes, initializer, *, hidden: int = 500):
-    """SPFL's CNN: 20 and 50 kernels of 5x5, 500 hidden units (its Table 4 says hidden=512)."""
+    """SPFL's CNN: 20 and 50 kernels of 5x5, 500 hidden units (hidden=512 in its Table 4)."""
     return CNN(num_classes, (20, 50), 5, 0, require_whole("hidden", hidden, 1), initializer)
 
 

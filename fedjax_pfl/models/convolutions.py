@@ -1,4 +1,4 @@
-"""Convolutions of Flax's layers by this package's kernels.
+"""Replacement of the convolutions in Flax's layers by this package's kernels.
 
 Flax's `Conv`, of linen and of NNX, has a field for a function like `jax.lax.conv_general_dilated`.
 A task's calls set it to the function below; Flax and JAX are unchanged.
@@ -27,7 +27,7 @@ def conv_general_dilated(
     padding: str | Sequence[tuple[int, int]],
     **options: Any,
 ) -> jax.Array:
-    """`jax.lax.conv_general_dilated`, in the form for the platform, equal to rounding.
+    """Compute `jax.lax.conv_general_dilated` in the platform's form, equal to rounding.
 
     [B, H, W, C] or [B, T, C] with equal strides is computed by `layers.convolve`. Groups, dilation,
     a given precision, negative padding, kernels larger than the padded input and other layouts are
@@ -59,7 +59,7 @@ def _can(
     feature_group_count: int = 1,
     **others: Any,
 ) -> bool:
-    """Whether `convolve` computes a convolution with these options."""
+    """Return whether `convolve` supports a convolution with these options."""
     undilated = {*(lhs_dilation or ()), *(rhs_dilation or ())} <= {1}
     usual = feature_group_count == 1 and all(value is None for value in others.values())
     here = lhs.ndim in LAYOUT and tuple(map(tuple, dimension_numbers)) == LAYOUT[lhs.ndim]
@@ -84,7 +84,7 @@ def _with_field(call: Callable[..., Any], args, kwargs, context) -> Any:
 
 
 def in_nnx(module: Any) -> None:
-    """Makes the `Conv` layers of an NNX module use `conv_general_dilated`, in place."""
+    """Make the `Conv` layers of an NNX module use `conv_general_dilated`, in place."""
     from flax import nnx  # slow import: only where it is used
 
     for _, part in nnx.iter_graph(module):

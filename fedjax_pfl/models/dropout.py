@@ -1,4 +1,4 @@
-"""Dropout whose mask doesn't depend on whether 64-bit types are enabled."""
+"""Dropout with the same mask with and without 64-bit types."""
 
 import flax.linen as nn
 import jax

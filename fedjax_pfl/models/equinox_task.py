@@ -22,7 +22,7 @@ AXIS = "batch"  # of the samples, where no layer names it
 
 
 class Made:
-    """An existing module as a function of a key, with its own values as initial ones.
+    """An existing module as a function of a key; its own values are the initial ones.
 
     Attributes:
       module, state: the module, and what its `StateIndex`es hold.
@@ -75,7 +75,7 @@ class EquinoxTask(Task):
         return jax.vmap(module.head)(features)
 
     def _merged(self, model: Tree, train: bool) -> tuple[Any, Any]:
-        """The module and its state with a model's values."""
+        """Return the module and its state with a model's values."""
         eqx = _equinox()
 
         module, state = _template(self.make)
@@ -89,13 +89,13 @@ class EquinoxTask(Task):
         return eqx.nn.inference_mode(module, not train), state
 
     def _statistics(self, module: Any, state: Any, train: bool) -> Tree:
-        """The collection of statistics, if the pass was one of training and there are any."""
+        """Return the collection of statistics after a training pass, if any."""
         values = [(name, value.astype(self.dtype)) for name, value in _state_values(module, state)]
         return {COLLECTION: _nested(values)} if train and values else {}
 
 
 def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
-    """The task of an Equinox module, or of a pair (module, state); None for anything else."""
+    """Return the task of an Equinox module, or of a pair (module, state); None for others."""
     if "equinox" not in sys.modules:  # then nobody has made a module
         return None
     eqx = _equinox()
@@ -110,12 +110,12 @@ FOREIGN.append(equinox_task)
 
 
 def _equinox() -> Any:
-    """The package, which is optional: only where it is used."""
+    """Import the optional package."""
     return importlib.import_module("equinox")
 
 
 def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
-    """A module and its state, none of whose values is weakly typed."""
+    """Return a module and its state, without weakly typed values."""
     eqx = _equinox()
 
     made = make(key)
@@ -125,7 +125,7 @@ def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=32)
 def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """The module and its state: constant arrays with their values, all others as shapes."""
+    """Return the module and its state: constant arrays with values, all others as shapes."""
     eqx = _equinox()
 
     module, state = eqx.filter_eval_shape(_made, make, jax.random.key(0))
@@ -138,7 +138,7 @@ def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
 def _called(
     module: Any, method: str, state: Any, inputs: jax.Array, train: bool, rng: Any, valid: Any
 ) -> tuple[jax.Array, jax.Array | None, Any]:
-    """(the method's results [B, ...], the features that it asked for or None, the state after)."""
+    """Return the results [B, ...], the requested features or None, and the state after."""
     known = inspect.signature(getattr(type(module), method)).parameters
     drawn = rng if "key" in known and train else None
     keys = None if drawn is None else jax.random.split(drawn, len(inputs))
@@ -164,12 +164,12 @@ def _called(
 
 
 def _has_features(module: Any) -> bool:
-    """Whether it has that method, and no number or layer of the name."""
+    """Return whether it has that method, and no number or layer of the name."""
     return callable(getattr(type(module), "features", None))
 
 
 def _axis(module: Any) -> Any:
-    """The name of the batch's axis in the layers that look across it."""
+    """Return the name of the batch axis in layers that reduce over it."""
     eqx = _equinox()
 
     layers = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.BatchNorm))
@@ -184,7 +184,7 @@ def _axis(module: Any) -> Any:
 
 
 def _indices(module: Any) -> list[Any]:
-    """The module's `StateIndex`es."""
+    """Return the module's `StateIndex`es."""
     eqx = _equinox()
 
     leaves = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
@@ -192,7 +192,7 @@ def _indices(module: Any) -> list[Any]:
 
 
 def _state_values(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yields (path, value) of a state, in the order of `_indices`.
+    """Yield (path, value) of a state, in the order of `_indices`.
 
     A path is the layer's path and one name, as in `bn/batch_state_index_0`, so that statistics are
     beside their layer's parameters.

@@ -1,4 +1,4 @@
-"""Finds the parameters that are applied to flattened images, by following a traced network.
+"""Detection of the parameters that are applied to flattened images, in a traced network.
 
 Channels are last here and first in PyTorch, so a dense layer after a flattened image has its rows
 in another order there. Only the traced program shows which layers these are.
@@ -31,7 +31,7 @@ IMAGE_TO_IMAGE = (
 
 
 class Layout(NamedTuple):
-    """The order in which an image was flattened.
+    """Order in which an image was flattened.
 
     Attributes:
       labels: the image's axes in that order; empty if unknown.
@@ -103,7 +103,7 @@ def _labels(shape: tuple[int, ...], least: int = 3) -> tuple[int, ...]:
 
 
 def _follow(jaxpr: Any, seen: list[_Seen], met: dict[str, Layout]) -> list[_Seen]:
-    """Facts about a program's outputs; adds layouts to `met`."""
+    """Return facts about a program's outputs, and add layouts to `met`."""
     known = dict(zip(jaxpr.invars, seen, strict=True))
 
     def of(value):
@@ -121,7 +121,7 @@ def _follow(jaxpr: Any, seen: list[_Seen], met: dict[str, Layout]) -> list[_Seen
 
 
 def _inner(equation: Any) -> Any:
-    """The program that an equation calls once, as a function; None for loops and others."""
+    """Return the program that an equation calls once as a function; None for others."""
     if equation.primitive.name in ("scan", "while", "cond"):
         return None
     for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
@@ -133,7 +133,7 @@ def _inner(equation: Any) -> Any:
 
 
 def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], met: dict) -> _Seen:
-    """Facts about an equation's output of that shape."""
+    """Return facts about an equation's output of a shape."""
     data = [(one, at) for at, one in enumerate(args) if one.data]
     params = frozenset().union(*(one.params for one in args if not one.data))
     if not data:
@@ -167,7 +167,7 @@ def _meet(met: dict[str, Layout], paths: frozenset[str], layout: Layout) -> None
 
 
 def _last_axes_only(equation: Any) -> bool:
-    """Whether a product sums over the last axis of either factor and no other of it."""
+    """Return whether a product sums over the last axis of either factor and no other of it."""
     (left, right), _ = equation.params["dimension_numbers"]
     ends = [len(value.aval.shape) - 1 for value in equation.invars]
     return tuple(left) == (ends[0],) or tuple(right) == (ends[1],)
@@ -211,7 +211,7 @@ def _reshaped(one, before, after, params) -> _Seen:
 
 
 def _product(one, before, after, params) -> _Seen:
-    """A dense layer on an image's channels keeps it an image; a flattened one is summed up."""
+    """Return facts about a product: images stay images over channels, flattened ones are summed."""
     return _Seen(labels=one.labels if len(before) == len(after) else ())
 
 

@@ -18,7 +18,7 @@ Values = Mapping[str, Any]  # arrays by the path of a leaf, such as "params/conv
 
 @dataclass(frozen=True)
 class FrozenBackbone(WrappedTask):
-    """A network with pretrained initial values, whose clients' models omit the fixed leaves.
+    """A pretrained network whose client models omit the fixed leaves.
 
     The fixed leaves are one tree for all clients. What is `bound` to a task isn't part of its
     identity: programs get it as an argument.
@@ -85,7 +85,7 @@ def only(tree: Tree, paths: tuple[str, ...]) -> Tree:
 
 
 def joined(one: Tree, other: Tree) -> Tree:
-    """Joins two trees of nested dicts without common leaves."""
+    """Join two trees of nested dicts without common leaves."""
     both = dict(one)
     for name, part in other.items():
         both[name] = joined(one[name], part) if name in one else part
@@ -93,7 +93,7 @@ def joined(one: Tree, other: Tree) -> Tree:
 
 
 def _filtered(tree: Tree, at: tuple[str, ...], keep: Callable[[str], bool]) -> Tree:
-    """Keeps the order of dicts, which is the order in which a network made its layers."""
+    """Filter nested dicts, keeping their order, which is that of the network's layers."""
     filtered = {}
     for name, part in tree.items():
         path = (*at, str(name))
@@ -112,7 +112,7 @@ def _filtered(tree: Tree, at: tuple[str, ...], keep: Callable[[str], bool]) -> T
 
 
 def _replaced(tree: Tree, values: Values, at: tuple[str, ...] = ()) -> Tree:
-    """The tree with the values of some paths replaced."""
+    """Return the tree with the values of some paths replaced."""
     if not values:
         return tree
     if isinstance(tree, Mapping):

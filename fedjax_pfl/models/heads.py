@@ -72,7 +72,7 @@ class TwoHeads(WrappedTask):
 
 
 def _with_head(model: Tree, name: str) -> Tree:
-    """The network's model with one of the heads as its own."""
+    """Return the network's model with one of the heads."""
     params = {key: value for key, value in model["params"].items() if key != PERSONAL_HEAD}
     return {**model, "params": {**params, HEAD: model["params"][name]}}
 
@@ -83,7 +83,7 @@ def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
 
 
 def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
-    """Raises `InputError` unless a task's head, applied to its features, gives its logits.
+    """Raise `InputError` unless a task's head, applied to its features, gives its logits.
 
     Args:
       made: returns the task, inside the trace.

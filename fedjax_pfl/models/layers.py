@@ -19,7 +19,7 @@ Pool = Callable[[jax.Array], jax.Array]
 
 
 def initializers(name: str, fan_in: int):
-    """(kernel initializer, bias initializer) of a layer.
+    """Return (kernel initializer, bias initializer) of a layer.
 
     "torch": both uniform in +-1/sqrt(fan_in), PyTorch's default, under which the papers' networks
     were trained. "flax": LeCun normal kernels and zero biases. "kaiming": normal kernels of
@@ -48,7 +48,7 @@ def _slices(x: jax.Array, axis: int, size: int, stride: int) -> list[jax.Array]:
 
 
 def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
-    """Sliding windows without padding: [B, H, W, C] gives [B, H', W', kh * kw * C].
+    """Return sliding windows without padding: [B, H, W, C] gives [B, H', W', kh * kw * C].
 
     Columns first, then rows: kh + kw slices instead of kh * kw.
     """
@@ -58,7 +58,7 @@ def patches(x: jax.Array, kernel: Sequence[int], stride: int = 1) -> jax.Array:
 
 
 def convolve(x: jax.Array, kernel: jax.Array, stride: int = 1, padding: int = 0) -> jax.Array:
-    """The convolution, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
+    """Convolve [B, H, W, C] by [kh, kw, C, F] to [B, H', W', F].
 
     On a CPU as patches times weights, or with fewer products if that is faster
     (`minimal_filtering`). Height and width are padded by `padding` zeros on each side; accelerators
@@ -90,7 +90,7 @@ def _pad(x: jax.Array, padding: int, value: float = 0) -> jax.Array:
 
 
 def channel_sum(x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
-    """Sum over all axes but the last, [C]; for a CPU a product, as XLA reduces slowly there.
+    """Sum over all axes but the last, [C]; on a CPU by a product, which is faster.
 
     Args:
       x: [..., C].
@@ -109,12 +109,12 @@ def _summed(x: jax.Array, weights: jax.Array | None = None) -> jax.Array:
 
 
 def add_channels(x: jax.Array, shift: jax.Array) -> jax.Array:
-    """x [..., C] + shift [C], with the shift's gradient as `channel_sum` sums."""
+    """Return x [..., C] + shift [C], with the shift's gradient by `channel_sum`."""
     return x + shift if forms.form() == "xla" else _added(x, shift)
 
 
 def add_and_pool(x: jax.Array, shift: jax.Array, pool: Pool | None) -> jax.Array:
-    """`pool(x + shift)` of x [..., C] and shift [C]; without a pool, x + shift.
+    """Return `pool(x + shift)` of x [..., C] and shift [C]; without a pool, x + shift.
 
     The pool must commute with a number added to each channel, as a maximum does. On accelerators it
     comes first, so that fewer numbers are added. A CPU adds while it computes x.
@@ -127,7 +127,7 @@ def add_and_pool(x: jax.Array, shift: jax.Array, pool: Pool | None) -> jax.Array
 
 
 def scale_channels(x: jax.Array, factor: jax.Array) -> jax.Array:
-    """x [..., C] * factor [C], with the factor's gradient as `channel_sum` sums."""
+    """Return x [..., C] * factor [C], with the factor's gradient by `channel_sum`."""
     return x * factor if forms.form() == "xla" else _scaled(x, factor)
 
 
@@ -165,7 +165,7 @@ class Dense(nn.Module):
 
 
 def _zeros(padding: int | str, kernel: Sequence[int], stride: int = 1) -> int:
-    """Number of zeros on each side of height and width.
+    """Return the number of zeros on each side of height and width.
 
     Raises:
       InputError: neither a number, "VALID", nor a "SAME" of one number.
@@ -194,7 +194,7 @@ class Conv(nn.Module):
       use_bias: whether a bias is added.
 
     Raises:
-      InputError: another padding.
+      InputError: unsupported padding.
     """
 
     features: int
@@ -206,7 +206,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x, pool: Pool | None = None):
-        """Applies the layer and, if given, a pooling; see `add_and_pool`."""
+        """Apply the layer and, if given, a pooling; see `add_and_pool`."""
         shape = (*self.kernel_size, x.shape[-1], self.features)
         fan_in = shape[0] * shape[1] * shape[2]
         kernel_init, bias_init = initializers(self.initializer, fan_in)
@@ -245,7 +245,7 @@ class Embedding(nn.Module):
 def max_pool(
     x: jax.Array, size: int = 2, stride: int | None = None, padding: int | str = 0
 ) -> jax.Array:
-    """Maximum over windows, [B, H, W, C] to [B, H', W', C].
+    """Take the maximum over windows, [B, H, W, C] to [B, H', W', C].
 
     Args:
       size: height and width of a window.
@@ -253,7 +253,7 @@ def max_pool(
       padding: as for `Conv`, with minus infinity.
 
     Raises:
-      InputError: another padding.
+      InputError: unsupported padding.
     """
     stride = size if stride is None else stride
     padding = _zeros(padding, (size, size), stride)
@@ -306,5 +306,5 @@ _tiled_max.defvjp(_tiled_max_forward, _tiled_max_backward)
 
 
 def global_mean(x: jax.Array) -> jax.Array:
-    """Mean over height and width: [B, H, W, C] to [B, C]."""
+    """Take the mean over height and width, [B, H, W, C] to [B, C]."""
     return jnp.mean(x, axis=(1, 2))

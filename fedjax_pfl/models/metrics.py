@@ -62,7 +62,7 @@ METRICS: dict[str, Registered] = {}
 def register_metric(
     name: str, *, better: str, fraction: bool = False, tasks: Sequence[str] = ()
 ) -> Callable[[F], F]:
-    """Decorator: `fn(outputs, labels, valid) -> number of a client` gets a name.
+    """Return a decorator that registers `fn(outputs, labels, valid) -> number of a client`.
 
     Args:
       name: how users call it.
@@ -153,7 +153,7 @@ def chosen(metrics: Any, objective: Objective, num_classes: int) -> tuple[Metric
 def check_metrics(
     metrics: Sequence[Metric], outputs: jax.ShapeDtypeStruct, labels: jax.ShapeDtypeStruct
 ) -> None:
-    """Raises `InputError` unless every function returns one number, by shapes of one sample."""
+    """Raise `InputError` unless every function returns one number, by shapes of one sample."""
 
     def several(one, count=3):
         return jax.ShapeDtypeStruct((count, *one.shape), one.dtype)
@@ -177,7 +177,7 @@ def check_metrics(
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:
-    """Mean of the values with a weight, or NaN without any."""
+    """Return the mean of the values with a weight, or NaN without any."""
     total = jnp.sum(weights, dtype=values.dtype)
     mean = jnp.sum(jnp.where(weights, values, 0)) / jnp.maximum(total, 1)
     return jnp.where(total > 0, mean, jnp.nan)
@@ -195,7 +195,7 @@ class ClassAccuracy:
 
 
 def _f1(predicted: jax.Array, true: jax.Array, dtype) -> jax.Array:
-    """The mean F1 score over the columns of bool [n, C] that either one has."""
+    """Return the mean F1 score over the columns of bool [n, C] that either one has."""
     both = jnp.sum(predicted & true, axis=0, dtype=dtype)
     either = jnp.sum(predicted, axis=0, dtype=dtype) + jnp.sum(true, axis=0, dtype=dtype)
     return _mean(2 * both / jnp.maximum(either, 1), either > 0)
@@ -203,7 +203,7 @@ def _f1(predicted: jax.Array, true: jax.Array, dtype) -> jax.Array:
 
 @register_metric("macro_f1", better=HIGHER, fraction=True, tasks=("classification", "multi_label"))
 def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
-    """Mean F1 score over the classes (or labels) that a client's samples or predictions have."""
+    """Mean F1 score over the classes (or labels) in a client's samples or predictions."""
     if labels.ndim == 2:
         predicted, true = outputs > 0, labels == 1
     else:
@@ -214,7 +214,7 @@ def macro_f1(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Arr
 
 
 def _ranked(scores: jax.Array, positive: jax.Array, valid: jax.Array) -> jax.Array:
-    """Fraction of the pairs of a positive and a negative sample that scores [n] order correctly.
+    """Return the fraction of pairs of a positive and a negative sample in correct order.
 
     Ties count half; NaN without such pairs. NaN scores are below all others, so that the value is
     0.5 if all outputs are NaN.

@@ -12,7 +12,7 @@ from fedjax_pfl.utils.typing import Tree
 
 @dataclass(frozen=True)
 class Mixture(WrappedTask):
-    """A network of which two models may predict together: alpha f(v) + (1 - alpha) f(w).
+    """A network that may mix the logits of two models: alpha f(v) + (1 - alpha) f(w).
 
     A model that is a pair (`pairs.Pair.model`) has these logits and no features. Any other model,
     such as an initial one, is the network's own.

@@ -1,4 +1,4 @@
-"""The registry of networks."""
+"""Registry of networks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ PER_TOKEN = "per_token"  # option of networks for texts: one output for each tok
 
 
 def register_model(name: str) -> Callable[[F], F]:
-    """Decorator that gives a network a name, for scripts and `federate`.
+    """Return a decorator that registers a network by name.
 
     The function is `factory(input_shape, num_classes, initializer, **options)` and returns a model
     for `federate`, such as a linen module, without making arrays. Keyword-only parameters are the
@@ -93,7 +93,7 @@ def options_of(name: str) -> tuple[str, ...]:
 
 
 def check_images(name: str, input_shape: tuple[int, ...], smallest: int) -> None:
-    """Raises `InputError` unless samples are images of at least `smallest` pixels a side."""
+    """Raise `InputError` unless samples are images of at least `smallest` pixels per side."""
     if len(input_shape) != 3 or min(input_shape[:2]) < smallest:
         first = len(input_shape) == 3 and input_shape[0] in (1, 3) and min(input_shape[1:]) > 3
         turned = "If channels come first, x.transpose(0, 2, 3, 1) puts them last."

@@ -1,4 +1,4 @@
-"""The registered networks; one file for each family."""
+"""Registered networks, one file per family."""
 
 from fedjax_pfl.models.cnn import CNN
 from fedjax_pfl.models.dla import DLA

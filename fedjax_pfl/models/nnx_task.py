@@ -17,7 +17,7 @@ COLLECTION = "batch_stats"
 
 
 class Made:
-    """An existing module as a function of random streams, with its own values as initial ones.
+    """An existing module as a function of random streams; its own values are the initial ones.
 
     Attributes:
       parts: its graph and values.
@@ -79,7 +79,7 @@ class NnxTask(Task):
         return module.head(features)
 
     def _merged(self, model: Tree, train: bool, rng: Key | None, valid: jax.Array | None) -> Any:
-        """The module with a model's values, in the mode of a minibatch."""
+        """Return the module with a model's values, in the mode of a minibatch."""
         from flax import nnx
 
         graph, state = _shapes(self.make)
@@ -101,7 +101,7 @@ class NnxTask(Task):
 
 
 def nnx_task(model: Any, dtype: str) -> NnxTask | None:
-    """The task of an NNX module, of a class of such modules or a `functools.partial` of one.
+    """Return the task of an NNX module, or of a class or partial that creates one.
 
     None for anything else.
     """
@@ -121,32 +121,32 @@ FOREIGN.append(nnx_task)
 
 @functools.lru_cache(maxsize=32)
 def _shapes(make: Callable[..., Any]) -> tuple[Any, Any]:
-    """(graph, shapes of all variables) of the module."""
+    """Return (graph, shapes of all variables) of the module."""
     from flax import nnx
 
     return nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
 
 
 def _has_features(module: Any) -> bool:
-    """Whether it has that method, not a number or layer of the name."""
+    """Return whether it has that method, not a number or layer of the name."""
     return inspect.isfunction(getattr(type(module), "features", None))
 
 
 def _options(method: Any, train: bool, rng: Any, valid: jax.Array | None) -> dict[str, Any]:
-    """What a method takes of the mode, by name."""
+    """Return the arguments for the mode that a method takes, by name."""
     known = inspect.signature(method).parameters
     return {k: v for k, v in {"train": train, "valid": valid}.items() if k in known}
 
 
 def _statistics(module: Any, train: bool, rng: Any, valid: Any) -> Tree:
-    """The collection of statistics, if the pass was one of training and there are any."""
+    """Return the collection of statistics after a training pass, if any."""
     if not train:
         return {}
     return {k: tree for k, tree in _model(module, _order(module)).items() if k != "params"}
 
 
 def _model(module: Any, order: Sequence[tuple[Any, ...]]) -> Tree:
-    """A module's values, in dicts by collection and path; `order` has all paths."""
+    """Return a module's values in dicts by collection and path; `order` has all paths."""
     from flax import nnx
 
     tree: dict[str, Any] = {"params": {}}
@@ -170,7 +170,7 @@ def _model(module: Any, order: Sequence[tuple[Any, ...]]) -> Tree:
 
 
 def _order(module: Any) -> list[tuple[Any, ...]]:
-    """Paths of a module's variables, in the order of its attributes."""
+    """Return the paths of a module's variables, in the order of its attributes."""
     from flax import nnx
 
     paths = [path for path, _ in nnx.to_flat_state(nnx.state(module))]
@@ -178,7 +178,7 @@ def _order(module: Any) -> list[tuple[Any, ...]]:
 
 
 def _place(module: Any, path: tuple[Any, ...]) -> tuple[int, ...]:
-    """Where a path's parts stand among the attributes around them."""
+    """Return the position of a path's parts among the surrounding attributes."""
     place: list[int] = []
     for part in path:
         if isinstance(module, Mapping):

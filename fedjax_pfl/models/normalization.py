@@ -31,7 +31,7 @@ def masked_moments(
 
 
 def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
-    """Zeros for invalid samples, so that not even NaN values enter a sum."""
+    """Replace invalid samples by zeros, so that not even NaN values enter a sum."""
     if valid is None:
         return x
     return jnp.where(trees.expand_to(x, valid), x, 0)
@@ -54,7 +54,7 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, train: bool = False, valid=None, pool=None):
-        """`pool`: see `add_and_pool`."""
+        """Normalize and, if given, pool; see `add_and_pool`."""
         shape = (x.shape[-1],)
         scale = self.param("scale", nn.initializers.ones_init(), shape)
         bias = self.param("bias", nn.initializers.zeros_init(), shape)

@@ -1,4 +1,4 @@
-"""Objectives: the loss and the measures of each kind of task.
+"""Objectives: the loss and the measures of each task.
 
 Measures are sums over samples, which scoring adds up minibatch by minibatch. The first one is the
 task's headline. Metrics are functions of all outputs of a client's model, see `metrics`.
@@ -20,7 +20,7 @@ C = TypeVar("C", bound=type["Objective"])
 
 @dataclass(frozen=True)
 class Objective:
-    """One kind of task; hashable and static.
+    """Loss and measures of a kind of task; hashable and static.
 
     Class attributes:
       name: name of the task, such as "regression".
@@ -143,7 +143,7 @@ class NextToken(Objective):
         return {"perplexity": _error(jnp.exp(losses / tokens)), "token_accuracy": right / tokens}
 
     def _of_tokens(self, outputs, labels):
-        """(correct predictions, summed losses, number of tokens) of every sample, [B] each."""
+        """Return each sample's correct predictions, summed losses and tokens, [B]."""
         there = labels >= 0
         log_p = jax.nn.log_softmax(outputs)
         known = _of_labels(log_p, jnp.maximum(labels, 0))
@@ -155,12 +155,12 @@ class NextToken(Objective):
 
 
 def _error(values: jax.Array) -> jax.Array:
-    """Errors; infinite instead of NaN if outputs are NaN."""
+    """Return errors, infinite instead of NaN if outputs are NaN."""
     return jnp.where(jnp.isnan(values), jnp.inf, values)
 
 
 def _of_labels(log_p: jax.Array, labels: jax.Array) -> jax.Array:
-    """Values [..., C] at the labels [...], in the form of the platform."""
+    """Return the values [..., C] at the labels [...], in the form of the platform."""
     if forms.picks_by_sum():
         of_label = labels[..., None] == jnp.arange(log_p.shape[-1], dtype=labels.dtype)
         return jnp.sum(jnp.where(of_label, log_p, 0), axis=-1)
@@ -172,7 +172,7 @@ OBJECTIVES: dict[str, Objective] = {}
 
 
 def register_objective(kind: C) -> C:
-    """Class decorator that makes a subclass of `Objective` available by its `name`.
+    """Register a subclass of `Objective` by its `name`; a class decorator.
 
     `federate(objective=NAME)` trains and scores by it instead of by the data set's objective.
 

@@ -121,7 +121,7 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
 
 
 def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The global model of the first seed in a run's file of final models.
+    """Return the global model of the first seed in a run's file of final models.
 
     Raises:
       InputError: the run has no global model.
@@ -157,7 +157,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def _by_numbers(entry: tuple[str, Any]) -> list[tuple[int, str]]:
-    """Sort key of names by the numbers in them."""
+    """Return a sort key by the numbers in a name."""
     parts = re.split(r"(\d+)", entry[0])
     return [(int(part), "") if k % 2 else (0, part) for k, part in enumerate(parts)]
 

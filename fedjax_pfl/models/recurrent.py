@@ -13,8 +13,8 @@ from fedjax_pfl.utils.errors import require_whole
 class LSTM(nn.Module):
     """One layer: [B, T, d] to all its outputs [B, T, features].
 
-    Where `mask` [B, T] is false nothing changes, and the output is the one before. The four gates
-    lie side by side, as input, forget, cell, output.
+    Where `mask` [B, T] is false, the state does not change and the output is repeated. The four
+    gates are concatenated: input, forget, cell, output.
     """
 
     features: int

@@ -85,6 +85,6 @@ class ResNet(nn.Module):
 
 @register_model("resnet8")
 def _resnet8(input_shape, num_classes, initializer):
-    """FedDWA's ResNet-8 for Tiny-ImageNet, weights from He's normal law as in its code."""
+    """FedDWA's ResNet-8 for Tiny-ImageNet, with He's normal initialization as in its code."""
     check_images("resnet8", input_shape, 4)
     return ResNet(num_classes, (16, 32, 64), "kaiming" if initializer == "torch" else initializer)

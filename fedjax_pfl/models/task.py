@@ -90,7 +90,7 @@ def _known(features: jax.Array | None) -> jax.Array:
 
 @dataclass(frozen=True)
 class Task:
-    """One network and its objective; hashable and static. Subclasses define the calls.
+    """Network and objective; hashable and static. Subclasses define the calls.
 
     Attributes:
       dtype: name of the floating type of parameters and inputs.
@@ -109,20 +109,20 @@ class Task:
     objective: Objective = field(default=CLASSIFICATION, kw_only=True)
 
     def init(self, key: jax.Array, inputs: jax.Array) -> Tree:
-        """A fresh model for inputs [B, ...]."""
+        """Return an initial model for inputs [B, ...]."""
         raise NotImplementedError
 
     def apply(
         self, model: Tree, inputs: jax.Array, *mode: *Mode
     ) -> Outputs | tuple[jax.Array, Tree]:
-        """`Outputs`, or a pair (logits, statistics).
+        """Return `Outputs`, or a pair (logits, statistics).
 
         A subclass may name the mode's parts: `apply(self, model, inputs, train, rng, valid)`.
         """
         raise NotImplementedError
 
     def features(self, model: Tree, inputs: jax.Array) -> jax.Array:
-        """The head's inputs, [B, d], in evaluation mode; of any model, such as a frozen one.
+        """Return the head's inputs, [B, d], in evaluation mode, of any model.
 
         Raises:
           InputError: the model doesn't define its features.
@@ -130,11 +130,11 @@ class Task:
         return _known(self.outputs(model, inputs, *EVALUATION).features)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        """(features [B, d], the statistics that changed): `apply` without the head."""
+        """Return (features [B, d], the statistics that changed): `apply` without the head."""
         raise self.no_head()
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        """The head's logits [B, C] of features."""
+        """Return the head's logits [B, C] of features."""
         raise self.no_head()
 
     def bound(self, values: Mapping[str, Any], backbone: Tree) -> "Task":
@@ -154,7 +154,7 @@ class Task:
         )
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:
-        """Return a fresh model with strongly typed floating leaves of the task's type."""
+        """Return an initial model with strongly typed floating leaves of the task's type."""
 
         def typed(leaf):
             leaf = jnp.asarray(leaf)
@@ -164,11 +164,11 @@ class Task:
         return jax.tree.map(typed, self.init(key, inputs))
 
     def predict(self, model: Tree, inputs: jax.Array) -> jax.Array:
-        """Logits [B, C] in evaluation mode."""
+        """Return logits [B, C] in evaluation mode."""
         return self.outputs(model, inputs, *EVALUATION).logits
 
     def outputs(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        """Calls `apply` by `computed`."""
+        """Call `apply` by `computed`."""
         return Outputs(*self.computed(self.apply, model, inputs, *mode))
 
     def computed(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
@@ -192,12 +192,12 @@ class Task:
         return jax.tree.map(lambda leaf: cast(leaf, self.dtype), out)
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-        """The loss of every sample, [B]: the objective's, in the form for `platform`."""
+        """Return every sample's loss, [B], of the objective in the platform's form."""
         with forms.made_for(self.platform):
             return self.objective.losses(logits, labels)
 
     def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
-        """Mean loss of logits [B, ...] over a batch's valid samples, []."""
+        """Return the mean loss of logits [B, ...] over a batch's valid samples, []."""
         losses = jnp.where(batch.valid, self.losses(logits, batch.labels), 0)
         count = jnp.sum(batch.valid, dtype=losses.dtype)
         return jnp.sum(losses) / jnp.maximum(count, 1)
@@ -205,7 +205,7 @@ class Task:
     def forward(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> Forward:
-        """One pass over a minibatch: its loss, and the batch for regularizers."""
+        """Run one pass over a minibatch; return its loss, and the batch for regularizers."""
         out = self.outputs(model, batch.inputs, train, rng, batch.valid)
         loss = self.mean_loss(out.logits, batch)
         seen = ForwardedBatch(batch.inputs, batch.labels, batch.valid, out.logits, out.features)
@@ -214,7 +214,7 @@ class Task:
     def loss(
         self, model: Tree, batch: Batch, rng: jax.Array | None = None, train: bool = True
     ) -> tuple[jax.Array, Tree]:
-        """(mean loss over the batch's valid samples, model with updated statistics)."""
+        """Return (mean loss over the batch's valid samples, model with updated statistics)."""
         loss, model, _ = self.forward(model, batch, rng, train)
         return loss, model
 

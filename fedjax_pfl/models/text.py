@@ -71,12 +71,12 @@ class TextCNN(nn.Module):
 
 
 def _over_time(x: jax.Array) -> jax.Array:
-    """Maximum over the positions: [B, T, 1, C] to [B, C]."""
+    """Take the maximum over the positions: [B, T, 1, C] to [B, C]."""
     return x.max(axis=(1, 2))
 
 
 def check_texts(name: str, input_shape: tuple[int, ...], shortest: int) -> None:
-    """Raises `InputError` unless samples are texts of at least `shortest` tokens."""
+    """Raise `InputError` unless samples are texts of at least `shortest` tokens."""
     if len(input_shape) != 1 or input_shape[0] < shortest:
         raise InputError(
             f"Model {name!r} takes texts [length] of at least {shortest} tokens; the data set's "

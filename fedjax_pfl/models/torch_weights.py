@@ -1,4 +1,4 @@
-"""Weights of PyTorch modules as parameters of networks here.
+"""Conversion of PyTorch weights to parameters of Flax networks.
 
 Axes differ: a linear layer's weight is [outputs, inputs] in PyTorch and [inputs, outputs] in Flax,
 a convolution's [outputs, inputs, height, width] and [height, width, inputs, outputs]. PyTorch's
@@ -42,7 +42,7 @@ Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in or
 
 @dataclass(frozen=True)
 class Converted:
-    """A `state_dict` converted for a network.
+    """Result of converting a `state_dict`.
 
     Attributes:
       values: arrays by the path of a leaf.
@@ -69,7 +69,7 @@ def from_torch(
     strict: bool = True,
     input_dtype: str = "float32",
 ) -> Tree:
-    """Converts the `state_dict` of a PyTorch module to a model of a network here.
+    """Convert the `state_dict` of a PyTorch module to a model of a network.
 
     Layers are matched by `names`, by equal names (dots for slashes), and otherwise in their order
     among those of their kind: convolutions, matrices (linear layers and embeddings), normalisation
@@ -128,7 +128,7 @@ def looks_like_torch(arrays: Mapping[str, Any], model: Tree) -> bool:
 
 
 def torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return PyTorch's shape of a kernel of that shape; None for other leaves."""
+    """Return PyTorch's shape of a kernel; None for other leaves."""
     if path.rpartition("/")[2] != "kernel" or len(shape) < 2:
         return None
     return (*shape[:-3:-1], *shape[:-2])
@@ -142,7 +142,7 @@ def converted(
     names: Mapping[str, str] | None = None,
     flattened: Mapping[str, Sequence[int]] | None = None,
 ) -> Converted:
-    """Converts as `from_torch` does, and reports what doesn't fit.
+    """Convert as `from_torch` does, and report mismatches.
 
     Args:
       state_dict: PyTorch tensors or NumPy arrays by name.
@@ -191,7 +191,7 @@ def converted(
 
 
 def _torch_layers(state_dict: Mapping[str, Any]) -> Layers:
-    """Arrays by layer and name. The layers of a recurrent module are "NAME.l0", "NAME.l1", ..."""
+    """Return arrays by layer and name; a recurrent module has layers "NAME.l0", "NAME.l1", ..."""
     allowed = "a state_dict: arrays by name, such as module.state_dict() gives"
     filled = isinstance(state_dict, Mapping) and len(state_dict) > 0
     require(filled, "state_dict", type(state_dict).__name__, allowed)
@@ -219,7 +219,7 @@ def _array(name: str, value: Any) -> np.ndarray:
 
 
 def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]:
-    """(path, shape) of leaves by layer and name, in the order in which they are made; the model."""
+    """Return leaves by layer and name, in creation order, and the model."""
     order: list[str] = []
 
     def noted(key):
@@ -238,7 +238,7 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
 
 
 def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str, str | None]:
-    """The network's layer for each of PyTorch's; None where there is none."""
+    """Return the network's layer for each of PyTorch's layers, or None."""
     for layer, own in names.items():
         if layer not in theirs:
             raise unknown_name("layer of the state_dict", layer, theirs)
@@ -284,7 +284,7 @@ def _kind_here(leaves: Mapping[str, Any]) -> str:
 
 
 def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Adds the two biases of a recurrent layer, which has a single one here."""
+    """Add the two biases of a recurrent layer, which here has one."""
     leaves = dict(leaves)
     if {"weight_ih", "weight_hh"} <= leaves.keys():
         gates = len(leaves["weight_ih"]) // leaves["weight_hh"].shape[-1]
@@ -300,7 +300,7 @@ def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
 def _turned(
     value: np.ndarray, leaf: str, like: Any, layout: Layout | None, name: str, layer: str
 ) -> np.ndarray:
-    """A value with the axes of a leaf, or of another shape if it doesn't fit."""
+    """Permute a value's axes to a leaf's, or to another shape if it does not fit."""
     if layout == TRANSPOSED and leaf == "kernel":
         raise InputError(f"{name}: from_torch converts no transposed convolutions.")
     if leaf in ("kernel", "recurrent"):
@@ -329,7 +329,7 @@ def _turned(
 
 
 def _without_ones(value: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Drops axes of length 1 of kernels over time, and makes a matrix of a kernel of patches."""
+    """Drop axes of length 1 of kernels over time, and reshape a kernel of patches to a matrix."""
 
     def wide(sizes):
         return [n for n in sizes if n > 1]

@@ -1,4 +1,4 @@
-"""The base class of tasks around another task."""
+"""Base class of tasks that wrap another task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ from fedjax_pfl.utils.typing import Key, Tree
 
 @dataclass(frozen=True)
 class WrappedTask(Task):
-    """A task around another one, which answers every call that isn't overridden.
+    """A task that forwards all calls to another one unless overridden.
 
     Attributes:
       network: the wrapped task.
@@ -22,7 +22,7 @@ class WrappedTask(Task):
 
     @classmethod
     def around(cls, network: Task, *args: Any) -> Self:
-        """Wraps a task, with the task's types, platform and objective."""
+        """Wrap a task, keeping its types, platform and objective."""
         same = {one.name: getattr(network, one.name) for one in fields(Task)}
         return cls(network, *args, **same)
 

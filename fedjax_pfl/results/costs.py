@@ -1,4 +1,4 @@
-"""What a simulated run took: clients lost, bytes sent, operations computed."""
+"""Costs of a simulated run: diverged clients, traffic and computation."""
 
 import numpy as np
 
@@ -9,27 +9,24 @@ class Costs(Measurements):
     """Divergence, traffic and computation of every client."""
 
     def diverged(self) -> list[tuple[int, int, int, int]]:
-        """(seed, setting, round, permanent client id) of every training that went non-finite."""
+        """Return (seed, setting, round, permanent client id) of each diverged training."""
         found = np.argwhere(self.clients["diverged"])
         ids = self.client_ids
         return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
 
     def nonfinite(self) -> list[tuple[int, int, int, int]]:
-        """(seed, setting, round, permanent client id) of every aggregation that gave NaN or
-        infinity; such values are not used.
-        """
+        """Return (seed, setting, round, client id) of each non-finite aggregation."""
         found = np.argwhere(self.clients.get("nonfinite", np.zeros((0, 0, 0, 0), bool)))
         ids = self.client_ids
         return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
 
     def server_nonfinite(self) -> list[tuple[int, int, int]]:
-        """(seed, setting, round) of every round after which the server's state had a NaN or an
-        infinity."""
+        """Return (seed, setting, round) of each non-finite server state."""
         found = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
         return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in found]
 
     def traffic(self) -> dict[str, np.ndarray]:
-        """Bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
+        """Return the bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
         size = self.block_sizes.astype(np.int64) * self.item_bytes
         sent = {
             "up": self.copies_up.astype(np.int64) @ (
@@ -43,13 +40,13 @@ class Costs(Measurements):
         return sent
 
     def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
-        """Megabytes (1e6 bytes) a participating client sends and receives in one round."""
+        """Return megabytes (1e6 bytes) per participating client and round."""
         present = max(int(self.clients["participated"][:, setting].sum()), 1)
         sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
         return {way: total / present / 1e6 for way, total in sent.items()}
 
     def flops(self) -> np.ndarray | None:
-        """FLOPs of each client's local training, float64 [S, H, T, N]; None if they are unknown.
+        """Return FLOPs of each client's local training, float64 [S, H, T, N]; None if unknown.
 
         Clients that diverge count too. A last minibatch that is not full costs as much as a full
         one. The losses of candidates that a client computes are included.
@@ -63,7 +60,7 @@ class Costs(Measurements):
         return None if self.flops_per_forward is None else steps + passes * self.flops_per_forward
 
     def computation(self, setting: int = 0) -> dict[str, float | None]:
-        """Local training in numbers; a GFLOP is 1e9 floating-point operations.
+        """Return totals of local training; a GFLOP is 1e9 floating-point operations.
 
         "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
         that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where

@@ -1,4 +1,4 @@
-"""A result as an xarray data set, a pandas table, or HTML for a notebook."""
+"""Results as an xarray data set, a pandas table, or HTML for a notebook."""
 
 import html
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ RUNS = ("seed", "setting")
 
 
 def to_xarray(result: "Result") -> "xr.Dataset":
-    """See `Result.to_xarray`."""
+    """Convert a result; see `Result.to_xarray`."""
     import xarray as xr
 
     rounds, clients = np.arange(1, result.rounds + 1), np.asarray(result.client_ids)
@@ -56,18 +56,18 @@ def to_xarray(result: "Result") -> "xr.Dataset":
 
 
 def _axes(values: np.ndarray) -> tuple[str, ...]:
-    """Axes of recorded matrices: [S, H, Q, N, N], with groups of layers before the clients."""
+    """Return a matrix's axes: [S, H, Q, N, N], with groups of layers before the clients."""
     inner = ("receiver", "sender") if values.shape[-2] > 1 else ("any_receiver", "sender")
     middle = tuple(f"group_{k}" if k else "group" for k in range(values.ndim - 5))
     return (*RUNS, "matrix_round", *middle, *inner)
 
 
 def to_pandas(result: "Result") -> "pd.DataFrame":
-    """See `Result.to_pandas`."""
+    """Convert a result; see `Result.to_pandas`."""
     whole = to_xarray(result)
 
     def by(axis: str) -> "pd.DataFrame":
-        """A row for each entry of the variables along this axis and clients."""
+        """Return a row for each entry of the variables along this axis and clients."""
         names = [
             n for n, one in whole.data_vars.items() if {*one.dims} - {*RUNS} == {axis, "client"}
         ]
@@ -79,7 +79,7 @@ def to_pandas(result: "Result") -> "pd.DataFrame":
 
 
 def to_html(result: "Result") -> str:
-    """The table of a result and its notes, as a notebook shows it."""
+    """Format the table of a result and its notes for a notebook."""
     scored = f"{HEADLINE}/test/{result.measure().name}" in result.scores
     if not (scored and len(result.eval_rounds)):
         return f"<p>{html.escape(repr(result))}</p>"

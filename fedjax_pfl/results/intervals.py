@@ -1,4 +1,4 @@
-"""Confidence intervals over seeds, as tables show them."""
+"""Confidence intervals over seeds, and their text in tables."""
 
 import math
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ TITLE = "± 95 %"
 
 
 def interval(values: np.ndarray) -> float | None:
-    """Half the width of Student's 95 % interval of the mean, or None for a single value."""
+    """Return half the width of Student's 95 % interval of the mean; None for a single value."""
     from scipy import stats  # slow import
 
     count = len(values)
@@ -22,7 +22,7 @@ def interval(values: np.ndarray) -> float | None:
 
 
 def beyond(mean: float, half: float | None, low: float = 0.0, high: float = 100.0) -> bool:
-    """Whether mean ± half extends beyond the scale, in percent, by more than rounding."""
+    """Return whether mean ± half extends beyond the scale, in percent, by more than rounding."""
     return half is not None and (mean - half < low - 0.005 or mean + half > high + 0.005)
 
 
@@ -33,7 +33,7 @@ def half_width(
     high: float | None = None,
     measure: Measure = ACCURACY,
 ) -> str:
-    """Half an interval's width as tables show it: "-" for None, marked * where `beyond`.
+    """Format half an interval's width: "-" for None, marked * where `beyond`.
 
     The scale is from `low` to `high`, by default the measure's.
     """
@@ -45,7 +45,7 @@ def half_width(
 
 
 def mean_with_interval(values: np.ndarray, measure: Measure = ACCURACY) -> str:
-    """A cell such as "81.20 ± 1.35" from one value for each seed; without interval for one seed."""
+    """Format a cell such as "81.20 ± 1.35" from one value per seed; no interval for one seed."""
     mean, half = values.mean(), interval(values)
     width = "" if half is None else f" ± {half_width(mean, half, measure=measure)}"
     return measure.shown(mean) + width
@@ -54,7 +54,7 @@ def mean_with_interval(values: np.ndarray, measure: Measure = ACCURACY) -> str:
 def half_widths(
     key: str, of: str, measure: Measure, scale: float = 1.0, name: str | None = None
 ) -> Column:
-    """A column of half widths, of the means under the key `of`; both are multiplied by `scale`."""
+    """Return a column of half widths of the means under the key `of`, both times `scale`."""
 
     def text(row) -> str:
         return half_width(scale * row[of], scale * row[key], measure=measure)
@@ -63,7 +63,7 @@ def half_widths(
 
 
 def interval_note(seeds: int, marked: bool) -> str | None:
-    """A sentence on intervals over few seeds, or on marked ones; None if there are neither.
+    """Return a sentence on intervals over few seeds or marked ones; None without either.
 
     Args:
       seeds: of the row with the fewest among those with an interval.
@@ -80,12 +80,14 @@ def interval_note(seeds: int, marked: bool) -> str | None:
         "to each side."
     )
     if marked:
-        text += " * extends beyond the scale: such an interval says little; more seeds narrow it."
+        text += (
+            " * extends beyond the scale: such an interval is uninformative; more seeds narrow it."
+        )
     return text
 
 
 def interval_notes(scores: Iterable[np.ndarray], low: float = 0.0, high: float = 100.0) -> list:
-    """The note below a table whose rows have these scores by seed, on a scale from low to high."""
+    """Return the note below a table with these scores by seed, on a scale from low to high."""
     several = [values for values in scores if len(values) > 1]
     marked = any(beyond(values.mean(), interval(values), low, high) for values in several)
     note = interval_note(min(map(len, several), default=0), marked)

@@ -1,4 +1,4 @@
-"""Results of the same simulation with other seeds, joined into one."""
+"""Joining of results that differ in their seeds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ EQUAL_ARRAYS += ("block_sizes", "upload_bytes")
 
 
 def join_seeds(results: Sequence[Result]) -> Result:
-    """Joins results that differ in their seeds into the result of all seeds.
+    """Join results that differ in their seeds into the result of all seeds.
 
     Seconds for compiling are added, those of a round averaged over seeds. The end state on the
     device is left out.
@@ -53,7 +53,7 @@ def join_seeds(results: Sequence[Result]) -> Result:
 
 
 def _check_joinable(first: Result, other: Result) -> None:
-    """Raises `InputError` where two results differ in more than their seeds."""
+    """Raise `InputError` if two results differ in more than their seeds."""
     differ = [name for name in EQUAL if getattr(first, name) != getattr(other, name)]
     differ += [
         name

@@ -1,4 +1,4 @@
-"""What a simulation measured: arrays with the axes (seed, setting, round, client)."""
+"""Measurements of a simulation: arrays with the axes (seed, setting, round, client)."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 @dataclass(frozen=True)
 class Measurements:
-    """The fields of a `Result`, which describes them."""
+    """Fields of a `Result`, which describes them."""
 
     algorithm: str
     hyperparameters: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Models as NPZ files that load back without running any code.
+"""NPZ files of models, readable without running code.
 
 A file holds one array for each leaf, under its path: `NAME/COLLECTION/LAYER/LEAF`, such as
 `personalized/params/fc_0/kernel`. The leading axes are stored under
@@ -11,9 +11,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import npz_names, read_npz
-from fedjax_pfl.data.whole_files import aside
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast
@@ -23,7 +23,7 @@ AXES = "axes"
 
 
 def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> None:
-    """Writes models to an NPZ file.
+    """Write models to an NPZ file.
 
     Args:
       path: a name that ends in ".npz"; an existing file is replaced.
@@ -46,12 +46,12 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
         for key_path, leaf in leaves:
             arrays[f"{name}/{trees.path_name(key_path)}"] = _plain(np.asarray(leaf))
     # Weights don't compress: writing them uncompressed takes a tenth of the time.
-    with aside(path) as part:
+    with atomic_write(path) as part:
         np.savez(part, **arrays)
 
 
 def load_models(path: str | Path) -> dict[str, Tree]:
-    """Reads the models that `save_models` wrote.
+    """Read models from a file of `save_models`.
 
     Returns:
       Nested dicts of arrays by name of the model; lists and tuples come back as dicts with the keys
@@ -86,7 +86,7 @@ def load_models(path: str | Path) -> dict[str, Tree]:
 
 
 def model_axes(path: str | Path) -> dict[str, tuple[str, ...]]:
-    """The leading axes of every model of a file: ("seed", "client") or, if shared, ("seed",).
+    """Return each model's leading axes: ("seed", "client") or, if shared, ("seed",).
 
     Raises:
       InputError: no such file, or not one of models.
@@ -105,7 +105,7 @@ def _axes(path: str | Path, arrays: dict[str, np.ndarray]) -> dict[str, tuple[st
 
 
 def _arrays(path: str | Path, beginning: str = "") -> dict[str, np.ndarray]:
-    """The arrays of a file of models whose names have that prefix."""
+    """Return the arrays of a file of models whose names have a prefix."""
     path = as_path("Path of a model file", path)
     keys = npz_names(path)
     named = {key.removeprefix(f"{AXES}/") for key in keys if key.startswith(f"{AXES}/")}
@@ -123,5 +123,5 @@ def _damaged(path: str | Path, why: str) -> InputError:
 
 
 def _plain(leaf: np.ndarray) -> np.ndarray:
-    """The leaf in a type that NumPy's own file format knows."""
+    """Return the leaf in a type that NumPy's file format supports."""
     return leaf.astype(np.float32) if leaf.dtype.kind == "V" else leaf

@@ -1,4 +1,4 @@
-"""Names that results, their tables and their pictures share."""
+"""Names shared by results, tables and pictures."""
 
 HEADLINE = "personalized"
 # Whole numbers of each client in a round: of its computation, and of its traffic beside blocks.

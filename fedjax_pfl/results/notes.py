@@ -1,4 +1,4 @@
-"""Remarks on the rows of a table: the clients of a mean, and which clients did not train."""
+"""Notes on the rows of a table: which clients a mean covers, and which did not train."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,13 +15,13 @@ LOCAL = 0.95  # mean self-weight above which clients hardly mix
 def scored_clients(
     result: "Result", setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
-    """Permanent ids of the clients whose models have a score: means are over these."""
+    """Return permanent ids of the clients with scores, over which means are taken."""
     known = ~np.isnan(result.values(model, split)[:, setting]).all(axis=(0, 1))
     return result.client_ids[known].tolist()
 
 
 def never_took_part(result: "Result", setting: int = 0) -> dict[int, list[int]]:
-    """By seed, the scored clients that took part in no round: their models were never trained."""
+    """Return, by seed, the scored clients that took part in no round and were never trained."""
     known = np.isin(result.client_ids, scored_clients(result, setting))
     absent = ~result.clients["participated"][:, setting].any(axis=1) & known  # [S, N]
     return {
@@ -31,7 +31,7 @@ def never_took_part(result: "Result", setting: int = 0) -> dict[int, list[int]]:
 
 
 def without_steps(result: "Result", setting: int = 0) -> list[int]:
-    """Ids of the clients that took part and never took a local step; [] where no client has any."""
+    """Return ids of clients that took part but have no local step; [] if none has."""
     if "local_steps" not in result.clients:
         return []
     steps = result.clients["local_steps"][:, setting].any(axis=(0, 1))
@@ -40,7 +40,7 @@ def without_steps(result: "Result", setting: int = 0) -> list[int]:
 
 
 def last_self_weight(result: "Result", setting: int = 0) -> float | None:
-    """Mean self-weight of members in the last tenth of the rounds; None without a mixing matrix."""
+    """Return members' mean self-weight in the last tenth of the rounds; None without matrix."""
     if "self_weight" not in result.clients:
         return None
     values = result.clients["self_weight"][:, setting]  # [S, T, N]
@@ -49,12 +49,12 @@ def last_self_weight(result: "Result", setting: int = 0) -> float | None:
 
 
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
-    """Sentences on one setting: the algorithm's own remarks, then recorded facts."""
+    """Return sentences on one setting: the algorithm's remarks, then recorded facts."""
     said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
     if result.stopped:
         measure = result.measure()
         way = "rising" if measure.higher else "falling"
-        why = {"patience": f"its validation {measure.said} had stopped {way}"}
+        why = {"patience": f"its validation {measure.label} had stopped {way}"}
         said.append(
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"
@@ -80,7 +80,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
 
 
 def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
-    """Sentences on aggregation that did less than the algorithm's name promises."""
+    """Return sentences on ineffective aggregation, such as clusters that never split."""
     messages = []
     own = last_self_weight(result, setting)
     if own is not None and own > LOCAL:
@@ -93,7 +93,7 @@ def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
 
 
 def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
-    """Sentences on values that aggregation, not local training, made non-finite."""
+    """Return sentences on values that aggregation, not local training, made non-finite."""
     messages = []
     found = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
     if found:
@@ -112,12 +112,12 @@ def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
 
 
 def names_of(result: "Result") -> dict[int, str]:
-    """The names of clients that have any, by permanent id."""
+    """Return clients' names by permanent id, for those that have one."""
     return dict(zip(result.client_ids.tolist(), result.client_names, strict=False))
 
 
 def named(ids: Sequence[int], names: Mapping[int, str] | None = None, most: int = MOST) -> str:
-    """ "client 3", "clients 3, 7", or for more than `most` their number and the first ones.
+    """Format "client 3", "clients 3, 7", or beyond `most` their number and the first ones.
 
     With names it is "client 3 (north)".
     """
@@ -129,12 +129,12 @@ def named(ids: Sequence[int], names: Mapping[int, str] | None = None, most: int 
 
 
 def over(ids: Sequence[int]) -> str:
-    """The same for a cell of a table."""
+    """Format clients as `named` does, for a cell of a table."""
     return named(ids) if len(ids) < 5 else f"{len(ids)} clients"
 
 
 def grouped(said: Mapping[str, Sequence[str]]) -> list[str]:
-    """Lines "ROW, ROW: sentence." from each row's sentences; those on all rows name no row."""
+    """Return lines "ROW, ROW: sentence."; sentences on all rows name no row."""
     rows: dict[str, list[str]] = {}
     for row, sentences in said.items():
         for sentence in sentences:

@@ -28,7 +28,7 @@ def heatmap(
     title: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Training samples by client and class, and above them the sizes of the clients' splits.
+    """Plot training samples by client and class, with the clients' sizes above.
 
     Labels are those that the clients see. The colour scale is that of square roots, so that a
     client's few samples of a class are visible beside many of another.
@@ -58,7 +58,7 @@ def heatmap(
 
 
 def size_bars(partition: Partition, title: str | None = None) -> Figure:
-    """Samples of each client, split by split on top of each other, and their mean.
+    """Plot each client's samples as stacked bars of its splits, and their mean.
 
     Args:
       partition: any.
@@ -84,7 +84,7 @@ def comparison(
     title: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Heat maps of several partitions in one row, on one colour scale, with their numbers.
+    """Plot heat maps of several partitions in one row, on one colour scale.
 
     Args:
       partitions: by the title of their picture, such as "alpha=0.1".
@@ -124,7 +124,7 @@ def comparison(
 def label_map(
     partition: Partition, title: str | None = None, class_names: Sequence[str] | None = None
 ) -> Figure:
-    """The label that each client sees in place of a class; unchanged labels are white.
+    """Plot the label that each client sees for a class; unchanged labels are white.
 
     Args:
       partition: with a label map.

@@ -43,7 +43,7 @@ _MOST = 1000  # clients along one side of a picture of a matrix
 
 
 class Picture(Figure):
-    """A figure whose texts are shown as they are: a `$` in a name begins no mathematics."""
+    """A figure that shows texts literally: a `$` in a name begins no mathematics."""
 
     def draw(self, renderer) -> None:
         with rc_context({"text.parse_math": False}):  # ticks make texts while they are drawn
@@ -60,7 +60,7 @@ _CHOSEN: ContextVar[Mapping[int, str]] = ContextVar("chosen colours", default=Ma
 
 @contextlib.contextmanager
 def with_colours(chosen: Mapping[int, str]) -> Iterator[None]:
-    """Gives styles, by their numbers, other colours than their own."""
+    """Give styles, by their numbers, other colours than their defaults."""
     token = _CHOSEN.set(chosen)
     try:
         yield
@@ -69,12 +69,12 @@ def with_colours(chosen: Mapping[int, str]) -> Iterator[None]:
 
 
 def colour(k: int) -> str:
-    """The colour of style k."""
+    """Return the colour of style k."""
     return _CHOSEN.get().get(k, COLOURS[k % len(COLOURS)])
 
 
 def style(k: int) -> dict[str, Any]:
-    """Colour, dash and marker of line k: the first 49 differ without a marker."""
+    """Return colour, dash and marker of line k; the first 49 differ without a marker."""
     plain = len(COLOURS) * len(DASHES)
     mark = LINE_MARKERS[k // plain % len(LINE_MARKERS)]
     return {
@@ -85,17 +85,17 @@ def style(k: int) -> dict[str, Any]:
 
 
 def marker(k: int) -> str:
-    """The marker of the k-th of any number of things."""
+    """Return the k-th marker."""
     return MARKERS[k % len(MARKERS)]
 
 
 def canvas(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """Return an empty figure with a size in inches."""
     return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
-    """A line of means over seeds, in a band from the lowest to the highest.
+    """Draw a line of means over seeds, in a band from the lowest to the highest.
 
     Args:
       x: [X]; values: [S, X], NaN where there is none.
@@ -118,7 +118,7 @@ def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = Non
 
 
 def tidy(axes, **labels) -> None:
-    """A light grid, no frame, and labels."""
+    """Add a light grid and labels, and remove the frame."""
     axes.set(**labels)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -132,7 +132,7 @@ def heat(
     blank: float | None = 0.0,
     **options,
 ):
-    """A matrix [rows, columns] as a mesh, in which every cell stays visible.
+    """Draw a matrix [rows, columns] as a mesh in which every cell is visible.
 
     Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
     """
@@ -154,7 +154,7 @@ def accuracy_curves(
     setting: int = 0,
     styles: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Mean accuracy (or what the task leads with) over clients by round, a line for each result.
+    """Plot mean accuracy (or the headline) over clients by round, a line for each result.
 
     The line is the mean over seeds, the band goes from the lowest seed to the highest.
 
@@ -176,7 +176,7 @@ def curves(
     styles: Mapping[str, int] | None = None,
     measure: Measure = ACCURACY,
 ) -> Figure:
-    """A measure against the round: mean over seeds, and a band from the lowest to the highest.
+    """Plot a measure by round: mean over seeds, in a band from the lowest to the highest.
 
     Args:
       lines: values [S, E] by the name that the legend shows.
@@ -213,7 +213,7 @@ def mixing_heatmaps(
     row_names: Sequence[str] | None = None,
     client_names: Sequence[str] = (),
 ) -> Figure:
-    """Mixing matrices side by side, one column for each round, on one colour scale.
+    """Plot mixing matrices, one column for each round, on one colour scale.
 
     The scale is that of square roots: weights of others are often small compared to a client's own.
 
@@ -262,7 +262,7 @@ def mixing_heatmaps(
 
 
 def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
-    """Round numbers from 0 to `count`, or the names for them.
+    """Label an axis with whole numbers from 0 to `count`, or names.
 
     At most `most` of them, so that labels never touch.
     """
@@ -273,7 +273,7 @@ def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None
 
 
 def client_ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
-    """`ticks` of clients, by their names where they have any: aslant below a picture."""
+    """Label an axis with clients, by their names if any."""
     ticks(axis, count, most, names or None)
     if names and axis.axis_name == "x":
         for label in axis.get_ticklabels():

@@ -1,4 +1,4 @@
-"""A simulation's result: its measurements, their summaries, its files."""
+"""The result of a simulation: measurements, summaries, files."""
 
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -36,7 +36,7 @@ IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
 
 @dataclass(frozen=True)
 class Result(Scored, Costs):
-    """Everything measured in a simulation.
+    """Measurements of a simulation, with summaries, tables, figures and files.
 
     Arrays lead with the axes S (seed) and H (setting), then T (round) and N (client).
 
@@ -46,7 +46,7 @@ class Result(Scored, Costs):
       seeds: S of them; settings: swept values by name, H of each ({} where H = 1 is the only one).
       num_clients, num_parameters: N, and trainable parameters of one model.
       train_sizes, test_sizes: int [N] samples; client_ids: int [N], permanent ids.
-      eval_rounds: int [E], rounds (counted from 1) after which models were scored.
+      eval_rounds: int [E], the rounds (counted from 1) after which models were scored.
       scores: "MODEL/SPLIT/accuracy" (a fraction), or the task's other measures, and
         "MODEL/SPLIT/loss", [S, H, E, N]. The model is the one a client would use after the
         round's aggregation and before its next training.
@@ -63,18 +63,16 @@ class Result(Scored, Costs):
       seconds_per_round: median wall time of one round of one run, evaluation included.
       padding_efficiency: true local steps over steps executed.
       execution: how the client axis was run.
-      flops_per_step: FLOPs of one of those steps (`costs.step_flops`), or None where they are
-        unknown, as in a result of a version that did not count them.
+      flops_per_step: FLOPs of one local step (`costs.step_flops`), or None if unknown.
       flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
-        candidates' losses (`costs.forward_flops`); None where there are none or they are unknown.
+        candidates' losses (`costs.forward_flops`), or None if there are none or FLOPs are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
-      stopped: "" where all rounds were simulated; "patience" where they ended early by patience,
-        "asked" where `stop` ended them.
-      rounds_asked: how many there would have been then; None otherwise.
+      stopped: "" if all rounds were simulated, "patience" if patience ended the simulation, "asked"
+        if `stop` did.
+      rounds_asked: number of requested rounds if the simulation ended early, else None.
       measures: the measures of `scores`, see `Measure`; the first is the task's headline.
-      client_names: of the N clients where they have any, such as "north"; else empty.
-      setting_remarks: further ones on the rows of single settings, by setting; () where there are
-        none.
+      client_names: names of the N clients, such as "north", or empty.
+      setting_remarks: further notes on the rows of single settings, by setting, or ().
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -91,7 +89,7 @@ class Result(Scored, Costs):
         final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
         who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
         over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
-        what = f"final mean {measure.said} {final:.4f}{over}, worst tenth {worst:.4f}"
+        what = f"final mean {measure.label} {final:.4f}{over}, worst tenth {worst:.4f}"
         remarks = [
             one
             for h in range(self.num_settings)
@@ -100,7 +98,7 @@ class Result(Scored, Costs):
         return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
-        """The numbers of one setting for a table; accuracies are fractions.
+        """Return the numbers of one setting for a table; accuracies are fractions.
 
         Those of the headline have its name, such as "accuracy".
 
@@ -160,7 +158,7 @@ class Result(Scored, Costs):
         }
 
     def _metrics(self, setting: int) -> dict[str, Any]:
-        """The other measures of the personalized model, on test samples."""
+        """Return the other measures of the personalized model, on test samples."""
         result = {}
         for one in self.measures[1:]:
             curve = self.curve(metric=one.name)[:, setting]
@@ -174,11 +172,12 @@ class Result(Scored, Costs):
         return result
 
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
-        """One row for each setting: mean accuracy after the last round with half of its 95 %
-        interval over seeds (Student's t; marked * where it extends beyond the scale), the worst
-        tenth of the clients, the best round, and the megabytes a participating client sends and
-        receives in a round. Where settings score different clients, a column names them. Remarks on
-        the rows follow below the table.
+        """Format a table with a row for each setting, and notes on the rows.
+
+        Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
+        (Student's t; marked * if it extends beyond the scale), the worst tenth of the clients, the
+        best round, and the megabytes that a participating client sends and receives in a round. If
+        settings score different clients, a column names them.
 
         Args:
           model: a name that was scored, on test samples.
@@ -193,7 +192,7 @@ class Result(Scored, Costs):
         return "\n\n".join([text, *table.notes])
 
     def plot(self, model: str = HEADLINE, split: str = "test") -> "Figure":
-        """Mean accuracy over clients against the round, a line for each setting.
+        """Plot mean accuracy over clients by round, a line for each setting.
 
         Returns a `matplotlib.figure.Figure` (`figure.axes[0]` has the lines, `figure.savefig(path)`
         writes it); the band goes from the lowest seed to the highest.
@@ -215,7 +214,7 @@ class Result(Scored, Costs):
         seed: int | None = None,
         setting: int = 0,
     ) -> "Figure":
-        """Heat maps of a recorded matrix, with a row for each block of layers that has its own.
+        """Plot heat maps of a recorded matrix, a row for each block of layers with its own.
 
         Args:
           name: of `matrices`, by default the first.
@@ -246,7 +245,7 @@ class Result(Scored, Costs):
         )
 
     def to_xarray(self) -> "xr.Dataset":
-        """All measurements as an `xarray.Dataset` with named axes.
+        """Return all measurements as an `xarray.Dataset` with named axes.
 
         Scores have the axes (seed, setting, eval_round, client), client records (seed, setting,
         round, client), scalars (seed, setting, round), copies a further axis block, and matrices
@@ -256,7 +255,7 @@ class Result(Scored, Costs):
         return frames.to_xarray(self)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """A `pandas.DataFrame` with a row for each seed, setting, round and client.
+        """Return a `pandas.DataFrame` with a row for each seed, setting, round and client.
 
         Columns are these four, swept values, sample sizes, client records and scores (NaN in rounds
         that were not scored).
@@ -267,10 +266,10 @@ class Result(Scored, Costs):
         return frames.to_html(self)
 
     def _run(self, seed: int | None, setting: int) -> tuple[int, int]:
-        """Places of a seed and a setting.
+        """Return the indices of a seed and a setting.
 
         Raises:
-          InputError: one is not there.
+          InputError: unknown seed or setting.
         """
         seed = self.seeds[0] if seed is None else seed
         require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
@@ -287,7 +286,7 @@ class Result(Scored, Costs):
         setting: int = 0,
         outputs: bool = False,
     ) -> np.ndarray:
-        """Predicts with a client's personalized model after the last round.
+        """Predict with a client's personalized model after the last round.
 
         Args:
           client: its permanent id, or its name.
@@ -319,11 +318,11 @@ class Result(Scored, Costs):
         return found if outputs or self.measure() != ACCURACY else found.argmax(axis=-1)
 
     def save(self, folder: str | Path) -> None:
-        """Writes `result.json` and `result.npz`; an existing result is never overwritten.
+        """Write `result.json` and `result.npz`; an existing result is never overwritten.
 
         Raises:
           InputError: the folder holds one of the two already.
-          OutputError: they can't be written; then neither exists.
+          OutputError: a file can't be written; neither file remains.
         """
         values = {name: value for name, value in vars(self).items() if name != "final"}
         if self.measures == (ACCURACY,):
@@ -334,7 +333,7 @@ class Result(Scored, Costs):
 
     @classmethod
     def load(cls, folder: str | Path) -> "Result":
-        """Reads what `save` wrote; nothing in it can run code.
+        """Read a saved result without running code.
 
         Raises:
           InputError: no result there, or one that is damaged or another version's: a digest of all
@@ -348,5 +347,5 @@ class Result(Scored, Costs):
 
 
 def _mean_of_known(values: np.ndarray) -> float:
-    """The mean without NaN; NaN if there is nothing else."""
+    """Return the mean without NaN; NaN if all are."""
     return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

@@ -1,4 +1,4 @@
-"""The two files of a saved result: written whole, verified when read.
+"""Files of a saved result, written atomically and verified when read.
 
 `result.json` has the numbers and words, and a digest of everything; `result.npz` has the arrays,
 those of a dict under DICT:NAME.
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl._version import __version__
+from fedjax_pfl.data.atomic_files import atomic_write, read_json, require_version, writing
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.data.whole_files import aside, read_json, require_version, writing
 from fedjax_pfl.utils.conversions import defined_at
 from fedjax_pfl.utils.errors import InputError, shown
 
@@ -27,11 +27,11 @@ OLDER = ("0.3",)  # versions whose results can be read
 
 
 def save(folder: Path, values: Mapping[str, Any]) -> None:
-    """Writes the fields of a result.
+    """Write the fields of a result.
 
     Raises:
       InputError: the folder holds one of the two files already.
-      OutputError: they can't be written; then neither exists.
+      OutputError: a file can't be written; neither file remains.
     """
     there = [name for name in (PLAIN, ARRAYS) if (folder / name).exists()]
     if there:
@@ -54,10 +54,10 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
     plain = json.loads(json.dumps(plain, default=_plain))
     plain["version"] = __version__
     plain[DIGEST] = digest(plain, arrays)
-    with aside(folder / ARRAYS) as part, part.open("wb") as file:
+    with atomic_write(folder / ARRAYS) as part, part.open("wb") as file:
         np.savez_compressed(file, **arrays)
     try:
-        with aside(folder / PLAIN) as part:
+        with atomic_write(folder / PLAIN) as part:
             part.write_text(json.dumps(plain, indent=2) + "\n")
     except BaseException:
         (folder / ARRAYS).unlink(missing_ok=True)
@@ -65,7 +65,7 @@ def save(folder: Path, values: Mapping[str, Any]) -> None:
 
 
 def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
-    """Reads what `save` wrote.
+    """Read the files that `save` wrote.
 
     Args:
       folder: with the two files.
@@ -107,22 +107,22 @@ def load(folder: Path, fields: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def _tuple(value: Any) -> Any:
-    """Lists of JSON, and those in them, as tuples."""
+    """Convert lists of JSON, also nested ones, to tuples."""
     return tuple(map(_tuple, value)) if isinstance(value, list) else value
 
 
 def damaged(path: Path, what: str) -> InputError:
-    """An `InputError` for a file of a finished run: what is wrong with it, and what to do."""
+    """Return an `InputError` for a file of a finished run, with the cause and the remedy."""
     return InputError(f"{path} is damaged: {what}. {remedy(path.parent)}")
 
 
 def remedy(folder: Path) -> str:
-    """The remedy for an algorithm's folder that can't be read."""
+    """Return the remedy for an unreadable algorithm folder."""
     return f"Delete the folder {folder} and give its run's command again."
 
 
 def digest(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of all names, values, types, shapes and bytes."""
+    """Return the SHA-256 of names, values, types, shapes and bytes."""
     total = hashlib.sha256(json.dumps(plain, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -132,7 +132,7 @@ def digest(plain: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def _plain(value) -> float | str:
-    """Values without a JSON type: NumPy's numbers, and functions among hyperparameters, by name."""
+    """Convert values without a JSON type: NumPy's numbers, and functions to their names."""
     if callable(value):
         return ".".join(defined_at(value))
     return float(value)

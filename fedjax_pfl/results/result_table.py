@@ -1,4 +1,4 @@
-"""A result as a table, and as a picture of its accuracy."""
+"""Results as tables."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -17,12 +17,12 @@ MOST = 6  # further measures in one table
 
 
 def setting_names(result: "Result") -> list[str]:
-    """H names such as "top_k=3, learning_rate=0.1"; the algorithm's name if nothing was swept."""
+    """Return H names such as "top_k=3, learning_rate=0.1", or the algorithm's name."""
     return named_settings(result.settings) or [result.algorithm]
 
 
 def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
-    """The same for the values [H] of each setting, by name; [] without settings."""
+    """Return such names for the values [H] of each setting; [] without settings."""
 
     def text(name: str, value) -> str:
         return f"{name}={value:g}" if np.issubdtype(type(value), np.number) else f"{name}={value}"
@@ -32,7 +32,7 @@ def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def table(result: "Result", model: str) -> Table:
-    """The table of `Result.table`."""
+    """Return the table of `Result.table`."""
     result.require_scores()
     measure, more = result.measure(), result.measures[1:][:MOST]
     curve = measure.scale * result.curve(model)

@@ -1,4 +1,4 @@
-"""The scores of a result, and what they are over clients, rounds and samples."""
+"""Scores of a result, and summaries over clients, rounds and samples."""
 
 import numpy as np
 
@@ -10,10 +10,10 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 class Scored(Measurements):
-    """The scores, and the numbers that are made of them."""
+    """Scores with summaries."""
 
     def measure(self, name: str | None = None) -> Measure:
-        """The measure of that name, by default the headline of the task.
+        """Return the measure of a name; by default the task's headline.
 
         Raises:
           InputError: it was not measured.
@@ -27,7 +27,7 @@ class Scored(Measurements):
     def values(
         self, model: str = HEADLINE, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
-        """A measure of a named model, [S, H, E, N]; by default the headline of the task.
+        """Return a measure of a named model, [S, H, E, N]; by default the task's headline.
 
         Raises:
           InputError: no such model, split or metric was scored.
@@ -45,7 +45,7 @@ class Scored(Measurements):
         return self.scores[name]
 
     def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
-        """Accuracy [S, H, E, N] of a named model, of a classifier.
+        """Return a classifier's accuracy for a named model, [S, H, E, N].
 
         Raises:
           InputError: no such model or split was scored, or the task has no accuracy.
@@ -53,7 +53,7 @@ class Scored(Measurements):
         return self.values(model, split, "accuracy")
 
     def require_scores(self) -> None:
-        """Raises `InputError` where the rounds ended before the first that is scored."""
+        """Raise `InputError` if the run ended before the first scored round."""
         if not len(self.eval_rounds):
             raise InputError(
                 f"No round of this result was scored: it ends after round {self.rounds}, before "
@@ -63,7 +63,7 @@ class Scored(Measurements):
     def curve(
         self, model: str = HEADLINE, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
-        """Plain mean of a measure over clients, [S, H, E]; NaN in rounds without scores."""
+        """Return the plain mean of a measure over clients, [S, H, E]; NaN without scores."""
         accuracy = self.values(model, split, metric)
         mean, some = np.full(accuracy.shape[:-1], np.nan, accuracy.dtype), ~np.isnan(accuracy)
         scored = some.any(axis=-1)
@@ -71,7 +71,7 @@ class Scored(Measurements):
         return mean
 
     def pooled(self, model: str = HEADLINE) -> np.ndarray:
-        """The headline over all test samples of scored clients, [S, H, E].
+        """Return the headline over all test samples of scored clients, [S, H, E].
 
         For classifiers all correct predictions over all samples; NaN where the headline is no mean
         over samples, such as a perplexity.
@@ -87,7 +87,7 @@ class Scored(Measurements):
         return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
 
     def headline(self, name: str = summary.FIRST, model: str = HEADLINE) -> np.ndarray:
-        """One number for each run, [S, H]; accuracies are fractions.
+        """Return one number for each run, [S, H]; accuracies are fractions.
 
         Args:
           name: "final", "best" or "last_tenth" of the rounds' plain means over clients; "pfllib"
@@ -108,7 +108,7 @@ class Scored(Measurements):
     def participants(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
     ) -> np.ndarray:
-        """The headline over the clients that took part in the round just scored, [S, H, E].
+        """Return the headline over the clients of the round just scored, [S, H, E].
 
         Args:
           model, split: as of `values`.
@@ -132,7 +132,7 @@ class Scored(Measurements):
         return np.where(total > 0, mean, np.nan)
 
     def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
-        """Mean over the worst tenth of clients (at least one) after the last round, [S, H]."""
+        """Return the mean over the worst tenth of clients after the last round, [S, H]."""
         last = self.measure().worst_first(self.values(model)[:, :, -1])
         known = max(int((~np.isnan(last[0, 0])).sum()), 1)
         return last[..., : max(1, -(-known // 10))].mean(-1)

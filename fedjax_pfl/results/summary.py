@@ -1,4 +1,4 @@
-"""The one number of a run that a table leads with, and which one other libraries print."""
+"""Headline numbers of a run, including those of other libraries."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 class Headline(NamedTuple):
-    """How the accuracies of clients and rounds become one number.
+    """A rule that reduces the accuracies of clients and rounds to one number.
 
     Attributes:
       score: of the rounds, a name in `SCORES`.
@@ -45,27 +45,27 @@ CHOSEN_ON_TEST = "the round is chosen on test data"
 
 
 def headline_of(name: str) -> Headline:
-    """The headline of that name.
+    """Return the headline of a name.
 
     Raises:
-      InputError: there is none.
+      InputError: unknown name.
     """
     require_name("headline", name, HEADLINES)
     return HEADLINES[name]
 
 
 def check_pools(name: str, measure: Measure) -> None:
-    """Raises `InputError` for a headline over pooled samples of a measure that has none."""
+    """Raise `InputError` for a pooled headline of a measure that cannot be pooled."""
     if headline_of(name).average == "samples" and not measure.pools:
         others = [repr(one) for one, how in HEADLINES.items() if how.average != "samples"]
         raise InputError(
-            f"Headline {name!r} pools all test samples, and {measure.said} is no mean over samples:"
-            f" use {' or '.join(others)}."
+            f"Headline {name!r} pools all test samples, and {measure.label} is not a mean over "
+            f"samples: use {' or '.join(others)}."
         )
 
 
 def one_number(curves: np.ndarray, score: str, measure: Measure = ACCURACY) -> np.ndarray:
-    """[..., E] to [...], as `score` says; rounds that some run did not score are left out.
+    """Reduce [..., E] to [...] by the rule `score`, over rounds that every run scored.
 
     Raises:
       InputError: an unknown score.

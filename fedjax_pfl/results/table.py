@@ -1,4 +1,4 @@
-"""Tables of numbers, and their forms: Markdown, aligned text, LaTeX, HTML and CSV."""
+"""Tables of numbers, as Markdown, aligned text, LaTeX, HTML and CSV."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ _LATEX = {BOLD: r"\textbf{{{}}}", UNDERLINED: r"\underline{{{}}}"}
 
 
 def brief(value: Any) -> str:
-    """Three digits of a float; other values as they are."""
+    """Round floats to three digits; return other values unchanged."""
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
@@ -42,7 +42,7 @@ class Column:
     left: bool = False
 
     def cell(self, row: Row) -> str:
-        """The text of a row's value; missing values (None) are "-"."""
+        """Format a row's value; missing values (None) are "-"."""
         value = row.get(self.key)
         if value is None:
             return MISSING
@@ -52,13 +52,13 @@ class Column:
 def measured(
     key: str, title: str, measure: Measure, scale: float = 1.0, name: str | None = None
 ) -> Column:
-    """A column of a measure's values, multiplied by `scale`."""
+    """Return a column of a measure's values, multiplied by `scale`."""
     return Column(key, title, lambda row: measure.shown(scale * row[key]), name)
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of values with the notes below them.
+    """Rows of values, with notes.
 
     Attributes:
       columns: in order; those whose key is in no row are left out.
@@ -74,36 +74,36 @@ class Table:
 
     @classmethod
     def of_cells(cls, heading: Sequence[str], body: Sequence[Sequence[Any]]) -> "Table":
-        """A table of a heading and cells by position."""
+        """Return a table from a heading and cells by position."""
         columns = [Column(str(k), title, name=title) for k, title in enumerate(heading)]
         rows = [{str(k): cell for k, cell in enumerate(line)} for line in body]
         return cls(columns, rows)
 
     @property
     def _filled(self) -> list[Column]:
-        """The columns that some row has; all of a table without rows."""
+        """Return the columns with some value; all columns of a table without rows."""
         if not self.rows:
             return list(self.columns)
         return [one for one in self.columns if any(one.key in row for row in self.rows)]
 
     @property
     def _visible(self) -> list[Column]:
-        """The columns that readers see."""
+        """Return the columns that readers see."""
         return [one for one in self._filled if one.shown]
 
     def without(self, keys: Collection[str]) -> "Table":
-        """The table without some columns."""
+        """Return the table without some columns."""
         return replace(self, columns=[one for one in self.columns if one.key not in keys])
 
     @property
     def cells(self) -> list[list[str]]:
-        """The heading and the rows as readers see them, without emphasis."""
+        """Return the heading and the rows as text, without emphasis."""
         shown = self._visible
         body = [[one.cell(row) for one in shown] for row in self.rows]
         return [[one.title for one in shown], *body]
 
     def _emphasized(self, forms: Mapping[str, str], escaped: Callable[[str], str]) -> list:
-        """The rows without the heading, in a markup."""
+        """Return the rows without the heading, in a markup."""
         return [
             [
                 forms.get(self.emphasis.get((k, one.key), ""), "{}").format(escaped(one.cell(row)))
@@ -113,7 +113,7 @@ class Table:
         ]
 
     def to_markdown(self) -> str:
-        """A table of GitHub's Markdown, without notes.
+        """Format as a table of GitHub's Markdown, without notes.
 
         Where cells are bold, an asterisk in a cell is escaped.
         """
@@ -128,7 +128,7 @@ class Table:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
     def to_text(self) -> str:
-        """Aligned columns, without notes."""
+        """Format as aligned columns, without notes."""
         widths = [max(map(len, column)) for column in zip(*self.cells, strict=True)]
         lines = []
         for first, *others in self.cells:
@@ -137,7 +137,7 @@ class Table:
         return "\n".join(lines)
 
     def to_latex(self, align: str = "r") -> str:
-        """A `tabular` for the package booktabs; notes come first, as comments.
+        """Format as a `tabular` for the package booktabs; notes come first, as comments.
 
         Args:
           align: of all columns but the first.
@@ -151,14 +151,14 @@ class Table:
         return "\n".join([*(f"% {note}" for note in self.notes), *lines]) + "\n"
 
     def to_html(self) -> str:
-        """A table of HTML, without notes."""
+        """Format as an HTML table, without notes."""
         import pandas as pd
 
         heading, *body = self.cells
         return pd.DataFrame(body, columns=heading).to_html(index=False, border=0)
 
     def to_pandas(self) -> "pd.DataFrame":
-        """All values, unformatted; lists are texts with spaces between their items."""
+        """Return all values, unformatted; lists become text, separated by spaces."""
         import pandas as pd
 
         columns = self._filled
@@ -167,7 +167,7 @@ class Table:
         return pd.DataFrame(values, columns=names, dtype=object)
 
     def to_csv(self, missing: str = "") -> str:
-        """The same as CSV with a heading."""
+        """Format all values as CSV with a heading."""
         return self.to_pandas().to_csv(index=False, na_rep=missing, lineterminator="\r\n")
 
 
@@ -176,7 +176,7 @@ def _unnested(value: Any) -> Any:
 
 
 def latex_escaped(text: str) -> str:
-    """Text as LaTeX writes it."""
+    """Escape text for LaTeX."""
     return (
         "".join(f"\\{c}" if c in "%_&#" else c for c in text)
         .replace("±", r"$\pm$")

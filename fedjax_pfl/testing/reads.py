@@ -1,4 +1,4 @@
-"""Whether an algorithm declares whose state and samples its rounds need (`Algorithm.reads`)."""
+"""Check that an algorithm declares whose state and samples its rounds need (`Algorithm.reads`)."""
 
 from dataclasses import fields
 
@@ -10,7 +10,7 @@ from fedjax_pfl.federation.federation import Federation
 
 
 class _Cohort(OffloadedNeeds):
-    """Host state of toys: rows of more than two numbers, and nobody reads other clients'."""
+    """Offloaded state of toys, in which no client reads others' rows."""
 
     small, reads_others = 16, False  # pyright: ignore[reportAssignmentType] - not read from state
 
@@ -20,7 +20,7 @@ class _Others(_Cohort):
 
 
 def check_reads(algorithm: Algorithm, federation: Federation) -> None:
-    """Trace the programs of host state, as declared and with one declaration less.
+    """Trace programs with offloaded state, as declared and with one declaration less.
 
     Args:
       federation: of which not all clients take part in a round.
@@ -40,7 +40,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
 
 
 def _error(needs: OffloadedNeeds) -> str | None:
-    """Why the programs can't be traced; None where they can."""
+    """Return why the programs can't be traced, or None."""
     try:
         needs.traced()
     except (TypeError, AttributeError, ValueError) as error:

@@ -83,7 +83,7 @@ def check_algorithm(
         )
     if not vars(type(algorithm)).get("name"):
         raise InputError(
-            f"{type(algorithm).__name__} is no registered algorithm: decorate the class, a "
+            f"{type(algorithm).__name__} is not a registered algorithm: decorate the class, a "
             "subclass "
             "of Algorithm, with @algorithm('its_name')."
         )
@@ -103,9 +103,7 @@ def check_algorithm(
 @check
 @in_double_precision
 def partial_participation(algorithm: Algorithm) -> None:
-    """Absent clients keep their rows bit by bit and compute nothing, matrices are row-stochastic,
-    self-weights are their diagonals, all is finite.
-    """
+    """Check absent clients' rows, row-stochastic matrices, self-weights and finite states."""
     states, records = run_rounds(algorithm, _partial(algorithm))
     axes = client_axes(states[0])
     moved = set()
@@ -132,7 +130,7 @@ def partial_participation(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def bits(algorithm: Algorithm) -> None:
-    """Same seed, same bits, whatever the number of rounds in a chunk; another seed differs."""
+    """Check that equal seeds give equal bits for any chunk of rounds, and other seeds differ."""
     federation = algorithm.prepare(toy_for(algorithm))
     states = states_of(algorithm, federation)
     again = states_of(algorithm, federation, capacity=3)
@@ -150,7 +148,7 @@ def bits(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def executions(algorithm: Algorithm) -> None:
-    """Clients and seeds one by one, as lanes of a vmap, or on two devices, agree to rounding."""
+    """Check that clients and seeds one by one, as vmap lanes, or on two devices agree."""
     states, records = run_rounds(algorithm, _partial(algorithm))
     ways: dict[str, dict[str, Any]] = {
         "vmap": {"client_execution": "vmap", "seed_execution": "vmap"}
@@ -167,7 +165,7 @@ def executions(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def permutation(algorithm: Algorithm) -> None:
-    """Clients in another order are the same clients: their permanent ids decide."""
+    """Check that the order of clients does not matter, only their permanent ids."""
     order = np.array([3, 0, 4, 1, 2])
     states, records = run_rounds(algorithm, _partial(algorithm))
     moved, measured = run_rounds(algorithm, _partial(algorithm, order=order))
@@ -179,14 +177,14 @@ def permutation(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def divergence(algorithm: Algorithm) -> None:
-    """A client whose training overflows is reported; all others and all state stay finite."""
+    """Check that a client whose training overflows is reported and affects no other."""
     _diverging(algorithm, _partial)
 
 
 @check
 @in_double_precision
 def divergence_of_one_in_all(algorithm: Algorithm) -> None:
-    """The same with full participation."""
+    """Check divergence with full participation."""
     _diverging(algorithm, toy_for)
 
 
@@ -223,23 +221,21 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 @check
 @in_double_precision
 def recorded_steps(algorithm: Algorithm) -> None:
-    """The record has every step of `ctx.train`, and `schedules` names each schedule of it."""
+    """Check that every step of `ctx.train` is recorded and its schedule in `schedules`."""
     check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
 
 
 @check
 @in_double_precision
 def declared_reads(algorithm: Algorithm) -> None:
-    """`reads` declares whose state and samples a round needs, and no more than these."""
+    """Check that `reads` declares exactly the state and samples that a round needs."""
     check_reads(algorithm, _partial(algorithm))
 
 
 @check
 @in_double_precision
 def others_data(algorithm: Algorithm) -> None:
-    """The samples of absent and diverged clients, and the number of a diverged one's, change
-    nothing of the server or other clients.
-    """
+    """Check that samples of absent and diverged clients do not affect others."""
     _, records = run_rounds(algorithm, _partial(algorithm), 1)
     absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
     _unchanged_by(algorithm, _partial, absent, "absent")
@@ -281,7 +277,7 @@ def _unchanged_by(
 @check
 @in_double_precision
 def padding(algorithm: Algorithm) -> None:
-    """The rows that fill up a client's last minibatch change nothing."""
+    """Check that padding rows of a client's last minibatch have no effect."""
     made = (_partial(algorithm, padding=padding) for padding in (0, 2))
     before, after = (states_of(algorithm, federation, 2)[-1] for federation in made)
     assert_close(after, before, "padding rows of minibatches changed the state", 0)
@@ -290,9 +286,7 @@ def padding(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def uploads(algorithm: Algorithm) -> None:
-    """The server and other clients learn about a client only through `ctx.upload`, unless the
-    algorithm declares `channels`.
-    """
+    """Check that information leaves clients only by `ctx.upload` and declared `channels`."""
     if not algorithm.channels:
         _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
 
@@ -300,7 +294,7 @@ def uploads(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def models_of_some(algorithm: Algorithm) -> None:
-    """Models of some clients are the same rows as in the models of all clients."""
+    """Check that models of some clients are the same rows as in the models of all."""
     federation = algorithm.prepare(_partial(algorithm))
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
@@ -316,7 +310,7 @@ def models_of_some(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def one_client(algorithm: Algorithm) -> None:
-    """A federation of a single client runs, and its rows sum to one."""
+    """Check that a federation of a single client runs, with rows that sum to one."""
     states, records = run_rounds(algorithm, toy_for(algorithm, (6,), (3,)))
     _finite_and_stochastic(algorithm, states[-1], records[-1])
 
@@ -324,7 +318,7 @@ def one_client(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def stragglers(algorithm: Algorithm) -> None:
-    """Late clients, and clients too small for a single step, do no harm."""
+    """Check that late clients, and clients too small for a step, do no harm."""
     federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
     states, records = run_rounds(algorithm, federation)
     _finite_and_stochastic(algorithm, states[-1], records[-1])
@@ -335,18 +329,18 @@ def stragglers(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def settings_in_one_program(algorithm: Algorithm) -> None:
-    """Two learning rates as lanes of one program are the two single runs."""
+    """Check that two learning rates as lanes of one program equal the two single runs."""
     federation, one = _partial(algorithm), _partial(algorithm, learning_rate=0.1)
     rates = {"learning_rate": (0.3, 0.1)}
     swept = simulate(algorithm, federation, 2, settings=rates, chunk=CAPACITY)
-    alone = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
-    for name, scores in alone.scores.items():
+    single = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
+    for name, scores in single.scores.items():
         assert_close(swept.scores[name][0, 1], scores[0, 0], name)
 
 
 @check
 def no_recompilation(algorithm: Algorithm) -> None:
-    """New seeds, rounds, rates and traced hyperparameters compile nothing again."""
+    """Check that new seeds, rounds, rates and traced hyperparameters compile nothing again."""
     with jax.enable_x64(True):
         federation = _partial(algorithm)
         simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)

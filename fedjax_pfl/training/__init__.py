@@ -2,7 +2,7 @@
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.batching import COUNTED, Schedule, batch_indices
+from fedjax_pfl.federation.batching import COUNT_LIMIT, Schedule, batch_indices
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.lr_schedules import LR_SCHEDULES, register_lr_schedule
@@ -20,7 +20,7 @@ from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.training.local_step import LocalStep
 
 __all__ = [
-    "COUNTED",
+    "COUNT_LIMIT",
     "LR_SCHEDULES",
     "OPTIMIZERS",
     "SGD",

@@ -221,7 +221,7 @@ def local_step(
 
 
 def _with_keys_of_step(state: Tree, rng: jax.Array | None) -> Tree:
-    """An optimizer's state whose random keys have the step's folded in.
+    """Fold the step's key into random keys in an optimizer's state.
 
     Without it every client would draw the same numbers in every round.
 

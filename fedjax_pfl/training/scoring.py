@@ -12,7 +12,7 @@ from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
 from fedjax_pfl.execution.rows import homes_of, over_rows
-from fedjax_pfl.federation.batching import COUNTED
+from fedjax_pfl.federation.batching import COUNT_LIMIT
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.task import Task
@@ -202,8 +202,8 @@ def loss_matrix(
     count = jax.tree.leaves(candidates)[0].shape[0]
     if choice is None:
         choice = jnp.broadcast_to(jnp.arange(count), (rows.shape[0], count))
-    most, allowed = choice.shape[1] * part.capacity, f"below {COUNTED:,}"
-    require(most < COUNTED, "a client's samples times candidates", most, allowed)
+    most, allowed = choice.shape[1] * part.capacity, f"below {COUNT_LIMIT:,}"
+    require(most < COUNT_LIMIT, "a client's samples times candidates", most, allowed)
     sizes = part.size[rows]
     sizes = sizes if active is None else jnp.where(active, sizes, 0)
 
@@ -228,7 +228,7 @@ def loss_matrix(
         def one(candidate):
             model = trees.row(common.models, candidate)
             model = model if private is None else trees.join(model, private)
-            loss = scoring.alone(_Scored(row, model, size), common).loss
+            loss = scoring.run_row(_Scored(row, model, size), common).loss
             return loss / jnp.maximum(common.part.size[row], 1)
 
         return lax.map(one, chosen)

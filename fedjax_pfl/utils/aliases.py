@@ -152,7 +152,7 @@ _DEVICE = (
     "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"
 )
 _LATE = "--stragglers names late clients, --participation draws clients at random"
-_TOGETHER = "all clients train inside one program, and --client_execution says how"
+_TOGETHER = "all clients train inside one program, and --client_execution selects how"
 _ALL = "all clients with test samples are scored, and every round has as many clients"
 _WRITTEN = "metrics, the table and pictures are always written"
 _ON = "the same command continues a run that was stopped"
@@ -172,7 +172,7 @@ WITHOUT = _explanations(
         "mode numworkers": _TOGETHER,
         "nb numclasses": "the data set has its number of classes",
         "prev pv": _ON,
-        "resetoptimizeronglobalepoch": "an optimizer begins anew in every round, and "
+        "resetoptimizeronglobalepoch": "optimizers are reset in every round, and "
         "--keep_optimizer_state keeps its state",
         "warmup warmupsteps warmuprounds": "--lr_schedule=warmup_cosine begins with a warm-up",
         "savefig savelog savemetrics": _WRITTEN,

@@ -33,7 +33,7 @@ def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -
       purpose: a number that is folded into it; those of two functions differ.
 
     Raises:
-      TypeError: the function takes a key, and there is none.
+      TypeError: the function takes a key, but none was passed.
     """
     parameter = inspect.signature(function).parameters.get("key")
     if parameter is None or parameter.default is not inspect.Parameter.empty:

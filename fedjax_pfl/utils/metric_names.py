@@ -50,14 +50,14 @@ class Measure(NamedTuple):
         return RANGES.get(self.name, (-math.inf, math.inf))
 
     @property
-    def said(self) -> str:
+    def label(self) -> str:
         """Name in sentences."""
         return TITLES.get(self.name, self.name.replace("_", " "))
 
     @property
     def title(self) -> str:
         """Heading of a column, such as "Accuracy %"; an arrow means that lower is better."""
-        return self.heading(f"{self.said[:1].upper()}{self.said[1:]}")
+        return self.heading(f"{self.label[:1].upper()}{self.label[1:]}")
 
     def heading(self, what: str) -> str:
         """Return the heading of a column of values, such as "Best round %"."""
@@ -66,7 +66,7 @@ class Measure(NamedTuple):
     @property
     def axis(self) -> str:
         """Label of an axis, such as "accuracy, %"."""
-        named = f"{self.said}, %" if self.fraction else self.said
+        named = f"{self.label}, %" if self.fraction else self.label
         return named if self.higher else f"{named} (lower is better)"
 
     @property

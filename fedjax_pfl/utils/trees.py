@@ -24,7 +24,7 @@ MEMBERS = (
 )
 
 
-class NotHere(TypeError):
+class RowsNotOnDevice(TypeError):
     """The requested rows of a stack are not on the device."""
 
 
@@ -32,8 +32,9 @@ class Fetched:
     """A leaf [N, ...] of which only some rows are on the device while a function is traced.
 
     It is not an array: `take` of exactly these rows returns their values, `put` of them sets their
-    next values, and `take` of other rows reads them if possible. All other uses raise `NotHere`, or
-    a `TypeError` that names this class, so that nothing is computed without the rows it needs.
+    next values, and `take` of other rows reads them if possible. All other uses raise
+    `RowsNotOnDevice`, or a `TypeError` that names this class, so that nothing is computed without
+    the rows it needs.
 
     Attributes:
       values: [M, ...].
@@ -69,11 +70,11 @@ class Fetched:
 
     def __getitem__(self, rows: Any) -> jax.Array:
         if rows is not self.rows:
-            raise NotHere("Fetched: other rows than those that are on the device.")
+            raise RowsNotOnDevice("Fetched: other rows than those that are on the device.")
         return self.values
 
     def _needs_all(self, *_: Any, **__: Any) -> Any:
-        raise NotHere("Fetched: all rows of a stack of which some are on the device.")
+        raise RowsNotOnDevice("Fetched: all rows of a stack of which some are on the device.")
 
     __array__ = __iter__ = __bool__ = __eq__ = __ne__ = (
         _needs_all  # defaults of objects would be wrong
@@ -245,7 +246,7 @@ def join(shared: Tree, private: Tree) -> Tree:
 
 
 def assemble(server: Tree, own: Tree) -> Stack | Broadcast:
-    """Clients' models of the server's shared leaves and their own private ones.
+    """Combine the server's shared leaves and the clients' private ones into models.
 
     Args:
       server: the shared half of one model, as `LeafPlan.split` returns it.

@@ -16,7 +16,7 @@ import fedjax_pfl as pfl
 from experiments.planning import targets
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.engine import program
-from fedjax_pfl.engine.request import checked_program
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.execution.mesh import AXIS, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.testing.toys import toy_for

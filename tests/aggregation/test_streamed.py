@@ -87,5 +87,5 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
 
 def test_without_a_reader_nothing_is_computed():
     leaf = trees.Fetched(jnp.ones((2, 3)), ROWS, COUNT)
-    with pytest.raises((trees.NotHere, TypeError), match="Fetched"):
+    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="Fetched"):
         similarity.cosines([jnp.ones((2, 3))], [leaf])

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cfl import largest_between, second_halves
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import CAPACITY, SEEDS, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import keys
@@ -215,7 +215,7 @@ def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():
 
 def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     case = Case()
-    left, new = without_new_clients(case.federation, 2)
+    left, new = split_new_clients(case.federation, 2)
     chooser = algorithm(max_clusters=3)
     (start,) = states_of(chooser, left, 0)
     at = case.samples(3)

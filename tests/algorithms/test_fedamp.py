@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.algorithms.fedamp import State
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
@@ -76,7 +76,7 @@ def test_private_layers_are_not_compared():
 @pytest.mark.parametrize("name", ["fedamp", pytest.param("heurfedamp", marks=pytest.mark.thorough)])
 def test_new_clients_are_mixed_once(name):
     """Each as one more client beside those that were there, and with no larger alpha."""
-    federation, new = without_new_clients(toy_federation(validation_size=0), 2)
+    federation, new = split_new_clients(toy_federation(validation_size=0), 2)
     settings = {"sigma": 2.0}
     if name == "fedamp":
         settings["alpha"] = 1.0  # the largest for three clients, not for four

@@ -79,7 +79,7 @@ def test_without_normalisation_it_would_be_fedavg_and_is_refused():
 def test_another_policy_is_told():
     algorithm = pfl.make_algorithm("fedbn")
     for policy, told in (
-        ("shared", ["batch-norm is shared, as batch_norm says"]),
+        ("shared", ["batch-norm is shared, as set by batch_norm"]),
         (None, []),
         ("local", []),
     ):

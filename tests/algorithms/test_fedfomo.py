@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.algorithms import fedfomo as downloads
 from fedjax_pfl.algorithms.fedfomo import State, first_order
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
@@ -159,7 +159,7 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
 def test_new_clients_mix_once(validation_size):
     """Their own model with those of random others, by their validation samples."""
     case = Case(rounds=1, validation_size=validation_size)
-    federation, new = without_new_clients(case.federation, 2)
+    federation, new = split_new_clients(case.federation, 2)
     algorithm = pfl.make_algorithm("fedfomo", {"downloads": 1})
     uploads = np.array([0, -1, 1])  # the second never sent a model
 

@@ -90,10 +90,10 @@ def test_with_everything_shared_it_is_fedavg(settings, options):
 @pytest.mark.parametrize(
     ("share", "remarks"),
     [
-        ("all", ["shares all layers, as share says"]),
-        ("head", ["shares the head, as share says"]),
+        ("all", ["shares all layers, as set by share"]),
+        ("head", ["shares the head, as set by share"]),
         ("body", []),
-        (lambda path: "kernel" in path, ["shares fc_0, head, as share says"]),
+        (lambda path: "kernel" in path, ["shares fc_0, head, as set by share"]),
     ],
 )
 def test_the_user_has_the_last_word_and_the_table_says_so(share, remarks):

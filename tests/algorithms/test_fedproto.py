@@ -307,7 +307,7 @@ def test_what_can_not_be(settings, network, said):
 
 def test_a_reader_is_told_what_megabytes_and_scores_are():
     one = algorithm()
-    told = "models stay with their clients, mean features of classes travel"
+    told = "models stay with their clients, mean features of classes are sent"
     federation = one.prepare(toy_federation())
     scored = "scored by the nearest prototype among {}; its head's score is called head"
     assert one.remarks(federation) == [told, scored.format("all classes")]

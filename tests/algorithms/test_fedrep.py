@@ -180,5 +180,5 @@ def test_remarks():
         "scored after 2 local epochs of the head on a copy, after the last round only"
     ]
     assert algorithm().remarks(algorithm().prepare(toy_federation(share="all"))) == [
-        "shares all layers, as share says"
+        "shares all layers, as set by share"
     ]

@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
@@ -198,7 +198,7 @@ def test_gradients_are_averaged_over_those_that_are_not_late():
 
 def test_a_new_client_trains_the_model_that_fits_it_best():
     case, steps = Case(), 2
-    left, new = without_new_clients(case.federation, 2)
+    left, new = split_new_clients(case.federation, 2)
     states = states_of(algorithm(clusters=3), left, 2)
     new = new.with_training(local_steps=steps)
     made = final_in(states[-1], algorithm(clusters=3), left, 2).personalize(new)

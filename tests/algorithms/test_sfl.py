@@ -10,7 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import sfl as sfl_graphs
 from fedjax_pfl.algorithms.sfl import slope, squares
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models, over
@@ -91,7 +91,7 @@ def test_without_an_upload_nothing_is_spread():
 
 def test_a_new_client_is_held_near_those_that_share_its_labels():
     case = Case(seed=1)
-    left, new = without_new_clients(case.federation, 2)
+    left, new = split_new_clients(case.federation, 2)
     states = states_of(algorithm(), left, 2)
     new = new.with_training(local_steps=2)
     made = final_in(states[-1], algorithm(), left, 2).personalize(new)
@@ -115,7 +115,7 @@ def test_a_new_client_is_held_near_those_that_share_its_labels():
 @pytest.mark.parametrize("settings", [{"relation": ring}, {"graph": "neighbours"}])
 def test_a_new_client_has_no_place_in_another_graph(settings):
     """Then it makes no difference what the others' models are."""
-    left, new = without_new_clients(toy_federation(), 2)
+    left, new = split_new_clients(toy_federation(), 2)
     chooser, key = algorithm(**settings), jax.random.key(0)
 
     @jax.jit

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.engine.new_clients import without_new_clients
+from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep
 from tests.algorithms.norms import ConvNorm, everyones
@@ -66,7 +66,7 @@ def test_a_frozen_head_stays_whatever_the_optimizer_does(frozen):
 def test_new_clients_train_what_rounds_leave_frozen(frozen):
     told, states, _ = frozen
     final = final_in(states[-1], FrozenHead(), told.federation, ROUNDS)
-    _, new = without_new_clients(told.federation, 1)
+    _, new = split_new_clients(told.federation, 1)
     head = jax.tree.map(lambda leaf: leaf[0, 0], final.personalize(new))["params"]["head"]
     assert (abs(head["kernel"] - told.initial()["head"]["kernel"]) > 1e-3).any()
 

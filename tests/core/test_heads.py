@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
-from fedjax_pfl.engine.new_clients import score_new_clients, without_new_clients
+from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.harness import TwoLayers, dense
@@ -137,7 +137,7 @@ def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
 
 def test_new_clients_get_what_the_algorithm_asks_for(two_headed):
     told, result = two_headed
-    final, (_, new) = result.final, without_new_clients(told.federation, 1)
+    final, (_, new) = result.final, split_new_clients(told.federation, 1)
     models = jax.eval_shape(lambda: final.personalize(new))
     assert models["params"]["personal_head"]["kernel"].shape == (1, 1, 5, 3)
     assert score_new_clients(final, new, steps=(1,)).shape == (1, 1, 1, 1)

@@ -92,7 +92,7 @@ def test_scalings_of_another_type(value):
 def test_scaled_samples_are_not_divided_by_255_once_more(name):
     x = np.random.default_rng(0).uniform(-1, 1, (3000, 2, 2, 1)).astype(np.float32)
     labels = np.zeros(len(x), int)
-    with pytest.raises(InputError, match=f"'a' lie in -1..1, and input scaling '{name}' would"):
+    with pytest.raises(InputError, match=f"'a' are in -1..1, and input scaling '{name}' would"):
         input_scaling(name, dataset_from_arrays("a", x, labels))
     assert np.isfinite(scaled("raw", dataset_from_arrays("a", x, labels))).all()
     x[-1] = 2  # any value beyond them says that these are no fractions of 1

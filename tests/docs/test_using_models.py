@@ -49,11 +49,11 @@ def test_adapters_and_frozen_leaves_join_the_plain_network(names):
     """The model of the page's run stays as it is; one with adapters predicts as its federation."""
     dataset, key = names["dataset"], jax.random.key(0)
     options = {"lora_rank": 2, "lora_alpha": 6.0, "input_scaling": "raw"}
-    federation = pfl.federate(dataset, names["partition"], "mlp", **options).begun(key)
+    federation = pfl.federate(dataset, names["partition"], "mlp", **options).with_backbone(key)
     model = jax.tree.map(lambda leaf: leaf + 0.1, federation.initial_model(key))
     assert "lora_b" in model["params"]["fc_0"] and "kernel" not in model["params"]["fc_0"]
     images = names["images"][:3] / 16
-    got = names["network"].apply(names["whole"](model, federation.backbone, 3.0), images)
+    got = names["network"].apply(names["full_model"](model, federation.backbone, 3.0), images)
     np.testing.assert_allclose(got, federation.task.predict(model, images), rtol=1e-4, atol=1e-5)
 
 

@@ -10,7 +10,7 @@ from experiments import run
 from fedjax_pfl.algorithms.weight_erosion import _passes
 from fedjax_pfl.data.federated import make_split
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
-from fedjax_pfl.federation.batching import COUNTED, MAX_STEPS, Schedule
+from fedjax_pfl.federation.batching import COUNT_LIMIT, MAX_STEPS, Schedule
 from fedjax_pfl.testing.toys import toy_federation as toys
 from fedjax_pfl.training.client_loop import run_clients
 
@@ -97,7 +97,7 @@ def test_unshuffled_batches_count_the_steps_of_all_rounds():
     settings = {"guidance_epochs": 100_000}
     federation = toy_federation(batch_order="partition")
     with pytest.raises(pfl.InputError, match="but unshuffled batches"):
-        check("feddwa", settings, federation=federation, rounds=COUNTED - 1)
+        check("feddwa", settings, federation=federation, rounds=COUNT_LIMIT - 1)
 
 
 def test_one_run_for_each_alice():
@@ -106,7 +106,7 @@ def test_one_run_for_each_alice():
     check("waffle", federation=federation)
     count = federation.num_clients
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedjax_pfl.training.COUNTED", MAX_STEPS * count)
+        patch.setattr("fedjax_pfl.training.COUNT_LIMIT", MAX_STEPS * count)
         with pytest.raises(pfl.InputError, match="one run for each Alice"):
             check("waffle", {"everyone": True}, federation=federation)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine import request
+from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine.final_models import Final
-from fedjax_pfl.engine.new_clients import score_new_clients, with_samples, without_new_clients
+from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients, with_samples
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys, trees
 from tests.engine.finals import final_of
@@ -23,7 +23,7 @@ def federation(**options):
 
 def test_who_is_new_changes_nobody_elses_data():
     whole = federation(participation=0.6)
-    left, new = without_new_clients(whole, 2)
+    left, new = split_new_clients(whole, 2)
     assert (left.num_clients, new.num_clients) == (3, 2)
     assert left.data.ids.tolist() == [0, 1, 2] and new.data.ids.tolist() == [3, 4]
     assert left.participation.cohort_size == 2  # 0.6 of 3
@@ -46,14 +46,14 @@ def test_local_training_of_those_left_is_what_it_was():
     """Batches depend on permanent ids: without a server, missing clients change nothing."""
     algorithm = pfl.make_algorithm("local")
     whole = states_of(algorithm, federation(), 3)[-1].models
-    left = states_of(algorithm, without_new_clients(federation(), 2)[0], 3)[-1].models
+    left = states_of(algorithm, split_new_clients(federation(), 2)[0], 3)[-1].models
     assert_close(left, trees.take(whole, np.arange(3)), "those left", 1e-6)
 
 
 def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
-    left, _ = without_new_clients(federation(validation_size=2), 2)
-    _, new = without_new_clients(federation(validation_size=0), 2)
-    final = Final(request.checked_program(pfl.make_algorithm("fedfomo"), left), None)
+    left, _ = split_new_clients(federation(validation_size=2), 2)
+    _, new = split_new_clients(federation(validation_size=0), 2)
+    final = Final(arguments.checked_program(pfl.make_algorithm("fedfomo"), left), None)
     with pytest.raises(pfl.InputError, match="fedfomo uses validation samples, and no client has"):
         final.personalize(new)
 
@@ -61,7 +61,7 @@ def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
 @cache
 def trained(name):
     """(the end of two runs in which the last two clients took no part, these two)."""
-    left, new = without_new_clients(federation(validation_size=0), 2)
+    left, new = split_new_clients(federation(validation_size=0), 2)
     return final_of(pfl.make_algorithm(name), left), new
 
 
@@ -113,11 +113,11 @@ def test_fewer_samples_are_the_first_ones():
 @pytest.mark.parametrize("count", [0, 5, -1])
 def test_somebody_must_be_left(count):
     with pytest.raises(pfl.InputError, match=r"new_clients must be in 1..4 of 5 clients"):
-        without_new_clients(federation(), count)
+        split_new_clients(federation(), count)
 
 
 def test_a_straggler_can_not_be_new():
     with pytest.raises(pfl.InputError, match="client 3 of them is a straggler"):
-        without_new_clients(federation(stragglers={3: 1}), 2)
-    left, _ = without_new_clients(federation(stragglers={1: 2}), 2)
+        split_new_clients(federation(stragglers={3: 1}), 2)
+    left, _ = split_new_clients(federation(stragglers={1: 2}), 2)
     assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.engine import offloaded_needs, offloaded_state, request
+from fedjax_pfl.engine import arguments, offloaded_needs, offloaded_state
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.state_store import Address, HostStore, Reader
@@ -101,7 +101,7 @@ def test_results_have_the_same_bits(name):
 def test_a_replicated_model_is_one_row_before_the_first_round(name, settings, options, rows):
     algorithm = pfl.make_algorithm(name, settings)
     host, device = (
-        request.checked_program(algorithm, federation(where, **options)).start()
+        arguments.checked_program(algorithm, federation(where, **options)).start()
         for where in ("host", "device")
     )
     assert {leaf.shape[1] for leaf in host.store.first} == rows
@@ -182,12 +182,12 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
 )
 def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, options, said):
     with pytest.raises(pfl.InputError, match=said):
-        request.checked_program(pfl.make_algorithm(name), federation("host", **options))
+        arguments.checked_program(pfl.make_algorithm(name), federation("host", **options))
 
 
 def test_a_program_that_reads_others_rows_is_known():
     """And no plan is made of it: other tests run programs that do not read."""
-    program = request.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
+    program = arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host"))
     with pytest.raises(pfl.InputError, match="A plan does not count the models of other clients"):
         program.lowered(jax.devices()[:1])
 
@@ -195,7 +195,7 @@ def test_a_program_that_reads_others_rows_is_known():
 def test_processes_do_not_read_others_rows(monkeypatch):
     monkeypatch.setattr(offloaded_needs, "several", lambda: True)
     with pytest.raises(pfl.InputError, match="fedamp needs models"):
-        request.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
+        arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
 
 @pytest.mark.slow
@@ -236,13 +236,13 @@ def test_each_run_reads_its_own_rows():
     ],
 )
 def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):
-    program = request.checked_program(pfl.make_algorithm("fedper"), federation("host", **options))
+    program = arguments.checked_program(pfl.make_algorithm("fedper"), federation("host", **options))
     assert any(program.layout.hosted)
 
 
 def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
-    program = request.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
+    program = arguments.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
     needs = program.memory().total
     assert type(fit_memory(program, needs)[0]) is type(program)
     with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
@@ -260,7 +260,7 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
     assert used_up == [True, False]  # a round uses its rows up, scoring does not
     asked = federation("device", **many)
     with pytest.raises(pfl.InputError, match="would take about"):
-        fit_memory(request.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
+        fit_memory(arguments.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
 def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
     rows = jnp.array([1, 2])
     leaf = trees.Fetched(jnp.ones((2, 3)), rows, 5)
-    with pytest.raises((trees.NotHere, TypeError), match="Fetched"):
+    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="Fetched"):
         use(leaf)
     np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
     assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine import request, runner
+from fedjax_pfl.engine import arguments, runner
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.testing.toys import toy_federation
 
@@ -177,7 +177,7 @@ def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
     [("feddwa", False), ("lga", False), ("plga", True), ("waffle", True), ("apple", True)],
 )
 def test_which_rounds_depend_on_their_number(name, depends):
-    program = request.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
+    program = arguments.checked_program(pfl.make_algorithm(name), federation(), ROUNDS)
     assert runner.depends_on_num_rounds(program, 4, 5) is depends
 
 
@@ -190,7 +190,7 @@ def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
 def test_rates_may_depend_on_the_number_of_rounds():
     for factor, depends in ((lambda t, n: 1 / (1 + t), False), (lambda t, n: 1 - t / n, True)):
         fed = federation(lr_schedule=factor)
-        program = request.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
+        program = arguments.checked_program(pfl.make_algorithm("fedavg"), fed, ROUNDS)
         assert runner.depends_on_num_rounds(program, 4, 5) is depends
 
 

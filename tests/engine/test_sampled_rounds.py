@@ -8,7 +8,7 @@ from jax.extend import core
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core import checks
-from fedjax_pfl.engine import request
+from fedjax_pfl.engine import arguments
 from fedjax_pfl.testing.toys import toy_federation
 
 COUNT = 200  # clients, with models of leaves of 15 and 20 numbers
@@ -37,7 +37,7 @@ def test_all_clients_models_are_written_in_place_alone(name):
         dtype="float32",
         validation_size=int(name == "fedfomo"),
     )
-    runs = request.checked_program(pfl.make_algorithm(name), federation).runs
+    runs = arguments.checked_program(pfl.make_algorithm(name), federation).runs
     run = jax.tree.map(lambda leaf: leaf[0], runs)
 
     def after(state, t):

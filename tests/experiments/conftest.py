@@ -10,13 +10,13 @@ import pytest
 
 from experiments.cli import devices
 from experiments.outputs import run_files
-from fedjax_pfl.data.whole_files import aside
+from fedjax_pfl.data.atomic_files import atomic_write
 
 DRAW = run_files.write_picture
 
 
 def blank(path, figure):
-    with aside(path) as part:
+    with atomic_write(path) as part:
         part.write_bytes(b"blank")
 
 

@@ -238,4 +238,4 @@ def test_names_of_algorithms_are_ours_in_the_flags():
 def test_output_below_a_file(tmp_path, capsys):
     (tmp_path / "file").write_text("x")
     assert call(f"--output_dir={tmp_path / 'file' / 'out'}") == 2
-    assert "no writable folder" in capsys.readouterr().err
+    assert "not a writable folder" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     words = [f"--runs={by_data}", "--pivot=dataset", "--spread=interval"]
     assert compare.main(["compare", *words]) == 0
     out = capsys.readouterr().out
-    assert "* extends beyond the scale: such an interval says little" in out and "* |" in out
+    assert "* extends beyond the scale: such an interval is uninformative" in out and "* |" in out
 
 
 def test_what_a_pivot_refuses(by_data, tmp_path, capsys):

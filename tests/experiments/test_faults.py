@@ -16,7 +16,7 @@ from experiments import run, sweep
 from experiments.cli import console as shown
 from experiments.cli import run_folder
 from experiments.outputs import run_files
-from fedjax_pfl.data import whole_files
+from fedjax_pfl.data import atomic_files
 
 from .conftest import drawing
 
@@ -87,7 +87,7 @@ def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
             rename(source, target)
 
         with monkeypatch.context() as patch:
-            patch.setattr(whole_files.os, "replace", full)
+            patch.setattr(atomic_files.os, "replace", full)
             assert call(folder) == 1, name
         sentence = error_line(capsys)
         assert f"{name} can't be written: No space left on device. {GOES_ON}" in sentence
@@ -288,7 +288,7 @@ def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
         rename(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(whole_files.os, "replace", full)
+        patch.setattr(atomic_files.os, "replace", full)
         assert sweep.main(["sweep", *words]) == 1
     sentence = error_line(capsys)
     assert "result.json can't be written: No space left on device" in sentence
@@ -301,7 +301,7 @@ def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
 
 def test_aside_leaves_nothing(tmp_path):
     run_files.write_json(tmp_path / "a.json", {"a": 1})
-    with pytest.raises(RuntimeError), whole_files.aside(tmp_path / "a.json") as part:
+    with pytest.raises(RuntimeError), atomic_files.atomic_write(tmp_path / "a.json") as part:
         part.write_text("half")
         raise RuntimeError
     assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}

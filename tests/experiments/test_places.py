@@ -13,7 +13,7 @@ def test_places_that_can_not_be(tmp_path, capsys):
         tmp_path / "link": "it is a link to",
         tmp_path / ("x" * 300): "File name too long",
         tmp_path / ("x" * 252): "names have at most 249 bytes",
-        tmp_path / "file" / "x": "is no writable folder",
+        tmp_path / "file" / "x": "is not a writable folder",
         "~nobody-of-that-name/x": "there is no such home folder",
         tmp_path / "a\0b": "must be a path in UTF-8 without NUL",
     }

@@ -78,7 +78,7 @@ def test_the_flag_is_for_all_of_them_and_the_table_says_where_it_wins(tmp_path, 
     folder = tmp_path / "out"
     words = ("--algorithms=fedavg,fedper", "--share=all")
     assert call(folder, *words) == 0
-    assert "fedper: shares all layers, as share says." in capsys.readouterr().out
+    assert "fedper: shares all layers, as set by share." in capsys.readouterr().out
     first, second = (np.load(folder / name / "clients.npz") for name in ("fedavg", "fedper"))
     for name in first:
         if "test" in name:

@@ -9,7 +9,7 @@ import pytest
 
 from fedjax_pfl import InputError
 from fedjax_pfl.data.federated import make_split
-from fedjax_pfl.federation.batching import COUNTED, MAX_STEPS
+from fedjax_pfl.federation.batching import COUNT_LIMIT, MAX_STEPS
 from fedjax_pfl.training import Schedule, batch_indices
 
 KEY = jax.random.key(0)
@@ -145,10 +145,10 @@ def test_steps_that_int32_can_not_count():
     ):
         with pytest.raises(InputError, match=rf"local steps in a round, but at most {MAX_STEPS:,}"):
             schedule.check_counts(7)
-    Schedule(epochs=5, shuffle=False).check_counts(10, COUNTED // 5)
-    Schedule(epochs=5).check_counts(10, COUNTED - 1)  # these do not go on where they stopped
+    Schedule(epochs=5, shuffle=False).check_counts(10, COUNT_LIMIT // 5)
+    Schedule(epochs=5).check_counts(10, COUNT_LIMIT - 1)  # these do not go on where they stopped
     with pytest.raises(InputError, match=r"in 429,496,730 rounds, but unshuffled batches can be"):
-        Schedule(epochs=5, shuffle=False).check_counts(10, COUNTED // 5 + 1)
+        Schedule(epochs=5, shuffle=False).check_counts(10, COUNT_LIMIT // 5 + 1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
 from fedjax_pfl.execution.rows import homes_of
-from fedjax_pfl.federation.data_sharding import on_mesh, spread
+from fedjax_pfl.federation.data_sharding import distribute, on_mesh
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.engine.multi_process import ALGORITHMS
 
@@ -70,7 +70,7 @@ def test_a_device_has_its_own_clients_samples_and_no_others():
 
 def test_one_process_keeps_its_federation():
     federation = toy_federation(dtype="float32")
-    assert spread(federation) is federation
+    assert distribute(federation) is federation
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from fedjax_pfl.execution import combining
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.federation import data_sharding, process_local_data
-from fedjax_pfl.federation.data_sharding import on_mesh, spread
+from fedjax_pfl.federation.data_sharding import distribute, on_mesh
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import trees
@@ -27,7 +27,7 @@ def test_a_cohorts_samples_are_its_own():
                 for one in (cut, data)
             )
             jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
-    with pytest.raises(trees.NotHere):
+    with pytest.raises(trees.RowsNotOnDevice):
         replace(cut, there=jnp.array([0, 3])).check_there(jnp.array([0, 3]))
 
 
@@ -51,7 +51,7 @@ def test_a_process_keeps_its_own_clients_samples(monkeypatch):
         monkeypatch.setattr(module, "several", lambda: True)
     for number in range(2):
         monkeypatch.setattr(combining, "index", lambda number=number: number)
-        held = spread(made).data
+        held = distribute(made).data
         assert held.own.tolist() == [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]][number]
         assert len(held.samples) < len(data.samples)
         assert held.content() == data.content()

@@ -72,7 +72,7 @@ def test_trees_and_files_give_the_same(tmp_path):
         one = federation(initial_model=given)
         assert_given(one, wanted)
         assert str(one.initial_match) == "4 of 4 leaves given (43 of 43 numbers)"
-        assert one.begins_alike
+        assert one.same_initial_model
 
 
 def test_what_matched_and_what_not_is_said(tmp_path):
@@ -89,7 +89,7 @@ def test_what_matched_and_what_not_is_said(tmp_path):
     assert_given(one, values("fc_0/kernel", "fc_0/bias"))
     drawn = initial(federation())["head"]["kernel"]
     np.testing.assert_array_equal(initial(one)["head"]["kernel"], drawn)
-    assert not one.begins_alike
+    assert not one.same_initial_model
 
 
 def test_half_precision_is_read(tmp_path):
@@ -226,13 +226,13 @@ def test_a_frozen_head_has_no_personal_one_beside_it():
 def test_frozen_statistics_stay_too():
     one = federation(model=OverflowingNormed(3, (5,)), freeze="fc_0,bn")
     assert one.plan.paths == ("params/head/bias", "params/head/kernel")
-    backbone = jax.eval_shape(lambda: one.begun(jax.random.key(0)).backbone)
+    backbone = jax.eval_shape(lambda: one.with_backbone(jax.random.key(0)).backbone)
     assert set(backbone) == {"params", "batch_stats"}
     pfl.Simulation(pfl.make_algorithm("fedavg"), one).estimate_memory(fit=True)
 
 
 def test_new_clients_have_them():
-    trained, new = pfl.engine.without_new_clients(
+    trained, new = pfl.engine.split_new_clients(
         federation(freeze="fc_0", initial_model=values()), 2
     )
     result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)

@@ -40,7 +40,7 @@ def test_help_names_every_option():
     assert said == list(signature.parameters)
     for name, one in KNOWN.items():
         assert signature.parameters[name].default == one.default
-        assert one.meaning and "{" not in one.said().replace("{'", "").replace("{0", "")
+        assert one.meaning and "{" not in one.text().replace("{'", "").replace("{0", "")
     assert "'shuffled', 'fresh', 'partition' or 'by_class'" in pfl.federate.__doc__
 
 

@@ -181,7 +181,11 @@ def planned(args, target, output):
 
 PLAN = {(targets, "check_installed"): None, (plan, "plan"): planned,
         (targets.Target, "devices"): lambda self: jax.local_devices()[:1]}  # fmt: skip
-MEASURED = {(benchmark, "_measure"): {}, (benchmark, "_apart"): {}, (benchmark, "aside"): checked}
+MEASURED = {
+    (benchmark, "_measure"): {},
+    (benchmark, "_apart"): {},
+    (benchmark, "atomic_write"): checked,
+}
 COMMANDS = (
     ("run", 105, run.main, {(run, "run"): 0}, run_flags, SMALL, RULES),
     ("partition", 60, partition.main, {(partition, "write"): None},

@@ -105,7 +105,7 @@ def run(
         and "cloud" for HeurFedAMP.
       heuristic: HeurFedAMP's weights in the place of FedAMP's.
       self_weight: xi_ii of HeurFedAMP; None is 1 / N.
-      sizes: unused: clients weigh by their models alone.
+      sizes: unused: clients weigh only by their models.
 
     Returns:
       After every round, "personalized": [N models], "cloud": {client: u_i} of the cohort and

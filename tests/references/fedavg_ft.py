@@ -42,7 +42,7 @@ def run(
         when the model after round t is scored; None leaves the fine-tuned models out, of all
         rounds or of one.
       tuning_rate: one rate per round; None takes the round's learning rate.
-      tuning_budget: (F, B): fine-tune after the last round alone, on the first `budget(F, n_i, B)`
+      tuning_budget: (F, B): fine-tune only after the last round, on the first `budget(F, n_i, B)`
         batches; None fine-tunes after every round, on all batches.
       tuning_pull: weight of the pull towards the global model while fine-tuning.
       train: the reference that trains the global model.

@@ -47,7 +47,7 @@ def run(
 
     Args:
       initial, clients, rounds, x, y, cohorts, batches, learning_rate: as in `fedavg.run`.
-      sizes: n_i, read by the scaling "size" alone: the averages are uniform.
+      sizes: n_i, read only by the scaling "size": the averages are uniform.
       alpha: above 0.
       scaling: each client's alpha, one of `SCALINGS`.
 

@@ -143,7 +143,7 @@ def run(
       fallback: without a positive weight the client trains on from "trained", Theta_i, or falls
         back to "start", s_i, as the published code does.
       self_affinity: the diagonal of the affinities at first; the rest is 0.
-      sizes: unused: clients weigh by their models' losses alone.
+      sizes: unused: clients weigh only by their models' losses.
 
     Returns:
       After every round, "personalized": [s_i], mixed and not trained, "trained": [Theta_i],

@@ -6,7 +6,7 @@ from tests.references import fedavg_ft, fedprox
 def run(initial, clients, rounds, *, mu, **options):
     """Trains as FedProx does; fine-tuned copies are scored and thrown away.
 
-    The proximal term belongs to the training: copies fine-tune on the loss alone unless
+    The proximal term belongs to the training: copies fine-tune only on the loss unless
     `tuning_pull` holds them too.
 
     Args:

@@ -37,7 +37,7 @@ def run(
       head_batches: likewise of the head's steps, which come first, the body frozen.
       learning_rate: one rate per round.
       weighting: of the bodies, "size" or "uniform".
-      final_head_batches: [i], those of a pass over the head alone, taken by every client after
+      final_head_batches: [i], those of a pass over only the head, taken by every client after
         the last round.
 
     Returns:

@@ -34,7 +34,7 @@ def generic_loss(model, x, y, offset):
 
 
 def personal_loss(model, own, x, y):
-    """Plain cross-entropy of both heads' logits, and its gradient by the personal head alone."""
+    """Plain cross-entropy of both heads' logits, and its gradient by only the personal head."""
     inner = features(model, x)
     loss, slope = cross_entropy(linear(model["head"], inner) + linear(own, inner), y)
     return loss, {"kernel": inner.T @ slope, "bias": slope.sum(axis=0)}

@@ -162,7 +162,7 @@ def retained_blocks(weights, client, count):
 
 
 def with_retained(weights, client, mask):
-    """alpha_i with the rows of the retained blocks those of the client alone."""
+    """alpha_i with the rows of the retained blocks with weight only on the client."""
     return np.where(mask[:, None], np.eye(weights.shape[1])[client], weights)
 
 

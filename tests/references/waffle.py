@@ -110,7 +110,7 @@ def run(
         then both are these.
       sizes: unused.
 
-    Under sampling CalcWeights looks at the cohort alone: absent agents have a raw weight of 0 in
+    Under sampling CalcWeights uses only the cohort: absent agents have a raw weight of 0 in
     that round, and abar is normalised over the members present. Without Alice nothing changes.
 
     Returns:

@@ -44,7 +44,7 @@ def write(root, files):
         ),
         (
             {"house/top": "import house.right", "house/right": ""},
-            ["house/top.py:1: house.top imports house.right: top may import left alone."],
+            ["house/top.py:1: house.top imports house.right: top may import only left."],
         ),
         (
             {
@@ -52,7 +52,7 @@ def write(root, files):
                 "house/__init__": "from house.right import b",
                 "house/right": "",
             },
-            ["house/top.py:1: house.top imports house.right: top may import left alone."],
+            ["house/top.py:1: house.top imports house.right: top may import only left."],
         ),
         (
             {"garden/tree": "from house.right import c", "house/right/__init__": "import house.b"},

@@ -40,7 +40,7 @@ def test_directions():
 def test_pooled_headlines_need_means_over_samples():
     check_pools("pfllib", MSE)
     check_pools("final", PERPLEXITY)
-    with pytest.raises(pfl.InputError, match="perplexity is no mean over samples: use 'final'"):
+    with pytest.raises(pfl.InputError, match="perplexity is not a mean over samples: use 'final'"):
         check_pools("pfllib", PERPLEXITY)
 
 

@@ -1,1 +1,1 @@
-"""Components of algorithms, and what several algorithms share."""
+"""Components shared by several algorithms."""

@@ -1,4 +1,4 @@
-"""FedAvg's rounds for one client, Alice, of WAFFLE and Weight Erosion."""
+"""FedAvg's rounds for a single client, Alice (WAFFLE, Weight Erosion)."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 class ForAlice(FedAvg):
     """FedAvg's rounds for one client, a mixin that precedes a subclass of `FedAvg`.
 
-    Its field `alice` is the permanent id of this client. In a round without her nobody trains. If
-    she diverges, no update is used.
+    Its field `alice` is the permanent id of this client. No client trains in a round
+    without her. If she diverges, no update is used.
     """
 
     alice: int

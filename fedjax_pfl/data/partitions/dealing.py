@@ -1,4 +1,4 @@
-"""Converts planned counts to index lists: each class is a deck that is cut and dealt."""
+"""Dealing of samples to clients by planned class counts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ Deal = Callable[[Samples, np.random.Generator], list[Strata]]
 
 
 def joined(strata: Strata) -> np.ndarray:
-    """Concatenates strata."""
+    """Concatenate strata."""
     return np.concatenate([np.zeros(0, np.int64), *strata])
 
 
@@ -67,7 +67,7 @@ def apportion(total: int, weights) -> np.ndarray:
 
 
 def deal_counts(decks: list[np.ndarray], counts: np.ndarray) -> list[Strata]:
-    """Deals `counts` [clients, C] samples from the decks; one stratum per client and class."""
+    """Deal `counts` [clients, C] samples from the decks; one stratum per client and class."""
     dealt = [[] for _ in counts]
     for deck, ends in zip(decks, np.cumsum(counts, axis=0).T, strict=True):
         for strata, stratum in zip(dealt, np.split(deck, ends)[:-1], strict=True):
@@ -77,7 +77,7 @@ def deal_counts(decks: list[np.ndarray], counts: np.ndarray) -> list[Strata]:
 
 
 def deal_alike(counts: np.ndarray, planned: np.ndarray) -> Deal:
-    """Deals any samples in the proportions of `counts` [N, C] of `planned` [C] samples.
+    """Deal any samples in the proportions of `counts` [N, C] of `planned` [C] samples.
 
     Every class is cut at the same fractions, to the nearest sample; the planned samples are dealt
     exactly. A client's samples are one shuffled stratum.

@@ -1,4 +1,4 @@
-"""The three different rules that papers call Dir(alpha)."""
+"""Partition rules named Dir(alpha), with three distributions."""
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def _apportion(total: int, shares: np.ndarray) -> np.ndarray:
 
 
 def _serve(size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
-    """Counts of `size` samples in proportion to `shares`, of classes with `left` samples."""
+    """Return counts of `size` samples in proportion to `shares`, of classes with `left` samples."""
     served = np.zeros_like(left)
     for _ in range(2 * len(left)):  # each step meets the need or uses up a class
         rest = left - served
@@ -116,7 +116,7 @@ def check_alpha(alpha) -> None:
 
 
 def check_min_size(min_size: int, num_clients: int, samples: Samples) -> None:
-    """Raises `InputError` if there are too few samples for clients of that size."""
+    """Raise `InputError` if there are too few samples for clients of that size."""
     total = len(samples.idx)
     if min_size * num_clients > total:
         raise InputError(
@@ -182,7 +182,7 @@ def _dirichlet_counts(histogram, num_clients: int, alpha: float, rng, capped: bo
 
 
 def _raise_to_minimum(counts: np.ndarray, min_size: int) -> None:
-    """Moves samples, in place, until every row of `counts` [N, C] sums to `min_size` or more."""
+    """Move samples, in place, until every row of `counts` [N, C] sums to `min_size` or more."""
     sizes = counts.sum(axis=1)
     for client in np.flatnonzero(sizes < min_size):
         while sizes[client] < min_size:

@@ -25,7 +25,7 @@ SPLITS = {"train": "train", "val": "validation", "test": "test"}  # ours by thei
 
 
 def is_flbench(folder: Path) -> bool:
-    """Whether a folder has the file names of FL-bench."""
+    """Return whether a folder has the file names of FL-bench."""
     return any((folder / name).is_file() for name in (PICKLE, LISTS))
 
 

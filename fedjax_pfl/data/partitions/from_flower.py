@@ -134,7 +134,7 @@ def _hold_out(lists: list[np.ndarray], fraction: float, seed: int):
 
 
 def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str) -> np.ndarray:
-    """Pool indices of a saved partition, ascending.
+    """Return the pool indices of a saved partition, ascending.
 
     Args:
       part: a Parquet file, or a folder with Parquet or Arrow files.
@@ -194,7 +194,7 @@ def _parquet(path: Path) -> Iterator:
 
 
 def _encoded(batch, name: str) -> bool:
-    """Whether a column holds structs with the bytes of images."""
+    """Return whether a column holds structs with the bytes of images."""
     import pyarrow.types as types  # slow import: only where it is used
 
     kind = batch.schema.field(name).type
@@ -205,7 +205,7 @@ def _encoded(batch, name: str) -> bool:
 
 
 def _numbers(part: Path, batch, name: str) -> np.ndarray:
-    """A column of integers without gaps [rows]."""
+    """Return a column of integers without gaps [rows]."""
     import pyarrow.types as types
 
     column = batch.column(name)

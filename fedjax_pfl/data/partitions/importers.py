@@ -1,4 +1,4 @@
-"""Partitions that other tools saved: PFLlib, FL-bench and flwr-datasets.
+"""Import of partitions that PFLlib, FL-bench and flwr-datasets saved.
 
 Nothing is unpickled. If a tool saves samples instead of indices, they are looked up in the pool by
 their content, see `fedjax_pfl.data.partitions.matching`.
@@ -22,7 +22,7 @@ from fedjax_pfl.utils.errors import InputError, unknown_name
 
 
 class Importer(NamedTuple):
-    """A row of `IMPORTERS`.
+    """Row of `IMPORTERS`.
 
     Attributes:
       description: one line.
@@ -51,7 +51,7 @@ IMPORTERS: dict[str, Importer] = {
 
 
 def import_partition(source: str, path: str | Path, dataset: Dataset, **options: Any) -> Partition:
-    """Reads another tool's saved split as a partition of a data set's pool.
+    """Read another tool's saved split as a partition of a data set's pool.
 
     Args:
       source: a name in `IMPORTERS`.
@@ -79,7 +79,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
     return partition
 
 
-def recognised(place: Path) -> str | None:
+def detect_tool(place: Path) -> str | None:
     """Return the tool that wrote a file or folder, by the names in it, or None.
 
     "leaf" is a data set with clients, the others are names in `IMPORTERS`.
@@ -99,7 +99,7 @@ def recognised(place: Path) -> str | None:
 
 
 def read_partition(path: str | Path, dataset: Dataset) -> Partition:
-    """Reads a partition from a file of `Partition.save` or of another tool.
+    """Read a partition from a file of `Partition.save` or of another tool.
 
     Args:
       path: a file of `Partition.save`, a folder of PFLlib or FL-bench, or a JSON file or folder of
@@ -113,7 +113,7 @@ def read_partition(path: str | Path, dataset: Dataset) -> Partition:
     with reading(place):
         if place.name == LISTS and is_flbench(place.parent):
             place = place.parent
-        source = recognised(place)
+        source = detect_tool(place)
     if source == "leaf":
         raise InputError(
             f"{place} is a folder of LEAF, with samples and their clients: use it as the data set, "

@@ -1,4 +1,4 @@
-"""Looks up saved samples in a data set's pool, and compares saved splits with it."""
+"""Lookup of saved samples in a data set's pool, and comparison with saved splits."""
 
 import hashlib
 from collections import defaultdict, deque
@@ -83,7 +83,7 @@ def index_list(what: str, values: Any, count: int) -> np.ndarray:
 def check_class_counts(
     noted: Sequence[Any], splits: Sequence[Sequence[np.ndarray]], dataset: Dataset, path: Path
 ) -> None:
-    """Compares with the class counts that another tool noted.
+    """Compare with the class counts recorded by another tool.
 
     Args:
       noted: for each client a dict of its samples by class, all splits together; others are not
@@ -102,7 +102,7 @@ def check_class_counts(
         held = dict(zip(map(str, classes), counts.tolist(), strict=True))
         if held != {str(c): count for c, count in row.items() if count}:
             raise InputError(
-                f"Client {client} holds other classes than {path} says: data set {dataset.name!r} "
+                f"Client {client} has other class counts than in {path}: data set {dataset.name!r} "
                 "isn't the one that was split, or has another order."
             )
 

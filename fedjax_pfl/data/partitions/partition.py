@@ -1,4 +1,4 @@
-"""Partitions of a data set among clients: index lists that are checked, hashed and saved."""
+"""Partitions of a data set among clients, with checks, hashes and files."""
 
 import hashlib
 import io
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import read_npz, save_arrays
 from fedjax_pfl.data.partitions import partition_checks, statistics
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
-from fedjax_pfl.data.whole_files import writing
 from fedjax_pfl.utils.conversions import is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
@@ -171,7 +171,7 @@ class Partition:
         return digest.hexdigest()
 
     def save(self, path: str | Path) -> None:
-        """Writes the arrays to a new NPZ file, which `load` reads.
+        """Write the arrays to a new NPZ file, which `load` reads.
 
         Raises:
           InputError: the file exists; a partition is never overwritten.
@@ -198,7 +198,7 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> "Partition":
-        """Reads an NPZ file with one list of pool indices per client and split.
+        """Read an NPZ file with one list of pool indices per client and split.
 
         Keys: `train_idx` [total] and `train_offsets` [N + 1], `test_idx`, `test_offsets`, and
         optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. `client_names` [N] is
@@ -240,7 +240,7 @@ class Partition:
         return loaded
 
     def validate(self, num_samples: int, num_classes: int, labels: ArrayLike) -> None:
-        """Checks the partition against a pool.
+        """Check the partition against a pool.
 
         Args:
           num_samples: size of the pool.
@@ -267,7 +267,7 @@ class Partition:
         return statistics.summary(self)
 
     def plot(self, dataset: "Dataset | None" = None, title: str | None = None) -> "Figure":
-        """Plots the samples by client and class, or without `dataset` the clients' sizes.
+        """Plot the samples by client and class, or without `dataset` the clients' sizes.
 
         Args:
           dataset: the data set that was partitioned.
@@ -282,7 +282,7 @@ class Partition:
         return partition_plots.heatmap(self, labels, dataset.num_classes, title, names)
 
     def split_validation(self, fraction: float, seed: int) -> "Partition":
-        """Moves a random part of each client's training samples to validation.
+        """Move a random part of each client's training samples to validation.
 
         Args:
           fraction: part of each client's training samples, 0 <= fraction < 1, rounded to the

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def validate(partition: Partition, num_samples: int, num_classes: int, labels: ArrayLike) -> None:
-    """Checks a partition against a pool; see `Partition.validate`."""
+    """Check a partition against a pool; see `Partition.validate`."""
     check_offsets(partition)
     require_whole("num_classes", num_classes, 1)
     require_room(partition, num_classes)
@@ -55,7 +55,7 @@ def validate(partition: Partition, num_samples: int, num_classes: int, labels: A
 
 
 def check_offsets(partition: Partition) -> None:
-    """Raises `InputError` unless the offsets describe N lists for each split."""
+    """Raise `InputError` unless the offsets describe N lists for each split."""
     for split in SPLITS:
         idx, offsets = partition.split(split)
         name = f"Offsets of the {split} lists"
@@ -73,7 +73,7 @@ def check_offsets(partition: Partition) -> None:
 
 
 def check_label_map(partition: Partition, num_classes: int) -> None:
-    """Raises `InputError` unless the label map is [N, C] with labels in 0..C-1."""
+    """Raise `InputError` unless the label map is [N, C] with labels in 0..C-1."""
     wanted = (partition.num_clients, num_classes)
     label_map = np.asarray(partition.label_map)
     require(label_map.shape == wanted, "Label map", label_map.shape, f"{wanted}")
@@ -84,6 +84,6 @@ def check_label_map(partition: Partition, num_classes: int) -> None:
 
 
 def require_room(partition: Partition, num_classes: int) -> None:
-    """Raises `InputError` if tables of clients and classes don't fit into memory."""
+    """Raise `InputError` if tables of clients and classes don't fit into memory."""
     what = f"A table of {partition.num_clients:,} clients and {num_classes:,} classes"
     require_memory(what, 8 * partition.num_clients * num_classes)

@@ -1,4 +1,4 @@
-"""pFedLA's two kinds of heterogeneity, and the two layouts of its section 4.3."""
+"""pFedLA's two heterogeneous partitions, and the two layouts of its section 4.3."""
 
 import math
 
@@ -150,7 +150,7 @@ def pfedla_fig6(
 
 
 def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
-    """Equal numbers of each client's classes [N, k]."""
+    """Return a plan with equal numbers of each client's classes [N, k]."""
     allowed = samples.membership(sets)
 
     def counts(size: int, held: np.ndarray) -> np.ndarray:
@@ -160,7 +160,7 @@ def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
 
 
 def _even(allowed: np.ndarray, total: int, held: np.ndarray, used: np.ndarray) -> np.ndarray:
-    """`total` samples per client, in equal numbers (+-1) of its `allowed` classes [N, C].
+    """Return `total` samples per client, in equal numbers (+-1) of `allowed` classes [N, C].
 
     A remainder is taken from the classes with most samples to spare.
     """
@@ -183,7 +183,7 @@ def _even(allowed: np.ndarray, total: int, held: np.ndarray, used: np.ndarray) -
 
 
 def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Plan:
-    """A plan of `counts(size, held)` [N, C] for the largest size that there are samples for.
+    """Return a plan of `counts(size, held)` [N, C] for the largest possible size.
 
     Args:
       samples: those to plan on.
@@ -237,7 +237,7 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
 
 
 def _strata(dealt, classes: np.ndarray, own: np.ndarray, rng) -> list[np.ndarray]:
-    """One stratum for each class of its `own`, and one for all others."""
+    """Return one stratum for each class of `own`, and one for all others."""
     mixed = [stratum for stratum, c in zip(dealt, classes, strict=True) if not own[c]]
     rest = [rng.permutation(joined(mixed))] if mixed else []
     return [stratum for stratum, c in zip(dealt, classes, strict=True) if own[c]] + rest

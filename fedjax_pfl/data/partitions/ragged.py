@@ -23,7 +23,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, lists: Lists) -> "Ragged":
-        """Packs N one-dimensional sequences of integers in 0..2**31 - 1.
+        """Pack N one-dimensional sequences of integers in 0..2**31 - 1.
 
         Raises:
           InputError: anything else, including booleans and 1.0.

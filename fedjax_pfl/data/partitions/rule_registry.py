@@ -1,4 +1,4 @@
-"""The registry of partition rules, which deal a data set's samples to clients.
+"""Registry of partition rules.
 
 A rule first plans (which client gets which classes, in which shares) and then deals: the same plan
 is applied to the training samples and to the official test samples, so that a client's test
@@ -26,7 +26,7 @@ from fedjax_pfl.utils.registries import F, registering
 
 
 class Plan(NamedTuple):
-    """The decisions of a rule.
+    """Decisions of a partition rule.
 
     Attributes:
       deal: deals any samples.
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A row of `RULES`; `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`."""
+    """Row of `RULES`; `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`."""
 
     plan: Callable[..., Plan]
     equal_sizes: bool
@@ -72,7 +72,7 @@ def register_rule(
     natural: bool = False,
     sees_inputs: bool = False,
 ) -> Callable[[F], F]:
-    """Decorator that adds a partition rule to `RULES`.
+    """Return a decorator that adds a partition rule to `RULES`.
 
     The function is `plan(samples, num_clients, rng, *, option=default, ...) -> Plan`; the defaults
     define the types of the rule's options. The plan's `deal(samples, rng)` is called for the
@@ -161,7 +161,7 @@ def _parse(name: str, text: str, default):
 def make_partition(
     rule: str, dataset: Dataset, num_clients: int | None, seed: int, **options: Any
 ) -> Partition:
-    """Deals a data set to clients.
+    """Deal a data set to clients.
 
     Args:
       rule: a name in `RULES`; its docstring and `rule_options` tell its own options.
@@ -261,7 +261,7 @@ def make_partition(
 
 
 def check_read(options: Mapping[str, Any], unread: Mapping[str, str]) -> None:
-    """Raises `InputError` if an option is set (not None) that has no effect.
+    """Raise `InputError` if an option is set (not None) that has no effect.
 
     Args:
       options: options by name.

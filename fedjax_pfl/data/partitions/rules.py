@@ -1,4 +1,4 @@
-"""Plain partition rules; importing this module registers all rules."""
+"""General partition rules; importing this module registers all rules."""
 
 from typing import Literal
 
@@ -123,7 +123,7 @@ def _deal_blocks(group_of: np.ndarray, share: float):
 
 
 def _deal_sets(classes: np.ndarray, share: float):
-    """Deals by each client's dominant classes [N, k]."""
+    """Deal by each client's dominant classes [N, k]."""
     num_clients, k = classes.shape
     # The class that gets one more where the dominant samples don't divide by k: it differs by
     # client.

@@ -1,4 +1,4 @@
-"""SPFL's and PLGA's k_c classes per client."""
+"""SPFL's and PLGA's partition into k_c classes per client."""
 
 import numpy as np
 

@@ -103,7 +103,7 @@ def partition_statistics(
 
 
 def _total_variation(shares: np.ndarray) -> dict[str, float | None]:
-    """Mean and maximum over pairs of rows of half their L1 distance; None with fewer than two."""
+    """Return mean and maximum half L1 distance of pairs of rows; None with fewer than two."""
     n = len(shares)
     if n < 2:
         return {"mean": None, "max": None}
@@ -115,7 +115,7 @@ def _total_variation(shares: np.ndarray) -> dict[str, float | None]:
 
 
 def _largest_distance(shares: np.ndarray) -> float:
-    """Largest half L1 distance of two rows that sum to 1."""
+    """Return the largest half L1 distance of two rows that sum to 1."""
     rows = np.unique(shares, axis=0)
     held = (rows > 0).astype(np.float32)
     if any(np.any(held[i : i + 1024] @ held.T == 0) for i in range(0, len(rows), 1024)):
@@ -128,7 +128,7 @@ def _largest_distance(shares: np.ndarray) -> float:
 
 
 def _disagreement(label_map: np.ndarray) -> float | None:
-    """Mean over pairs of rows of the part of the columns in which they differ."""
+    """Return the mean fraction of columns in which pairs of rows differ."""
     n, num_classes = label_map.shape
     if n < 2:
         return None

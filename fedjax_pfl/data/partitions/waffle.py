@@ -93,7 +93,7 @@ def waffle(
 
 
 def _cut(held: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Each class in proportion to its weights [N, C], up to the amount that the weights need.
+    """Return each class in proportion to its weights [N, C], up to the amount that they need.
 
     Among agents with equal claims to a last sample, those that hold the least come first.
     """

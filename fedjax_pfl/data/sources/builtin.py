@@ -1,4 +1,4 @@
-"""Data sets inside scikit-learn and users' own arrays; importing this module registers all sources.
+"""Data sets of scikit-learn and users' own arrays; importing this module registers all sources.
 
 The order of the imports is the order of `run --list`.
 """

@@ -1,4 +1,4 @@
-"""The binary version of CIFAR-10 and CIFAR-100, a folder or a .tar.gz; nothing is unpickled."""
+"""Binary version of CIFAR-10 and CIFAR-100, from a folder or a .tar.gz archive."""
 
 import io
 import tarfile
@@ -45,7 +45,7 @@ LAYOUTS = {
 
 
 class CifarParts(NamedTuple):
-    """The content of the files: images [n, 32, 32, 3], label columns [n, 1 or 2], class names."""
+    """Content of the files: images [n, 32, 32, 3], label columns [n, 1 or 2], class names."""
 
     train_x: np.ndarray
     train_labels: np.ndarray
@@ -75,7 +75,7 @@ def read_cifar(name: str, place: Path) -> CifarParts | None:
 
 
 def read_cifar_archive(name: str, path: Path) -> CifarParts:
-    """Reads the .tar.gz of the binary version; nothing is written to disk.
+    """Read the .tar.gz of the binary version; nothing is written to disk.
 
     Raises:
       InputError: not such an archive, or a damaged one.

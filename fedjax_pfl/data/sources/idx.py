@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST, Fashion-MNIST and EMNIST, and the names of their classes."""
+"""IDX files (MNIST, Fashion-MNIST, EMNIST) and the names of their classes."""
 
 import math
 import string
@@ -65,7 +65,7 @@ def emnist_from_arrays(
     *,
     note: str = "",
 ) -> Dataset:
-    """Makes a `Dataset` of EMNIST's arrays as they were published.
+    """Make a `Dataset` of EMNIST's arrays as they were published.
 
     The published images are transposed; here they are upright. Labels of `letters` are 1..26 in
     the files and become 0..25.
@@ -127,7 +127,7 @@ def read_idx_folder(name: str, folder: Path, stems: Sequence[str]) -> list[np.nd
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """Reads an IDX file of unsigned bytes with `ndim` axes, gzip-compressed (.gz) or not.
+    """Read an IDX file of unsigned bytes with `ndim` axes, gzip-compressed (.gz) or not.
 
     Raises:
       InputError: not such a file, another number of axes, or fewer or more values than announced.

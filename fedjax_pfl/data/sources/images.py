@@ -103,7 +103,7 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
 
 
 def _refuse_parts(root: Path) -> None:
-    """Raises `InputError` if the folders are splits without `train`, and not classes."""
+    """Raise `InputError` if the folders are splits without `train`, and not classes."""
     names = _subfolders(root)
     parts = {"train", *_TEST_NAMES}
     if names and parts.issuperset(name.lower() for name in names):
@@ -139,7 +139,7 @@ def _subfolders(folder: Path) -> tuple[str, ...]:
 
 
 def _labelled(places: list[Path], classes: tuple[str, ...], inner: str = "") -> list:
-    """Image files with their labels, in alphabetical order of classes and files."""
+    """Return image files with their labels, in alphabetical order of classes and files."""
     rows = []
     for folder in places:
         strange = sorted(set(_subfolders(folder)) - set(classes))
@@ -176,7 +176,7 @@ def _few(names) -> str:
 
 
 def _annotated(val: Path, classes: tuple[str, ...]) -> list:
-    """Tiny-ImageNet's validation images: lines of file, class and a box, separated by tabs."""
+    """Return Tiny-ImageNet's validation images with their labels, from the tab-separated list."""
     listing = val / "val_annotations.txt"
     number = {name: label for label, name in enumerate(classes)}
     rows = []

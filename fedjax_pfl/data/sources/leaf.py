@@ -36,12 +36,12 @@ class _Part(NamedTuple):
 
 
 def is_leaf(folder: Path) -> bool:
-    """Whether a folder has the file names of LEAF's preprocessing."""
+    """Return whether a folder has the file names of LEAF's preprocessing."""
     return _files_of(folder) is not None
 
 
 def _files_of(folder: Path) -> Path | None:
-    """The folder of `train` and `test`: `folder` or its folder `data`; None without any."""
+    """Return the folder of `train` and `test`: `folder` or its folder `data`; else None."""
     for place in (folder, folder / "data"):
         if any((place / "train").glob("*.json")) and not (place / "config.json").exists():
             return place
@@ -101,18 +101,18 @@ def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
 
 
 def _shifted(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The id after each of the texts' letters [n, length]; a class [n] counts from 0."""
+    """Return the id after each letter of texts [n, length]; the classes [n] count from 0."""
     return np.concatenate([x[:, 1:], RESERVED + y[:, None]], axis=1)
 
 
 def _are_pixels(x: np.ndarray) -> bool:
-    """Whether numbers are bytes divided by 255."""
+    """Return whether numbers are bytes divided by 255."""
     inside = bool(np.all((x >= 0) & (x <= 1)))
     return inside and bool(np.all(np.abs(x * 255 - np.rint(x * 255)) < 1e-3))
 
 
 def _read(folder: Path) -> _Part | None:
-    """The samples of all files of a folder, None without files."""
+    """Return the samples of all files of a folder, or None without files."""
     files = sorted(folder.glob("*.json"))
     xs, ys, users, seen = [], [], [], set()
     for path in files:
@@ -137,7 +137,7 @@ def _read(folder: Path) -> _Part | None:
 
 
 def _users(path: Path) -> Iterator[tuple[str, list, list]]:
-    """Yields (user, samples, labels) of a file, of those with samples."""
+    """Yield (user, samples, labels) of a file, of those with samples."""
     content = read_json(path)
     good = isinstance(content, dict) and isinstance(content.get("user_data"), dict)
     if not (good and isinstance(content.get("users"), list)):
@@ -172,7 +172,7 @@ def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarr
 
 
 def _letters(what: str, x: list[str], y: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Ids of the letters, int32 [n, length], and the classes of the next letters."""
+    """Return ids of the letters, int32 [n, length], and the classes of the next letters."""
     length = len(x[0])
     for text, label in zip(x, y, strict=True):
         fits = len(text) == length > 0 and label in _NUMBER

@@ -123,7 +123,7 @@ def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
-    """Yields (name in messages, encoded image); fills in the labels on the way."""
+    """Yield (name in messages, encoded image); fills in the labels on the way."""
     from pyarrow import types  # slow import: only where it is used
 
     done = 0
@@ -172,7 +172,7 @@ def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: 
 
 
 def _class_names(path: Path, label_column: str | None) -> tuple[str, ...]:
-    """Names of the classes if the file's metadata has them, else none."""
+    """Return the class names in the file's metadata, if any."""
     metadata = open_parquet(path).schema_arrow.metadata or {}
     try:
         features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]

@@ -1,4 +1,4 @@
-"""The samples of a folder that PFLlib's `generate_*.py` wrote, as a data set of their own."""
+"""Samples of a folder that PFLlib's `generate_*.py` wrote, as a data set."""
 
 from pathlib import Path
 

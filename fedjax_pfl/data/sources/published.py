@@ -1,4 +1,4 @@
-"""MNIST, Fashion-MNIST, EMNIST and CIFAR, from the published files or from what TFDS prepared."""
+"""MNIST, Fashion-MNIST, EMNIST and CIFAR, from published files or prepared TFDS data."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ def _load(
     way: str,
     pickled: tuple[str, ...] = (),
 ) -> Dataset:
-    """Published files in the first folder that has some, else what TFDS prepared."""
+    """Load published files from the first folder that has some, else prepared TFDS data."""
     for folder in looked:
         if (data := read(folder)) is not None:
             return data

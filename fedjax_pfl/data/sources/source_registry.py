@@ -1,4 +1,4 @@
-"""The registry of data sets: every source ends in one checked `Dataset` of NumPy arrays.
+"""Registry of data sets; every source returns a checked `Dataset` of NumPy arrays.
 
 Each kind of file has its own module in this folder, which registers its sources; `builtin` imports
 all of them. docs/data_sources.md lists where each source looks for its files.
@@ -17,7 +17,7 @@ from fedjax_pfl.utils.registries import F, registering
 
 
 class Source(NamedTuple):
-    """A row of `DATASETS`.
+    """Row of `DATASETS`.
 
     Attributes:
       description: one line.
@@ -54,7 +54,7 @@ def register_dataset(
     natural: bool = False,
     needs: str = "",
 ) -> Callable[[F], F]:
-    """Decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`.
+    """Return a decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`.
 
     Args:
       name: how users call it.
@@ -75,7 +75,7 @@ def register_dataset(
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
-    """Loads a data set by name.
+    """Load a data set by name.
 
     Args:
       name: a name in `DATASETS`, in any spelling ("CIFAR-10" is "cifar10"); "NAME:PATH", short for
@@ -145,7 +145,7 @@ BY_ENDING = {
 
 
 def _path_hint(name: str) -> str | None:
-    """A hint for an unknown name that looks like a file or folder; None for other names."""
+    """Return a hint for an unknown name that looks like a path; None for other names."""
     if ":" in name or name.startswith("emnist/") or not {"/", "."} & set(name):
         return None
     try:

@@ -114,7 +114,7 @@ def _read(path: Path) -> _Table:
 
 
 def _cells(table: _Table, name: str) -> np.ndarray:
-    """A used column as an array; raises `InputError` if a text in it is too long for a name."""
+    """Return a used column as an array; `InputError` if a text is too long for a name."""
     cells = table.columns[name]
     texts = not isinstance(cells, np.ndarray) or cells.dtype.kind == "O"
     for row, cell in enumerate(cells if texts else (), start=1):
@@ -127,7 +127,7 @@ def _cells(table: _Table, name: str) -> np.ndarray:
 
 
 def _text(table: _Table, name: str) -> np.ndarray:
-    """A column as stripped text."""
+    """Return a column as stripped text."""
     words = np.char.strip(_cells(table, name).astype(str))
     missing = np.flatnonzero(words == "")[:1]
     if len(missing):
@@ -136,7 +136,7 @@ def _text(table: _Table, name: str) -> np.ndarray:
 
 
 def _class_numbers(tables: Sequence[_Table], name: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """(labels of each table in 0..C-1, the C classes as text)."""
+    """Return (labels of each table in 0..C-1, the C classes as text)."""
     words = [_text(table, name) for table in tables]
     classes = np.unique(words[0])
     if all(map(_is_number, classes)):  # ascending numbers, not by the alphabet

@@ -83,7 +83,7 @@ def load_ag_news(
     """AG News (120,000 + 7,600 texts, 4 classes): a folder with train.csv and test.csv.
 
     A text is its title, a blank and its description. Without train.csv, the texts of test.csv are
-    the pool and define the vocabulary; the data set's note says so.
+    the pool and define the vocabulary, as noted in the data set.
 
     Args:
       data_dir: the folder, or one with ag_news or ag_news_csv in it.
@@ -198,7 +198,7 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
 def _read(
     path: Path, columns: int | None = None, names: tuple[str | None, str | None, str] | None = None
 ) -> _Texts | None:
-    """Labels and texts of a CSV file, None if it doesn't exist.
+    """Return labels and texts of a CSV file, or None if it doesn't exist.
 
     Args:
       path: the file.
@@ -228,7 +228,7 @@ def _read(
 def _places(
     path: Path, header: list[str], label: str | None, text: str | None, id_columns: str
 ) -> tuple[int, list[int], dict[str, int]]:
-    """Indices of the label's column, of the text's (one or more), and of those to keep."""
+    """Return the indices of the label's, the text's (one or more) and the other kept columns."""
     label, text = (label or "label").lower(), (text or "").lower()
     kept = {name: header.index(name) for name in column_names(id_columns.lower(), header, path)}
     for name in filter(None, (label, text)):

@@ -85,7 +85,7 @@ def _versions(root: Path, version: str | None) -> list[Path]:
 
 
 def read_prepared(name: str, folder: Path) -> Dataset:
-    """Makes a `Dataset` from the folder of a prepared version."""
+    """Make a `Dataset` from the folder of a prepared version."""
     for place in folder.iterdir():
         if not place.is_dir():
             require_file(place)
@@ -95,7 +95,7 @@ def read_prepared(name: str, folder: Path) -> Dataset:
 
 
 def _check_classes(path: Path) -> None:
-    """Refuses classes that aren't TFDS's own: TFDS would import, and so run, what they name."""
+    """Refuse classes that aren't TFDS's own: TFDS would import, and so run, what they name."""
     open_parts = [read_json(path)] if path.exists() else []
     while open_parts:
         part = open_parts.pop()
@@ -152,7 +152,7 @@ def _read(name: str, folder: Path) -> Dataset:
 
 
 def _features(name: str, tfds, builder) -> tuple[Mapping[str, Any], str, str]:
-    """(all features, name of the image, name of the label)."""
+    """Return (all features, name of the image, name of the label)."""
     features = builder.info.features
     keys = builder.info.supervised_keys or ("image", "label")
     image, label = (keys[0], keys[1]) if len(keys) == 2 else ("image", "label")
@@ -171,7 +171,7 @@ def _features(name: str, tfds, builder) -> tuple[Mapping[str, Any], str, str]:
 
 
 def _read_split(name: str, builder, split: str, image: str, label: str):
-    """Images and labels of a split; CIFAR's in the order of its files, by their `id`."""
+    """Return images and labels of a split; CIFAR's in file order, by their `id`."""
     try:
         source = builder.as_data_source(split=split)
     except NotImplementedError as error:

@@ -106,7 +106,7 @@ def _folder_with(files: list[str], roots: list[Path], family: str) -> Path | Non
 
 
 def _cached(urls: list[str], downloads: Path) -> bool:
-    """Whether TFDS downloaded all of these before, leaving an .INFO file beside each."""
+    """Return whether TFDS downloaded all of these before, leaving an .INFO file beside each."""
     known = set()
     for path in downloads.rglob("*.INFO") if downloads.is_dir() else ():
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
@@ -119,7 +119,7 @@ def _host(url: str) -> str:
 
 
 def _unreachable(url: str) -> str | None:
-    """Why the host of a URL can't be reached, or None; a single request of a few seconds."""
+    """Return why the host of a URL can't be reached, or None; takes at most a few seconds."""
     import requests  # comes with TFDS, which downloads with it
 
     answer: list[str | None] = ["no answer"]
@@ -165,7 +165,7 @@ def _run(builder, name: str, manual_dir: Path | None, downloads: Path) -> None:
 
 @contextlib.contextmanager
 def quiet_tfds() -> Iterator[None]:
-    """Suppresses TFDS's output, progress bars and warnings."""
+    """Suppress TFDS's output, progress bars and warnings."""
     from absl import logging
     from tensorflow_datasets.core.utils import tqdm_utils
 

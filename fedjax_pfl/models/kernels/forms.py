@@ -1,4 +1,4 @@
-"""The form of convolutions, pooling and sums over channels in which a network is traced.
+"""Forms of convolutions, pooling and channel sums in which networks are traced.
 
 The forms are equal to rounding; the fast one depends on the program's target platform, which is
 passed explicitly and isn't that of the process.
@@ -26,7 +26,7 @@ _counted = jax.make_user_context(False)
 
 @contextmanager
 def made_for(platform: str | None, by_xla: bool = False) -> Iterator[None]:
-    """Networks traced inside have the form for that platform, a key of `FORMS`.
+    """Context in which networks are traced in the form for a platform, a key of `FORMS`.
 
     Args:
       platform: None for that of a context around this one.
@@ -41,12 +41,12 @@ def made_for(platform: str | None, by_xla: bool = False) -> Iterator[None]:
 
 
 def by_definition() -> AbstractContextManager:
-    """Networks traced inside have the form whose operations are counted, on every platform."""
+    """Context in which networks are traced in the form whose operations are counted."""
     return _counted(True)
 
 
 def form() -> str:
-    """ "products", "xla" or `DEFINITION`; for tracing.
+    """Return the form for tracing: "products", "xla" or `DEFINITION`.
 
     A layer with a gradient of its own asks in its forward pass: the backward one is traced outside.
     """
@@ -56,7 +56,7 @@ def form() -> str:
 
 
 def picks_by_sum() -> bool:
-    """Whether one number of a short row is best picked by a sum in which the others are 0.
+    """Return whether a masked sum is the best way to pick one number of a short row.
 
     On a TPU a gather, and the scatter that is its gradient, are several operations of their own,
     and the sum becomes a part of others. The values are the same. For tracing.

@@ -26,7 +26,7 @@ Matrix = tuple[tuple[float, ...], ...]
 
 
 def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> int:
-    """How many outputs along the width to make at once; 1 where that saves less than a third.
+    """Return how many outputs along the width to compute at once; 1 if nothing is saved.
 
     More than 1 only for a CPU, where arithmetic limits a convolution (`forms.form`), and only in
     float32 or float64: points and interpolation would cost bfloat16 its few digits.
@@ -54,7 +54,7 @@ def tile(inputs: Sequence[int], kernel: Sequence[int], stride: int, dtype) -> in
 
 @lru_cache(maxsize=64)
 def transforms(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
-    """(inputs [a, a], taps [a, r], outputs [m, a]) with a = m + r - 1: for the correlation
+    """Return (inputs [a, a], taps [a, r], outputs [m, a]) with a = m + r - 1: for the correlation
     y_i = sum_j g_j x_{i+j}, y = outputs ((taps g) * (inputs x)).
 
     A polynomial product is interpolated from its values at a - 1 points and its top coefficient;
@@ -79,7 +79,7 @@ def transforms(m: int, taps: int) -> tuple[Matrix, Matrix, Matrix]:
 
 
 def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
-    """By Gauss-Jordan elimination, exact."""
+    """Invert exactly by Gauss-Jordan elimination."""
     size = len(matrix)
     rows = [[*row, *(Fraction(int(i == j)) for j in range(size))] for i, row in enumerate(matrix)]
     for i in range(size):
@@ -94,7 +94,7 @@ def _inverse(matrix: list[list[Fraction]]) -> list[list[Fraction]]:
 
 
 def _combined(coefficients: Sequence[float], parts: Sequence[jax.Array] | jax.Array) -> jax.Array:
-    """sum_i coefficients[i] parts[i], zeros left out; an array's parts lie on its first axis."""
+    """Return sum_i coefficients[i] parts[i] without zeros; an array's parts are on axis 0."""
     terms = [
         part if c == 1 else -part if c == -1 else part * jnp.asarray(c, part.dtype)
         for c, part in zip(coefficients, parts, strict=True)
@@ -113,7 +113,7 @@ def _padded(x: jax.Array, axis: int, low: int, high: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def convolve(x: jax.Array, kernel: jax.Array, m: int) -> jax.Array:
-    """The convolution without padding, [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
+    """Convolve without padding: [B, H, W, C] by [kh, kw, C, F] gives [B, H', W', F].
 
     Args:
       m: outputs along the width that are made at once; see `tile`.
@@ -142,7 +142,7 @@ def _forward(x, kernel, m):
 
 
 def _backward(m, saved, gradient):
-    """Each linear map of `_forward` transposed, in its opposite order."""
+    """Apply the transposes of the linear maps of `_forward`, in reverse order."""
     seen, weights, kernel = saved
     (batch, high, wide, _), (kh, taps, channels, features) = gradient.shape, kernel.shape
     count, tiles = m + taps - 1, -(-wide // m)

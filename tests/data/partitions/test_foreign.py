@@ -59,7 +59,7 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         ([[1, 2]], "Client 0 in .* must be an object with lists train, val, test"),
         ([{"train": [50]}], "'train' of client 0 in .* must be a list of integers 0..49"),
         ([{"train": [1.0]}], "must be a list of integers"),
-        ([{"train": [1], "test": [2]}], "Client 0 holds other classes than .*all_stats.json says"),
+        ([{"train": [1], "test": [2]}], "Client 0 has other class counts than in .*all_stats.json"),
     ],
 )
 def test_flbench_files_of_another_form(tmp_path, content, message):
@@ -74,7 +74,7 @@ def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded here"):
         pfl.load_dataset(f"pfllib:{tmp_path}")
     exported(tmp_path, PFLLIB_EXPORT)
-    assert pfl.data.recognised(tmp_path) == "pfllib"
+    assert pfl.data.detect_tool(tmp_path) == "pfllib"
     assert lists_of(pfl.read_partition(tmp_path, DATA)) == EXPECTED
     own = pfl.load_dataset(f"pfllib:{tmp_path}")
     sizes = [sum(map(len, lists)) for lists in EXPECTED]

@@ -119,7 +119,7 @@ def test_pfllib_incomplete_or_inconsistent(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     config["Size of samples for labels in clients"][1] = [[0, 99]]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"Client 1 holds other classes than .*config"):
+    with pytest.raises(InputError, match=r"Client 1 has other class counts than in .*config"):
         import_partition("pfllib", tmp_path, DATA)
     (tmp_path / "config.json").write_text('{"num_clients": 4}')
     with pytest.raises(InputError, match=r"No file .*3\.plain\.npz, though config\.json counts on"):

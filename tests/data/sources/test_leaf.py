@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments.cli import build, flags
-from fedjax_pfl.data.partitions.importers import read_partition, recognised
+from fedjax_pfl.data.partitions.importers import detect_tool, read_partition
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.leaf import LETTERS
 from fedjax_pfl.data.sources.source_registry import load_dataset
@@ -98,12 +98,12 @@ def test_from_flags(femnist):
 
 
 def test_a_folder_is_no_split(femnist):
-    assert recognised(femnist) == "leaf"
+    assert detect_tool(femnist) == "leaf"
     (femnist / "femnist/data").mkdir(parents=True)
     for split in ("train", "test"):
         (femnist / split).rename(femnist / "femnist/data" / split)
     for folder in (femnist / "femnist/data", femnist / "femnist"):  # as LEAF's folders lie
-        assert recognised(folder) == "leaf"
+        assert detect_tool(folder) == "leaf"
         assert load_dataset("leaf", folder).name == "femnist"
     with pytest.raises(InputError, match="is a folder of LEAF, with samples and their"):
         read_partition(femnist / "femnist", load_dataset("digits"))

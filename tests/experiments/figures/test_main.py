@@ -117,7 +117,7 @@ def test_files_that_cannot_be_written(tmp_path, capsys):
     assert "--data must end in .csv" in capsys.readouterr().err
     (tmp_path / "file").write_text("x")
     assert call("waffle/omega", f"--output={tmp_path / 'file' / 'a.png'}") == 2
-    assert "no writable folder" in capsys.readouterr().err
+    assert "not a writable folder" in capsys.readouterr().err
 
 
 def commands(text):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.costs import step_flops
-from fedjax_pfl.engine.request import checked_program
 from fedjax_pfl.models import layers
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.normalization import BatchNorm

@@ -1,4 +1,4 @@
-"""The arguments of `simulate`, checked before anything is compiled."""
+"""Checks of the arguments of `simulate` before anything is compiled."""
 
 import functools
 import inspect
@@ -42,7 +42,7 @@ def checked_program(
     eval_every: int = 1,
     chunk: int = CHUNK,
 ) -> Program:
-    """The program of a simulation with these arguments of `simulate`; nothing is compiled.
+    """Return the program of a simulation with checked arguments of `simulate`; nothing is compiled.
 
     Its federation is the one prepared by the algorithm.
 
@@ -92,10 +92,10 @@ def checked_program(
 
 
 def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback]:
-    """The callbacks, with `stop` as the last one unless it is None.
+    """Return the callbacks, ending with `stop` unless it is None.
 
     Raises:
-      InputError: one of them can't be called with a `Progress`.
+      InputError: a callback can't be called with a `Progress`.
     """
     allowed = "a list of objects with a method on_round_end(progress)"
     require(is_list(callbacks), "callbacks", callbacks, allowed)
@@ -112,7 +112,7 @@ def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback
 
 
 def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
-    """Raises `InputError` unless the function can be called with one argument."""
+    """Raise `InputError` unless the function can be called with one argument."""
     try:
         inspect.signature(function).bind(None)
     except TypeError:
@@ -123,13 +123,13 @@ def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
 
 
 def check_checkpoints(checkpoints: Any) -> None:
-    """Raises `InputError` unless it is None or a `Checkpoints`."""
+    """Raise `InputError` unless `checkpoints` is None or a `Checkpoints`."""
     fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
     require(fits, "checkpoints", checkpoints, "a Checkpoints, or None")
 
 
 def checked_seconds(chunk_seconds: Any) -> float:
-    """`chunk_seconds`, a number of at least 0 or infinity.
+    """Return `chunk_seconds`, a number of at least 0 or infinity.
 
     Raises:
       InputError: another value.
@@ -140,7 +140,7 @@ def checked_seconds(chunk_seconds: Any) -> float:
 
 
 def checked_matrix_rounds(matrix_rounds: Sequence[int] | None, rounds: int) -> list[int]:
-    """Rounds whose matrices are kept, ascending; by default the first, the middle and the last.
+    """Return the rounds to record matrices in; by default the first, middle and last.
 
     Raises:
       InputError: no list of rounds in 1..rounds.
@@ -164,8 +164,7 @@ def _check_seeds(seeds: Sequence[int]) -> None:
 
 
 def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -> None:
-    """Raises `InputError` where no client would take a local step, where there are too many steps
-    to count, and where the learning rate schedule has no rate for a round."""
+    """Raise `InputError` for no local step, too many steps to count, or rounds without a rate."""
     federation.training.rate_factors(rounds)
     if not algorithm.has_step(federation).any():
         raise InputError(f"No client would take a local step: {_why_no_step(federation)}.")
@@ -189,7 +188,7 @@ def _why_no_step(federation: Federation) -> str:
 
 
 def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bool:
-    """Whether a round trains with `added`, the federation's extra loss; it is traced, not run.
+    """Return whether a round uses `added`, the federation's extra loss; only traced.
 
     Raises:
       InputError: the loss needs features that the model does not name.
@@ -211,7 +210,7 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
 
 
 def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, State]:
-    """(the first run, its first round, its state before it); only to be traced.
+    """Return (the first run, its first round, its state before it); only to be traced.
 
     Raises:
       InputError: see `checked_init`.
@@ -222,11 +221,11 @@ def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, Sta
 
 
 def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:
-    """Rows of the clients to score, ascending.
+    """Return the ascending rows of the clients to score.
 
     Raises:
-      InputError: none, an unknown one, one without test samples, or one that the algorithm makes
-        no model for.
+      InputError: no client, an unknown one, or one without test samples or without a model of the
+        algorithm.
     """
     ids = np.asarray(federation.data.ids)
     require(is_list(clients) and len(clients) > 0, "score_clients", clients, "at least one client")

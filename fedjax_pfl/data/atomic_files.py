@@ -1,4 +1,4 @@
-"""Output files, which are written completely or not at all, and their versions."""
+"""Atomic output files, and their versions."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ LONGEST_NAME = 255 - len(".part-")  # what file systems take, less the prefix wh
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns the system's errors within the block into an `OutputError` that names `path`."""
+    """Turn the system's errors within the block into an `OutputError` that names `path`."""
     try:
         yield
     except OutputError:
@@ -27,8 +27,8 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def aside(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, which is renamed to `path` if the block ends without an exception.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, which is renamed to `path` if the block ends without an exception.
 
     Raises:
       OutputError: it can't be written; the temporary file is removed.
@@ -59,7 +59,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises `InputError` for a name that no folder can have."""
+    """Raise `InputError` for a name that no folder can have."""
     if len(os.fsencode(name)) > LONGEST_NAME:
         raise InputError(
             f"{what} {shown(name)} has {len(os.fsencode(name))} bytes, and names of folders have "
@@ -67,7 +67,7 @@ def check_name(what: str, name: str) -> None:
         )
 
 
-def there(flag: str, path: Path) -> bool:
+def output_exists(flag: str, path: Path) -> bool:
     """Return whether an output path exists already.
 
     Raises:
@@ -84,12 +84,12 @@ def there(flag: str, path: Path) -> bool:
         if path.exists():
             return True
         if path.is_symlink():
-            raise never(f"it is a link to {os.readlink(path)}, which isn't there")
+            raise never(f"it is a link to {os.readlink(path)}, which doesn't exist")
         parent = next(folder for folder in path.absolute().parents if folder.exists())
         effective = os.access in os.supports_effective_ids
         may = os.access(parent, os.W_OK | os.X_OK, effective_ids=effective)
         if not parent.is_dir() or not may:
-            raise never(f"{parent} is no writable folder")
+            raise never(f"{parent} is not a writable folder")
         if max(len(os.fsencode(part)) for part in path.parts) > LONGEST_NAME:
             raise never(f"names have at most {LONGEST_NAME} bytes")
     except InputError:
@@ -100,7 +100,7 @@ def there(flag: str, path: Path) -> bool:
 
 
 def require_version(what: str | Path, written: Any, remedy: str, older: Sequence[str] = ()) -> None:
-    """Raises `InputError` if files of another version can't be read.
+    """Raise `InputError` if files of another version can't be read.
 
     Args:
       what: beginning of the message, such as a file's path.
