@@ -39,13 +39,16 @@ class Aggregator:
         raise NotImplementedError
 
     def combined(self, updates: Stack, weights: PerMember, mask: Mask, key: Key):
-        """(the server's update [...], the coefficients [M] of the members' updates)."""
+        """Return (the server's update [...], the coefficients [M] of the updates or None)."""
         gram = similarity.gram(updates, updates)
         b = self.coefficients(gram, weights, mask, key)
         return mixing.combine(b, updates), b
 
     def __call__(self, weights: PerMember, uploads: Stack, onto: Tree, key: Key):
-        """(the new model, the coefficients): `onto` where fewer than 2f + 1 uploads arrived."""
+        """Return (the new model, the coefficients of the updates or None).
+
+        With fewer than 2f + 1 uploads the model is `onto`.
+        """
         mask = weights > 0
         enough = jnp.sum(mask) >= 2 * self.f + 1
         leaves, tree = jax.tree.flatten(uploads)
@@ -57,7 +60,7 @@ class Aggregator:
         new = list(held)
         for i, move in zip(floats, step, strict=True):
             new[i] = held[i] + jnp.where(enough, move, 0).astype(held[i].dtype)
-        return tree.unflatten(new), jnp.where(enough, b, 0)
+        return tree.unflatten(new), None if b is None else jnp.where(enough, b, 0)
 
 
 @struct
@@ -145,7 +148,7 @@ class Median(Aggregator):
     f: int = 0
 
     def combined(self, updates, weights, mask, key):
-        return robust.coordinate_median(updates, mask), mixing.normalize(weights)
+        return robust.coordinate_median(updates, mask), None
 
 
 @struct
@@ -155,7 +158,7 @@ class TrimmedMean(Aggregator):
     f: int = 1
 
     def combined(self, updates, weights, mask, key):
-        return robust.trimmed_mean(updates, mask, self.f), mixing.normalize(weights)
+        return robust.trimmed_mean(updates, mask, self.f), None
 
 
 @struct
@@ -171,8 +174,7 @@ class Bulyan(Aggregator):
 
     def combined(self, updates, weights, mask, key):
         gram = similarity.gram(updates, updates)
-        result = robust.bulyan(gram, updates, mask, self.f, self.neighbours)
-        return result, mixing.normalize(weights)
+        return robust.bulyan(gram, updates, mask, self.f, self.neighbours), None
 
 
 @struct

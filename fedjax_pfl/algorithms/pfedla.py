@@ -111,7 +111,8 @@ class PFedLA(core.Algorithm):
         networks, own = ctx.cohort.gather((state.hypernetworks, state.uploads))
         alpha, transpose = jax.vjp(self._alpha, networks)  # eq. (4), [M, L, N]
         applied, retained = self._applied(ctx, alpha, rows)
-        received = ctx.mix(applied, state.uploads, onto=own, plan=plan)  # eqs. (5), (6)
+        # Eqs. (5), (6).
+        received = ctx.mix(applied, state.uploads, onto=own, plan=plan, rows=rows)
         trained, cohort, loss = ctx.train(received)
         sent = ctx.upload(trained, received)
         change = optax.tree.sub(sent, received)
@@ -167,7 +168,7 @@ class PFedLA(core.Algorithm):
     def models(self, ctx, state, rows):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)
         applied, _ = self._applied(ctx, self._alpha(networks), rows)
-        mixed = ctx.mix(applied, state.uploads, onto=own, plan=self._plan(ctx))
+        mixed = ctx.mix(applied, state.uploads, onto=own, plan=self._plan(ctx), rows=rows)
         return {"personalized": mixed, "trained": own}
 
 

@@ -185,17 +185,32 @@ class Context(RoundInfo):
             self.tally.add(self.cohort.rows, samples, self.num_clients)
 
     def mix(
-        self, weights: Matrix, senders: Stack, onto: Stack, plan: LeafPlan | None = None
+        self,
+        weights: Matrix,
+        senders: Stack,
+        onto: Stack,
+        plan: LeafPlan | None = None,
+        rows: Rows | None = None,
     ) -> Stack:
-        """Apply a mixing matrix under the federation's leaf plan, or another grouping of blocks."""
+        """Apply a mixing matrix under the federation's leaf plan, or another grouping of blocks.
+
+        A robust rule for mixing matrices (`federation.aggregator`) changes the matrix first.
+
+        Args:
+          weights, senders, onto: see `mixing.apply`.
+          plan: another grouping of the model's blocks.
+          rows: [A], which of the senders each receiver is; by default the members of the cohort.
+        """
         several = self.federation.execution.devices > 1
-        plan = plan or self.federation.plan
-        if self.federation.aggregator is not None:
-            receivers = weights.shape[-2]
-            sent_by_all = weights.shape[-1] == self.num_clients > receivers
-            own = self.cohort.rows if sent_by_all else jnp.arange(receivers)
+        plan, rule = plan or self.federation.plan, self.federation.aggregator
+        if rule is not None and rule.for_matrices:
+            if rows is None:
+                whole = weights.shape[-2] == weights.shape[-1]
+                rows = jnp.arange(weights.shape[-2]) if whole else self.cohort.rows
             shared, _ = plan.split(senders)
-            weights = self.federation.aggregator.mixing(weights, shared, own)
+            weights = rule.mixing(weights, shared, rows)
+            if self.tally is not None:
+                self.tally.weights = weights
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
@@ -218,9 +233,9 @@ class Context(RoundInfo):
             rest = 1 - jnp.sum(weights)  # of clients that Poisson sampling did not draw
             rest = jnp.where(jnp.any(weights != 0), rest, 0)
             return jax.tree.map(
-                lambda x, old: x + (rest * old).astype(x.dtype)
-                if jnp.issubdtype(x.dtype, jnp.inexact)
-                else x,
+                lambda x, old: (
+                    x + (rest * old).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+                ),
                 mean,
                 onto,
             )
@@ -364,7 +379,7 @@ class Context(RoundInfo):
             model), or weights [M] of a single server model (recorded as [1, N]). Each member's
             weight on its own model is recorded as "self_weight", from "mixing" or the only matrix.
         """
-        attacked = self._attackers_weight(cohort, matrices)
+        matrices, attacked = self._used(cohort, matrices)
         return recorded(
             cohort,
             self.federation.plan.num_blocks,
@@ -378,28 +393,28 @@ class Context(RoundInfo):
             matrices=matrices,
         )
 
-    def _attackers_weight(self, cohort: Cohort, matrices: dict[str, jax.Array]) -> dict:
-        """Return the weight that attackers have in benign members' rows, {"attackers_weight": []}.
+    def _used(self, cohort: Cohort, matrices: dict[str, jax.Array]) -> tuple[dict, dict]:
+        """Return (the matrices as a robust rule changed them, {"attackers_weight": []}).
 
-        It is the mean over benign members of the attackers' share of their row of "mixing", or of
-        the only matrix; for a single mean it is the attackers' share. Empty for matrices over all
-        clients.
+        The weight of attackers is their share of the benign members' rows of "mixing" or of the
+        only matrix, or of the weights of a mean. It is left out for matrices over all clients, and
+        for rules that weigh coordinates instead of members.
         """
-        stage = self.federation.uploads
-        evil = None if stage is None else stage.attacking(cohort.ids)
-        if evil is None or not matrices:
-            return {}
-        weights = matrices.get("mixing", next(iter(matrices.values())))
-        if self.tally is not None and self.tally.weights is not None and weights.ndim == 1:
-            weights = self.tally.weights
-        if weights.shape[-1] != cohort.size or (
-            weights.ndim > 1 and weights.shape[-2] != cohort.size
-        ):
-            return {}
-        share = jnp.sum(jnp.where(evil, weights, 0), axis=-1)
+        rule, stage = self.federation.aggregator, self.federation.uploads
+        name = "mixing" if "mixing" in matrices else next(iter(matrices), None)
+        changed = None if self.tally is None else self.tally.weights
+        if changed is not None and name and changed.shape == matrices[name].shape:
+            matrices = {**matrices, name: changed}
+        attacking = None if stage is None else stage.attacking(cohort.ids)
+        if attacking is None or name is None or (rule is not None and changed is None):
+            return matrices, {}
+        weights = matrices[name]
+        if any(size != cohort.size for size in weights.shape[-2:][-weights.ndim :]):
+            return matrices, {}
+        share = jnp.sum(jnp.where(attacking, weights, 0), axis=-1)
         share = mixing.ratio(share, jnp.sum(jnp.abs(weights), axis=-1))
         if weights.ndim > 1:
-            benign = cohort.mask & ~evil
+            benign = cohort.mask & ~attacking
             share = jnp.mean(share, axis=tuple(range(share.ndim - 1)))
             share = mixing.ratio(jnp.sum(jnp.where(benign, share, 0)), jnp.sum(benign))
-        return {"attackers_weight": share}
+        return matrices, {"attackers_weight": share}

@@ -82,11 +82,10 @@ def checked_program(
         )
     if federation.training.keep_optimizer_state:  # traced, so that what can't keep them is refused
         jax.eval_shape(lambda *given: _first_state(*given)[-1], runs, federation)
-    if score_clients is None and federation.uploads is not None:
-        score_clients = federation.uploads.benign(
-            np.asarray(federation.data.ids), np.asarray(federation.data.test.size)
-        )
-    scored = None if score_clients is None else _scored_rows(score_clients, runs, federation)
+    if score_clients is None:
+        scored = _benign_rows(runs, federation)
+    else:
+        scored = _scored_rows(score_clients, runs, federation)
     program = Program(runs, federation, rounds, eval_every, chunk, adapt, scored)
     return offloaded_program(program) if federation.execution.client_state == "host" else program
 
@@ -218,6 +217,16 @@ def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, Sta
     run = jax.tree.map(lambda leaf: leaf[0], runs)
     ctx = run.context(federation, jnp.int32(0), jnp.int32(1))
     return run, ctx, checks.checked_init(run.algorithm, ctx)
+
+
+def _benign_rows(runs: Runs, federation: Federation) -> tuple[int, ...] | None:
+    """Return the rows of benign clients with test samples and a model; None if none attacks."""
+    stage, data = federation.uploads, federation.data
+    attacking = None if stage is None else stage.attacking(data.ids)
+    if attacking is None:
+        return None
+    scorable = (np.asarray(data.test.size) > 0) & np.all(served(runs, federation), axis=0)
+    return tuple(np.flatnonzero(~np.asarray(attacking) & scorable).tolist())
 
 
 def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:

@@ -82,9 +82,7 @@ def federate(
     steps = training.schedule.total_steps(np.asarray(data.train.size))
     participation = cohorts.cohorts(data.num_clients)
     members = participation.cohort_size
-    uploads = uploads_of(
-        groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members
-    )
+    uploads = uploads_of(groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members)
     return Federation(
         data=data if on_host else jax.device_put(data),  # see `spread`
         participation=participation,

@@ -1,10 +1,8 @@
 """Options of what happens to uploads: privacy, attacks, robust aggregation, compression."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -20,8 +18,7 @@ from fedjax_pfl.uploads.pipeline import (
     Uploads,
 )
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.utils.conversions import convert
-from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.errors import InputError, require
 
 NONE = "none"
 

@@ -29,9 +29,8 @@ class Costs(Measurements):
         """Return the bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""
         size = self.block_sizes.astype(np.int64) * self.item_bytes
         sent = {
-            "up": self.copies_up.astype(np.int64) @ (
-                size if self.upload_bytes is None else self.upload_bytes
-            ),
+            "up": self.copies_up.astype(np.int64)
+            @ (size if self.upload_bytes is None else self.upload_bytes),
             "down": self.copies_down.astype(np.int64) @ size,
         }
         for way in sent:

@@ -18,9 +18,9 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.uploads.stage import FreeRiders
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
+from fedjax_pfl.uploads.stage import FreeRiders
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 

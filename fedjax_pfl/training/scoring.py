@@ -76,7 +76,9 @@ def score(
     operands, model = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
     lengths = None if part.equal else part.size[rows]
     common = _Common(model, federation.data, part)
-    loop = partial(_scoring, federation.task, federation.eval_batch_size, metrics=metrics, changes=changes)
+    loop = partial(
+        _scoring, federation.task, federation.eval_batch_size, metrics=metrics, changes=changes
+    )
     homes = homes_of(federation.data, rows)
     return run_loops(loop, operands, common, federation.execution, lengths, homes)
 

@@ -22,7 +22,7 @@ from fedjax_pfl.uploads.stage import Memory, Sending, UploadStage
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack
+from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack
 
 FEEDBACKS = ("ef", "ef21")
 PLACEMENTS = ("local", "distributed")
@@ -206,7 +206,7 @@ class Uploads(UploadStage):
             noise = counted * jax.random.normal(jax.random.fold_in(sending.key, 5))
             how = privacy.adaptive
             bound = next_bound(bound, norms, sending.mask, noise, how.quantile, how.rate)
-        deviation = multiplier * clip
+        deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
         if privacy.placement == "distributed":
             deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))
         return add_noise(keys, updates, deviation), bound

@@ -79,15 +79,6 @@ class UploadStage:
         """Return which clients are Byzantine, bool like `ids`, or None if none is."""
         return None
 
-    def benign(self, ids: np.ndarray, sizes: np.ndarray) -> list[int] | None:
-        """Return the clients to score: the benign ones that have test samples, or None for all.
-
-        Args:
-          ids, sizes: int [N], permanent ids and numbers of test samples of all clients.
-        """
-        attacking = self.attacking(jnp.asarray(ids))
-        return None if attacking is None else ids[~np.asarray(attacking) & (sizes > 0)].tolist()
-
     def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
         """Check that an algorithm can be run with this stage.
 

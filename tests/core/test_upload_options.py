@@ -1,0 +1,247 @@
+"""Privacy, attacks, robust rules and compression in rounds, alone and together."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.uploads.compression import TopK
+from fedjax_pfl.uploads.stage import FreeRiders
+
+RATE = 0.25
+ATTACKERS = [3]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+@pfl.core.struct
+class State:
+    server: object = pfl.core.per_server()
+    trained: object = pfl.core.per_client()
+    sent: object = pfl.core.per_client()
+
+
+@pfl.core.algorithm("notes_uploads")
+class NotesUploads(pfl.Algorithm):
+    """FedAvg that keeps what was trained and what the server received."""
+
+    robust = "mean"
+    sees = "sums"
+
+    def init(self, ctx):
+        model = ctx.initial_model()
+        stack = ctx.replicate(model)
+        return State(model, stack, stack)
+
+    def round(self, ctx, state):
+        held = pfl.core.Broadcast(state.server)
+        trained, cohort, _ = ctx.train(held)
+        sent = ctx.upload(trained, held)
+        weights = pfl.mixing.by_size(ctx.sizes(), cohort.mask)
+        server = ctx.aggregate(weights, sent, onto=state.server)
+        kept = cohort.scatter((state.trained, state.sent), (trained, sent))
+        return State(server, *kept), ctx.record(cohort, mixing=weights)
+
+    def models(self, ctx, state, rows):
+        return {"personalized": pfl.core.Broadcast(state.server)}
+
+
+def run(rounds=3, scored=(), **options):
+    """[(server before [d], trained [N, d], sent [N, d], server after, members, record)]."""
+    federation = toy_federation((7, 3, 6, 10, 4), **options)
+    states, records = run_rounds(NotesUploads(), federation, rounds, scored=scored)
+    states = [getattr(state, "own", state) for state in states]
+    out = []
+    for before, after, record in zip(states, states[1:], records, strict=False):
+        present = np.flatnonzero(record["clients"]["participated"])
+        out.append((flat(before.server), flat(after.trained, 5), flat(after.sent, 5),
+                    flat(after.server), present, record))  # fmt: skip
+    return out
+
+
+def flat(tree, rows=None):
+    leaves = jax.tree.leaves(tree)
+    if rows is None:
+        return np.concatenate([np.asarray(leaf).reshape(-1) for leaf in leaves])
+    return np.concatenate([np.asarray(leaf).reshape(rows, -1) for leaf in leaves], 1)
+
+
+def top_k(update):
+    """The largest fourth of each leaf of the toy network, in NumPy."""
+    sent, at = np.zeros_like(update), 0
+    for size in (5, 20, 3, 15):  # biases before kernels
+        part = update[at : at + size]
+        largest = np.argsort(-np.abs(part), kind="stable")[: int(np.ceil(RATE * size))]
+        sent[at + largest] = part[largest]
+        at += size
+    return sent
+
+
+COMPOSED = {
+    "participation": 0.6,
+    "compress": "top_k",
+    "compress_options": {"rate": RATE},
+    "error_feedback": "ef",
+    "attack": "sign_flip",
+    "attackers": ATTACKERS,
+    "aggregator": "median",
+}
+
+
+@pytest.mark.parametrize("execution", ["map", "vmap"])
+def test_compression_attack_and_rule_in_one_run(execution):
+    errors = np.zeros((5, 43))
+    for before, trained, sent, after, present, _ in run(client_execution=execution, **COMPOSED):
+        for j in present:
+            wanted = trained[j] - before + errors[j]
+            packed = top_k(wanted)
+            errors[j] = wanted - packed
+            wanted = before + (-packed if j in ATTACKERS else packed)
+            np.testing.assert_allclose(sent[j], wanted, atol=1e-12)
+        np.testing.assert_allclose(after, np.median(sent[present], 0), atol=1e-12)
+    assert TopK(RATE).bits([20], 64) == 5 * (64 + 5)
+
+
+def test_attackers_are_weighed_and_not_scored():
+    options = COMPOSED | {"aggregator": "none", "participation": 1.0}
+    federation = toy_federation((7, 3, 6, 10, 4), test_sizes=(2, 2, 2, 2, 2), **options)
+    result = pfl.simulate(NotesUploads(), federation, rounds=2)
+    scored = ~np.isnan(result.scores["personalized/test/accuracy"][0, 0, -1])
+    assert scored.tolist() == [True, True, True, False, True]
+    np.testing.assert_allclose(result.scalars["attackers_weight"], 10 / 30, rtol=1e-6)
+    assert result.upload_bytes.tolist() == [
+        -(-(2 * 67 + 5 * 69) // 8), -(-(1 * 66 + 4 * 68) // 8)]  # fmt: skip
+    assert result.traffic()["up"].sum() == 2 * 5 * result.upload_bytes.sum()
+
+
+def test_distributed_noise_weighs_all_members_equally():
+    options = {"dp": "client", "dp_clip": 0.5, "dp_placement": "distributed"}
+    for before, trained, sent, after, present, _ in run(1, **options):
+        update = trained - before
+        norms = np.linalg.norm(update, axis=1, keepdims=True)
+        np.testing.assert_allclose(sent, before + update * np.minimum(1, 0.5 / norms), atol=1e-12)
+        np.testing.assert_allclose(after, sent[present].mean(0), atol=1e-12)
+
+
+def test_a_failed_client_counts_under_client_level_privacy():
+    options = {"dp": "client", "dp_clip": 0.5, "dp_placement": "distributed", "diverging": 1}
+    (before, _, sent, after, _, record), *_ = run(1, **options)
+    assert record["clients"]["diverged"].tolist() == [False, True, False, False, False]
+    np.testing.assert_allclose(sent[1], before, atol=1e-12)
+    np.testing.assert_allclose(after, sent.mean(0), atol=1e-12)
+
+
+def test_poisson_cohorts_have_a_public_denominator():
+    options = {"participation": 0.5, "sampling": "poisson", "dp": "client", "dp_clip": 0.5,
+               "dp_placement": "distributed"}  # fmt: skip
+    counts = []
+    for before, _, sent, after, present, _ in run(4, **options):
+        counts.append(len(present))
+        wanted = before + (sent[present] - before).sum(0) / 2.5
+        np.testing.assert_allclose(after, wanted, atol=1e-12)
+    assert len(set(counts)) > 1
+
+
+def test_cohorts_of_poisson_sampling_are_binomial():
+    part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
+    assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
+    draw = jax.jit(jax.vmap(lambda t: part.cohort(jax.random.key(3), t, jnp.arange(40)).mask.sum()))
+    sizes = np.asarray(draw(jnp.arange(2000)))
+    np.testing.assert_allclose(sizes.mean(), 8, rtol=0.05)
+    np.testing.assert_allclose(sizes.var(), 40 * 0.2 * 0.8, rtol=0.12)
+
+
+RULES = [
+    ("fedavg", "krum", {}),
+    ("feddwa", "self_clip", {}),
+    ("cwfedavg", "trimmed_mean", {}),
+    ("ifca", "median", {}),
+    ("cfl", "median", {}),
+    ("pfedla", "self_clip", {}),
+    ("sfl", "self_clip", {}),
+    ("spfl", "self_clip", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "options"),
+    [pytest.param(*case, marks=() if k < 2 else pytest.mark.thorough)
+     for k, case in enumerate(RULES)],
+)  # fmt: skip
+def test_rules_keep_attackers_out(name, rule, options):
+    """An attacker's update of a million times its size moves no benign client's model."""
+    made = pfl.make_algorithm(name, options)
+    federation = toy_federation(
+        (7, 3, 6, 10, 4, 5, 8), attack="scale", attack_options={"factor": 1e6}, attackers=[3],
+        aggregator=rule, test_sizes=(2,) * 7, participation=0.75,
+    )  # fmt: skip
+    result = pfl.simulate(made, federation, rounds=3)
+    losses = result.scores["personalized/test/loss"][0, 0, -1]
+    assert np.isfinite(np.delete(losses, 3)).all() and np.nanmax(losses) < 50
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attack": "alie"}, "attack='alie' needs attackers"),
+        ({"attackers": "0.2", "attack": "alie"}, "ids such as '3,7' or a share such as '20%'"),
+        ({"attackers": "60%", "attack": "alie"}, "below 50%"),
+        ({"attackers": "9", "attack": "alie"}, r"attackers must be ids of clients, got \[9\]"),
+        ({"attackers": "0,1,2", "attack": "alie"}, "fewer than half of the 5 clients, got 3"),
+        ({"attack_options": {"z": 1.0}}, "absent without an attack"),
+        (
+            {"attack": "alie", "attackers": "1", "attack_options": {"zz": 1.0}},
+            "option of alie 'zz'",
+        ),
+        ({"aggregator": "krum", "aggregator_options": {"f": 3}}, "below half of the 5 members"),
+        ({"aggregator": "bulyan", "aggregator_options": {"f": 1}}, "at most 0 of 5 members"),
+        ({"error_feedback": "ef"}, "'none' without a compressor"),
+        ({"compress": "topk"}, "Did you mean 'top_k'"),
+        ({"dp": "client"}, "dp_clip"),
+        ({"secure_bits": 8}, "wrap at 8 bits"),
+        ({"attack": "backdoor", "attackers": "1"}, "images"),
+        ({"sampling": "poison"}, "poisson"),
+    ],
+)
+def test_bad_options(options, words):
+    with pytest.raises(pfl.InputError, match=words):
+        toy_federation(**options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
+        ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
+        ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
+        ("feddwa", {"secure_bits": 32}, "needs single models"),
+        ("ifca", {"dp": "client", "dp_clip": 1.0}, "the choice of a cluster beside its uploads"),
+    ],
+)
+def test_algorithms_that_an_option_does_not_fit(name, options, words):
+    with pytest.raises(pfl.InputError, match=words):
+        pfl.simulate(pfl.make_algorithm(name), toy_federation(**options), rounds=1)
+
+
+@pytest.mark.thorough
+def test_host_state_keeps_errors_and_bounds():
+    options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1, "dp_adaptive_clip": True}
+    wanted = run(**options)
+    got = run(client_state="host", **options)
+    for one, other in zip(got, wanted, strict=True):
+        assert_close(one[:4], other[:4], "host state", 1e-12)
+
+
+@pytest.mark.thorough
+def test_withheld_uploads_leave_the_server_as_it_was():
+    everyone = FreeRiders(jnp.arange(5))
+    assert everyone.attacking(jnp.arange(5)) is None
+    federation = toy_federation(withheld=range(5))
+    states, _ = run_rounds(NotesUploads(), federation, 2, scored=())
+    assert_close(states[2].server, states[0].server, "the server's model", 1e-12)

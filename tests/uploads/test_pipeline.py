@@ -1,0 +1,213 @@
+"""The stage between clients and the server: its order, its memory and its refusals."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.uploads.attacks import SignFlip
+from fedjax_pfl.uploads.clipping import split_noise
+from fedjax_pfl.uploads.compression import Qsgd, TopK
+from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
+from fedjax_pfl.uploads.secure import FixedPoint
+from fedjax_pfl.uploads.stage import Memory, Sending
+from fedjax_pfl.utils.errors import InputError
+
+M = 5
+IDS = np.array([7, 2, 9, 4, 11])
+MASK = np.array([True, True, True, True, False])
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def stacks(seed=0):
+    """(sent, reference, updates [M, d]) with two leaves, of 6 and 3 numbers."""
+    rng = np.random.default_rng(seed)
+    shapes = {"a": (M, 2, 3), "b": (M, 3)}
+    sent = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    held = {name: jnp.asarray(rng.normal(size=shape)) for name, shape in shapes.items()}
+    return sent, held, flat(jax.tree.map(jnp.subtract, sent, held))
+
+
+def flat(tree):
+    return jnp.concatenate([leaf.reshape(M, -1) for leaf in jax.tree.leaves(tree)], 1)
+
+
+def sending(key=0, what="model", ids=IDS, mask=MASK, **options):
+    return Sending(jnp.asarray(ids), jnp.asarray(mask), what, jax.random.key(key), **options)
+
+
+def received(stage, *args, memory=None, key=0, **options):
+    """(the received updates [M, d], the memory after them)."""
+    sent, held, _ = args or stacks()
+    got, after = stage(sent, held, sending(key, **options), memory or Memory())
+    return flat(jax.tree.map(jnp.subtract, got, held)), after
+
+
+def clipped(updates, bound):
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    return updates * np.minimum(1, bound / norms)
+
+
+def private(clip=1.0, noise=0.0, **options):
+    return Uploads(privacy=ClientPrivacy(clip, noise, **options))
+
+
+def test_clipping_is_of_all_leaves_together():
+    got, _ = received(private(1.5))
+    np.testing.assert_allclose(got, clipped(stacks()[2], 1.5), rtol=1e-12)
+    got, _ = received(private(1e9))
+    np.testing.assert_allclose(got, stacks()[2], rtol=1e-12)
+
+
+def test_an_update_that_is_not_finite_counts_as_zero():
+    sent, held, updates = stacks()
+    sent["a"] = sent["a"].at[1, 0, 0].set(jnp.nan)
+    got, _ = received(private(1.5), sent, held, None)
+    wanted = np.array(clipped(updates, 1.5))
+    wanted[1] = 0
+    np.testing.assert_allclose(got, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("placement", "share"), [("local", 1.0), ("distributed", 4**-0.5)])
+def test_noise_has_its_deviation_and_is_independent(placement, share):
+    stage = private(2.0, 1.5, placement=placement)
+    draw = jax.jit(jax.vmap(lambda key: flat_of(stage, key)))
+    noise = np.array(draw(jax.random.split(jax.random.key(1), 4000)))
+    noise -= clipped(stacks()[2], 2.0)
+    np.testing.assert_allclose(noise.std(0), 3.0 * share, rtol=0.06)
+    together = np.corrcoef(noise.reshape(4000, -1).T) - np.eye(M * 9)
+    assert np.abs(together).max() < 5 / np.sqrt(4000)
+
+
+def flat_of(stage, key):
+    sent, held, _ = stacks()
+    got, _ = stage(sent, held, Sending(jnp.asarray(IDS), jnp.asarray(MASK), "model", key), Memory())
+    return flat(jax.tree.map(jnp.subtract, got, held))
+
+
+def test_noise_follows_the_permanent_id():
+    sent, held, _ = stacks()
+    order = np.array([3, 0, 4, 2, 1])
+    mixed = jax.tree.map(lambda leaf: leaf[order], (sent, held))
+    plain, _ = received(private(1.0, 1.0))
+    moved, _ = received(private(1.0, 1.0), *mixed, None, ids=IDS[order], mask=MASK[order])
+    np.testing.assert_allclose(moved, plain[order], rtol=1e-12)
+
+
+def test_the_adaptive_bound_follows_the_papers_rule():
+    """C exp(-.2 (share of updates within C - .5)); the counts' noise is subtracted out here."""
+    stage = private(4.0, 0.0, adaptive=AdaptiveClip(count_noise=0.0))
+    _, after = received(stage, memory=stage.first_memory({}))
+    norms = np.linalg.norm(stacks()[2], axis=1)[MASK]
+    within = np.mean(norms <= 4.0)
+    assert 0 < within < 1
+    np.testing.assert_allclose(after.bound, 4.0 * np.exp(-0.2 * (within - 0.5)), rtol=1e-6)
+    got, _ = received(stage, memory=Memory(bound=jnp.asarray(1.25)))
+    np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
+
+
+def test_noise_is_split_between_updates_and_counts():
+    together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
+    np.testing.assert_allclose(together, 1.0, rtol=1e-6)
+    assert float(split_noise(0.0, 5.0)) == 0
+
+
+def test_error_feedback_sends_everything_in_time():
+    """Over rounds, what was sent is what was meant minus the last error, exactly."""
+    stage, memory = Uploads(compressor=TopK(0.25), feedback="ef"), None
+    total, meant = 0, 0
+    for round_ in range(4):
+        sent, held, updates = stacks(round_)
+        memory = stage.first_memory(held) if memory is None else memory
+        got, memory = received(stage, sent, held, None, memory=memory, mask=np.ones(M, bool))
+        assert (np.count_nonzero(np.abs(got) > 1e-12, axis=1) == 2 + 1).all()  # a fourth per leaf
+        total, meant = total + got, meant + updates
+    np.testing.assert_allclose(total, meant - flat(memory.errors), atol=1e-12)
+
+
+def test_ef21_sends_changes_of_its_estimate():
+    stage = Uploads(compressor=TopK(1.0), feedback="ef21")
+    _, held, updates = stacks()
+    estimate = jax.tree.map(lambda leaf: leaf + 1.0, held)
+    got, after = received(stage, memory=Memory(errors=estimate))
+    np.testing.assert_allclose(got, updates, atol=1e-12)
+    np.testing.assert_allclose(flat(after.errors)[:4], updates[:4], atol=1e-12)
+    np.testing.assert_array_equal(flat(after.errors)[4], flat(estimate)[4])  # absent
+
+
+def test_uploads_counted_in_numbers_are_not_compressed():
+    got, _ = received(Uploads(compressor=TopK(0.25)), compressed=False)
+    np.testing.assert_allclose(got, stacks()[2], rtol=1e-12)
+
+
+def test_attackers_see_what_honest_members_send():
+    """A mean of the clipped honest updates, sent by the attackers with the opposite sign."""
+    stage = Uploads(
+        privacy=ClientPrivacy(1.5), attack=SignFlip(of_mean=True), attackers=jnp.array([2, 11])
+    )
+    got, _ = received(stage)
+    wanted = np.array(clipped(stacks()[2], 1.5))
+    wanted[1] = -wanted[[0, 2, 3]].mean(0)
+    np.testing.assert_allclose(got[:4], wanted[:4], rtol=1e-9)
+    assert stage.attacking(jnp.asarray(IDS)).tolist() == [False, True, False, False, True]
+
+
+def test_fixed_point_comes_last():
+    stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
+    got, _ = received(stage)
+    np.testing.assert_allclose(got, stacks()[2], atol=16 / 2**22)
+
+
+def test_secure_sums_wrap_modulo():
+    numbers = FixedPoint(8, 1.0, 100)
+    rows = {"x": jnp.full((3, 2), 1.0)}  # 100 levels each: 300 modulo 256
+    keys = jax.random.split(jax.random.key(0), 3)
+    total = numbers.sum(jax.vmap(numbers.encoded)(rows, keys))
+    assert np.asarray(total["x"]).tolist() == [44, 44]
+    with pytest.raises(InputError, match="3 members with 100 levels wrap at 8 bits"):
+        numbers.validate(3)
+
+
+@pytest.mark.parametrize(
+    ("stage", "sees", "channels", "words"),
+    [
+        (private(placement="distributed"), "models", (), "dp_placement must be 'local'"),
+        (Uploads(fixed_point=FixedPoint()), "models", (), "needs single models"),
+        (private(), "sums", ("its labels",), "its labels beside its uploads, which dp does not"),
+        (
+            Uploads(compressor=Qsgd(), fixed_point=FixedPoint()),
+            "sums",
+            (),
+            "can't go with compress",
+        ),
+    ],
+)
+def test_refusals(stage, sees, channels, words):
+    plan = toy_federation().plan
+    with pytest.raises(InputError, match=words):
+        stage.refuse("toy", sees, channels, plan)
+    Uploads(attack=SignFlip()).refuse("toy", sees, channels, plan)
+
+
+def test_whole_numbers_are_refused_under_privacy():
+    sent, held, _ = stacks()
+    counts = {"n": jnp.ones((M,), jnp.int32)}
+    with pytest.raises(InputError, match="whole numbers, such as counts"):
+        private()({**sent, **counts}, {**held, **counts}, sending(what="class_sums"), Memory())
+
+
+def test_bytes_of_blocks():
+    plan = toy_federation().plan  # blocks of 4x5 + 5 and 5x3 + 3 numbers
+    assert plan.shared_block_sizes().tolist() == [25, 18]
+    stage = Uploads(compressor=Qsgd(4))
+    assert stage.block_bytes(plan, 4).tolist() == [(25 * 4 + 64) // 8 + 1, (18 * 4 + 64) // 8]
+    assert Uploads(fixed_point=FixedPoint(20)).block_bytes(plan, 4).tolist() == [63, 45]
+    assert replace(stage, compressor=None).block_bytes(plan, 4) is None
