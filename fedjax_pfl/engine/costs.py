@@ -95,7 +95,7 @@ def step_operands(federation: Federation) -> tuple[Any, ...]:
     data, zero = federation.data, jnp.int32(0)
     at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
     batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
-    client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
+    client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None, batch_size=zero)
     key = jax.random.key(0)
     begun = LocalStep(federation, federation.training.learning_rate).begin(
         federation.initial_model(key)

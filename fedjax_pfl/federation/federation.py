@@ -21,6 +21,7 @@ from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
+from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
@@ -54,6 +55,7 @@ class Federation:
       execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
       metrics: metrics beside the task's headline.
+      privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
@@ -70,6 +72,7 @@ class Federation:
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
     metrics: tuple[Metric, ...] = static(default=())
+    privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
     client_names: tuple[tuple[int, str], ...] = static(default=())

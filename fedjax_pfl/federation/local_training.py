@@ -38,7 +38,8 @@ class LocalTraining(Group):
     In a federation, `federation.training`, its numbers are arrays of the model's type.
 
     The batch order "shuffled" draws a new permutation of a client's samples in each epoch, "fresh"
-    in each step. "partition" keeps the order of the partition; "by_class" iterates over classes, in
+    in each step. "poisson" draws each sample independently in each step, with the probability with
+    which the other orders have it in a step, as privacy accounting assumes. "partition" keeps the order of the partition; "by_class" iterates over classes, in
     the client's own class order (the published PLGA loader). These two never shuffle, and a round
     continues where the client's previous round stopped, so all clients must take part.
 
@@ -193,6 +194,7 @@ class LocalTraining(Group):
             drop_last=self.drop_last,
             shuffle=self.batch_order not in IN_ORDER,
             fresh=self.batch_order == "fresh",
+            poisson=self.batch_order == "poisson",
         )
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
