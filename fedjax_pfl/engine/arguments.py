@@ -72,7 +72,7 @@ def checked_program(
         federation.uploads.refuse(
             algorithm.name, algorithm.sees, algorithm.channels, federation.plan
         )
-    runs = make_runs(algorithm, federation, seeds, settings)
+    runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
     added = federation.training.extra_loss

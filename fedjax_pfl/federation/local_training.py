@@ -308,18 +308,6 @@ def _plain(value: Any) -> Any:
     return float(str(value)) if isinstance(value, np.ndarray) else value
 
 
-def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
-    """Return the learning rate and its decay as checked numbers.
-
-    Raises:
-      InputError: a value is out of range.
-    """
-    rate, decay = (
-        SETTABLE[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
-    )
-    return rate, decay
-
-
 def check_hashable(name: str, value: Any) -> None:
     """Raise `InputError` unless a value is hashable, as parts of compiled programs must be."""
     try:

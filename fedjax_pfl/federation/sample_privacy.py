@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_pfl.federation.client import Client
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar
 
@@ -16,9 +17,9 @@ class SamplePrivacy:
     Attributes:
       clip: C, largest norm of the gradient of one sample's loss, over all trained leaves together.
       noise: z: the sum of a minibatch's gradients gets noise of deviation z C; one number, or [N]
-        numbers of the clients.
+        numbers of the clients. None until it is computed from `epsilon`.
       epsilon: what the noise of all rounds must keep to, from which it is computed before the first
-        round (`core.sample_privacy.calibrated`); None where the noise is given.
+        round (`core.sample_privacy.noise_within`); None where the noise is given.
       delta: of epsilon.
       public_validation: whether validation samples are public, and need no protection.
     """
@@ -30,6 +31,15 @@ class SamplePrivacy:
     public_validation: bool = static(default=False)
 
     def noise_of(self, client: Client) -> Scalar:
-        """The noise multiplier of one client."""
+        """The noise multiplier of one client.
+
+        Raises:
+          InputError: it is not computed yet.
+        """
+        if self.noise is None:
+            raise InputError(
+                "The noise of dp_epsilon is computed from the rounds of a simulation: new clients "
+                "must have dp_noise."
+            )
         noise = jnp.asarray(self.noise)
         return noise[client.row] if noise.ndim else noise

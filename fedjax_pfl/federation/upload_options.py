@@ -78,9 +78,9 @@ class PrivacyOptions(Group):
         if self.dp != "sample":
             return None
         clip, noise = (np.asarray(x, dtype) for x in (self.dp_clip, self.dp_noise))
-        return SamplePrivacy(
-            clip, noise, self.dp_epsilon, self.dp_delta, self.dp_public_validation
-        )
+        epsilon, public = self.dp_epsilon, self.dp_public_validation
+        noise = noise if epsilon is None else None
+        return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)
 
     def privacy(self, rounds: int | None = None) -> ClientPrivacy | None:
         """The clipping and noise of uploads.

@@ -95,9 +95,7 @@ def clipped(gradient: Tree, bound: Scalar | float, valid: Scalar | bool = True) 
     fine = jnp.isfinite(norm) & valid
     factor = jnp.minimum(1, bound / jnp.where(norm > 0, norm, 1))
     factor = jnp.where(norm > 0, factor, 1)
-    return jax.tree.map(
-        lambda leaf: jnp.where(fine, leaf * factor.astype(leaf.dtype), 0), gradient
-    )
+    return jax.tree.map(lambda leaf: jnp.where(fine, leaf * factor.astype(leaf.dtype), 0), gradient)
 
 
 def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key) -> Tree:
