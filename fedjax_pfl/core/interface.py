@@ -168,7 +168,7 @@ class Algorithm:
         return (federation.schedule,)
 
     def gradients_per_batch(self) -> int:
-        """Return how many gradients are computed on each minibatch drawn, for privacy accounting."""
+        """Return how many gradients are computed on each minibatch, for privacy accounting."""
         return 1
 
     def gradients(self, federation: Federation, rounds: int) -> np.ndarray:

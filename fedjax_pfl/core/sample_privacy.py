@@ -12,7 +12,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.uploads.accounting import noise_for_each
+from fedjax_pfl.uploads.accounting import noise_for_each, released
 from fedjax_pfl.utils.errors import InputError
 
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
@@ -73,7 +73,7 @@ def noise_within(
     counts = algorithm.gradients(federation, rounds)
     wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
     noise = noise_for_each(epsilon, federation.privacy.delta, wanted)
-    return np.asarray(noise, federation.task.dtype)
+    return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)  # never rounded down
 
 
 def releases(

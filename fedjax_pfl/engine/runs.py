@@ -193,9 +193,9 @@ def _count(
 def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tuple[str, ...]:
     """Return the names of everything that `simulate` can sweep inside one program.
 
-    These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay", and
-    the further numbers of a federation that has them: "dp_clip", "dp_noise" or "dp_epsilon", options
-    of its attack, such as "attack_factor", and of its aggregator, such as "aggregator_radius".
+    These are the algorithm's traced hyperparameters, "learning_rate", "learning_rate_decay" and
+    further numbers of a federation that has them: "dp_clip", "dp_noise" or "dp_epsilon", options of
+    its attack, such as "attack_factor", and of its aggregator, such as "aggregator_radius".
     """
     own = (field.name for field in fields(algorithm) if not is_static(field))
     numbers = dict.fromkeys(RATES) if federation is None else dict.fromkeys(federation.numbers())

@@ -38,10 +38,11 @@ class LocalTraining(Group):
     In a federation, `federation.training`, its numbers are arrays of the model's type.
 
     The batch order "shuffled" draws a new permutation of a client's samples in each epoch, "fresh"
-    in each step. "poisson" draws each sample independently in each step, with the probability with
-    which the other orders have it in a step, as privacy accounting assumes. "partition" keeps the order of the partition; "by_class" iterates over classes, in
-    the client's own class order (the published PLGA loader). These two never shuffle, and a round
-    continues where the client's previous round stopped, so all clients must take part.
+    in each step. "poisson" draws each sample independently in each step, with the probability that
+    it has in the other orders, as privacy accounting assumes. "partition" keeps the order of the
+    partition; "by_class" iterates over classes, in the client's own class order (the published PLGA
+    loader). These two never shuffle, and a round continues where the client's previous round
+    stopped, so all clients must take part.
 
     `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
     has its own momentum and weight decay. Its state is reinitialized in each round unless

@@ -64,10 +64,11 @@ class LocalStep:
     """One step of the local optimizer on a minibatch.
 
     It includes momentum, weight decay, the federation's extra loss, dropout, normalization
-    statistics and the clipping and noise of `federation.privacy`, and is the step of `ctx.train`. In an algorithm's own loop,
-    `step(state, batch, rng, broadcast, client)` is a step of `ctx.run_clients` whose initial carry
-    is `step.begin(model)`; call it for each model if there are several. Other steps are composed of
-    its two halves, `loss_and_gradient` at any model and `update` of a state along a gradient.
+    statistics and the clipping and noise of `federation.privacy`, and is the step of `ctx.train`.
+    In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step of
+    `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
+    are several. Other steps are composed of its two halves, `loss_and_gradient` at any model and
+    `update` of a state along a gradient.
 
     Attributes:
       federation: the task, the optimizer, and the extra loss of all algorithms.
