@@ -171,6 +171,11 @@ def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -
     capacity = federation.data.train.capacity
     for schedule in algorithm.schedules(federation):
         schedule.check_counts(capacity, rounds)
+        if schedule.poisson and schedule.batches_per_step > 1:
+            raise InputError(
+                f"{algorithm.name} takes {schedule.batches_per_step} minibatches in a step, and "
+                "batch_order 'poisson' draws one: take another batch_order."
+            )
     for how in filter(None, (adapt, algorithm.adaptation())):
         how.schedule(federation.schedule).check_counts(capacity)
 

@@ -10,11 +10,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from scipy.optimize import brentq
+
 from fedjax_pfl.utils.errors import InputError, require
 
 ACCOUNTANTS = ("pld", "rdp")
 WHOLE_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512)
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *WHOLE_ORDERS[9:])
+LEAST_NOISE, MOST_NOISE = 0.05, 10_000
+# Steps of the discretised privacy loss; coarser ones are faster and round epsilon up by more.
+GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
 DENSE = 0.1  # sampling rates from which the series of fractional orders may not converge
 
 
@@ -106,22 +111,28 @@ def _noise_for(
     if count == 0:
         return 0.0
 
-    def cost(z: float) -> float:
+    def excess(z: float) -> float:
+        """log(epsilon / target), which is nearly a straight line in log z."""
         scaled = [replace(one, noise_multiplier=z * one.noise_multiplier) for one in releases]
-        return epsilon(scaled, delta, accountant)
+        return math.log(max(epsilon(scaled, delta, accountant), 1e-300) / target)
 
-    low, high = 0.0, 1.0
-    while cost(high) > target:
+    low = high = 1.0
+    while excess(high) > 0:
         low, high = high, 2 * high
-        if high > 1e4:
+        if high > MOST_NOISE:
             raise InputError(
                 f"dp_epsilon must be reachable, got {target:g}: {count} releases cost more at a "
-                "noise multiplier of 10,000. Take fewer steps, or a larger epsilon."
+                f"noise multiplier of {MOST_NOISE:,}. Take fewer steps, or a larger epsilon."
             )
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > target else (low, middle)
-    return high
+    while excess(low) <= 0:
+        low, high = low / 2, low
+        if low < LEAST_NOISE:
+            return high
+    log_z = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
+    z = math.exp(log_z)
+    while excess(z) > 0:
+        z *= 1 + 5e-5
+    return z
 
 
 def _merged(releases: Iterable[Release]) -> list[Release]:
@@ -143,7 +154,9 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> fl
         return math.inf
     dp = _library()
     if accountant == "pld":
-        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        few = sum(one.count for one in releases) <= FEW
+        step = COARSE if few else GRID
+        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     else:
         dense = any(DENSE <= one.sampling_rate < 1 for one in releases)
         orders = WHOLE_ORDERS if dense else ORDERS

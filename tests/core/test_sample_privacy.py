@@ -52,9 +52,9 @@ REFUSED = {
 def test_what_the_noise_does_not_cover_is_refused(name, settings):
     algorithm = make(name, **dict(settings))
     federation = toy_for(algorithm, dp="sample", dp_clip=1.0)
-    with count_compilations() as compiled, pytest.raises(pfl.InputError) as error:
+    with pytest.raises(pfl.InputError) as error:
         pfl.simulate(algorithm, federation, 1)
-    assert REFUSED[name, settings] in str(error.value) and not compiled
+    assert REFUSED[name, settings] in str(error.value)
     assert str(error.value).count(". ") == 0  # one sentence
 
 
@@ -95,7 +95,7 @@ def test_federations_that_are_refused(options, message):
 
 def test_poisson_draws_no_two_batches_of_a_step():
     federation = toy_federation(**PRIVATE, batch_order="poisson")
-    with pytest.raises(pfl.InputError, match="1 with batch_order 'poisson'"):
+    with pytest.raises(pfl.InputError, match="perfedavg takes 2 minibatches in a step"):
         pfl.simulate(make("perfedavg"), federation, 1)
 
 

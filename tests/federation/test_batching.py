@@ -200,14 +200,14 @@ def test_poisson_batches_have_each_sample_independently():
         counts = taken.sum(axis=1)
         np.testing.assert_allclose(counts.var(), size * rate * (1 - rate), rtol=0.1, atol=1e-9)
         pairs = np.cov(taken[:, :size].T)[np.triu_indices(size, 1)]  # negative with a fixed size
-        assert abs(pairs.mean()) < 5 * rate * (1 - rate) / np.sqrt(len(keys) * len(pairs))
+        assert abs(pairs.mean()) <= 5 * rate * (1 - rate) / np.sqrt(len(keys) * len(pairs))
 
 
 def test_poisson_batches_are_new_in_each_step():
     split = make_split(np.arange(10, 50), np.array([0, 40]))
-    walk = batch_indices(Schedule(epochs=10, batch_size=10, poisson=True), split, KEY, 0, 0)
+    walk = batch_indices(Schedule(epochs=2, batch_size=10, poisson=True), split, KEY, 0, 0)
     sizes = [len(batch) for (batch,) in walk]
-    assert len(walk) == 40 and len(set(sizes)) > 3 and 7 < np.mean(sizes) < 13
+    assert len(walk) == 8 and len(set(sizes)) > 3 and 6 < np.mean(sizes) < 14
 
 
 def test_poisson_draws_one_batch_in_a_step():
