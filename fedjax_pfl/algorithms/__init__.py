@@ -30,6 +30,7 @@ from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
 from fedjax_pfl.algorithms.local import Local
 from fedjax_pfl.algorithms.moon import Moon
+from fedjax_pfl.algorithms.mrmtl import MrMtl
 from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
@@ -79,6 +80,7 @@ __all__ = [
     "Lga",
     "Local",
     "Moon",
+    "MrMtl",
     "PFedHN",
     "PFedLA",
     "PFedMe",

@@ -69,6 +69,9 @@ class Apfl(fedavg.Weighted):
     def validate(self):
         core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
 
+    def gradients_per_batch(self):
+        return 3 if self.form == "logits" and self.adapt_alpha != "never" else 2
+
     def check(self, federation):
         self.check_whole_models(federation)
         if self.form == "logits" and federation.training.extra_loss is not None:
@@ -125,8 +128,7 @@ class Apfl(fedavg.Weighted):
         active = None if cohort.complete else cohort.mask
         runs = ctx.run_clients(step, begin, active=active, finish=finish, **options)
         shared, own, alphas, loss = runs.carry
-        gradients = 3 if self.form == "logits" and self.adapt_alpha != "never" else 2
-        cohort = cohort.keep(runs.finite, gradients * runs.steps)
+        cohort = cohort.keep(runs.finite, self.gradients_per_batch() * runs.steps)
         return Both(shared, cohort, loss, own=own, alphas=alphas)
 
     def server_update(self, ctx, state: State, mean, weights, sent: Both):

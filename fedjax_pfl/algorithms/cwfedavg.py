@@ -61,6 +61,10 @@ class CwFedAvg(core.Algorithm):
     def channels(self) -> tuple[str, ...]:
         return ("the shares of its classes",) if self.shares == "labels" else ()
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the class counts of its regularizer",) if self.wdr_weight else ()
+
     def validate(self):
         core.require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 

@@ -66,6 +66,12 @@ class Ditto(fedavg.Weighted):
     def schedules(self, federation):
         return federation.schedule, self.personal_schedule(federation)
 
+    def gradients_per_batch(self):
+        return 2 if self.batches == "shared" else 1
+
+    def gradients(self, federation, rounds):  # a shared minibatch is one, and in both schedules
+        return super().gradients(federation, rounds) // self.gradients_per_batch()
+
     def personal_schedule(self, federation):
         """Return the schedule of v_i."""
         if not self.personal_epochs:

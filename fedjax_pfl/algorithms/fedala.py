@@ -49,6 +49,8 @@ class FedALA(fedavg.FedAvg):
         the cohort at the beginning of its round.
     """
 
+    unprotected = ("the weights of the two models",)
+
     weight_rate: float = 1.0
     layers: int = core.static(default=1)
     percent: int = core.static(default=80)

@@ -69,6 +69,10 @@ class FedDWA(core.Algorithm):
             notes.append(f"mixes all {every} models, not {self.top_k}")
         return notes
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the gradient over all samples",) if self.guidance == "full_gradient" else ()
+
     def schedules(self, federation):
         own = federation.schedule
         if self.guidance_epochs is not None:

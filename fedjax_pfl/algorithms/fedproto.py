@@ -75,6 +75,7 @@ class FedProto(core.Algorithm):
 
     needs_classes = True
     sees = "sums"
+    unprotected = ("the mean features of its classes",)
 
     weight: float = 1.0
     distance: Literal["matched", "batch", "class_means"] = core.static(default="matched")

@@ -37,6 +37,7 @@ class FedRod(fedavg.FedAvg):
     """
 
     needs_classes = True  # of the balanced softmax
+    unprotected = ("the class counts of its loss",)
 
     personal_rate: float = 1.0
     score_trained: bool = core.static(default=False)

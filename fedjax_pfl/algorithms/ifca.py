@@ -91,7 +91,8 @@ class Ifca(core.Algorithm):
     def schedules(self, federation):
         if self.averaging == "models":
             return super().schedules(federation)
-        whole = {"epochs": 1, "steps": None, "shuffle": False, "drop_last": False}
+        whole = {"epochs": 1, "steps": None, "shuffle": False, "drop_last": False,
+                 "fresh": False, "poisson": False}  # fmt: skip
         return (replace(federation.schedule, **whole),)
 
     def remarks(self, federation):

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jax.flatten_util import ravel_pytree
@@ -249,6 +250,11 @@ class L2C(core.Algorithm):
             clients={"train_loss": loss, "self_weight": jnp.diagonal(weights)},
             mixing=weights,
         )
+
+    def gradients(self, federation, rounds):  # with those of validation samples
+        sizes = np.asarray(federation.data.validation.size).astype(np.int64)
+        further = -(-sizes // federation.schedule.batch_size) if self.whole_pass else sizes > 0
+        return super().gradients(federation, rounds) + rounds * further
 
     def pruned(self, ctx, logits, active):
         """Return whom members listen to, bool [M, N], by their logits [M, N]."""

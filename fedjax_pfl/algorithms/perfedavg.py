@@ -58,6 +58,10 @@ class PerFedAvg(Weighted):
         if self.variant == "first_order":
             core.require(self.product == "exact", "product", self.product, "'exact' in first order")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("products with the Hessian",) if self.variant == "hessian_free" else ()
+
     def check(self, federation):
         if any(federation.plan.frozen):
             raise core.InputError(

@@ -27,6 +27,9 @@ class PerFedAvgSpfl(FedAvg):
     def validate(self):
         core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
 
+    def gradients_per_batch(self):
+        return self.local_updates
+
     def local_update(self, ctx, state, received, **options):
         steps = self.local_updates
         return super().local_update(ctx, state, received, updates_per_batch=steps, **options)

@@ -77,6 +77,9 @@ class PFedMe(fedavg.Weighted):
         allowed = f"below 2 / (pull + decay) = {2 / held if held else 0:g}: theta would move away"
         core.require(rate * held < 2, "personal_rate", rate, allowed)
 
+    def gradients_per_batch(self):
+        return self.inner_steps
+
     def check(self, federation):
         self.check_whole_models(federation)
 

@@ -90,6 +90,12 @@ class Spfl(core.Algorithm):
                 f"{shown(self.layer_weights)}."
             )
 
+    def gradients_per_batch(self):
+        return self.local_updates
+
+    def gradients(self, federation, rounds):  # with those of the routine
+        return super().gradients(federation, rounds + -(-rounds // self.gamma))
+
     def init(self, ctx):
         count, stages = ctx.num_clients, 2 if self.weighting == "paper" else 1
         zero = jnp.zeros((count, count, stages), ctx.dtype)

@@ -88,6 +88,10 @@ class Waffle(ForAlice, scaffold.Scaffold):
     def reads(self) -> str:
         return "everyone" if self.everyone else "cohort"
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("a model for each Alice with the same noise",) if self.everyone else ()
+
     def validate(self):
         super().validate()
         core.require(

@@ -60,6 +60,7 @@ class Context(RoundInfo):
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         options["key"] = self.key_for(purpose)
+        options.setdefault("number", self._number())
         train = local_sgd.train
         if self.optimizers is not None and "optimizer_state" not in options:
             train = partial(self.optimizers.train, purpose=purpose)
@@ -74,16 +75,23 @@ class Context(RoundInfo):
             self.tally.took(cohort, trained.cohort)
         return trained
 
-    def adapt(self, models: Stack | Broadcast, rows: Rows, how: Adaptation) -> Stack:
+    def _number(self) -> int:
+        return 0 if self.tally is None else self.tally.number()
+
+    def adapt(
+        self, models: Stack | Broadcast, rows: Rows, how: Adaptation, number: int = 0
+    ) -> Stack:
         """Train copies of `models` for the clients `rows` as `how` specifies, [k, ...].
 
         Args:
           models: [k, ...], or one `Broadcast` model.
           rows, how: see `adapting.adapt`.
+          number: of the adaptation after this round; each has noise of its own.
         """
-        cohort, key = self.everyone(rows), self.key_for("adapt")
-        rate = self.learning_rate
-        return adapting.adapt(self.federation, models, cohort, how, key=key, learning_rate=rate)
+        return adapting.adapt(
+            self.federation, models, self.everyone(rows), how, key=self.key_for("adapt"),
+            learning_rate=self.learning_rate, number=number,
+        )  # fmt: skip
 
     def sgd_step(self, **options: Any) -> LocalStep:
         """Return the local SGD step, for a loop with the algorithm's own carry (`run_clients`).
@@ -95,6 +103,7 @@ class Context(RoundInfo):
         rate = options.pop("learning_rate", self.learning_rate)
         if self.optimizers is not None:
             raise self.optimizers.own_steps()
+        options.setdefault("number", self._number())
         return local_step(self.federation, rate, options)
 
     def with_optimizers(self, optimizers: Optimizers) -> "Context":

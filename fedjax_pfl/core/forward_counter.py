@@ -20,6 +20,7 @@ class ForwardCounter:
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
+      made: how many local trainings and steps were made so far.
       weights: [M], coefficients that a robust rule gave to the uploads, or None.
     """
 
@@ -30,6 +31,7 @@ class ForwardCounter:
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
         self.weights: jax.Array | None = None
+        self.made = 0
         self._trace = trace_state()
 
     def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -65,6 +67,11 @@ class ForwardCounter:
         if trace_state() == self._trace:
             taken = after.spread(after.steps - before.steps, 0)
             self.steps = taken if self.steps is None else self.steps + taken
+
+    def number(self) -> int:
+        """Return the number of the next local training or step, by which its noise differs."""
+        self.made += 1
+        return self.made - 1
 
     def trains(self, purpose: str, schedule: Schedule) -> None:
         """Record the purpose and the schedule of a call of `Context.train`."""

@@ -48,6 +48,10 @@ class Algorithm:
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
+      unprotected: what a round computes from training samples otherwise than by the gradients of
+        `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
+        does not cover it, and is refused. So it is where `channels` are not empty, or the algorithm
+        uses validation samples that are not declared public.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
@@ -71,6 +75,7 @@ class Algorithm:
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     channels: ClassVar[tuple[str, ...]] = ()
+    unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
     models_read_samples: ClassVar[bool] = False
     reuses_keys: ClassVar[bool] = False
@@ -161,6 +166,20 @@ class Algorithm:
     def schedules(self, federation: Federation) -> tuple[Schedule, ...]:
         """Return the schedules of a round's local training, from which its steps are counted."""
         return (federation.schedule,)
+
+    def gradients_per_batch(self) -> int:
+        """Return how many gradients are computed on each minibatch, for privacy accounting."""
+        return 1
+
+    def gradients(self, federation: Federation, rounds: int) -> np.ndarray:
+        """Return the most minibatch gradients of each client in so many rounds, int64 [N].
+
+        Rounds record them as "local_steps", and `dp_epsilon` is divided over them. The default is
+        `gradients_per_batch` on every minibatch of `schedules`.
+        """
+        sizes = np.asarray(federation.data.train.size).astype(np.int64)
+        batches = (s.batches_per_step * s.total_steps(sizes) for s in self.schedules(federation))
+        return np.asarray(rounds * self.gradients_per_batch() * sum(batches), np.int64)
 
     def adaptation(self) -> Adaptation | None:
         """Return the local steps that precede scoring of the personalized model, or None."""

@@ -72,7 +72,7 @@ def checked_program(
         federation.uploads.refuse(
             algorithm.name, algorithm.sees, algorithm.channels, federation.plan
         )
-    runs = make_runs(algorithm, federation, seeds, settings)
+    runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
     added = federation.training.extra_loss
@@ -170,6 +170,11 @@ def _check_steps(algorithm, federation, rounds: int, adapt: Adaptation | None) -
     capacity = federation.data.train.capacity
     for schedule in algorithm.schedules(federation):
         schedule.check_counts(capacity, rounds)
+        if schedule.poisson and schedule.batches_per_step > 1:
+            raise InputError(
+                f"{algorithm.name} takes {schedule.batches_per_step} minibatches in a step, and "
+                "batch_order 'poisson' draws one: take another batch_order."
+            )
     for how in filter(None, (adapt, algorithm.adaptation())):
         how.schedule(federation.schedule).check_counts(capacity)
 

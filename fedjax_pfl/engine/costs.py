@@ -84,8 +84,10 @@ def one_client(federation: Federation) -> Federation:
         shapes.training, local_epochs=1, local_steps=None, batch_size=size, drop_last=False,
         batch_order="shuffled", augment=None,
     )  # fmt: skip
+    privacy = shapes.privacy
+    privacy = None if privacy is None else replace(privacy, noise=privacy.clip)  # one for all
     return replace(
-        shapes, data=data, training=one_step, participation=None, execution=None,
+        shapes, privacy=privacy, data=data, training=one_step, participation=None, execution=None,
         eval_batch_size=size,
     )  # fmt: skip
 
@@ -95,7 +97,9 @@ def step_operands(federation: Federation) -> tuple[Any, ...]:
     data, zero = federation.data, jnp.int32(0)
     at = jnp.zeros((federation.schedule.batch_size,), jnp.int32)
     batch = data.fetch(data.train, 0, at, at == 0, federation.task.dtype)
-    client = Client(zero, zero, zero, data.class_counts[0], zero, zero, operand=None)
+    client = Client(
+        zero, zero, zero, data.class_counts[0], zero, zero, operand=None, batch_size=zero
+    )
     key = jax.random.key(0)
     begun = LocalStep(federation, federation.training.learning_rate).begin(
         federation.initial_model(key)

@@ -4,7 +4,8 @@ Every score names its model (personalized, global, ...), its split and its measu
 every client; the result averages over clients.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -102,9 +103,11 @@ def score_rows(
     served = algorithm.served_clients(ctx)
     named = named_models(algorithm, ctx, state, rows)
     late = set()
-    for name, how in (("personalized", algorithm.adaptation()), ("adapted", extra)):
+    adaptations = (("personalized", algorithm.adaptation()), ("adapted", extra))
+    for number, (name, how) in enumerate(adaptations):
         if how is not None:
-            named = {**named, name: _adapted(ctx, named["personalized"], rows, how, last)}
+            due = partial(ctx.adapt, named["personalized"], rows, how, number)
+            named = {**named, name: _adapted(due, how, last)}
             # Copies of models that are made after the last round only are late too.
             late |= {name} if how.when == "last" or late else set()
     scores, seen = {}, {}
@@ -137,14 +140,14 @@ def _finite(models: Stack | Broadcast, count: int) -> jax.Array:
     return trees.rows_finite(models, count)
 
 
-def _adapted(ctx, models: Stack | Broadcast, rows: Rows, how: Adaptation, last) -> Stack:
+def _adapted(due: Callable[[], Stack], how: Adaptation, last) -> Stack:
     """Return adapted models, or zeros in rounds without adaptation."""
     if how.when == "every":
-        return ctx.adapt(models, rows, how)
-    shapes = jax.eval_shape(lambda: ctx.adapt(models, rows, how))
+        return due()
+    shapes = jax.eval_shape(due)
     with jax.named_scope("last_round"):
         return lax.cond(
             last,
-            lambda: ctx.adapt(models, rows, how),
+            due,
             lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
         )

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.costs import forward_flops, step_flops
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runner import ChunkRunner
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
@@ -63,5 +65,26 @@ def result_so_far(
         measures=federation.measures,
         stopped=chunks.stopped,
         rounds_asked=program.rounds if chunks.stopped else None,
+        privacy=_privacy(algorithm, program, program.num_runs // len(seeds)),
         **measured,
     )
+
+
+def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:
+    """`Result.privacy`: what clients release, with the numbers of each setting."""
+    federation, numbers = program.federation, program.runs.numbers
+    if federation.privacy is None:
+        return None
+
+    def of_settings(name: str) -> list[Any]:
+        if name in numbers:
+            return np.asarray(numbers[name])[:settings].tolist()
+        return [float(getattr(federation.privacy, name.removeprefix("dp_")))] * settings
+
+    return {
+        "unit": "sample",
+        "delta": federation.privacy.delta,
+        "clip": of_settings("dp_clip"),
+        "noise": of_settings("dp_noise"),
+        **releases(algorithm, federation, program.adapt),
+    }

@@ -13,9 +13,12 @@ from jax.sharding import PartitionSpec
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.sample_privacy import noise_within, refuse
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
+from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import RATES, check_rates
+from fedjax_pfl.federation.local_training import RATES
+from fedjax_pfl.federation.options import checked_number
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -32,22 +35,20 @@ class Runs:
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialisation, cohorts and batches.
-      learning_rate, learning_rate_decay: used instead of the federation's.
+      numbers: used instead of the federation's of these names, see `Federation.numbers`.
       backbone: leaves of the network that no client's model holds, if they are there already.
     """
 
     algorithm: Algorithm
     seed: Scalar
-    learning_rate: Scalar
-    learning_rate_decay: Scalar
+    numbers: dict[str, Scalar]
     backbone: Tree = None
 
     def context(self, federation: Federation, t: Scalar, total: Scalar) -> Context:
         """Return round `t` of `total` as this run's context."""
-        rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._with_backbone(federation, key).replace_training(**rates)
+        begun = self._with_backbone(federation, key).with_numbers(self.numbers)
         knows = self.algorithm.depends_on_num_rounds
         return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
 
@@ -124,8 +125,13 @@ def make_runs(
     federation: Federation,
     seeds: Sequence[int],
     settings: Mapping[str, Sequence[Any]] | None = None,
+    rounds: int = 1,
+    adapt: Adaptation | None = None,
 ) -> Runs:
     """Return all combinations of seeds and settings, seeds outermost, as host arrays [R, ...].
+
+    Args:
+      rounds, adapt: of the simulation, over which a `dp_epsilon` is divided.
 
     Raises:
       InputError: an unknown or static setting, an invalid value, or unequal lengths.
@@ -133,9 +139,10 @@ def make_runs(
     given, allowed = type(settings).__name__, "a dict such as {'learning_rate': [0.1, 0.2]}"
     require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
     settings = dict(settings or {})
-    count = _count(algorithm, settings, len(seeds))
+    count = _count(algorithm, federation, settings, len(seeds))
+    noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
     variants = [
-        _variant(algorithm, federation, {name: values[h] for name, values in settings.items()})
+        _variant(algorithm, federation, {name: v[h] for name, v in settings.items()}, noise)
         for h in range(count)
     ]
     grid = [replace(variant, seed=np.uint32(seed)) for seed in seeds for variant in variants]
@@ -150,11 +157,11 @@ def remarks(
     All values of `settings` are valid. The second result is () if there are no such remarks.
     """
     messages = []
-    for h in range(_count(algorithm, dict(settings), 1)):
+    for h in range(_count(algorithm, federation, dict(settings), 1)):
         chosen = {name: values[h] for name, values in settings.items()}
-        rates = {name: np.float64(chosen[name]) for name in RATES if name in chosen}
+        numbers = {k: np.float64(chosen[k]) for k in federation.numbers() if k in chosen}
         variant = _with_own(algorithm, chosen)
-        theirs = federation.replace_training(**rates)
+        theirs = federation.with_numbers(numbers)
         messages.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds)])
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
     single = tuple(tuple(one for one in some if one not in common) for some in messages)
@@ -167,10 +174,12 @@ def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:
     return converted(replace(algorithm, **own))
 
 
-def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int) -> int:
+def _count(
+    algorithm: Algorithm, federation: Federation, settings: dict[str, Sequence[Any]], seeds: int
+) -> int:
     """Return the number of settings, the checked length of each list."""
     for name, values in settings.items():
-        _check_sweepable(algorithm, name)
+        _check_sweepable(algorithm, federation, name)
         what = f"setting {name!r}"
         listed = is_list(values) and len(values) > 0
         require(listed, what, values, "at least one value, in a list")
@@ -181,17 +190,27 @@ def _count(algorithm: Algorithm, settings: dict[str, Sequence[Any]], seeds: int)
     return next(iter(lengths.values()), 1)
 
 
-def sweepable(algorithm: Algorithm) -> tuple[str, ...]:
+def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tuple[str, ...]:
     """Return the names of everything that `simulate` can sweep inside one program.
 
-    These are the algorithm's traced hyperparameters, "learning_rate" and "learning_rate_decay".
+    These are the algorithm's traced hyperparameters, "learning_rate", "learning_rate_decay" and
+    further numbers of a federation that has them: "dp_clip", "dp_noise" or "dp_epsilon", options of
+    its attack, such as "attack_factor", and of its aggregator, such as "aggregator_radius".
     """
-    return (*(field.name for field in fields(algorithm) if not is_static(field)), *RATES)
+    own = (field.name for field in fields(algorithm) if not is_static(field))
+    numbers = dict.fromkeys(RATES) if federation is None else dict.fromkeys(federation.numbers())
+    if federation is not None and _has_epsilon(federation):
+        numbers = dict.fromkeys("dp_epsilon" if k == "dp_noise" else k for k in numbers)
+    return (*own, *numbers)
 
 
-def _check_sweepable(algorithm: Algorithm, name: str) -> None:
+def _has_epsilon(federation: Federation) -> bool:
+    return federation.privacy is not None and federation.privacy.epsilon is not None
+
+
+def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
     """Raise `InputError` unless a setting can be swept."""
-    names = sweepable(algorithm)
+    names = sweepable(algorithm, federation)
     if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "
@@ -201,17 +220,27 @@ def _check_sweepable(algorithm: Algorithm, name: str) -> None:
         raise unknown_name(f"setting of {algorithm.name!r}", name, names)
 
 
-def _variant(algorithm: Algorithm, federation: Federation, chosen: dict[str, Any]) -> Runs:
-    """Return one setting's algorithm and rates as host arrays without the axis of runs."""
+def _variant(
+    algorithm: Algorithm, federation: Federation, chosen: dict[str, Any], noise: Callable[..., Any]
+) -> Runs:
+    """Return one setting's algorithm and numbers as host arrays without the axis of runs.
+
+    `noise(epsilon, algorithm)` is the noise multiplier of a `dp_epsilon`.
+    """
     dtype = federation.task.dtype
     variant = _with_own(algorithm, chosen)
     variant.validate()
     variant.check(federation)
-    rates = [chosen.get(name, np.asarray(getattr(federation.training, name))) for name in RATES]
+    refuse(variant, federation)
+    rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
+    given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
+    numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
+    if _has_epsilon(federation):
+        epsilon = numbers.pop("dp_epsilon", federation.privacy.epsilon)
+        numbers["dp_noise"] = noise(epsilon, variant)
     seed: Any = np.uint32(0)
-    rate, decay = (_strong(number, dtype) for number in check_rates(*rates))
-    variant = jax.tree.map(lambda leaf: _strong(leaf, dtype), variant)
-    return Runs(variant, seed, rate, decay)
+    variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
+    return Runs(variant, seed, numbers)
 
 
 def converted(algorithm: Algorithm) -> Algorithm:

@@ -115,4 +115,6 @@ class Adaptation(Group):
         """Return the schedule of the steps, given that of local training."""
         batch_size = self.batch_size or local.batch_size
         kind = Budget if self.budget else Schedule
-        return kind(self.epochs, self.steps, batch_size, drop_last=local.drop_last)
+        return kind(
+            self.epochs, self.steps, batch_size, drop_last=local.drop_last, poisson=local.poisson
+        )

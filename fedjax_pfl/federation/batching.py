@@ -5,6 +5,7 @@ number of steps, their samples, and whether epochs are shuffled. `batch_indices`
 batches as arrays, so that other implementations can use exactly them.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -17,11 +18,12 @@ from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import Key, Scalar
 
 Count = TypeVar("Count", int, jax.Array, np.ndarray)  # one number, or one for each client
-BATCH_ORDERS = ("shuffled", "fresh", "partition", "by_class")
+BATCH_ORDERS = ("shuffled", "fresh", "poisson", "partition", "by_class")
 IN_ORDER = ("partition", "by_class")
 COUNT_LIMIT = 2**31  # programs count in int32, so counts must be below
 # Steps of one loop over a client's samples. A round has a few such loops, and their steps add up.
 MAX_STEPS = COUNT_LIMIT // 64
+DEVIATIONS = 6  # of a Poisson minibatch's size, for which its arrays have room
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Schedule:
         round continues where the client's previous round stopped.
       fresh: use the first samples of a new permutation in each step; epochs only determine the
         number of steps.
+      poisson: each sample is in the minibatch of a step with probability q = B / n (1 where n < B),
+        independently of all others; the number of steps is that of minibatches of B samples.
     """
 
     epochs: int = 1
@@ -49,6 +53,7 @@ class Schedule:
     drop_last: bool = False
     shuffle: bool = True
     fresh: bool = False
+    poisson: bool = False
 
     def validate(self) -> None:
         require_whole("local_epochs", self.epochs, 0)
@@ -56,10 +61,13 @@ class Schedule:
         require_whole("local steps", 0 if self.steps is None else self.steps, 0)
         require_whole("batches", self.batches_per_step, 1)
         require(self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
-        for name in ("drop_last", "shuffle", "fresh"):
+        for name in ("drop_last", "shuffle", "fresh", "poisson"):
             value = getattr(self, name)
             require(isinstance(value, bool), name, value, "True or False")
         require(self.shuffle or not self.fresh, "fresh", self.fresh, "False without shuffle")
+        require(self.shuffle or not self.poisson, "poisson", self.poisson, "False without shuffle")
+        require(not self.poisson or self.batches_per_step == 1, "batches", self.batches_per_step,
+                "1 with batch_order 'poisson', which draws one minibatch in a step")  # fmt: skip
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
         """Raise `InputError` if steps are too many to be counted.
@@ -91,6 +99,25 @@ class Schedule:
     def samples_per_step(self) -> int:
         return self.batch_size * self.batches_per_step
 
+    def expected_batch(self, size: Count) -> Count:
+        """Return the expected number of samples of a minibatch (int or traced)."""
+        most = -(-size // self.batches_per_step)
+        if isinstance(size, int | np.ndarray):
+            return np.minimum(self.batch_size, most)
+        return jnp.minimum(self.batch_size, most)
+
+    def slots(self, capacity: int) -> int:
+        """Return the length of a minibatch's arrays, for clients with at most `capacity` samples.
+
+        It exceeds the expected size of a Poisson minibatch by 6 standard deviations. A larger
+        minibatch is cut, which privacy accounting takes into account.
+        """
+        if not self.poisson:
+            return self.batch_size
+        mean = min(self.batch_size, capacity)
+        spread = math.sqrt(mean * (1 - mean / capacity))
+        return min(capacity, math.ceil(mean + DEVIATIONS * spread))
+
     def steps_per_epoch(self, size: Count) -> Count:
         """Return the steps of one epoch over `size` samples (int or traced)."""
         if self.drop_last:
@@ -99,7 +126,7 @@ class Schedule:
 
     def steps_per_order(self, size: Count) -> Count | int:
         """Return the steps that use one permutation (int or traced)."""
-        return 1 if self.fresh else self.steps_per_epoch(size)
+        return 1 if self.fresh or self.poisson else self.steps_per_epoch(size)
 
     def total_steps(self, size: Count) -> Count:
         """Return the local steps of a client with `size` samples (int or traced)."""
@@ -111,28 +138,46 @@ class Schedule:
     def order(self, key: Key, epoch: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
         """Return the order of an epoch, int32 [capacity]: positions 0..size-1, then the rest.
 
-        With `fresh`, `epoch` is the step.
+        With `fresh` and `poisson`, `epoch` is the step.
         """
         if not self.shuffle:
             return jnp.arange(capacity, dtype=jnp.int32)
         # A client's order depends on nothing but its own key: element i of `bits` is the same
         # whatever the capacity, and the sort is stable, so a sample wins a tie with the padding.
-        lots = jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
+        lots = _lots(key, epoch, capacity)
         padded = jnp.where(jnp.arange(capacity) < size, lots, jnp.uint32(0xFFFFFFFF))
         return jnp.argsort(padded, stable=True).astype(jnp.int32)
+
+    def drawn(self, key: Key, step: Scalar | int, size: Scalar | int, capacity: int) -> jax.Array:
+        """Return how many samples are in the Poisson minibatch of a step; they lead its `order`."""
+        share = self.batch_size / jnp.maximum(jnp.asarray(size), 1).astype(jnp.float32)
+        # Rounded down by more than the rounding error: the true rate is never above q.
+        most = jnp.minimum(share, 1 - 2.0**-20) * (2.0**32 * (1 - 2.0**-21))
+        some = _lots(key, step, capacity) < most.astype(jnp.uint32)
+        some |= size <= self.batch_size
+        return jnp.sum(some & (jnp.arange(capacity) < size), dtype=jnp.int32)
 
     def positions(
         self, order: jax.Array, step: Scalar | int, size: Scalar | int
     ) -> tuple[jax.Array, jax.Array]:
-        """Return (elements of `order`, valid), both [batches_per_step, B], of one step."""
-        first = step * self.samples_per_step
-        left = jnp.minimum(size - first, self.samples_per_step)
+        """Return (elements of `order`, valid), both [batches_per_step, slots], of one step.
+
+        `size` is the number of samples in `order`, of a Poisson minibatch those drawn.
+        """
+        slots = self.slots(order.shape[0])
+        first = step * slots * self.batches_per_step
+        left = jnp.minimum(size - first, slots * self.batches_per_step)
         each = -(-left // self.batches_per_step)
         number = jnp.arange(self.batches_per_step, dtype=jnp.int32)[:, None]
-        within = jnp.arange(self.batch_size, dtype=jnp.int32)
+        within = jnp.arange(slots, dtype=jnp.int32)
         at = number * each + within
         valid = (within < each) & (at < left)
         return order[jnp.minimum(first + at, order.shape[0] - 1)], valid
+
+
+def _lots(key: Key, epoch: Scalar | int, capacity: int) -> jax.Array:
+    """The random numbers by which a client's samples are ordered, uint32 [capacity]."""
+    return jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
 
 
 def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
@@ -164,7 +209,8 @@ def batch_indices(
     steps = []
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
         order = schedule.order(order_key, k // per_order, size, capacity)
-        at, valid = schedule.positions(order, k % per_order, size)
+        count = schedule.drawn(order_key, k, size, capacity) if schedule.poisson else size
+        at, valid = schedule.positions(order, k % per_order, count)
         places = (at[m][valid[m]] for m in range(schedule.batches_per_step))
         steps.append([split.index[split.offset[row] + place] for place in places])
     return steps

@@ -94,6 +94,7 @@ def federate(
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         metrics=groups[ScoringOptions].chosen(task, data) + threat.metrics(dataset),
+        privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(members),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),

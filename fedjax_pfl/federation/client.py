@@ -1,8 +1,10 @@
 """Client metadata for local steps."""
 
+from collections.abc import Iterator
+
 import jax
 
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -18,6 +20,8 @@ class Client:
       num_steps: int32, number of local steps of the loop.
       step: int32, index of this step.
       operand: the client's row of `operands`.
+      batch_size: int32, expected number of samples of its minibatches.
+      calls: numbers the gradients that are computed in this step, for their noise.
     """
 
     row: jax.Array
@@ -27,3 +31,5 @@ class Client:
     num_steps: jax.Array
     step: jax.Array
     operand: Tree
+    batch_size: jax.Array | None = None
+    calls: Iterator[int] | None = static(default=None)

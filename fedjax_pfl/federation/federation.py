@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field, fields, is_dataclass, replace
+from functools import reduce
 from typing import Any
 
 import jax
@@ -18,9 +19,10 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.local_training import LocalTraining
+from fedjax_pfl.federation.local_training import RATES, LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
+from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
@@ -32,6 +34,14 @@ from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
+
+# Parts of a federation whose numbers runs may differ in, and what precedes their names in settings.
+NUMBERED = {
+    ("privacy",): "dp_",
+    ("uploads", "privacy"): "dp_",
+    ("uploads", "attack"): "attack_",
+    ("aggregator",): "aggregator_",
+}
 
 
 @struct
@@ -54,6 +64,7 @@ class Federation:
       execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
       metrics: metrics beside the task's headline.
+      privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
@@ -70,6 +81,7 @@ class Federation:
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
     metrics: tuple[Metric, ...] = static(default=())
+    privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
     client_names: tuple[tuple[int, str], ...] = static(default=())
@@ -151,6 +163,23 @@ class Federation:
     def replace_training(self, **values: Any) -> "Federation":
         """Return the federation with values of `training` replaced, unchecked; may be traced."""
         return replace(self, training=replace(self.training, **values))
+
+    def numbers(self) -> dict[str, tuple[str, ...]]:
+        """Return the path of each number in which the runs of a program may differ, by name."""
+        paths = {name: ("training", name) for name in RATES}
+        for path, prefix in NUMBERED.items():
+            part = reduce(lambda one, name: getattr(one, name, None), path, self)
+            for one in fields(part) if is_dataclass(part) else ():
+                value = getattr(part, one.name)
+                if not one.metadata.get("static") and (value is None or hasattr(value, "dtype")):
+                    paths[prefix + one.name] = (*path, one.name)
+        return paths
+
+    def with_numbers(self, values: Mapping[str, Any]) -> "Federation":
+        """Return the federation with those of the numbers that it has; they may be traced."""
+        paths = self.numbers()
+        known = ((paths[name], value) for name, value in values.items() if name in paths)
+        return reduce(lambda one, pair: _with(one, *pair), known, self)
 
     def for_runs(self, count: int) -> "Federation":
         """Return the federation with its devices divided for a number of runs by its `mesh`.
@@ -249,6 +278,14 @@ class Federation:
     def initial_model(self, key: jax.Array) -> Tree:
         """Return an initial model."""
         return initial_model(self.network, self.data, key, self.initial_values)
+
+
+def _with(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """A tree of dataclasses with the value at a path replaced."""
+    name, *rest = path
+    return replace(
+        node, **{name: _with(getattr(node, name), tuple(rest), value) if rest else value}
+    )
 
 
 def initial_model(

@@ -38,9 +38,11 @@ class LocalTraining(Group):
     In a federation, `federation.training`, its numbers are arrays of the model's type.
 
     The batch order "shuffled" draws a new permutation of a client's samples in each epoch, "fresh"
-    in each step. "partition" keeps the order of the partition; "by_class" iterates over classes, in
-    the client's own class order (the published PLGA loader). These two never shuffle, and a round
-    continues where the client's previous round stopped, so all clients must take part.
+    in each step. "poisson" draws each sample independently in each step, with the probability that
+    it has in the other orders, as privacy accounting assumes. "partition" keeps the order of the
+    partition; "by_class" iterates over classes, in the client's own class order (the published PLGA
+    loader). These two never shuffle, and a round continues where the client's previous round
+    stopped, so all clients must take part.
 
     `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
     has its own momentum and weight decay. Its state is reinitialized in each round unless
@@ -193,6 +195,7 @@ class LocalTraining(Group):
             drop_last=self.drop_last,
             shuffle=self.batch_order not in IN_ORDER,
             fresh=self.batch_order == "fresh",
+            poisson=self.batch_order == "poisson",
         )
 
     def rate(self, t: jax.Array, total: jax.Array) -> jax.Array:
@@ -304,18 +307,6 @@ def _differ(one: Any, other: Any) -> bool:
 def _plain(value: Any) -> Any:
     """Return an array's number as the shortest decimal of its type: 0.1 for float32's 0.1."""
     return float(str(value)) if isinstance(value, np.ndarray) else value
-
-
-def check_rates(rate: Any, decay: Any) -> tuple[float, float]:
-    """Return the learning rate and its decay as checked numbers.
-
-    Raises:
-      InputError: a value is out of range.
-    """
-    rate, decay = (
-        SETTABLE[name].check(value) for name, value in zip(RATES, (rate, decay), strict=True)
-    )
-    return rate, decay
 
 
 def check_hashable(name: str, value: Any) -> None:

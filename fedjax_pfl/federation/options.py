@@ -1,6 +1,7 @@
 """The options of `federate` in groups, each of which builds its part of a federation."""
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,6 +34,7 @@ from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
 from fedjax_pfl.models.task import Task
+from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require, require_classes
 from fedjax_pfl.utils.registries import options_of
 from fedjax_pfl.utils.typing import Tree
@@ -244,6 +246,18 @@ class ExecutionOptions(Group):
         placed = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
         object.__setattr__(placed, "platform", resolve_platform(self.platform))
         return placed
+
+
+def checked_number(name: str, value: Any) -> float:
+    """Return a number of a federation by the name that it has in settings, checked.
+
+    Raises:
+      InputError: it is out of the range of its option.
+    """
+    options = declared(LocalTraining) | declared(PrivacyOptions)
+    if name in options:
+        return options[name].check(value)
+    return number(name, value, "a finite number", -math.inf, math.inf)
 
 
 # In the order of `federate` and of command lines.

@@ -1,6 +1,7 @@
 """Extra loss terms of local training, for all algorithms or a single one."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +27,13 @@ class ExtraLoss:
 
     The term is added to the minibatch loss of every local step, including `ctx.sgd_step`, and to
     full gradients. Algorithms that compute their own gradients call `Federation.penalty`.
+
+    Attributes:
+      couples_samples: whether the term of a minibatch of one sample depends on the client's other
+        samples; it is then refused with sample-level differential privacy.
     """
+
+    couples_samples: ClassVar[bool] = False
 
     def validate(self) -> None:
         """Raise `InputError` for a number out of range."""
@@ -145,6 +152,8 @@ class WeightDistribution(ExtraLoss):
     Attributes:
       weight: lambda; 10 is the published default for CIFAR-10.
     """
+
+    couples_samples = True  # by the client's class counts
 
     weight: float = 10.0
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.federation.threat_options import ThreatOptions, made_with, on_device
 from fedjax_pfl.uploads.accounting import Release, noise_for
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
@@ -25,13 +26,18 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class PrivacyOptions(Group):
-    """Client-level differential privacy of what clients send."""
+    """Differential privacy: of clients, by what they send, or of samples, by local gradients."""
 
-    dp: str = option(NONE, "unit of differential privacy: {choices}", choices=(NONE, "client"))
+    dp: str = option(
+        NONE, "unit of differential privacy: {choices}", choices=(NONE, "client", "sample")
+    )
     dp_clip: float | None = option(
-        None, "largest norm of an update; a longer one is scaled down to it", within="(0, inf)",
+        None,
+        "largest norm of a client's update, or of the gradient of a sample; a longer one is scaled "
+        "down to it",
+        within="(0, inf)",
         noun="a finite number",
-    )  # fmt: skip
+    )
     dp_noise: float = option(0.0, "noise multiplier: the noise's deviation over the clip")
     dp_epsilon: float | None = option(
         None, "epsilon of the whole run, from which the noise is computed", within="(0, inf)",
@@ -45,6 +51,33 @@ class PrivacyOptions(Group):
         choices=PLACEMENTS,
     )
     dp_adaptive_clip: bool = option(False, "the clip follows the median of the updates' norms")
+    dp_public_validation: bool = option(
+        False, "validation samples are public: algorithms that use them need no noise there"
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        given = [name for name in ("dp_clip", "dp_noise", "dp_epsilon") if getattr(self, name)]
+        if self.dp == NONE and given:
+            raise InputError(f"{given[0]} must go with dp='client' or 'sample', got dp='none'.")
+        if self.dp != NONE and self.dp_clip is None:
+            raise InputError(
+                f"dp={self.dp!r} must have a dp_clip: noise without a bound hides nothing."
+            )
+        if self.dp_noise and self.dp_epsilon is not None:
+            raise InputError("Give one of dp_noise and dp_epsilon: each decides the other.")
+        if self.dp == "sample" and (self.dp_adaptive_clip or self.dp_placement != "local"):
+            name = "dp_adaptive_clip" if self.dp_adaptive_clip else "dp_placement"
+            raise InputError(f"{name} is of updates: it must go with dp='client'.")
+
+    def of_samples(self, dtype: str) -> SamplePrivacy | None:
+        """The clipping and noise of local gradients; noise of an epsilon is computed later."""
+        if self.dp != "sample":
+            return None
+        clip, noise = (np.asarray(x, dtype) for x in (self.dp_clip, self.dp_noise))
+        epsilon, public = self.dp_epsilon, self.dp_public_validation
+        noise = noise if epsilon is None else None
+        return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)
 
     def privacy(self, rounds: int | None = None) -> ClientPrivacy | None:
         """The clipping and noise of uploads.
@@ -52,23 +85,11 @@ class PrivacyOptions(Group):
         Args:
           rounds: of the run, where noise is computed from an epsilon.
 
-        Raises:
-          InputError: noise without a clip, or both of noise and epsilon.
         """
-        if self.dp == NONE:
-            for name in ("dp_clip", "dp_noise", "dp_epsilon"):
-                value = getattr(self, name)
-                if value:
-                    raise InputError(f"{name} must go with dp='client', got dp='none'.")
+        if self.dp != "client":
             return None
-        if self.dp_clip is None:
-            raise InputError(
-                "dp='client' must have a dp_clip: noise without a bound hides nothing."
-            )
         noise = self.dp_noise
         if self.dp_epsilon is not None:
-            if noise:
-                raise InputError("Give one of dp_noise and dp_epsilon: each decides the other.")
             require(rounds is not None, "rounds", rounds, "given with dp_epsilon")
             noise = noise_for(self.dp_epsilon, self.dp_delta, int(rounds or 0))
         adaptive = AdaptiveClip() if self.dp_adaptive_clip else None

@@ -46,6 +46,7 @@ class Measurements:
     measures: tuple[Measure, ...] = (ACCURACY,)
     client_names: tuple[str, ...] = ()
     upload_bytes: np.ndarray | None = None
+    privacy: dict[str, Any] | None = None
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

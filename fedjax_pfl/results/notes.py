@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedjax_pfl.results import privacy
+
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
@@ -59,6 +61,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"
         )
+    said += privacy.remarks(result, setting)
     said += aggregation_remarks(result, setting)
     idle = without_steps(result, setting)
     if idle:

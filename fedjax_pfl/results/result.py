@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import frames, result_files, result_table
+from fedjax_pfl.results import frames, privacy, result_files, result_table
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
@@ -73,6 +73,8 @@ class Result(Scored, Costs):
       measures: the measures of `scores`, see `Measure`; the first is the task's headline.
       client_names: names of the N clients, such as "north", or empty.
       setting_remarks: further notes on the rows of single settings, by setting, or ().
+      privacy: what clients released under sample-level differential privacy, from which `epsilons`
+        computes, or None.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -93,7 +95,11 @@ class Result(Scored, Costs):
         remarks = [
             one
             for h in range(self.num_settings)
-            for one in (*aggregation_remarks(self, h), *nonfinite_remarks(self, h))
+            for one in (
+                *aggregation_remarks(self, h),
+                *nonfinite_remarks(self, h),
+                *privacy.remarks(self, h),
+            )
         ]
         return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
 
@@ -141,6 +147,7 @@ class Result(Scored, Costs):
             },
             "measures": [one._asdict() for one in self.measures],
             **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
+            **({"privacy": privacy.spent(self, setting)._asdict()} if self.privacy else {}),
             **({"client_names": list(self.client_names)} if self.client_names else {}),
             "scored_clients": clients,
             "never_took_part": never_took_part(self, setting),
@@ -156,6 +163,15 @@ class Result(Scored, Costs):
             "client_execution": self.execution,
             "model_parameters": self.num_parameters,
         }
+
+    def epsilons(self, setting: int = 0) -> np.ndarray:
+        """The epsilon that each client spent in each run, [S, N], see `results.privacy`.
+
+        Raises:
+          InputError: no differential privacy, or dp-accounting is not installed.
+        """
+        require(self.privacy is not None, "dp", "none", "'sample', for a result with an epsilon")
+        return privacy.epsilons(self, setting)
 
     def _metrics(self, setting: int) -> dict[str, Any]:
         """Return the other measures of the personalized model, on test samples."""
@@ -329,6 +345,10 @@ class Result(Scored, Costs):
             del values["measures"]
         if not self.client_names:
             del values["client_names"]
+        del values["privacy"]
+        if self.privacy is not None:
+            each = [privacy.spent(self, h)._asdict() for h in range(self.num_settings)]
+            values["privacy"] = {**self.privacy, "spent": each}
         result_files.save(Path(folder), values)
 
     @classmethod
@@ -343,6 +363,8 @@ class Result(Scored, Costs):
         found = result_files.load(as_path("Folder of a result", folder), needed)
         if "measures" in found:
             found["measures"] = tuple(Measure(*one) for one in found["measures"])
+        if found.get("privacy"):
+            found["privacy"].pop("spent")  # computed from the rest
         return cls(**found)
 
 

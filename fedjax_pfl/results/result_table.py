@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedjax_pfl.results import notes
+from fedjax_pfl.results import notes, privacy
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.table import Column, Table, measured
 
@@ -50,6 +50,7 @@ def table(result: "Result", model: str) -> Table:
         measured("worst", measure.heading("Worst tenth"), measure),
         measured("best", measure.heading("Best round"), measure),
         *(measured(one.name, one.title, one) for one in more),
+        Column("epsilon", "Epsilon"),
         Column("up", "MB up"),
         Column("down", "MB down"),
     ]
@@ -62,6 +63,7 @@ def table(result: "Result", model: str) -> Table:
             "worst": worst[:, h].mean(),
             "best": best[:, h].mean(),
             **{name: values[:, h].mean() for name, values in others.items()},
+            **({"epsilon": privacy.spent(result, h).epsilon} if result.privacy else {}),
             **result.traffic_mb_per_client_round(h),
         }
         for h in settings

@@ -25,8 +25,8 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
       rounds: number of rounds.
 
     Raises:
-      AssertionError: a client took more steps than recorded, a schedule is missing in
-        `algorithm.schedules(federation)`, or two trainings share a key.
+      AssertionError: a client took more steps than recorded or than `algorithm.gradients` allows, a
+        schedule is missing in `algorithm.schedules(federation)`, or two trainings share a key.
     """
     used: set[Schedule] = set()
     purposes: list[str] = []
@@ -42,7 +42,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
         return recorded if tally.steps is None else tally.steps, recorded
 
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    program = jax.jit(steps_of)
+    program, total = jax.jit(steps_of), 0
     for t in range(rounds):
         taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
         assert (taken <= recorded).all(), (
@@ -50,6 +50,12 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             f"{recorded.tolist()}: give each ctx.train the cohort of the one before, as in "
             "ctx.train(models, cohort), and ctx.record the last one's"
         )
+        total += recorded
+    most = algorithm.gradients(federation, rounds)
+    assert (total <= most).all(), (
+        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
+        f"{total.tolist()} local steps"
+    )
     named = algorithm.schedules(federation)
     for schedule in sorted(used - set(named), key=str):
         raise AssertionError(

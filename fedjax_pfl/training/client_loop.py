@@ -1,5 +1,6 @@
 """Local loops over each client's own samples, without padding to a common length."""
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -75,13 +76,15 @@ class _Walk(NamedTuple):
 class _Position(NamedTuple):
     """State of one client's loop: the next step, the epoch's end and order, and the carry.
 
-    The order holds positions of the client's samples in the pool.
+    The order holds positions of the client's samples in the pool, `drawn` the size of a Poisson
+    minibatch.
     """
 
     k: jax.Array
     end: jax.Array
     order: jax.Array
     value: Tree
+    drawn: jax.Array | None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ class _ClientLoop:
             num_steps=ours.stop - ours.start,
             step=k - ours.start,
             operand=lane.operand,
+            batch_size=self.schedule.expected_batch(ours.size),
+            calls=itertools.count(),
         )
 
     def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:
@@ -157,7 +162,8 @@ class _ClientLoop:
         if self.together and self.platform == "tpu":
             # A fusion writes the lanes' copies in half the time of a broadcast by itself.
             first = jax.tree.map(lambda x: jnp.where(lane.row >= 0, x, jnp.zeros_like(x)), first)
-        return _Position(start, start, order, first)
+        drawn = jnp.int32(0) if self.schedule.poisson else None
+        return _Position(start, start, order, first, drawn)
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
         ours = self._walk(lane)
@@ -168,12 +174,16 @@ class _ClientLoop:
         positions = jnp.where(positions < ours.size, positions, 0)
         order = self.common.data.places(part, lane.row, positions)  # once, not in each step
         end = jnp.minimum((epoch + 1) * ours.per_order, ours.stop)
+        if self.schedule.poisson:
+            drawn = self.schedule.drawn(order_key, epoch, ours.size, part.capacity)
+            at = at._replace(drawn=drawn)
         return at._replace(end=end, order=order)
 
     def _step(self, lane: _Lane, common: _Common, at: _Position) -> _Position:
         ours = self._walk(lane)
         within = at.k - at.k // ours.per_order * ours.per_order
-        places, valid = self.schedule.positions(at.order, within, ours.size)
+        count = ours.size if at.drawn is None else at.drawn
+        places, valid = self.schedule.positions(at.order, within, count)
         _, step_key = self._keys(lane)
         rng = jax.random.fold_in(step_key, at.k)
         batches = tuple(

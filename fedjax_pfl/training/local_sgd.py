@@ -15,6 +15,7 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.training.local_step import LocalState, LocalStep, local_step
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Tree
 
@@ -78,7 +79,7 @@ def train(
       begun: bool [M], the members to which `optimizer_state` applies; other optimizers are
         initialized. False: all are initialized, and their states are returned.
       **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
-        `updates_per_batch`, see `LocalStep`.
+        `updates_per_batch`, `number`, see `LocalStep`.
 
     Raises:
       TypeError: a stack does not lead with one row for each member, or `optimizer_state` belongs to
@@ -144,9 +145,20 @@ def full_gradient(
     Returns:
       (gradients, the cohort without clients whose gradient is not finite, with one step counted for
       each minibatch).
+
+    Raises:
+      InputError: with sample-level differential privacy, whose noise is of minibatches.
     """
+    if federation.privacy is not None:
+        raise InputError(
+            "A gradient over all samples of a client has no place in sample-level differential "
+            "privacy, whose noise is of minibatches: leave dp='sample' out."
+        )
     federation = federation.replace_training(augment=None)
-    schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
+    schedule = replace(
+        federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False,
+        drop_last=False,
+    )  # fmt: skip
     local = LocalStep(federation, federation.training.learning_rate)
 
     def step(total, batch: Batch, rng, broadcast, client: Client):

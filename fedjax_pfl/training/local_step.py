@@ -12,6 +12,7 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.training.private_gradient import private_gradient
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, struct
@@ -54,7 +55,7 @@ class LossAndGradient(NamedTuple):
     rng: jax.Array | None = None
 
 
-# What a step's key is folded with; regularizers.PENALTY is another one.
+# What a step's key is folded with; others are regularizers.PENALTY and those of private_gradient.
 EXTRA, CORRECT, OPTIMIZER = 2**31 - 1, 2**31 - 2, 2**31 - 3
 
 
@@ -62,11 +63,12 @@ EXTRA, CORRECT, OPTIMIZER = 2**31 - 1, 2**31 - 2, 2**31 - 3
 class LocalStep:
     """One step of the local optimizer on a minibatch.
 
-    It includes momentum, weight decay, the federation's extra loss, dropout and normalization
-    statistics, and is the step of `ctx.train`. In an algorithm's own loop,
-    `step(state, batch, rng, broadcast, client)` is a step of `ctx.run_clients` whose initial carry
-    is `step.begin(model)`; call it for each model if there are several. Other steps are composed of
-    its two halves, `loss_and_gradient` at any model and `update` of a state along a gradient.
+    It includes momentum, weight decay, the federation's extra loss, dropout, normalization
+    statistics and the clipping and noise of `federation.privacy`, and is the step of `ctx.train`.
+    In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step of
+    `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
+    are several. Other steps are composed of its two halves, `loss_and_gradient` at any model and
+    `update` of a state along a gradient.
 
     Attributes:
       federation: the task, the optimizer, and the extra loss of all algorithms.
@@ -83,6 +85,8 @@ class LocalStep:
       mean_gradient: also sum the raw minibatch gradients.
       updates_per_batch: successive steps on the same minibatch, each with a new gradient; losses
         and gradients are averaged over them.
+      number: of the local training in its round, by which trainings with the same key differ in
+        their noise.
     """
 
     federation: Federation
@@ -93,6 +97,7 @@ class LocalStep:
     trainable: Tree | None = None
     mean_gradient: bool = False
     updates_per_batch: int = 1
+    number: int = 0
 
     _optimizer: optax.GradientTransformation = field(init=False)
 
@@ -127,7 +132,34 @@ class LocalStep:
     def loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LossAndGradient:
-        """Compute loss and gradient at a model; its parameters do not change."""
+        """Compute loss and gradient at a model; its parameters do not change.
+
+        With `federation.privacy` the gradient is clipped by samples and noisy; the extra losses
+        are parts of each sample's loss.
+        """
+        federation = self.federation
+
+        def of_batch(batch: Batch, rng: jax.Array):
+            return self._loss_and_gradient(model, batch, rng, broadcast, client)
+
+        if federation.privacy is None:
+            return of_batch(batch, rng)
+        loss, gradient = private_gradient(
+            lambda sample, key: of_batch(sample, key)[:2],
+            batch,
+            privacy=federation.privacy,
+            client=client,
+            rng=rng,
+            number=self.number,
+            moves=self._moving(model),
+            platform=federation.task.platform,
+        )
+        return LossAndGradient(loss, gradient, {}, rng)
+
+    def _loss_and_gradient(
+        self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
+    ) -> LossAndGradient:
+        """Return the results of one pass over a minibatch, or over a part of one."""
         federation = self.federation
 
         def total(params):

@@ -5,16 +5,21 @@ those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported 
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+from scipy.optimize import brentq
 
 from fedjax_pfl.utils.errors import InputError, require
 
 ACCOUNTANTS = ("pld", "rdp")
 WHOLE_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512)
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *WHOLE_ORDERS[9:])
+LEAST_NOISE, MOST_NOISE = 0.05, 10_000
+# Steps of the discretised privacy loss; coarser ones are faster and round epsilon up by more.
+GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
 DENSE = 0.1  # sampling rates from which the series of fractional orders may not converge
 
 
@@ -27,11 +32,14 @@ class Release:
       count: how many.
       sampling_rate: q, the probability with which a unit (a sample, or a client) is in one of them,
         independently of all others; 1 where it is in each.
+      cut: (units, most): of so many units at most so many are in one of them, drawn among those
+        sampled; None without a limit. Known to the accountant "pld" only.
     """
 
     noise_multiplier: float
     count: int
     sampling_rate: float = 1.0
+    cut: tuple[int, int] | None = None
 
 
 def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") -> float:
@@ -65,35 +73,77 @@ def noise_for(
       InputError: a value out of range, or no noise up to 1e4 reaches it.
     """
     require(target > 0 and math.isfinite(target), "dp_epsilon", target, "a finite number above 0")
+    return _noise_for(float(target), delta, (Release(1.0, count, sampling_rate),), accountant)
+
+
+def noise_for_each(
+    target: float, delta: float, clients: Sequence[Sequence[Release]], accountant: str = "pld"
+) -> list[float]:
+    """The least factors on the noise multipliers of each client's releases, see `noise_for`."""
+    return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
+
+
+def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int) -> list[Release]:
+    """What one client released in training with noisy gradients.
+
+    Several gradients on one minibatch cost as much as one with less noise: k with a multiplier of
+    z are one with z / sqrt(k).
+
+    Args:
+      plan: `core.sample_privacy.releases`.
+      noise: the noise multiplier of its gradients.
+      client: its place.
+      gradients: minibatch gradients that were counted; a part of a minibatch counts as one.
+    """
+    rate, size, k = plan["rates"][client], plan["sizes"][client], plan["per_batch"]
+    cut = None if plan["most"] is None else (size, min(size, plan["most"]))
+    made = [Release(noise / math.sqrt(k), -(-gradients // k), rate, cut)]
+    return made + [
+        Release(noise, counts[client], own[client], cut) for own, counts in plan["adapted"]
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _noise_for(
+    target: float, delta: float, releases: tuple[Release, ...], accountant: str
+) -> float:
+    count = sum(one.count for one in releases if one.sampling_rate)
     if count == 0:
         return 0.0
 
-    def cost(z: float) -> float:
-        return epsilon([Release(z, count, sampling_rate)], delta, accountant)
+    def excess(z: float) -> float:
+        """log(epsilon / target), which is nearly a straight line in log z."""
+        scaled = [replace(one, noise_multiplier=z * one.noise_multiplier) for one in releases]
+        return math.log(max(epsilon(scaled, delta, accountant), 1e-300) / target)
 
-    low, high = 0.0, 1.0
-    while cost(high) > target:
+    low = high = 1.0
+    while excess(high) > 0:
         low, high = high, 2 * high
-        if high > 1e4:
+        if high > MOST_NOISE:
             raise InputError(
-                f"dp_epsilon must be reachable, got {target}: {count} releases cost more at a "
-                "noise multiplier of 10,000. Take fewer steps, or a larger epsilon."
+                f"dp_epsilon must be reachable, got {target:g}: {count} releases cost more at a "
+                f"noise multiplier of {MOST_NOISE:,}. Take fewer steps, or a larger epsilon."
             )
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if cost(middle) > target else (low, middle)
-    return high
+    while excess(low) <= 0:
+        low, high = low / 2, low
+        if low < LEAST_NOISE:
+            return high
+    log_z = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
+    z = math.exp(log_z)
+    while excess(z) > 0:
+        z *= 1 + 5e-5
+    return z
 
 
 def _merged(releases: Iterable[Release]) -> list[Release]:
     """Releases of one kind counted together."""
-    counts: dict[tuple[float, float], int] = {}
+    counts: dict[Any, int] = {}
     for one in releases:
         require(one.noise_multiplier >= 0, "noise_multiplier", one.noise_multiplier, "at least 0")
         require(0 <= one.sampling_rate <= 1, "sampling_rate", one.sampling_rate, "in [0, 1]")
-        key = (float(one.noise_multiplier), float(one.sampling_rate))
+        key = (float(one.noise_multiplier), float(one.sampling_rate), one.cut)
         counts[key] = counts.get(key, 0) + int(one.count)
-    return [Release(z, n, q) for (z, q), n in counts.items() if n and q]
+    return [Release(z, n, q, cut) for (z, q, cut), n in counts.items() if n and q]
 
 
 @lru_cache(maxsize=4096)
@@ -104,15 +154,21 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> fl
         return math.inf
     dp = _library()
     if accountant == "pld":
-        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+        few = sum(one.count for one in releases) <= FEW
+        step = COARSE if few else GRID
+        ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     else:
         dense = any(DENSE <= one.sampling_rate < 1 for one in releases)
         orders = WHOLE_ORDERS if dense else ORDERS
         ledger = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for one in releases:
-        event = dp.GaussianDpEvent(one.noise_multiplier)
-        if one.sampling_rate < 1:
-            event = dp.PoissonSampledDpEvent(one.sampling_rate, event)
+        z, q = one.noise_multiplier, one.sampling_rate
+        event = dp.GaussianDpEvent(z)
+        if q < 1 and one.cut is not None:
+            units, most = one.cut
+            event = dp.TruncatedSubsampledGaussianDpEvent(units, q, most, z)
+        elif q < 1:
+            event = dp.PoissonSampledDpEvent(q, event)
         ledger.compose(event, one.count)
     return float(ledger.get_epsilon(delta))
 

@@ -112,6 +112,7 @@ def test_feddwa_needs_something_shared():
         ("fedprox", "mu", "mu is 0: trained as FedAvg"),
         ("moon", "mu", "mu is 0: trained as FedAvg"),
         ("ditto", "pull", "pull is 0: what is scored was trained locally"),
+        ("mrmtl", "pull", "pull is 0: trained locally"),
         ("apple", "relation_rate", "relation_rate is 0: relations stay as they began"),
     ],
 )

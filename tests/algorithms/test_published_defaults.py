@@ -35,6 +35,7 @@ REPOSITORIES = {
     "ifca": "jichan3751/ifca@61e44b8",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
+    "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
     "pfedhn": "AvivSham/pFedHN@1bc0549",
     "pfedme": "CharlieDinh/pFedMe@caf24b1",
     "sfl": "dawenzi098/SFL-Structural-Federated-Learning@0a699e4",
@@ -250,6 +251,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "mu": (1.0, "code: main.py:42; paper: section 4.1, 5 on CIFAR-10 and 1 elsewhere"),
         "tau": (0.5, "code: main.py:44; paper: section 4.1"),
         "weighting": ("size", "code: main.py:503"),
+    },
+    "mrmtl": {
+        "pull": (1.0, "code: README.md:43, for School; main.py:70 has 0, local training"),
+        "weighting": ("size", "code: trainers/base.py:47"),
     },
     "perfedavg": {
         "variant": ("first_order", "PFLlib: clientperavg.py:72"),

@@ -87,6 +87,10 @@ REFUSED = {
         ({"tau": 0}, "tau must be above 0"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
     ],
+    "mrmtl": [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+    ],
     "perfedavg": [
         ({"inner_factor": -1}, "inner_factor must be at least 0, got -1"),
         ({"delta": 0}, "delta must be above 0, got 0"),

@@ -31,6 +31,7 @@ TRAFFIC = [
     ("feddyn", {}, 1, 1, 2),  # both sides know theta
     ("fedprox_ft", {}, 1, 1, 2),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
+    ("mrmtl", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
     ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
@@ -93,7 +94,17 @@ COMPARED = (
     *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
     *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
     *("fedproto", "fedprox", "fedprox_ft", "fedrep", "fedrod", "fedupdate", "fedyogi"),
-    *("heurfedamp", "ifca", "l2c", "lg_fedavg", "lga", "moon", "perfedavg", "perfedavg_async"),
+    *(
+        "heurfedamp",
+        "ifca",
+        "l2c",
+        "lg_fedavg",
+        "lga",
+        "moon",
+        "mrmtl",
+        "perfedavg",
+        "perfedavg_async",
+    ),
     *("perfedavg_spfl", "pfedhn", "pfedla", "pfedme", "plga", "sfl", "spfl", "spfl_w"),
 )
 SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at

@@ -171,3 +171,45 @@ def test_validate(options, message):
 def test_validate_refuses_fractions(options):
     with pytest.raises(InputError):
         Schedule(**options).validate()
+
+
+def test_poisson_batches_have_each_sample_independently():
+    """Sizes are binomial, and whoever has at most B samples has all of them in each batch."""
+    sizes, capacity, B = np.array([40, 3, 10]), 40, 10
+    schedule = Schedule(epochs=1, batch_size=B, poisson=True)
+    assert schedule.total_steps(40) == 4 and schedule.slots(capacity) == 10 + 17  # 6 sqrt(7.5)
+    assert Schedule(batch_size=B).slots(capacity) == B
+
+    @jax.jit
+    def batches(keys, size):
+        def one(key):
+            order = schedule.order(key, 0, size, capacity)
+            drawn = schedule.drawn(key, 0, size, capacity)
+            at, valid = schedule.positions(order, 0, drawn)
+            return jnp.zeros(capacity, int).at[at[0]].add(valid[0])  # how often each sample is in
+
+        return jax.vmap(one)(keys)
+
+    keys = jax.random.split(KEY, 4000)
+    for size in sizes:
+        taken = np.asarray(batches(keys, size))
+        assert taken.max() == 1 and not taken[:, size:].any()
+        rate = min(1, B / size)
+        spread = 5 * np.sqrt(rate * (1 - rate) / len(keys))
+        np.testing.assert_allclose(taken[:, :size].mean(axis=0), rate, atol=spread + 1e-12)
+        counts = taken.sum(axis=1)
+        np.testing.assert_allclose(counts.var(), size * rate * (1 - rate), rtol=0.1, atol=1e-9)
+        pairs = np.cov(taken[:, :size].T)[np.triu_indices(size, 1)]  # negative with a fixed size
+        assert abs(pairs.mean()) <= 5 * rate * (1 - rate) / np.sqrt(len(keys) * len(pairs))
+
+
+def test_poisson_batches_are_new_in_each_step():
+    split = make_split(np.arange(10, 50), np.array([0, 40]))
+    walk = batch_indices(Schedule(epochs=2, batch_size=10, poisson=True), split, KEY, 0, 0)
+    sizes = [len(batch) for (batch,) in walk]
+    assert len(walk) == 8 and len(set(sizes)) > 3 and 6 < np.mean(sizes) < 14
+
+
+def test_poisson_draws_one_batch_in_a_step():
+    with pytest.raises(InputError, match="batches must be 1 with batch_order 'poisson'"):
+        Schedule(poisson=True, batches_per_step=2).validate()

@@ -1,0 +1,67 @@
+"""On Privacy and Personalization in Cross-Silo Federated Learning.
+
+Ziyu Liu, Shengyuan Hu, Zhiwei Steven Wu, Virginia Smith. NeurIPS 2022.
+https://arxiv.org/abs/2206.07902
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+from fedjax_pfl import core, training, trees
+from fedjax_pfl.algorithms import fedavg
+
+
+@core.struct
+class State(fedavg.State):
+    own: core.Stack = core.per_client()  # w_i
+
+
+@core.algorithm("mrmtl")
+class MrMtl(fedavg.Weighted):
+    """Mean-regularized multi-task learning: own models w_i that are pulled to their mean w.
+
+    w_i <- w_i - eta (g(w_i) + lambda (w_i - w)), and the server's w is the mean of the members' w_i
+    after training. A client goes on from its own model, never from w. Under sample-level
+    differential privacy all of its steps serve the one model that it uses, where Ditto spends half
+    of them on the server's.
+
+    w is the model that the server sent in this round. All w_i begin at the common initial model.
+    The pull applies to shared parameters only.
+
+    Attributes:
+      pull: lambda; 0 is local training. The authors tune it for each data set and epsilon.
+      weighting: of the mean, by "size" (the authors' code), or "uniform".
+    """
+
+    pull: float = 1.0
+    weighting: Literal["size", "uniform"] = core.static(default="size")
+
+    def validate(self):
+        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+
+    def remarks(self, federation):
+        return [*super().remarks(federation), *["pull is 0: trained locally"] * (not self.pull)]
+
+    def init(self, ctx):
+        return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
+
+    def local_update(self, ctx, state: State, received, **options):
+        own = ctx.cohort.gather(state.own)
+        return super().local_update(ctx, state, own, **self.near(state), **options)
+
+    def near(self, state: State):
+        """Return the options of `ctx.train` that pull a model to the server's."""
+        return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
+
+    def server_update(self, ctx, state: State, mean, weights, sent):
+        after = super().server_update(ctx, state, mean, weights, sent)
+        return replace(after, own=sent.cohort.scatter(state.own, sent.models))
+
+    def models(self, ctx, state: State, rows):
+        return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
+
+    def new_client_start(self, ctx, state):
+        return self.servers_model(state)
+
+    def personalize(self, ctx, state: State, new_clients, **options):
+        return super().personalize(ctx, state, new_clients, **self.near(state), **options)

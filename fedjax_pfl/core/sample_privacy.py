@@ -1,0 +1,109 @@
+"""Sample-level differential privacy of an algorithm: what it refuses, its noise, its releases.
+
+Everything is public: the numbers of clients' samples, rounds and local steps, and who takes part.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from fedjax_pfl.aggregation.leaf_plan import trainable
+from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.federation.batching import Schedule
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.uploads.accounting import noise_for_each, released
+from fedjax_pfl.utils.errors import InputError
+
+POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
+
+
+def refuse(algorithm: Algorithm, federation: Federation) -> None:
+    """Raise `InputError` where the noise of local gradients would not cover an algorithm.
+
+    Args:
+      federation: prepared by the algorithm.
+    """
+    privacy, name = federation.privacy, algorithm.name
+    if privacy is None:
+        return
+    uncovered = [*algorithm.channels, *algorithm.unprotected]
+    if uncovered:
+        raise InputError(
+            f"Sample-level differential privacy does not cover {uncovered[0]} that a client of "
+            f"{name} computes from its samples: take dp='client', or another algorithm."
+        )
+    if algorithm.validates and not privacy.public_validation:
+        raise InputError(
+            f"{name} uses validation samples without noise: declare them public with "
+            "dp_public_validation, or take another algorithm."
+        )
+    statistics = [path for path in federation.plan.paths if not trainable(path)]
+    if statistics:
+        raise InputError(
+            f"Sample-level differential privacy can't cover the batch statistics of "
+            f"{statistics[0]}: take a network without batch normalization."
+        )
+    extra = federation.training.extra_loss
+    if extra is not None and extra.couples_samples:
+        raise InputError(
+            f"The extra loss {type(extra).__name__} depends on all samples of a client, and can't "
+            "be clipped sample by sample: leave it out with dp='sample'."
+        )
+
+
+def noise_within(
+    epsilon: float,
+    algorithm: Algorithm,
+    *,
+    federation: Federation,
+    rounds: int,
+    adapt: Adaptation | None = None,
+) -> np.ndarray:
+    """Return the noise multiplier of each client that keeps all rounds within `epsilon`, [N].
+
+    It is computed for the case that a client takes part in every round, with each adaptation of its
+    final model. A client that is absent in some rounds spends less.
+
+    Raises:
+      InputError: no noise is large enough, or dp-accounting is not installed.
+    """
+    assert federation.privacy is not None
+    plan = releases(algorithm, federation, adapt)
+    counts = algorithm.gradients(federation, rounds)
+    wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
+    noise = noise_for_each(epsilon, federation.privacy.delta, wanted)
+    return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)  # never rounded down
+
+
+def releases(
+    algorithm: Algorithm, federation: Federation, adapt: Adaptation | None = None
+) -> dict[str, Any]:
+    """Return what a client releases, as plain lists and numbers that a result keeps.
+
+    "rates" [N], with which a sample is in a minibatch, the highest of the algorithm's schedules;
+    "most" samples of a minibatch, to which a Poisson minibatch is cut, or None; "per_batch",
+    gradients computed on each minibatch; "adapted", the rates and minibatches [N] of each
+    adaptation of the final model; "sampling", the assumption in words.
+    """
+    sizes = np.asarray(federation.data.train.size).astype(np.int64)
+    capacity = federation.data.train.capacity
+    adaptations = [
+        how.schedule(federation.schedule)
+        for how in (algorithm.adaptation(), adapt)
+        if how is not None
+    ]
+
+    def rates(schedule: Schedule) -> np.ndarray:
+        expected = schedule.fitting(capacity).expected_batch(sizes)
+        return expected / np.maximum(sizes, 1)
+
+    local = federation.schedule
+    return {
+        "sampling": POISSON if local.poisson else ACCOUNTED,
+        "sizes": sizes.tolist(),
+        "rates": np.max([rates(one) for one in algorithm.schedules(federation)], axis=0).tolist(),
+        "most": local.fitting(capacity).slots(capacity) if local.poisson else None,
+        "per_batch": algorithm.gradients_per_batch(),
+        "adapted": [[rates(one).tolist(), one.total_steps(sizes).tolist()] for one in adaptations],
+    }

@@ -1,0 +1,45 @@
+"""Sample-level differential privacy: the numbers of clipping and noise in local training."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.typing import Scalar
+
+
+@struct
+class SamplePrivacy:
+    """Clipping and noise of the gradients of local training, `training.private_gradient`.
+
+    Attributes:
+      clip: C, largest norm of the gradient of one sample's loss, over all trained leaves together.
+      noise: z: the sum of a minibatch's gradients gets noise of deviation z C; one number, or [N]
+        numbers of the clients. None until it is computed from `epsilon`.
+      epsilon: what the noise of all rounds must keep to, from which it is computed before the first
+        round (`core.sample_privacy.noise_within`); None where the noise is given.
+      delta: of epsilon.
+      public_validation: whether validation samples are public, and need no protection.
+    """
+
+    clip: Scalar | float
+    noise: Any = 0.0
+    epsilon: float | None = static(default=None)
+    delta: float = static(default=1e-5)
+    public_validation: bool = static(default=False)
+
+    def noise_of(self, client: Client) -> Scalar:
+        """The noise multiplier of one client.
+
+        Raises:
+          InputError: it is not computed yet.
+        """
+        if self.noise is None:
+            raise InputError(
+                "The noise of dp_epsilon is computed from the rounds of a simulation: new clients "
+                "must have dp_noise."
+            )
+        noise = jnp.asarray(self.noise)
+        return noise[client.row] if noise.ndim else noise

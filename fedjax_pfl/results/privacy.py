@@ -1,0 +1,66 @@
+"""The privacy that a result's clients spent, from their recorded local steps."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.uploads import accounting
+
+if TYPE_CHECKING:
+    from fedjax_pfl.results.result import Result
+
+
+class Spent(NamedTuple):
+    """A guarantee of differential privacy.
+
+    Attributes:
+      unit: what is added or removed: "sample".
+      epsilon: of the client that spent most, over all seeds; infinite without noise.
+      delta: at which.
+      sampling: what the accounting assumes of minibatches.
+    """
+
+    unit: str
+    epsilon: float
+    delta: float
+    sampling: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.unit}-level differential privacy with epsilon {self.epsilon:.3g} at delta "
+            f"{self.delta:g}, {self.sampling}"
+        )
+
+
+def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
+    """The epsilon of each client in each run of one setting, [S, N].
+
+    Scores and losses of the simulation are diagnostics and are not counted; personal models are
+    outputs, with one adaptation of the final one.
+
+    Raises:
+      InputError: dp-accounting is not installed.
+    """
+    plan = result.privacy
+    assert plan is not None
+    steps = result.clients["local_steps"][:, setting].astype(np.int64).sum(axis=1)
+    noise = np.broadcast_to(plan["noise"][setting], steps.shape[1:])
+    cost = {}  # clients with as many samples and steps spend the same
+    for client, z in enumerate(noise.tolist()):
+        for count in set(steps[:, client].tolist()):
+            made = accounting.released(plan, z, client, count)
+            cost[client, count] = accounting.epsilon(made, plan["delta"])
+    return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
+
+
+def spent(result: "Result", setting: int = 0) -> Spent:
+    """The guarantee of one setting of a result with differential privacy."""
+    plan = result.privacy
+    assert plan is not None
+    most = float(epsilons(result, setting).max())
+    return Spent(plan["unit"], most, plan["delta"], plan["sampling"])
+
+
+def remarks(result: "Result", setting: int = 0) -> list[str]:
+    """The guarantee as a sentence on a row of a table; [] without differential privacy."""
+    return [] if result.privacy is None else [str(spent(result, setting))]

@@ -1,0 +1,116 @@
+"""Gradients of sample-level differential privacy: per-sample clipping, and noise (DP-SGD).
+
+Abadi et al., CCS 2016, https://arxiv.org/abs/1607.00133.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from fedjax_pfl.data.federated import Batch
+from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.utils.typing import Key, Scalar, Tree
+
+CHUNK = 8  # samples at once on accelerators, each with a gradient of its own in memory
+LARGEST = 1e6  # loss of a sample: no sample makes its client diverge, which would reveal it
+SAMPLES, NOISE = 2**31 - 5, 2**31 - 6  # what a step's key is folded with
+
+
+def private_gradient(
+    of_sample: Callable[[Batch, Key], tuple[Scalar, Tree]],
+    batch: Batch,
+    *,
+    privacy: SamplePrivacy,
+    client: Client,
+    rng: Key,
+    number: int,
+    moves: Tree | None = None,
+    platform: str | None = "cpu",
+) -> tuple[Scalar, Tree]:
+    """Return (mean loss of a minibatch, its clipped and noisy gradient).
+
+    g = (1 / B) (sum_s clip(g_s, C) + C z N(0, I)), with clip(v, C) = v min(1, C / |v|) and B the
+    expected size of the client's minibatches, never the size of this one, which is private. Adding
+    or removing a sample changes the sum by at most C, in the L2 norm over all trained leaves: a
+    gradient that is not finite, or whose squares overflow, counts as 0, as padding does. The loss
+    is a diagnostic, and is not private.
+
+    Args:
+      of_sample: (loss, gradient) of a minibatch of one sample.
+      batch: the minibatch.
+      privacy: C and z.
+      client: whose minibatch it is.
+      rng: the step's key. No two calls have the same noise: what the client loop counts in
+        `client.calls`, and `number`, are folded into it. An algorithm's own loop within a step
+        folds its counter into the key that it passes.
+      number: of the local training in its round.
+      moves: which leaves are trained, a tree of booleans; None for all. Others have the gradient 0
+        without noise.
+      platform: one sample at a time on "cpu", where that is faster; `CHUNK` at once elsewhere.
+    """
+    size = len(batch.valid)
+    chunk = 1 if platform in (None, "cpu") else min(CHUNK, size)
+    samples_key, noise_key = (jax.random.fold_in(rng, purpose) for purpose in (SAMPLES, NOISE))
+
+    def one(k):
+        at = jnp.minimum(k, size - 1)
+        sample = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, 1), batch)
+        valid = (k < size) & sample.valid[0]
+        sample = replace(sample, valid=jnp.ones_like(sample.valid))
+        loss, gradient = of_sample(sample, jax.random.fold_in(samples_key, k))
+        loss = jnp.where(valid & jnp.isfinite(loss), jnp.clip(loss, -LARGEST, LARGEST), 0)
+        return loss, clipped(_trained(gradient, moves), privacy.clip, valid)
+
+    def add(total, places):
+        if chunk == 1:
+            more = one(places[0])
+        else:
+            more = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), jax.vmap(one)(places))
+        return jax.tree.map(jnp.add, total, more), None
+
+    places = jnp.arange(-(-size // chunk) * chunk, dtype=jnp.int32).reshape(-1, chunk)
+    shapes = jax.eval_shape(one, places[0, 0])
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    (loss, total), _ = lax.scan(add, zeros, places)
+    call = 0 if client.calls is None else next(client.calls)
+    key = jax.random.fold_in(jax.random.fold_in(noise_key, number), call)
+    noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), moves)
+    expected = jnp.maximum(client.batch_size, 1)
+    count = jnp.maximum(jnp.sum(batch.valid), 1)
+    gradient = jax.tree.map(lambda leaf: leaf / expected.astype(leaf.dtype), noisy)
+    return loss / count.astype(loss.dtype), gradient
+
+
+def clipped(gradient: Tree, bound: Scalar | float, valid: Scalar | bool = True) -> Tree:
+    """Return one sample's gradient scaled down to a norm of at most `bound`.
+
+    It is 0 where it is not finite, its squares overflow, or the sample is not valid.
+    """
+    norm = optax.tree.norm(gradient)
+    fine = jnp.isfinite(norm) & valid
+    factor = jnp.minimum(1, bound / jnp.where(norm > 0, norm, 1))
+    factor = jnp.where(norm > 0, factor, 1)
+    return jax.tree.map(lambda leaf: jnp.where(fine, leaf * factor.astype(leaf.dtype), 0), gradient)
+
+
+def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key) -> Tree:
+    """Return a sum of clipped gradients with Gaussian noise of deviation clip times noise."""
+    deviation = jnp.where(noise > 0, clip * noise, 0)  # without noise the clip may be infinite
+    leaves, structure = jax.tree.flatten(total)
+    keys = jax.random.split(key, len(leaves))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    return structure.unflatten(
+        [x + deviation.astype(x.dtype) * z for x, z in zip(leaves, drawn, strict=True)]
+    )
+
+
+def _trained(gradient: Tree, moves: Tree | None) -> Tree:
+    """The gradient with zeros for leaves that are not trained."""
+    if moves is None:
+        return gradient
+    return jax.tree.map(lambda on, g: g if on else jnp.zeros_like(g), moves, gradient)

@@ -1,0 +1,274 @@
+"""Sample-level differential privacy of whole algorithms: noise, refusals, accounting, sweeps."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import (
+    assert_close,
+    count_compilations,
+    states_of,
+    toy_federation,
+    toy_for,
+)
+from fedjax_pfl.training import private_gradient
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for
+
+PRIVATE = {"dp": "sample", "dp_clip": 0.5, "validation_size": 0}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def make(name, **settings):
+    return pfl.make_algorithm(name, settings)
+
+
+# What sample-level privacy does not cover, by definition or by an option.
+REFUSED = {
+    ("ifca", ()): "the choice of a cluster",
+    ("sfl", ()): "its labels",
+    ("cwfedavg", ()): "the class counts of its regularizer",
+    ("cwfedavg", (("wdr_weight", 0), ("shares", "labels"))): "the shares of its classes",
+    ("fedala", ()): "the weights of the two models",
+    ("fedproto", ()): "the mean features of its classes",
+    ("fedrod", ()): "the class counts of its loss",
+    ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",
+    ("feddwa", (("guidance", "full_gradient"),)): "the gradient over all samples",
+    ("waffle", (("everyone", True),)): "a model for each Alice with the same noise",
+    ("fedfomo", ()): "fedfomo uses validation samples without noise",
+    ("l2c", ()): "l2c uses validation samples without noise",
+    ("fedbn", ()): "batch statistics",
+}
+
+
+@pytest.mark.parametrize(("name", "settings"), REFUSED)
+def test_what_the_noise_does_not_cover_is_refused(name, settings):
+    algorithm = make(name, **dict(settings))
+    federation = toy_for(algorithm, dp="sample", dp_clip=1.0)
+    with pytest.raises(pfl.InputError) as error:
+        pfl.simulate(algorithm, federation, 1)
+    assert REFUSED[name, settings] in str(error.value)
+    assert str(error.value).count(". ") == 0  # one sentence
+
+
+def test_public_validation_samples_need_no_noise():
+    federation = toy_for(make("fedfomo"), dp="sample", dp_clip=1.0, dp_public_validation=True)
+    pfl.engine.runs.make_runs(make("fedfomo"), make("fedfomo").prepare(federation), (0,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dp": "sample"}, "dp='sample' must have a dp_clip: noise without a bound hides nothing"),
+        ({"dp_noise": 1.0}, "dp_noise must go with dp='client' or 'sample', got dp='none'"),
+        ({**PRIVATE, "dp_noise": 1.0, "dp_epsilon": 1.0}, "Give one of dp_noise and dp_epsilon"),
+        ({**PRIVATE, "dp_clip": 0}, r"dp_clip must be a finite number in \(0, inf\), got 0"),
+        ({**PRIVATE, "dp_adaptive_clip": True}, "dp_adaptive_clip is of updates"),
+        ({**PRIVATE, "dp_placement": "distributed"}, "dp_placement is of updates"),
+        ({"dp": "samples"}, "dp.*'samples'.*'sample'"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(pfl.InputError, match=message):
+        toy_federation(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"extra_loss": pfl.training.WeightDistribution(1.0)}, "WeightDistribution depends on all"),
+        ({"dp_epsilon": 1e-7, "dp_delta": 1e-12}, "dp_epsilon must be reachable, got 1e-07"),
+    ],
+)
+def test_federations_that_are_refused(options, message):
+    with count_compilations() as compiled, pytest.raises(pfl.InputError, match=message):
+        pfl.simulate(make("fedavg"), toy_federation(**PRIVATE, **options), 2)
+    assert not compiled
+
+
+def test_poisson_draws_no_two_batches_of_a_step():
+    federation = toy_federation(**PRIVATE, batch_order="poisson")
+    with pytest.raises(pfl.InputError, match="perfedavg takes 2 minibatches in a step"):
+        pfl.simulate(make("perfedavg"), federation, 1)
+
+
+# ------------------------------------------------------------------ noise
+
+COVERED = {
+    name: {"wdr_weight": 0} if name == "cwfedavg" else {}
+    for name in sorted(pfl.core.ALGORITHMS)
+    if (name, ()) not in REFUSED or name == "cwfedavg"
+}
+COVERED["sfl"] = {"graph": "neighbours"}
+# Algorithms that compute several gradients with one key, or train several times.
+SEVERAL = ("apfl", "ditto", "pfedme", "perfedavg", "spfl", "fedrep", "mrmtl")
+
+
+def key_words(monkeypatch):
+    """A set of the keys of noise that programs draw, and a list of those drawn twice."""
+    drawn, twice, plain = set(), [], private_gradient.add_noise
+
+    def seen(words):
+        for word in np.asarray(words).reshape(-1, np.shape(words)[-1]):
+            key = tuple(word.tolist())
+            twice.extend([key] * (key in drawn))
+            drawn.add(key)
+
+    def add_noise(total, clip, noise, key):
+        jax.debug.callback(seen, jax.random.key_data(key))
+        return plain(total, clip, noise, key)
+
+    monkeypatch.setattr(private_gradient, "add_noise", add_noise)
+    return drawn, twice
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in SEVERAL else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+)
+def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
+    """With equal keys the difference of two gradients has no noise."""
+    drawn, twice = key_words(monkeypatch)
+    settings = {**COVERED[name], **({"batches": "shared"} if name == "ditto" else {})}
+    algorithm, rounds = make(name, **settings), 2
+    federation = algorithm.prepare(toy_for(algorithm, dp="sample", dp_clip=1.0, dp_noise=1.0))
+    runs = pfl.engine.runs.make_runs(algorithm, federation, (0,))
+    program = pfl.engine.program.Program(runs, federation, rounds, scored=())
+    states = program.start()
+    for t in range(rounds):
+        states, buffers, _ = program.advance(states, t, 1)
+        jax.block_until_ready(buffers)
+    jax.effects_barrier()
+    assert drawn and not twice
+    taken = buffers["clients"]["local_steps"]
+    assert len(drawn) >= np.asarray(taken)[0, :rounds].sum() // algorithm.gradients_per_batch()
+
+
+@pytest.mark.parametrize("order", ["shuffled", "poisson"])
+def test_how_clients_run_does_not_matter(order):
+    """One by one, at once, in chunks, and in another order of the clients."""
+    options = {**PRIVATE, "dp_noise": 1.0, "batch_order": order}
+    algorithm = make("mrmtl", pull=0.5)
+    plain, *others = (
+        states_of(algorithm, toy_federation(**options, client_execution=how), 2)[-1]
+        for how in ("map", "vmap", 2)
+    )
+    for state in others:
+        assert_close(state, plain, "state", 1e-9)
+    turned = states_of(algorithm, toy_federation(**options, order=[3, 1, 0, 4, 2]), 2)[-1]
+    assert_close(turned.own, jax.tree.map(lambda x: x[[3, 1, 0, 4, 2]], plain.own), "order", 1e-9)
+    assert_close(turned.server, plain.server, "order", 1e-9)
+
+
+def test_without_noise_and_clip_it_is_training_without_privacy():
+    """In batches that are full: an incomplete one counts as much as it has samples."""
+    options = {"validation_size": 0, "drop_last": True}
+    algorithm = make("scaffold")
+    plain = states_of(algorithm, toy_federation(**options), 2)[-1]
+    federation = toy_federation(**options, dp="sample", dp_clip=1e9)
+    assert_close(states_of(algorithm, federation, 2)[-1], plain, "state", 1e-9)
+
+
+# ------------------------------------------------------------------ accounting
+
+
+def simulated(algorithm="mrmtl", rounds=3, settings=None, seeds=(0, 1), adapt=None, **options):
+    algorithm = make(algorithm) if isinstance(algorithm, str) else algorithm
+    federation = toy_federation(**{**PRIVATE, "dtype": "float32"} | options)
+    return pfl.simulate(
+        algorithm, federation, rounds, seeds=seeds, settings=settings, adapt=adapt, eval_every=3
+    )
+
+
+def test_epsilon_is_that_of_the_recorded_steps():
+    """Batches of 4 of clients with 7, 3, 1, 10 and 4 samples, for three rounds of two epochs."""
+    result = simulated(dp_noise=2.0, dp_delta=1e-3, local_epochs=2)
+    found = result.epsilons()
+    assert found.shape == (2, 5)
+    cost = [
+        epsilon([Release(2.0, steps, rate)], 1e-3)
+        for steps, rate in ((12, 4 / 7), (6, 1.0), (6, 1.0), (18, 0.4), (6, 1.0))
+    ]
+    np.testing.assert_allclose(found, [cost, cost], 1e-12)
+    summary = result.summary()["privacy"]
+    assert summary["unit"] == "sample" and summary["delta"] == 1e-3
+    np.testing.assert_allclose(summary["epsilon"], max(cost))
+
+
+def test_several_gradients_of_a_batch_are_one_release_with_less_noise():
+    result = simulated(make("pfedme", inner_steps=4), dp_noise=2.0, dp_delta=1e-3)
+    wanted = epsilon([Release(1.0, 6, 4 / 7)], 1e-3)
+    np.testing.assert_allclose(result.epsilons()[0, 0], wanted, 1e-12)
+
+
+def test_steps_of_adaptation_are_counted():
+    plain, adapted, own = (
+        simulated(name, dp_noise=2.0, dp_delta=1e-3, adapt=adapt).epsilons()[0, 1]
+        for name, adapt in (
+            ("fedavg", None), ("fedavg", pfl.Adaptation(epochs=2)), ("fedavg_ft", None),
+        )
+    )  # fmt: skip
+    np.testing.assert_allclose(plain, epsilon([Release(2.0, 3)], 1e-3), 1e-12)
+    np.testing.assert_allclose(adapted, epsilon([Release(2.0, 5)], 1e-3), 1e-12)
+    np.testing.assert_allclose(own, epsilon([Release(2.0, 4)], 1e-3), 1e-12)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "poisson"])
+def test_noise_of_an_epsilon(order):
+    """Each client has the noise of its own steps and rate; all spend what was asked for."""
+    result = simulated(dp_epsilon=2.0, dp_delta=1e-3, batch_order=order)
+    found = result.epsilons()
+    assert (found <= 2.0).all() and (found > 1.99).all()
+    noise = result.privacy["noise"][0]
+    np.testing.assert_allclose(noise[1], noise_for(2.0, 1e-3, 3), 1e-3)  # in every batch
+    assert noise[1] > noise[3]  # rate .4, nine steps
+    said = "Poisson sampling" if order == "poisson" else "fixed minibatches accounted as Poisson"
+    assert said in repr(result) and said in result.table()
+
+
+def test_absent_clients_spend_less():
+    result = simulated("fedavg", dp_epsilon=2.0, dp_delta=1e-3, participation=0.4)
+    found = result.epsilons()
+    came = result.clients["participated"][:, 0].sum(axis=1)
+    assert (found[came < 3] < 1.9).all() and (found <= 2.0).all() and (found[came == 0] == 0).all()
+
+
+def test_clip_and_noise_are_swept_in_one_program():
+    federation = toy_federation(**{**PRIVATE, "dtype": "float32"}, dp_noise=1.0)
+    settings = {"dp_noise": [0.0, 1.0, 4.0], "dp_clip": [1.0, 0.5, 0.5]}
+    algorithm = make("fedavg")
+    plain = pfl.simulate(algorithm, federation, 2)
+    result = pfl.simulate(algorithm, federation, 2, settings=settings)
+    np.testing.assert_allclose(
+        result.clients["train_loss"][:, 1], plain.clients["train_loss"][:, 0], 1e-5
+    )
+    with count_compilations() as compiled:
+        other = {"dp_noise": [0.3, 0.2, 0.1], "dp_clip": [2.0, 3.0, 4.0]}
+        pfl.simulate(algorithm, federation, 2, settings=other)
+    assert not compiled
+    with pytest.raises(pfl.InputError, match="dp_noise must be at least 0, got -1"):
+        pfl.simulate(algorithm, federation, 2, settings={"dp_noise": [-1.0]})
+    with pytest.raises(pfl.InputError, match=r"setting of 'fedavg'.*dp_noise"):
+        pfl.simulate(algorithm, toy_federation(), 2, settings={"dp_noise": [1.0]})
+
+
+def test_a_saved_result_says_what_it_cost(tmp_path):
+    settings = {"dp_epsilon": [1.0, 4.0]}
+    result = simulated(dp_epsilon=2.0, dp_delta=1e-3, settings=settings)
+    tables = result.table("personalized"), result.table("personalized", "plain")
+    for text in (*tables, repr(result)):
+        assert "sample-level differential privacy with epsilon 1 at delta 0.001" in text
+    assert "Epsilon" in tables[0]
+    result.save(tmp_path)
+    spent = json.loads((tmp_path / "result.json").read_text())["privacy"]["spent"]
+    assert [one["unit"] for one in spent] == ["sample", "sample"]
+    assert spent[0]["epsilon"] <= 1.0 < spent[1]["epsilon"] <= 4.0
+    again = pfl.Result.load(tmp_path)
+    assert again.privacy == result.privacy and again.table() == result.table()
