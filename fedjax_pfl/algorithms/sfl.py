@@ -51,7 +51,6 @@ class Sfl(core.Algorithm):
     """
 
     reads = "everyone"
-    robust = "matrix"
     batch_norm = "shared"
     absent_kept = False  # the server spreads all models over the graph in every round (section 4)
 

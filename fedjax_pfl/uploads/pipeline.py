@@ -154,8 +154,8 @@ class Uploads(UploadStage):
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
         if self.privacy is not None and len(floats) < len(leaves):
             raise InputError(
-                f"Differential privacy can't cover the whole numbers, such as counts of samples, in "
-                f"the upload {sending.what!r} of this algorithm."
+                "Differential privacy can't cover the whole numbers, such as counts of samples, in "
+                f"the upload {sending.what!r}."
             )
         if not floats:
             return sent, memory
@@ -205,7 +205,8 @@ class Uploads(UploadStage):
             multiplier = split_noise(privacy.noise, counted)
             noise = counted * jax.random.normal(jax.random.fold_in(sending.key, 5))
             how = privacy.adaptive
-            bound = next_bound(bound, norms, sending.mask, noise, how.quantile, how.rate)
+            after = next_bound(bound, norms, sending.mask, noise, how.quantile, how.rate)
+            bound = after.astype(bound.dtype)
         deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
         if privacy.placement == "distributed":
             deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))

@@ -164,7 +164,6 @@ RULES = [
     ("ifca", "median", {}),
     ("cfl", "median", {}),
     ("pfedla", "self_clip", {}),
-    ("sfl", "self_clip", {}),
     ("spfl", "self_clip", {}),
 ]
 
