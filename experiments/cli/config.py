@@ -17,7 +17,8 @@ from ..outputs import trackers
 from .algorithms import own_training, parse_algorithms
 from .parsing import parse_pairs
 
-GROUPS = ("comparison", "data", "rule", "training", "run")  # of the flags that make a run
+GROUPS = ("comparison", "data", "rule", "training", "uploads", "run")  # flags that make a run
+UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option")
 # Flags of which runs allow only some values.
 CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
 
@@ -180,6 +181,7 @@ class ExperimentConfig:
             "stragglers": self.delays,
             "initial_model": self.init_from,
             **self._training_options,
+            **{f"{name}s": parse_pairs(self, name) for name in UPLOAD_PAIRS},
         }
 
     def check(self) -> None:

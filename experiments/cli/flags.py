@@ -193,6 +193,12 @@ def _training(group: _Group) -> None:
     group.options(pfl.options.ParticipationOptions)
 
 
+def _uploads(group: _Group) -> None:
+    group.options(pfl.options.PrivacyOptions)
+    group.options(pfl.options.ThreatOptions)
+    group.options(pfl.options.CompressionOptions)
+
+
 def _run(group: _Group) -> None:
     group.whole(
         "num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.engine.MAX_RUNS
@@ -268,7 +274,7 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
     """
     values = FlagValues()
     for name, group in zip(
-        (*GROUPS, "help"), (_comparison, _data, _rule, _training, _run, _help), strict=True
+        (*GROUPS, "help"), (_comparison, _data, _rule, _training, _uploads, _run, _help), strict=True
     ):
         group(_Group(values, name))
     if define_more is not None:

@@ -54,7 +54,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
     algorithm, dot, key = name.partition(".")
     if not dot:
         known = flags.parse(["sweep"]).by_group()
-        allowed = [n for g in ("data", "rule", "training") for n in known[g]]
+        allowed = [n for g in ("data", "rule", "training", "uploads") for n in known[g]]
         owners = [m for m, one in algorithms.items() if name in one.hyperparameters()]
         if name not in allowed and owners:
             raise pfl.InputError(
