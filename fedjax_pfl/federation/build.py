@@ -97,6 +97,7 @@ def federate(
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(members),
+        notes=(*threat.notes(ids), *groups[CompressionOptions].notes()),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

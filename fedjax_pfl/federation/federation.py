@@ -67,6 +67,7 @@ class Federation:
       privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
+      notes: sentences on attacks, robust rules and compression for tables.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 
@@ -84,6 +85,7 @@ class Federation:
     privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
+    notes: tuple[str, ...] = static(default=())
     client_names: tuple[tuple[int, str], ...] = static(default=())
 
     def __repr__(self) -> str:

@@ -146,6 +146,17 @@ class ThreatOptions(Group):
 
         return (Metric("attack_success", success, LOWER, fraction=True, changes=triggered),)
 
+    def notes(self, ids: np.ndarray) -> list[str]:
+        """Return sentences on the attack and the rule for tables."""
+        attackers, notes = self.attackers_of(ids), []
+        if attackers is not None:
+            what = f" ({described(self.attack, self.attack_options)})" * (self.attack != NONE)
+            text = f"{len(attackers)} of {len(ids)} clients are Byzantine{what} and are not scored"
+            notes.append(text)
+        if self.aggregator != NONE:
+            notes.append(f"aggregator {described(self.aggregator, self.aggregator_options)}")
+        return notes
+
     def rule(self, members: int) -> Aggregator | None:
         """Return the robust rule for rounds of so many members, or None.
 
@@ -157,6 +168,11 @@ class ThreatOptions(Group):
         made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
         made.validate(members)
         return on_device(made)
+
+
+def described(name: str, options: Mapping[str, Any] | None) -> str:
+    """Return a name with its options, such as "krum, f=2"."""
+    return ", ".join([name, *(f"{key}={value}" for key, value in (options or {}).items())])
 
 
 def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
-from fedjax_pfl.federation.threat_options import ThreatOptions, made_with, on_device
+from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
 from fedjax_pfl.uploads.accounting import Release, noise_for
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (
@@ -121,6 +121,17 @@ class CompressionOptions(Group):
     secure_bits: int | None = option(
         None, "bits of the numbers that secure aggregation adds up, such as 32", low=1
     )
+
+    def notes(self) -> list[str]:
+        """Return sentences on compression and secure aggregation for tables."""
+        notes = []
+        if self.compress != NONE:
+            feedback = f", error feedback {self.error_feedback}" * (self.error_feedback != NONE)
+            how = described(self.compress, self.compress_options)
+            notes.append(f"uploads compressed by {how}{feedback}")
+        if self.secure_bits is not None:
+            notes.append(f"secure aggregation in numbers of {self.secure_bits} bits")
+        return notes
 
     def compressor(self) -> Compressor | None:
         """The compressor of updates.
