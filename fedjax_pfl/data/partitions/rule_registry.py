@@ -85,7 +85,7 @@ def register_rule(
       test_split: the meaning of "auto" if an official test split exists.
       test_fraction: the rule's default of that option.
       needs_classes: whether it deals by class, so that data sets without classes are refused.
-      natural: whether clients are given by the data, so that `num_clients` may be None for all of them.
+      natural: whether the data define clients; `num_clients` may then be None, for all of them.
       sees_inputs: whether `samples.inputs` contains the samples; None otherwise.
 
     Raises:
