@@ -10,6 +10,7 @@ from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
 from ..cli.provenance import made_with
+from ..outputs import looks
 from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.
@@ -197,6 +198,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if hidden:
         chosen = [f"{name} ({run.data_name})" for name, run in zip(chosen, runs, strict=True)]
     return [renamed(name) for name in chosen]
+
+
+def with_styles(runs: Sequence[Run]) -> list[tuple[Run, str, int]]:
+    """Each run with its label and the style of its algorithm's line."""
+    styles = looks.numbers([run.algorithm for run in runs])
+    return list(zip(runs, labels(runs), styles, strict=True))
 
 
 _LABELS: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)

@@ -15,7 +15,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
-from .pictures import picture
+from .pictures import number, picture
 
 
 @dataclass(frozen=True)
@@ -121,26 +121,19 @@ def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
         settings = [one for one in outcomes if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
-            numbers = [_number(one.setting[name]) for one in settings]
-            tried = {number for number in numbers if number is not None}
+            numbers = [number(one.setting[name]) for one in settings]
+            tried = {one for one in numbers if one is not None}
             if None in numbers or len(tried) < 2:
                 continue
             edges = {min(tried): "smallest", max(tried): "largest"}
             best_value = float(value)
-            is_best = {_number(one.setting[name]) for one in equals} == {best_value}
+            is_best = {number(one.setting[name]) for one in equals} == {best_value}
             if is_best and best_value in edges:
                 notes.append(
                     f"{chosen.algorithm}: its best {name}, {value}, is the "
                     f"{edges[best_value]} that was tried. Values beyond it may be better."
                 )
     return notes
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:

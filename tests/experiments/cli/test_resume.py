@@ -16,9 +16,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, identity, run_folder
+from experiments.cli import algorithm_folders, build, identity, run_folder
 from experiments.cli import console as shown
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 from experiments.outputs import live, run_files
 from fedjax_pfl.results.model_files import load_models
 
@@ -54,7 +54,7 @@ def assert_same(folder, whole):
                     np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
         summaries = [json.loads((f / name / "summary.json").read_text()) for f in (folder, whole)]
         assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
-    assert not (folder / run_folder.CHECKPOINTS).exists()
+    assert not (folder / algorithm_folders.CHECKPOINTS).exists()
 
 
 class Killer:
@@ -185,14 +185,14 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     folder = tmp_path / "out"
     words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
     assert call(*words, "--rounds=4") == 0
-    assert (folder / run_folder.CHECKPOINTS / "feddwa").exists() is kept
+    assert (folder / algorithm_folders.CHECKPOINTS / "feddwa").exists() is kept
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
     text = capsys.readouterr().out
     first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", text))
     assert first >= (4 if kept else 1)
-    shutil.rmtree(folder / run_folder.CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(folder / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
         ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
         for key in theirs.scores:
@@ -200,7 +200,7 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
         models = [load_models(place / name / "models.npz") for place in (folder, whole)]
         leaves = zip(*map(jax.tree.leaves, models), strict=True)
         assert all(np.array_equal(a, b) for a, b in leaves)
-    earlier = folder / run_folder.EARLIER / "rounds_4"
+    earlier = folder / algorithm_folders.EARLIER / "rounds_4"
     assert (earlier / "feddwa" / "result.json").read_bytes() == before
     assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
     assert {run.folder.parent for run in find([str(folder)])} == {folder}
