@@ -26,11 +26,11 @@ from pathlib import Path
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, paper_tables, planning
-from experiments.reproduction.entries import NEAR, NO_NUMBER
+from experiments.reproduction.cells import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
-from experiments.reproduction.kept import KEPT, as_text, page_of
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
+from experiments.reproduction.saved_cells import KEPT, as_text, page_of
 from fedjax_pfl.results.table import Table
 
 INDEX, COSTS = "README.md", "costs.csv"

@@ -7,14 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.cli import console as shown
-from experiments.reproduction import entries, planning, report, verdicts
+from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
-from experiments.reproduction.report import places
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
 
@@ -149,17 +149,23 @@ def test_what_the_numbers_do_not_say(finished):
     assert note in (finished / "table.md").read_text()
     assert (finished / "table.png").stat().st_size > 1000
     line = reproduce_tables.Line("A", "local", (90.0,))
-    own = entries.Entry(line, 90.0, 99.0, np.array([40.0, 60.0]), "", (0, 1), ("x",))
-    other = replace(own, line=replace(line, title="B"), clients=(0,), remarks=())
-    assert report.footnotes([own, other])[:2] == [
+    own = {"line": line, "paper": 90.0, "paper_std": 99.0, "scores": np.array([40.0, 60.0]),
+           "state": cells.MEASURED, "clients": (0, 1), "remarks": ("x",)}  # fmt: skip
+    other = own | {"line": replace(line, title="B"), "clients": (0,), "remarks": ()}
+    section = cells.Section(reproduce_tables.Column("c", "C", "p"))
+    table = reproduce_tables.load("plga/2")
+
+    def compared(*made):
+        return cells.compared(list(made), table, "full", section)
+
+    assert report.footnotes(section, compared(own, other))[:2] == [
         "A: x.",
         "Ours are means over different clients, which do not compare: "
         "A: clients 0, 1; B: client 0.",
     ]
-    section = entries.Section(reproduce_tables.Column("c", "C", "p"))
-    _, row = report.column_table(section, [own], verdicts.Verdict(None, 0)).cells
+    _, row = report.column_table(section, compared(own)).cells
     assert row[1:4] == ["90.00 ± 99.00", "50.00 ± 127.06*", "-40.00 ± 127.06*"]
-    assert report.footnotes([replace(own, scores=None)]) == []
+    assert report.footnotes(section, compared(own | {"scores": None})) == []
 
 
 def test_what_is_missing_is_said(finished):
@@ -291,7 +297,7 @@ def test_without_a_table(capsys):
 
 
 def test_places():
-    assert places([1.0, None, 3.0, 3.0]) == [3, None, 1, 1]
+    assert report.places(pd.Series([1.0, None, 3.0, 3.0])) == ["3", "-", "1", "1"]
 
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):
@@ -300,10 +306,8 @@ def test_scores_of_one_client_and_of_the_server(tmp_path):
 
     write_run(tmp_path / "r" / "fedavg", "fedavg", [[[0.2, 0.8]], [[0.4, 0.7]]], [0, 1])
     table = reproduce_tables.load("plga/2")
-    column = reproduce_tables.Column("a", "a", "digits_quick")
     line, folder = table.row[0], tmp_path / "r" / "fedavg"
-    numbers, _ = entries.measured(table, column, line, folder)
-    np.testing.assert_allclose(numbers, [50, 55], rtol=1e-6)
-    column = reproduce_tables.Column("a", "a", "digits_quick", average="samples")
-    numbers, _ = entries.measured(table, column, line, folder)
-    np.testing.assert_allclose(numbers, [60, 60], rtol=1e-6)
+    for average, scores in ((None, [50, 55]), ("samples", [60, 60])):
+        column = reproduce_tables.Column("a", "a", "digits_quick", average=average)
+        measured = cells.measured(table, column, line, folder)["scores"]
+        np.testing.assert_allclose(measured, scores, rtol=1e-6)
