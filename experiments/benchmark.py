@@ -30,7 +30,7 @@ from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
 from .cli.parsing import FlagValues, Group, new_path, parse_words
-from .outputs.run_files import aside
+from .outputs.run_files import atomic_write
 
 USAGE = f"""\
 Measures speed.

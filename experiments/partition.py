@@ -23,7 +23,7 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
 

@@ -15,7 +15,7 @@ from experiments.figures import drawing
 from experiments.figures.loading import find
 from experiments.figures.matrices import square_clients
 from experiments.figures.runs import Run
-from experiments.outputs.run_files import aside
+from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 
 MIXED = "feddwa"

@@ -35,11 +35,11 @@ def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any)
     """
     for option in pfl.options.declared(declared_in).values():
         name = prefix + option.name
-        default, meaning = defaults.get(option.name, option.default), option.said()
+        default, meaning = defaults.get(option.name, option.default), option.text()
         if name in SPELLED:
             SPELLED[name](group)
         elif name in CHOICES:
-            group.text(name, default, option.said(CHOICES[name]))
+            group.text(name, default, option.text(CHOICES[name]))
         elif option.kind is bool:
             group.switch(name, default, meaning)
         elif option.kind is int:

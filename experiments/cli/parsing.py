@@ -11,8 +11,8 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import output_exists
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
-from fedjax_pfl.data.whole_files import there
 from fedjax_pfl.utils import name_matching
 from fedjax_pfl.utils.conversions import LIMIT, convert
 from fedjax_pfl.utils.errors import cut, refused, shown
@@ -281,7 +281,7 @@ def new_path(
     path = as_path(f"--{flag}", text)
     if endings and path.suffix.lower() not in endings:
         raise pfl.InputError(f"--{flag} must end in {' or '.join(endings)}, got {shown(text)}.")
-    if there(flag, path) and remedy is not None:
+    if output_exists(flag, path) and remedy is not None:
         raise pfl.InputError(f"{path} exists already{remedy}.")
     return path
 

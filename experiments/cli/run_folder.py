@@ -18,7 +18,6 @@ from typing import Any
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import output_exists, read_json, require_version, writing
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.data.whole_files import read_json, require_version, there, writing
 
 from ..outputs import run_files, tracking
 from . import identity, provenance

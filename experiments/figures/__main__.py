@@ -15,7 +15,7 @@ import absl.flags
 from matplotlib.colors import is_color_like
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.whole_files import writing
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, require_name
 

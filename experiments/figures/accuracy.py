@@ -122,7 +122,7 @@ def of_models(
     measure = runs[0].measure
     drawing.by_round(measure.axis)
     drawing.legend()
-    what = f"{measure.said[:1].upper()}{measure.said[1:]} on {split} samples"
+    what = f"{measure.label[:1].upper()}{measure.label[1:]} on {split} samples"
     drawing.title(f"{what}{over_seeds(runs)}")
     return drawing
 
@@ -163,7 +163,7 @@ def side_by_side(
     plots.tidy(axes, xlabel=measure.axis)
     axes.grid(axis="y", visible=False)
     drawing.legend("model")
-    what = f"{split} {measure.said}, {SCORES[score]}, mean over clients"
+    what = f"{split} {measure.label}, {SCORES[score]}, mean over clients"
     drawing.title(what + over_seeds(runs, "whiskers"))
     return drawing
 

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 
-from fedjax_pfl.data.whole_files import read_json
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.results.table import Column, Table
 
