@@ -144,17 +144,16 @@ def _count(args: ExperimentConfig, most: int, clients: int) -> int:
     Raises:
       InputError: more than it has, or no number; a mesh of another number.
     """
-    given = args.devices
-    wanted = most if given == "auto" else decimal(given)
+    wanted = most if args.devices == "auto" else decimal(args.devices)
     if not wanted or wanted > most:
         raise pfl.InputError(
             f"--devices must be 'auto' or in 1..{most}, the devices of the target, got "
-            f"{shown(given)}."
+            f"{shown(args.devices)}."
         )
     if args.mesh == shares.AUTO:
         return min(wanted, clients)
     asked = shares.parsed(args.mesh)
-    if given != "auto" or asked.devices > most:
+    if args.devices != "auto" or asked.devices > most:
         shares.check(asked, wanted, f"{wanted} of the target's are to be used")
     return asked.devices
 

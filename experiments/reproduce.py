@@ -28,7 +28,7 @@ from .reproduction.cells import Section
 from .reproduction.paper_tables import READINGS, SCALES
 from .reproduction.planning import (
     Cell,
-    Command,
+    Request,
     default_folder,
     digest,
     finished_section,
@@ -77,13 +77,13 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
 class Queue:
     """Several tables at one scale, and the folder of their report."""
 
-    asked: tuple[Command, ...]
+    requests: tuple[Request, ...]
     output: Path
     scale: str
     reading: str | None
 
 
-def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
+def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
     """Checks the request for one table; nothing is read or written yet.
 
     Raises:
@@ -104,10 +104,10 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
             f"without it{f'; it has {others}' if others else ''}."
         )
     output = default_folder(table, chosen.scale, args, chosen.reading)
-    return _command(chosen, more, table, args, output)
+    return _request(chosen, more, table, args, output)
 
 
-def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
+def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """Checks the request for several tables; tables without the reading are as they are.
 
     Raises:
@@ -126,14 +126,14 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
     root = Path("runs") / f"reproduce-{name}"
     root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)
-    asked = [
-        _command(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
+    requests = [
+        _request(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
         for one in tables
     ]
-    asked.sort(
+    requests.sort(
         key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
     )
-    return Queue(tuple(asked), root, chosen.scale, chosen.reading)
+    return Queue(tuple(requests), root, chosen.scale, chosen.reading)
 
 
 def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentConfig:
@@ -153,7 +153,7 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
     return args
 
 
-def _command(chosen, more, table, args, output: Path, own: bool = False) -> Command:
+def _request(chosen, more, table, args, output: Path, own: bool = False) -> Request:
     """A table's request; `own` if the output folder is below a queue's."""
     if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
@@ -161,7 +161,7 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))
     cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
-    return Command(table, chosen.scale, more, output, stand_in, reading, cells)
+    return Request(table, chosen.scale, more, output, stand_in, reading, cells)
 
 
 def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
@@ -184,90 +184,90 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
 
 
 def reproduce(
-    asked: Command, columns: Sequence[str] = (), rows: Sequence[str] = ()
+    request: Request, columns: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> tuple[int, reproduce_report.Report | None, list[Section]]:
     """Makes the runs that are missing and writes the table.
 
     Returns:
       (exit code, the table, its requested sections); no table where a run was interrupted.
     """
-    table = asked.table
+    table = request.table
     with_columns = [c for c in table.column if not columns or c.name in columns]
     rows = rows or [line.name for line in table.row]
-    args = flags.parse(["run", *asked.more])
-    entries, accept = _identity(args, asked, table=table.name), args.accept_changed_code
+    args = flags.parse(["run", *request.more])
+    entries, accept = _identity(args, request, table=table.name), args.accept_changed_code
     # A table with other rounds is another one: results that are set aside are none of its cells.
-    run_folder.check(asked.output, entries, (), accept)
-    planned = [plan(asked, column, rows) for column in with_columns]
+    run_folder.check(request.output, entries, (), accept)
+    planned = [plan(request, column, rows) for column in with_columns]
     shown = [section for section, _ in planned]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
-    files = [asked.output / f"table.{kind}" for kind in ("md", "csv", "json")]
-    done = not todo and asked.kept is None and all(path.exists() for path in files)
+    files = [request.output / f"table.{kind}" for kind in ("md", "csv", "json")]
+    done = not todo and request.saved is None and all(path.exists() for path in files)
     if todo:
-        print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
-    with run_folder.opened(asked.output, entries, (), accept):
-        keep(asked, shown)
+        print(f"{len(todo)} runs to do, kept in {request.output}", flush=True)
+    with run_folder.opened(request.output, entries, (), accept):
+        keep(request, shown)
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(cell.experiment(), quiet=True)
             if code:
                 return code, None, []
-            keep(asked, shown)
-        others = [finished_section(asked, c) for c in table.column if c not in with_columns]
+            keep(request, shown)
+        others = [finished_section(request, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(
-            table, asked.scale, asked.more, tuple(sections), asked.reading
+            table, request.scale, request.more, tuple(sections), request.reading
         )
         if not done:
-            reproduce_report.write(asked.output, report)
-            overview.write_table_picture(asked.output, report)
+            reproduce_report.write(request.output, report)
+            overview.write_table_picture(request.output, report)
     return 0, report, shown
 
 
-def _identity(args: ExperimentConfig, asked: Command | Queue, **facts: Any) -> dict[str, Any]:
+def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) -> dict[str, Any]:
     """The identity of a table's folder, or of a queue's."""
-    facts |= {"scale": asked.scale} | ({"reading": asked.reading} if asked.reading else {})
+    facts |= {"scale": request.scale} | ({"reading": request.reading} if request.reading else {})
     return identity.run_identity(args, facts)
 
 
-def keep(asked: Command, sections: Sequence[Section]) -> None:
+def keep(request: Request, sections: Sequence[Section]) -> None:
     """Adds finished cells to the file of --kept, if there is one."""
-    if asked.kept is None:
+    if request.saved is None:
         return
     for section in sections:
-        saved_cells.save(asked.kept, asked.table, asked.scale, asked.reading, section)
+        saved_cells.save(request.saved, request.table, request.scale, request.reading, section)
 
 
-def one_table(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
+def one_table(request: Request, columns: Sequence[str], rows: Sequence[str]) -> int:
     """Makes and prints one table; returns the exit code."""
-    code, report, shown = reproduce(asked, columns, rows)
+    code, report, shown = reproduce(request, columns, rows)
     if report is not None:
         print()
         reproduce_report.show(Console(), report, shown)
-        print(f"\nTable and runs: {asked.output}")
+        print(f"\nTable and runs: {request.output}")
     return code
 
 
-def several(asked: Queue) -> int:
+def several(queue: Queue) -> int:
     """Makes all tables of a queue, and their report anew after each; returns the exit code.
 
-    A table that can't be made is said in the report, and the others go on.
+    The report names a table that can't be made, and the others go on.
     """
-    args = flags.parse(["run", *asked.asked[0].more])
-    tables = sorted(one.table.name for one in asked.asked)
-    entries, accept = _identity(args, asked, tables=tables), args.accept_changed_code
-    run_folder.check(asked.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
-    title = f"The papers' tables again, {asked.scale} scale"
-    if asked.reading:
-        without = [one.table.name for one in asked.asked if one.reading is None]
-        title += f", as the {asked.reading} has it"
+    args = flags.parse(["run", *queue.requests[0].more])
+    tables = sorted(one.table.name for one in queue.requests)
+    entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
+    run_folder.check(queue.output, entries, (), accept)
+    parts = {one.table.name: overview.Part.waiting(one) for one in queue.requests}
+    title = f"The papers' tables again, {queue.scale} scale"
+    if queue.reading:
+        without = [one.table.name for one in queue.requests if one.reading is None]
+        title += f", as the {queue.reading} has it"
         title += f" (no such reading: {', '.join(without)})" if without else ""
-    with run_folder.opened(asked.output, entries, (), accept):
-        for number, one in enumerate(asked.asked, start=1):
+    with run_folder.opened(queue.output, entries, (), accept):
+        for number, one in enumerate(queue.requests, start=1):
             name = one.table.name
             print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
             try:
@@ -278,10 +278,10 @@ def several(asked: Queue) -> int:
                 code, report = 0, None
             if report is not None:
                 parts[name] = overview.Part.made(one, report)
-            overview.write(asked.output, title, list(parts.values()))
+            overview.write(queue.output, title, list(parts.values()))
             if code:
                 return code
-    print(f"\nReport, tables and runs: {asked.output}")
+    print(f"\nReport, tables and runs: {queue.output}")
     return 2 if any(part.state.startswith("not made") for part in parts.values()) else 0
 
 
@@ -310,7 +310,7 @@ def main(argv: list[str]) -> int:
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
     elif args["all"].value or len(args.table) > 1:
-        return several(queue(args, more))
+        return several(queue_of(args, more))
     else:
-        return one_table(command(args, more), args.columns, args.rows)
+        return one_table(request_of(args, more), args.columns, args.rows)
     return 0

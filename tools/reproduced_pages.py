@@ -128,7 +128,7 @@ def count(docs: Path) -> None:
     """Count the costs of all tables."""
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in paper_tables.names():
-        asked = planning.Command(paper_tables.load(name), "full", (), Path("none"))
+        asked = planning.Request(paper_tables.load(name), "full", (), Path("none"))
         cost = full_cost.of_table(asked, ())
         numbers = (cost.gflop / 1e6, *cost.hours)
         lines.append(",".join([name, str(cost.runs), *(f"{x:.4g}" for x in numbers)]))
@@ -185,7 +185,7 @@ def superseded(docs: Path) -> list[str]:
         if not old:
             continue
         table = paper_tables.load(facts["table"])
-        asked = planning.Command(table, facts["scale"], (), Path("none"), {}, facts["reading"])
+        asked = planning.Request(table, facts["scale"], (), Path("none"), {}, facts["reading"])
         runs: dict[Path, tuple[str, float | None]] = {}
         for column in table.column:
             for cell in asked.cells(column):

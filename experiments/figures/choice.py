@@ -48,11 +48,11 @@ def choice_of(values: absl.flags.FlagValues) -> Choice:
     Raises:
       InputError: --headline beside a flag that it stands for.
     """
-    found = {field.name: value_of(values, field.name) for field in fields(Choice)}
+    options = {field.name: value_of(values, field.name) for field in fields(Choice)}
     if values["headline"].present:
         how = headline_of(value_of(values, "headline"))
         twice = [name for name in ("score", "average") if values[name].present]
         if twice:
             raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
-        found |= {"score": how.score, "average": how.average}
-    return Choice(**found)
+        options |= {"score": how.score, "average": how.average}
+    return Choice(**options)

@@ -180,8 +180,8 @@ def pivoted(
                     "another run is, too: leave one of them out."
                 )
             cell[seed] = value
-        said = remarks.setdefault(renamed(row_of(run)), [])
-        said += [one for one in run.remarks if one not in said]
+        sentences = remarks.setdefault(renamed(row_of(run)), [])
+        sentences += [one for one in run.remarks if one not in sentences]
     rows = list(dict.fromkeys(row for row, _ in cells))
     made = {where: Cell(scores) for where, scores in cells.items()}
     several = [cell for cell in made.values() if len(cell.scores) > 1]

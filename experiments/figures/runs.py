@@ -205,8 +205,8 @@ class Run:
     @cached_property
     def data(self) -> dict[str, Any]:
         """The identity of its data: data set, partition, and number of clients."""
-        described = self.config.get("dataset", {})
-        known = {f"dataset {name}": described[name] for name in described if name != SCALING}
+        dataset = self.config.get("dataset", {})
+        known = {f"dataset {name}": dataset[name] for name in dataset if name != SCALING}
         for name, value in self.summary.items():
             if name.startswith(("dataset", "partition_")):
                 known[name] = value

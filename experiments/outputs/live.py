@@ -1,7 +1,7 @@
 """Measurements that grow while a run goes on: OUTPUT/running/ALGORITHM/metrics.csv, and trackers.
 
 The lines are those of the `metrics.csv` that a finished algorithm's folder has, chunk by chunk. The
-file is gone when that folder is whole.
+file is removed once that folder is complete.
 """
 
 import csv

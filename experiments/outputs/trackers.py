@@ -64,7 +64,7 @@ class Opened(Protocol):
         """Takes rows, ascending by round; all of them or, with an exception, none."""
         ...
 
-    def close(self, whole: bool) -> None: ...
+    def close(self, complete: bool) -> None: ...
 
 
 class Tracker(NamedTuple):
@@ -139,7 +139,7 @@ class EventFile:
             for number, metric, value in rows:
                 self.writer.add_scalar(metric, value, number)
 
-    def close(self, whole: bool) -> None:
+    def close(self, complete: bool) -> None:
         with writing(self.folder):
             self.writer.close()
 
@@ -177,8 +177,8 @@ class WandbRun:
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             self.run.log({"round": number, **{metric: value for _, metric, value in group}})
 
-    def close(self, whole: bool) -> None:
-        self.run.finish(exit_code=0 if whole else 1)
+    def close(self, complete: bool) -> None:
+        self.run.finish(exit_code=0 if complete else 1)
 
 
 class MLflowRun:
@@ -203,5 +203,5 @@ class MLflowRun:
         metrics = [self.metric(name, value, now, number) for number, name, value in rows]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def close(self, whole: bool) -> None:
-        self.client.set_terminated(self.id, status="FINISHED" if whole else "KILLED")
+    def close(self, complete: bool) -> None:
+        self.client.set_terminated(self.id, status="FINISHED" if complete else "KILLED")

@@ -96,13 +96,13 @@ class Tracking:
         return result
 
     def _entry(self, key: str, stream: Stream) -> dict[str, Any]:
-        kept = self.record.setdefault(key, {})
-        return kept.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
+        streams = self.record.setdefault(key, {})
+        return streams.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
 
     def _done(self, key: str) -> bool:
-        kept = self.record.get(key, {})
+        sent = self.record.get(key, {})
         every = [stream.key for streams in self._streams() for stream in streams]
-        return all(kept.get(name, {}).get("whole", False) for name in every)
+        return all(sent.get(name, {}).get("whole", False) for name in every)
 
     def _open(self, key: str, tracker: Tracker) -> None:
         for stream in (stream for streams in self._streams() for stream in streams):

@@ -16,7 +16,7 @@ from ..cli.config import ExperimentConfig
 from ..figures.loading import read
 from . import datasets
 from .cells import Section
-from .planning import Cell, Command
+from .planning import Cell, Request
 
 
 class Machine(NamedTuple):
@@ -64,12 +64,12 @@ class Cost:
         return tuple(self.gflop / machine.rate / 3600 for machine in MACHINES)
 
 
-def of_table(asked: Command, sections: Sequence[Section]) -> Cost:
+def of_table(request: Request, sections: Sequence[Section]) -> Cost:
     """The cost of all runs of the table at full scale, with its finished runs' kinds of steps."""
-    full = Command(asked.table, "full", (), asked.output, {}, asked.reading)
+    full = Request(request.table, "full", (), request.output, {}, request.reading)
     folders = {one.column.name: one.folders for one in sections}
     cells: dict[Path, tuple[str, Cell]] = {}  # rows may share a run
-    for column in asked.table.column:
+    for column in request.table.column:
         for cell in full.cells(column):
             cells.setdefault(cell.folder, (column.name, cell))
     gflop, measured, unknown = 0.0, 0, 0

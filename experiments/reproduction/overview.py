@@ -20,7 +20,7 @@ from ..outputs.run_files import write_json, write_picture, write_text
 from . import report as one_report
 from .cells import NEAR, NO_NUMBER, verdict_of_table
 from .full_cost import MACHINES, RATES, Cost, of_table
-from .planning import Command
+from .planning import Request
 from .report import Report
 
 PICTURE = "table.png"
@@ -52,32 +52,32 @@ class Part:
     cost: Cost | None = None
 
     @classmethod
-    def waiting(cls, asked: Command) -> "Part":
+    def waiting(cls, request: Request) -> "Part":
         """One that has not been made yet."""
-        return cls(asked.table.name, asked.table.caption, None, "not made yet")
+        return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
-    def made(cls, asked: Command, report: Report) -> "Part":
+    def made(cls, request: Request, report: Report) -> "Part":
         """One whose runs are finished, those without data aside."""
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
         state = f"{measured} of {count} cells"
-        cost = saved_cost(asked, report, measured)
-        return cls(asked.table.name, asked.table.caption, report, state, cost)
+        cost = saved_cost(request, report, measured)
+        return cls(request.table.name, request.table.caption, report, state, cost)
 
     @property
     def file(self) -> str:
         return self.name.replace("/", "-")
 
 
-def saved_cost(asked: Command, report: Report, measured: int) -> Cost:
+def saved_cost(request: Request, report: Report, measured: int) -> Cost:
     """The cost at full scale, from the table's folder if as many cells were measured then."""
-    path = asked.output / "full_cost.json"
+    path = request.output / "full_cost.json"
     if path.exists():
         saved = read_json(path)
         if saved.pop("measured_cells", None) == measured:
             return Cost(**saved)
-    cost = of_table(asked, report.sections)
+    cost = of_table(request, report.sections)
     write_json(path, {"measured_cells": measured, **asdict(cost)})
     return cost
 

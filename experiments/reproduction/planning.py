@@ -99,8 +99,8 @@ def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Da
 
 
 @dataclass(frozen=True)
-class Command:
-    """The request.
+class Request:
+    """A table to make.
 
     Attributes:
       table: what to run.
@@ -110,7 +110,7 @@ class Command:
       stand_in: what to use for a missing data set: by its name, or under "" for columns that say
         that another one makes sense.
       reading: one of `tables.READINGS`, or None for the presets as they are.
-      kept: folder of saved cells, see `saved_cells`, or None.
+      saved: folder of saved cells, see `saved_cells`, or None.
     """
 
     table: PaperTable
@@ -119,7 +119,7 @@ class Command:
     output: Path
     stand_in: Mapping[str, str] = field(default_factory=dict)
     reading: str | None = None
-    kept: Path | None = None
+    saved: Path | None = None
 
     def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
         """The runs of a column, on another data set if one is named: its rows that have one."""
@@ -188,7 +188,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
-def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
+def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
     """(the table's section of a column, its missing runs).
 
     Raises:
@@ -200,14 +200,14 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
         asked_for = (cell for cell in cells if cell.line.name in rows)
         return [c for c in asked_for if c.line.name not in section.saved and not c.finished()]
 
-    complete = asked.scale == "full"
-    section, cells = own(asked, column)
+    complete = request.scale == "full"
+    section, cells = own(request, column)
     todo = missing(cells)
     problem, note = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
-        for instead in asked.substitutes(column, todo[0].args().dataset)[:1]:
-            section, cells = other(asked, column, instead)
+        for instead in request.substitutes(column, todo[0].args().dataset)[:1]:
+            section, cells = other(request, column, instead)
             todo = missing(cells)
             absent, _ = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
             if absent:
@@ -218,32 +218,32 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     return section, todo
 
 
-def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     """A column on its own data set, or on the one that the command names in its place."""
-    cells = list(asked.cells(column))
-    section = _section(asked, column, cells)
+    cells = list(request.cells(column))
+    section = _section(request, column, cells)
     names = {cell.args().dataset for cell in cells[:1]}
-    papers = {cell.args().dataset for cell in islice(replace(asked, more=()).cells(column), 1)}
+    papers = {cell.args().dataset for cell in islice(replace(request, more=()).cells(column), 1)}
     for name in names - papers:
         section = on_other_data(section, name)
     return section, cells
 
 
-def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell]]:
+def other(request: Request, column: Column, name: str) -> tuple[Section, list[Cell]]:
     """A column on the data set that stands in, or on blank samples."""
-    cells = list(asked.cells(column, name))
-    section = _section(asked, column, cells)
+    cells = list(request.cells(column, name))
+    section = _section(request, column, cells)
     if name.startswith(datasets.BLANK):
         return replace(section, note=datasets.NOTE), cells
     return on_other_data(section, name), cells
 
 
-def _section(asked: Command, column: Column, cells: Sequence[Cell]) -> Section:
+def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section:
     """A column with its runs, and with its saved cells if the command has any."""
     section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
-    if asked.kept is None:
+    if request.saved is None:
         return section
-    table = asked.table
+    table = request.table
     score = [table.score, column.average or table.average, table.over, column.quantity]
     score += [column.times]
     runs = {
@@ -251,7 +251,7 @@ def _section(asked: Command, column: Column, cells: Sequence[Cell]) -> Section:
         for cell in cells
     }
     section = replace(section, runs={row: run for row, run in runs.items() if run})
-    facts = saved_cells.load(asked.kept, table, asked.scale, asked.reading)
+    facts = saved_cells.load(request.saved, table, request.scale, request.reading)
     return replace(section, saved=saved_cells.current(facts, section))
 
 
@@ -261,13 +261,13 @@ def on_other_data(section: Section, name: str) -> Section:
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
 
 
-def finished_section(asked: Command, column: Column) -> Section:
+def finished_section(request: Request, column: Column) -> Section:
     """A column that was not requested, with its finished runs."""
-    section, cells = own(asked, column)
+    section, cells = own(request, column)
     if not cells or section.saved or any(cell.finished() for cell in cells):
         return section
-    for word in asked.substitutes(column, cells[0].args().dataset):
-        shown, cells = other(asked, column, word)
+    for word in request.substitutes(column, cells[0].args().dataset):
+        shown, cells = other(request, column, word)
         if shown.saved or any(cell.finished() for cell in cells):
             return shown
     return section

@@ -197,12 +197,12 @@ def write(
     rank_by: str,
     heading: Sequence[str],
     data: Sequence[str],
-    given: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> None:
     """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
     after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
 
-    `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
+    `heading` are sentences on all settings, `data` is that of `footnotes`; `words` are the sweep's
     flags.
     """
     measure = outcomes[0].measure
@@ -217,8 +217,8 @@ def write(
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
     chosen = all_chosen(outcomes)
     run_files.write_text(output / "chosen.flags", chosen)
-    whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
-    run_files.write_text(output / SETTINGS, whole + chosen)
+    settings = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *words))
+    run_files.write_text(output / SETTINGS, settings + chosen)
     names = list(dict.fromkeys(name for one in outcomes for name in one.setting))
     with run_files.atomic_write(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -215,7 +215,7 @@ def test_a_run_is_finished_with_the_rounds_of_the_file(tables, finished, tmp_pat
     for rounds, there in ((2, True), (3, False)):
         changed = replace(table, small=tuple(w.replace("rounds=2", f"rounds={rounds}")
                                              for w in table.small))  # fmt: skip
-        asked = planning.Command(changed, "small", more, finished)
+        asked = planning.Request(changed, "small", more, finished)
         assert [cell.finished() for cell in asked.cells(table.column[0])] == [there] * 3
 
 

@@ -99,7 +99,7 @@ def test_cfl_can_split_at_every_scale(name):
     """And the table says so where the split is another one than at full scale."""
     table = reproduce_tables.load(name)
     for scale in ("small", "medium", "full"):
-        asked = reproduce.command(
+        asked = reproduce.request_of(
             *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
         )
         for cell in (one for one in asked.cells(table.column[0]) if one.line.algorithm == "cfl"):
@@ -166,7 +166,7 @@ def test_every_row_has_its_algorithm(name):
 def test_every_cell_can_be_asked_for(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     lines = [line for line in asked.table.row if line.registered]
     assert lines, "a table without an algorithm is none"
     for column in asked.table.column:
@@ -198,8 +198,8 @@ READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name)
 def test_every_reading_changes_runs_that_exist(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
     words = ["reproduce", f"--table={name}", "--scale=full"]
-    plain = reproduce.command(*reproduce.parse(words))
-    asked = reproduce.command(*reproduce.parse([*words, f"--reading={reading}"]))
+    plain = reproduce.request_of(*reproduce.parse(words))
+    asked = reproduce.request_of(*reproduce.parse([*words, f"--reading={reading}"]))
     assert asked.output != plain.output
     changed = 0
     for column in asked.table.column:
@@ -249,7 +249,7 @@ QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
 )
 def test_every_small_run_can_begin(blank, name, tmp_path, request):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     for column in asked.table.column:
         if request.node.get_closest_marker("slow") or column.name == QUICK[name]:
             for cell in asked.cells(column):
@@ -260,7 +260,7 @@ def test_every_small_run_can_begin(blank, name, tmp_path, request):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     for column in asked.table.column:
         if column.stand_in:
             build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
@@ -275,6 +275,6 @@ def test_the_page_names_every_table_and_its_commands_parse():
     for words in lines:
         own, more = reproduce.parse(words[2:])
         if own["all"].value:
-            assert len(reproduce.queue(own, more).asked) == len(NAMES)
+            assert len(reproduce.queue_of(own, more).requests) == len(NAMES)
         else:
-            assert own.list or [reproduce.command(own, more).table.name] == own.table
+            assert own.list or [reproduce.request_of(own, more).table.name] == own.table

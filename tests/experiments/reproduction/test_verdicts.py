@@ -266,7 +266,7 @@ def test_damaged_tables(folder, before, after, said):
 
 def test_values_of_columns_and_readings(folder):
     """A column's values fill its rows' flags; a reading changes preset, flags and settings."""
-    from experiments.reproduction.planning import Command
+    from experiments.reproduction.planning import Request
 
     more = textwrap.dedent("""
         values = { k = "3" }
@@ -287,7 +287,7 @@ def test_values_of_columns_and_readings(folder):
     assert table.readings() == ["paper", "code"]
 
     def words(scale, reading):
-        asked = Command(table, scale, (), folder, reading=reading)
+        asked = Request(table, scale, (), folder, reading=reading)
         ((cell),) = asked.cells(table.column[0])
         return cell.words
 
