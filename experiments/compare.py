@@ -11,6 +11,7 @@ from typing import Any
 
 import absl.flags
 import numpy as np
+import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.intervals import beyond, interval, interval_note
@@ -310,14 +311,13 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
         )
         if output is not None:
             measure = runs[0].measure
-            seeds = [
+            scores = [
                 (row["label"], seed, score) for row in table.rows
                 for seed, score in row["scores"].items()
             ]  # fmt: skip
+            scores = pd.DataFrame(scores, columns=["label", "seed", measure.name])
             latex = best_in_bold(table, "accuracy", measure).to_latex()
-            write_tables(
-                output, text, table, latex, table, [("label", "seed", measure.name), *seeds]
-            )
+            write_tables(output, text, table, latex, table, scores)
     print("\n\n".join([text, table.to_markdown(), *table.notes]))
     if output is not None:
         print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
