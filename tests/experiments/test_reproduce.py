@@ -1,5 +1,6 @@
 """Papers' tables: the files, a small one from end to end, going on, and what is missing."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -12,11 +13,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
-from experiments.cli import console as shown
 from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
+from tests.experiments.stopped_runs import watching
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
@@ -89,40 +90,23 @@ def rows(folder):
         return {(row["column"], row["row"]): row for row in csv.DictReader(file)}
 
 
-class Killer:
-    """Replaces the progress display: a signal after the first round of the second run."""
-
-    def __init__(self, runs):
-        self.runs = runs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name, rounds, memory=None):
-        self.runs.append(name)
-
-        def show(progress):
-            if len(self.runs) == 2 and progress.round == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
-        return show
-
-
 @pytest.fixture(scope="module")
 def finished(tables, tmp_path_factory):
     """A table that was stopped in its second run, and went on."""
-    folder, patch, runs = tmp_path_factory.mktemp("out") / "it", pytest.MonkeyPatch(), []
-    patch.chdir(ROOT)
-    patch.setattr(shown, "progress_display", lambda _: Killer(runs))
-    words = ("--checkpoint_seconds=0", "--eval_every=1")
-    assert call(tables, folder, *words) == 130
-    assert runs == ["local", "feddwa"] and not (folder / "table.csv").exists()
-    assert call(tables, folder, *words) == 0
-    assert runs == ["local", "feddwa", "feddwa", "feddwa"], "the first was finished already"
-    patch.undo()
+    folder, words = (
+        tmp_path_factory.mktemp("out") / "it",
+        ("--checkpoint_seconds=0", "--eval_every=1"),
+    )
+
+    def kill(name, progress):
+        if len(display.names) == 2 and progress.round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with contextlib.chdir(ROOT), watching(kill) as display:
+        assert call(tables, folder, *words) == 130
+        assert display.names == ["local", "feddwa"] and not (folder / "table.csv").exists()
+        assert call(tables, folder, *words) == 0
+    assert display.names[2:] == ["feddwa", "feddwa"], "the first was finished already"
     return folder
 
 

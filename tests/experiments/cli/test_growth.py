@@ -12,10 +12,9 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import algorithm_folders, identity, run_folder
-from experiments.cli import console as shown
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
-from tests.experiments.cli.test_resume import Killer
+from tests.experiments.stopped_runs import killing
 
 WORDS = [
     "--dataset=digits",
@@ -72,9 +71,7 @@ def grown(tmp_path_factory):
     before = stamps(folder / "fedavg")
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=1", *words) == 0
     assert stamps(folder / "fedavg") == before
-    with pytest.MonkeyPatch.context() as patch:
-        name = "fedavg, seeds 1-2"
-        patch.setattr(shown, "progress_display", lambda _: Killer(name, 1, signal.SIGINT))
+    with killing("fedavg, seeds 1-2", 1, signal.SIGINT):
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
     assert not (folder / "fedavg").exists() and (folder / "local").exists()
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0

@@ -21,11 +21,6 @@ ROOT = Path(__file__).resolve().parents[3]
 NAMES = reproduce_tables.names()
 
 
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [

@@ -41,11 +41,6 @@ TABLES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(exit code, the queue's folder, that of the tables)."""

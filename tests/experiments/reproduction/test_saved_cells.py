@@ -1,7 +1,6 @@
 """Kept cells: equal to the runs they come from, of the same identity only, added one by one."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from experiments import reproduce, run
 from experiments.reproduction import saved_cells
 from experiments.reproduction.paper_tables import PaperTable
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLE = """
 paper = "Mine"
 table = "Table 1"
@@ -42,11 +40,6 @@ title = "FedAvg"
 algorithm = "fedavg"
 paper = [80, 2]
 """
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 class Counted:
