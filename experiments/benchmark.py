@@ -25,12 +25,11 @@ from rich.console import Console
 from rich.table import Table
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists
 
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
-from .cli.parsing import FlagValues, parse_words
+from .cli.parsing import FlagValues, Group, new_path, parse_words
 from .outputs.run_files import atomic_write
 
 USAGE = f"""\
@@ -47,19 +46,19 @@ random.
 def parse(argv: Sequence[str]) -> flags.FlagValues:
     """The flags of a command line (the program's name first)."""
     values = FlagValues()
-    place = {"flag_values": values, "module_name": "benchmark"}
-    flags.DEFINE_list("case", ["a"], "cases to measure, or all", **place)
-    flags.DEFINE_bool("list", False, "list the cases", **place)
-    flags.DEFINE_bool("help", False, "show this", **place)
-    flags.DEFINE_integer("repeats", 5, "turns of every contestant", 1, **place)
-    flags.DEFINE_integer("rounds", 2, "rounds of a turn, whose median counts", 1, **place)
-    flags.DEFINE_bool("quick", False, "tiny workloads, only to see that it runs", **place)
-    flags.DEFINE_bool("torch", True, "measure the PyTorch loop as well", **place)
+    group = Group(values, "benchmark")
+    group.names("case", ["a"], "cases to measure, or all")
+    group.switch("list", False, "list the cases")
+    group.switch("help", False, "show this")
+    group.whole("repeats", 5, "turns of every contestant", 1)
+    group.whole("rounds", 2, "rounds of a turn, whose median counts", 1)
+    group.switch("quick", False, "tiny workloads, only to see that it runs")
+    group.switch("torch", True, "measure the PyTorch loop as well")
     meaning = "strategies of the client axis in cases a, b and g"
-    flags.DEFINE_list("client_execution", ["auto"], meaning, **place)
+    group.names("client_execution", ["auto"], meaning)
     meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
-    flags.DEFINE_string("devices", "auto", meaning, **place)
-    flags.DEFINE_string("output", None, "JSON file to write; must not exist yet", **place)
+    group.text("devices", "auto", meaning)
+    group.text("output", None, "JSON file to write; must not exist yet")
     parse_words(values, argv)
     return values
 
@@ -79,9 +78,7 @@ def main(argv: list[str]) -> int:
     for name in names:
         if name not in CASES:
             raise pfl.core.unknown_name("benchmark case", name, [*CASES, "all"])
-    output = None if args.output is None else Path(args.output)
-    if output is not None and output_exists("output", output):
-        raise pfl.InputError(f"{output} exists already and nothing is ever overwritten.")
+    output = new_path("output", args.output)
     torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
         print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")

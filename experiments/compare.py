@@ -11,10 +11,9 @@ from typing import Any
 
 import absl.flags
 import numpy as np
+import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists
-from fedjax_pfl.data.files import as_path
 from fedjax_pfl.results.intervals import beyond, interval, interval_note
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
@@ -22,12 +21,13 @@ from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY
 
 from .cli import plugins, shell
-from .cli.parsing import FlagValues, parse_words, value_of
+from .cli.parsing import FlagValues, Group, new_path, parse_words, value_of
 from .cli.start import called
 from .figures.choice import Choice, choice_of, define_flags
+from .figures.loading import find
 from .figures.pivots import SPREADS, pivoted
 from .figures.run_table import best_in_bold, run_columns, write_tables
-from .figures.runs import ALGORITHM, Run, find, same_data
+from .figures.runs import ALGORITHM, Run, same_data
 from .figures.scores import SCORES, chosen_clients, curve, one_number, who
 from .figures.selection import (
     REPEATS,
@@ -252,25 +252,24 @@ def _mean(values) -> float | None:
 
 def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     values = FlagValues()
-    place = {"flag_values": values, "module_name": "compare"}
-    text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
-    names("runs", [], "folders of finished runs; must be given", **place)
-    names("algorithms", [], "only these algorithms of them (default: all)", **place)
+    group = Group(values, "compare")
+    group.names("runs", [], "folders of finished runs; must be given")
+    group.names("algorithms", [], "only these algorithms of them (default: all)")
     meaning = "run (or algorithm) to subtract in differences (default: no differences)"
-    text("baseline", None, meaning, **place)
+    group.text("baseline", None, meaning)
     meaning = "accuracy in percent, or value of another metric, to be reached (default: none)"
-    absl.flags.DEFINE_float("target", None, meaning, **place)
-    text("metric", None, "a measure of the runs (default: what their task leads with)", **place)
-    define_flags(place)
+    group.number("target", None, meaning)
+    group.text("metric", None, "a measure of the runs (default: what their task leads with)")
+    define_flags(group)
     meaning = "a setting, such as dataset: algorithms by its values, as papers print it"
-    text("pivot", None, f"{meaning} (default: a row for each run)", **place)
-    text("spread", SPREADS[0], f"of the cells of --pivot: {' or '.join(SPREADS)}", **place)
+    group.text("pivot", None, f"{meaning} (default: a row for each run)")
+    group.text("spread", SPREADS[0], f"of the cells of --pivot: {' or '.join(SPREADS)}")
     meaning = "a file with lines NAME=LABEL for algorithms and columns (default: their names)"
-    text("labels", None, meaning, **place)
+    group.text("labels", None, meaning)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
-    text("output_dir", None, meaning, **place)
-    absl.flags.DEFINE_boolean("help", False, "print this", **place)
-    plugins.define(place)
+    group.text("output_dir", None, meaning)
+    group.switch("help", False, "print this")
+    plugins.define(group)
     parse_words(values, argv)
     return values
 
@@ -284,10 +283,7 @@ def main(argv: list[str]) -> int:
         return 0
     if not args.runs:
         raise InputError("Give the folders of finished runs with --runs=DIR,...")
-    named = args.output_dir is not None
-    output = as_path("--output_dir", args.output_dir) if named else None
-    if output is not None and output_exists("output_dir", output):
-        raise InputError(f"{output} exists already and nothing is ever overwritten.")
+    output = new_path("output_dir", args.output_dir)
     with labelled(read_labels(value_of(args, "labels"))):
         return tabulate(args, output)
 
@@ -315,14 +311,13 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
         )
         if output is not None:
             measure = runs[0].measure
-            seeds = [
+            scores = [
                 (row["label"], seed, score) for row in table.rows
                 for seed, score in row["scores"].items()
             ]  # fmt: skip
+            scores = pd.DataFrame(scores, columns=["label", "seed", measure.name])
             latex = best_in_bold(table, "accuracy", measure).to_latex()
-            write_tables(
-                output, text, table, latex, table, [("label", "seed", measure.name), *seeds]
-            )
+            write_tables(output, text, table, latex, table, scores)
     print("\n\n".join([text, table.to_markdown(), *table.notes]))
     if output is not None:
         print(f"\n{output}/table.md, .csv, .tex, seeds.csv")

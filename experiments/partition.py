@@ -23,15 +23,14 @@ from typing import Any
 import absl.flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists, writing
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
 
 from .cli import flags, shell
 from .cli.config import ExperimentConfig
 from .cli.data_flags import load_dataset, make_partition
-from .cli.parsing import name_and_value
+from .cli.parsing import Group, name_and_value, new_path
 from .cli.start import called
 from .outputs.run_files import atomic_write, write_json, write_picture
 
@@ -51,11 +50,10 @@ that a --preset can be drawn. Options of an importer are --partition_option=NAME
 
 def define(values: absl.flags.FlagValues) -> None:
     """The flags beside those of a run."""
-    place = {"flag_values": values, "module_name": "partition"}
+    group = Group(values, "partition")
     meaning = "SOURCE:PATH of a split of another tool, instead of a rule"
-    absl.flags.DEFINE_string("import_split", None, meaning, **place)
-    meaning = "several values of the rule's alpha to compare"
-    absl.flags.DEFINE_list("alphas", [], meaning, **place)
+    group.text("import_split", None, meaning)
+    group.names("alphas", [], "several values of the rule's alpha to compare")
 
 
 def build(config: ExperimentConfig, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
@@ -110,12 +108,9 @@ def output_folder(args: ExperimentConfig) -> Path:
         if args.partition_file is not None or args.import_split is not None:
             rule = "file"
         return Path("runs") / f"partition-{rule}-{datetime.now():%Y%m%d-%H%M%S}"
-    output = as_path("--output_dir", args.output_dir)
-    if not args.output_dir.strip() or output_exists("output_dir", output):
-        raise pfl.InputError(
-            f"--output_dir must be a new folder, as nothing is ever overwritten, got {output}."
-        )
-    return output
+    if not args.output_dir.strip():
+        raise pfl.InputError("--output_dir must be the name of a folder, got ''.")
+    return new_path("output_dir", args.output_dir) or Path()
 
 
 def write(

@@ -19,8 +19,6 @@ import jax
 from rich.console import Console
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists
-from fedjax_pfl.data.files import as_path
 from fedjax_pfl.execution import shares
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
@@ -31,6 +29,7 @@ from .cli import flags, shell
 from .cli.build import Experiment, load_inputs
 from .cli.build import prepare as prepare_inputs
 from .cli.config import ExperimentConfig
+from .cli.parsing import Group, new_path
 from .cli.start import called
 from .outputs import training_line
 from .planning import plan_table, plans, targets
@@ -52,11 +51,11 @@ ENDINGS = (".json", ".csv")
 
 def define(values: absl.flags.FlagValues) -> None:
     """The flags beside those of a run."""
-    place = {"flag_values": values, "module_name": "plan"}
+    group = Group(values, "plan")
     meaning = "device to compile for: a chip such as v5e or h100, or several such as v5e:2x2"
-    absl.flags.DEFINE_string("target", None, meaning, **place)
+    group.text("target", None, meaning)
     meaning = "file to write, .json (everything) or .csv (the table); must not exist yet"
-    absl.flags.DEFINE_string("output", None, meaning, **place)
+    group.text("output", None, meaning)
 
 
 def parse(argv: Sequence[str]) -> ExperimentConfig:
@@ -145,31 +144,24 @@ def _count(args: ExperimentConfig, most: int, clients: int) -> int:
     Raises:
       InputError: more than it has, or no number; a mesh of another number.
     """
-    given = args.devices
-    wanted = most if given == "auto" else decimal(given)
+    wanted = most if args.devices == "auto" else decimal(args.devices)
     if not wanted or wanted > most:
         raise pfl.InputError(
             f"--devices must be 'auto' or in 1..{most}, the devices of the target, got "
-            f"{shown(given)}."
+            f"{shown(args.devices)}."
         )
     if args.mesh == shares.AUTO:
         return min(wanted, clients)
     asked = shares.parsed(args.mesh)
-    if given != "auto" or asked.devices > most:
+    if args.devices != "auto" or asked.devices > most:
         shares.check(asked, wanted, f"{wanted} of the target's are to be used")
     return asked.devices
 
 
 def _output(text: str | None) -> Path | None:
-    if text is None:
-        return None
-    path = as_path("--output", text)
-    if path.suffix not in ENDINGS:
-        raise pfl.InputError(f"--output must end in {' or '.join(ENDINGS)}, got {shown(text)}.")
-    if not path.parent.is_dir():
+    path = new_path("output", text, ENDINGS)
+    if path is not None and not path.parent.is_dir():
         raise pfl.InputError(f"--output={text}: no folder {path.parent} to write to.")
-    if output_exists("output", path):
-        raise pfl.InputError(f"{path} exists already and nothing is ever overwritten.")
     return path
 
 

@@ -8,25 +8,27 @@ if __name__ == "__main__":  # before anything is loaded
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import absl.flags
 from rich.console import Console
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
+from fedjax_pfl.utils.errors import require_name
 
 from . import run
 from .cli import flags, identity, run_folder, shell
 from .cli.config import ExperimentConfig
-from .cli.parsing import FlagValues, parse_words, value_of
+from .cli.parsing import FlagValues, Group, parse_words, value_of
 from .cli.start import called
-from .reproduction import kept, overview, paper_tables
+from .reproduction import overview, paper_tables, saved_cells
 from .reproduction import report as reproduce_report
-from .reproduction.entries import Section
+from .reproduction.cells import Section
 from .reproduction.paper_tables import READINGS, SCALES
 from .reproduction.planning import (
     Cell,
-    Command,
+    Request,
     default_folder,
     digest,
     finished_section,
@@ -50,29 +52,24 @@ AFTER = f"All other flags are those of {called('run')}; the table notes their ch
 def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     """(own flags, words for `experiments.run`)."""
     values = FlagValues()
-    place = {"flag_values": values, "module_name": "reproduce"}
-    text, names = absl.flags.DEFINE_string, absl.flags.DEFINE_list
-    names("table", [], "PAPER/TABLE, one of --list; of several one report is made", **place)
+    group = Group(values, "reproduce")
+    group.names("table", [], "PAPER/TABLE, one of --list; of several one report is made")
     meaning = "every table, those with the fewest runs first, and one report of all"
-    absl.flags.DEFINE_boolean("all", False, meaning, **place)
+    group.switch("all", False, meaning)
     meaning = "'small' (minutes, not comparable), 'medium' (nearer to it) or 'full' (the paper's)"
-    text("scale", "small", meaning, **place)
+    group.text("scale", "small", meaning)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
-    text("reading", None, meaning, **place)
-    names("columns", [], "only these settings of the table", **place)
-    names("rows", [], "only these rows of it", **place)
+    group.text("reading", None, meaning)
+    group.names("columns", [], "only these settings of the table")
+    group.names("rows", [], "only these rows of it")
     meaning = "data sets to use where a setting's own is missing, such as mnist:fashion_mnist"
-    names("stand_in", [], meaning, **place)
-    text(
-        "tables",
-        str(paper_tables.FOLDER),
-        "folder of the tables (default: those of this package)",
-        **place,
-    )
-    meaning = "folder of kept cells: they are not run again, and finished ones are added"
-    text("kept", None, meaning, **place)
-    absl.flags.DEFINE_boolean("list", False, "print the tables, their settings and rows", **place)
-    absl.flags.DEFINE_boolean("help", False, "print this", short_name="h", **place)
+    group.names("stand_in", [], meaning)
+    meaning = "folder of the tables (default: those of this package)"
+    group.text("tables", str(paper_tables.FOLDER), meaning)
+    meaning = "folder of saved cells: they are not run again, and finished ones are added"
+    group.text("kept", None, meaning)
+    group.switch("list", False, "print the tables, their settings and rows")
+    group.switch("help", False, "print this", short_name="h")
     return values, parse_words(values, argv, positional=None)[0]
 
 
@@ -80,13 +77,13 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
 class Queue:
     """Several tables at one scale, and the folder of their report."""
 
-    asked: tuple[Command, ...]
+    requests: tuple[Request, ...]
     output: Path
     scale: str
     reading: str | None
 
 
-def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
+def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
     """Checks the request for one table; nothing is read or written yet.
 
     Raises:
@@ -95,22 +92,22 @@ def command(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Command:
     args = checked(chosen, more)
     (name,) = value_of(chosen, "table")
     table = paper_tables.load(name, as_path("--tables", chosen.tables))
-    for flag, found in (("columns", table.column), ("rows", table.row)):
+    for flag, parts in (("columns", table.column), ("rows", table.row)):
         for name in value_of(chosen, flag):
-            if name not in {one.name for one in found}:
-                kind = f"name in --{flag} of {table.name}"
-                raise pfl.core.unknown_name(kind, name, [one.name for one in found])
+            kind = f"name in --{flag} of {table.name}"
+            require_name(kind, name, [one.name for one in parts])
     if chosen.reading is not None and chosen.reading not in table.readings(chosen.scale):
         known = f" at --scale={chosen.scale}" if chosen.reading in table.readings() else ""
+        others = ", ".join(table.readings(chosen.scale))
         raise pfl.InputError(
             f"{table.name} has no --reading={chosen.reading}{known}: its settings are the same "
-            f"without it{_there(table, chosen.scale)}."
+            f"without it{f'; it has {others}' if others else ''}."
         )
     output = default_folder(table, chosen.scale, args, chosen.reading)
-    return _command(chosen, more, table, args, output)
+    return _request(chosen, more, table, args, output)
 
 
-def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
+def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """Checks the request for several tables; tables without the reading are as they are.
 
     Raises:
@@ -118,25 +115,25 @@ def queue(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """
     args = checked(chosen, more)
     folder = as_path("--tables", chosen.tables)
-    given = list(dict.fromkeys(value_of(chosen, "table")))
+    tables = list(dict.fromkeys(value_of(chosen, "table")))
     for flag in ("columns", "rows"):
         if value_of(chosen, flag):
             raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
-    if chosen["all"].value and given:
+    if chosen["all"].value and tables:
         raise pfl.InputError("--all is every table: leave --table out.")
-    found = [paper_tables.load(name, folder) for name in given or paper_tables.listed(folder)]
-    name = "all" if chosen["all"].value else f"tables-{digest(sorted(given))}"
+    name = "all" if chosen["all"].value else f"tables-{digest(sorted(tables))}"
+    tables = [paper_tables.load(one, folder) for one in tables or paper_tables.names(folder)]
     name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
     root = Path("runs") / f"reproduce-{name}"
     root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)
-    asked = [
-        _command(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
-        for one in found
+    requests = [
+        _request(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
+        for one in tables
     ]
-    asked.sort(
+    requests.sort(
         key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
     )
-    return Queue(tuple(asked), root, chosen.scale, chosen.reading)
+    return Queue(tuple(requests), root, chosen.scale, chosen.reading)
 
 
 def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentConfig:
@@ -146,10 +143,9 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
         raise pfl.InputError(
             "Say which table with --table=PAPER/TABLE, or --all; --list shows them."
         )
-    if chosen.scale not in SCALES:
-        raise pfl.core.unknown_name("scale", chosen.scale, SCALES)
-    if chosen.reading is not None and chosen.reading not in READINGS:
-        raise pfl.core.unknown_name("reading", chosen.reading, READINGS)
+    require_name("scale", chosen.scale, SCALES)
+    if chosen.reading is not None:
+        require_name("reading", chosen.reading, READINGS)
     stand_ins(value_of(chosen, "stand_in"))
     for name in ("algorithms", "set"):
         if args[name].present:
@@ -157,7 +153,7 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
     return args
 
 
-def _command(chosen, more, table, args, output: Path, own: bool = False) -> Command:
+def _request(chosen, more, table, args, output: Path, own: bool = False) -> Request:
     """A table's request; `own` if the output folder is below a queue's."""
     if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
@@ -165,12 +161,7 @@ def _command(chosen, more, table, args, output: Path, own: bool = False) -> Comm
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))
     cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
-    return Command(table, chosen.scale, more, output, stand_in, reading, cells)
-
-
-def _there(table: paper_tables.PaperTable, scale: str) -> str:
-    found = table.readings(scale)
-    return f"; it has {', '.join(found)}" if found else ""
+    return Request(table, chosen.scale, more, output, stand_in, reading, cells)
 
 
 def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
@@ -185,8 +176,7 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
         if not name:
             raise pfl.InputError(f"--stand_in={word} doesn't say what to use: write MISSING:OTHER.")
         for one in filter(None, (missing, name)):
-            if one not in pfl.data.DATASETS:
-                raise pfl.core.unknown_name("data set", one, pfl.data.DATASETS)
+            require_name("data set", one, pfl.data.DATASETS)
         if missing in result:
             raise pfl.InputError(f"--stand_in names two data sets for {missing or 'all'}.")
         result[missing] = name
@@ -194,87 +184,90 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
 
 
 def reproduce(
-    asked: Command, columns: Sequence[str] = (), rows: Sequence[str] = ()
+    request: Request, columns: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> tuple[int, reproduce_report.Report | None, list[Section]]:
     """Makes the runs that are missing and writes the table.
 
     Returns:
       (exit code, the table, its requested sections); no table where a run was interrupted.
     """
-    table = asked.table
+    table = request.table
     with_columns = [c for c in table.column if not columns or c.name in columns]
     rows = rows or [line.name for line in table.row]
-    facts = {"table": table.name, "scale": asked.scale}
-    facts |= {"reading": asked.reading} if asked.reading else {}
-    args = flags.parse(["run", *asked.more])
-    entries, accept = identity.run_identity(args, facts), args.accept_changed_code
+    args = flags.parse(["run", *request.more])
+    entries, accept = _identity(args, request, table=table.name), args.accept_changed_code
     # A table with other rounds is another one: results that are set aside are none of its cells.
-    run_folder.check(asked.output, entries, (), accept)
-    planned = [plan(asked, column, rows) for column in with_columns]
+    run_folder.check(request.output, entries, (), accept)
+    planned = [plan(request, column, rows) for column in with_columns]
     shown = [section for section, _ in planned]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
         for cell in cells:
             todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
-    files = [asked.output / f"table.{kind}" for kind in ("md", "csv", "json")]
-    done = not todo and asked.kept is None and all(path.exists() for path in files)
+    files = [request.output / f"table.{kind}" for kind in ("md", "csv", "json")]
+    done = not todo and request.saved is None and all(path.exists() for path in files)
     if todo:
-        print(f"{len(todo)} runs to do, kept in {asked.output}", flush=True)
-    with run_folder.opened(asked.output, entries, (), accept):
-        keep(asked, shown)
+        print(f"{len(todo)} runs to do, kept in {request.output}", flush=True)
+    with run_folder.opened(request.output, entries, (), accept):
+        keep(request, shown)
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(cell.experiment(), quiet=True)
             if code:
                 return code, None, []
-            keep(asked, shown)
-        others = [finished_section(asked, c) for c in table.column if c not in with_columns]
+            keep(request, shown)
+        others = [finished_section(request, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(
-            table, asked.scale, asked.more, tuple(sections), asked.reading
+            table, request.scale, request.more, tuple(sections), request.reading
         )
         if not done:
-            reproduce_report.write(asked.output, report)
-            overview.write_picture(asked.output, report)
+            reproduce_report.write(request.output, report)
+            overview.write_table_picture(request.output, report)
     return 0, report, shown
 
 
-def keep(asked: Command, sections: Sequence[Section]) -> None:
+def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) -> dict[str, Any]:
+    """The identity of a table's folder, or of a queue's."""
+    facts |= {"scale": request.scale} | ({"reading": request.reading} if request.reading else {})
+    return identity.run_identity(args, facts)
+
+
+def keep(request: Request, sections: Sequence[Section]) -> None:
     """Adds finished cells to the file of --kept, if there is one."""
-    if asked.kept is None:
+    if request.saved is None:
         return
     for section in sections:
-        kept.keep(asked.kept, asked.table, asked.scale, asked.reading, section)
+        saved_cells.save(request.saved, request.table, request.scale, request.reading, section)
 
 
-def one_table(asked: Command, columns: Sequence[str], rows: Sequence[str]) -> int:
+def one_table(request: Request, columns: Sequence[str], rows: Sequence[str]) -> int:
     """Makes and prints one table; returns the exit code."""
-    code, report, shown = reproduce(asked, columns, rows)
+    code, report, shown = reproduce(request, columns, rows)
     if report is not None:
         print()
         reproduce_report.show(Console(), report, shown)
-        print(f"\nTable and runs: {asked.output}")
+        print(f"\nTable and runs: {request.output}")
     return code
 
 
-def several(asked: Queue) -> int:
+def several(queue: Queue) -> int:
     """Makes all tables of a queue, and their report anew after each; returns the exit code.
 
-    A table that can't be made is said in the report, and the others go on.
+    The report names a table that can't be made, and the others go on.
     """
-    args = flags.parse(["run", *asked.asked[0].more])
-    facts = {"tables": sorted(one.table.name for one in asked.asked), "scale": asked.scale}
-    facts |= {"reading": asked.reading} if asked.reading else {}
-    entries, accept = identity.run_identity(args, facts), args.accept_changed_code
-    run_folder.check(asked.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.waiting(one) for one in asked.asked}
-    title = f"The papers' tables again, {asked.scale} scale"
-    if asked.reading:
-        without = [one.table.name for one in asked.asked if one.reading is None]
-        title += f", as the {asked.reading} has it"
+    args = flags.parse(["run", *queue.requests[0].more])
+    tables = sorted(one.table.name for one in queue.requests)
+    entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
+    run_folder.check(queue.output, entries, (), accept)
+    parts = {one.table.name: overview.Part.waiting(one) for one in queue.requests}
+    title = f"The papers' tables again, {queue.scale} scale"
+    if queue.reading:
+        without = [one.table.name for one in queue.requests if one.reading is None]
+        title += f", as the {queue.reading} has it"
         title += f" (no such reading: {', '.join(without)})" if without else ""
-    with run_folder.opened(asked.output, entries, (), accept):
-        for number, one in enumerate(asked.asked, start=1):
+    with run_folder.opened(queue.output, entries, (), accept):
+        for number, one in enumerate(queue.requests, start=1):
             name = one.table.name
             print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
             try:
@@ -285,24 +278,24 @@ def several(asked: Queue) -> int:
                 code, report = 0, None
             if report is not None:
                 parts[name] = overview.Part.made(one, report)
-            overview.write(asked.output, title, list(parts.values()))
+            overview.write(queue.output, title, list(parts.values()))
             if code:
                 return code
-    print(f"\nReport, tables and runs: {asked.output}")
+    print(f"\nReport, tables and runs: {queue.output}")
     return 2 if any(part.state.startswith("not made") for part in parts.values()) else 0
 
 
 def catalogue(folder: Path) -> str:
     """The text of --list."""
     lines = []
-    for name in paper_tables.listed(folder):
+    for name in paper_tables.names(folder):
         table = paper_tables.load(name, folder)
         here = [line.name for line in table.row if line.registered]
         lines.append(f"{name}: {table.paper}, {table.table}: {table.caption}")
         lines.append(f"  columns  {', '.join(column.name for column in table.column)}")
         lines.append(f"  rows     {', '.join(here)}")
-        there = table.readings()
-        lines += [f"  readings {', '.join(there)}"] if there else []
+        readings = table.readings()
+        lines += [f"  readings {', '.join(readings)}"] if readings else []
         missing = [line.title for line in table.row if not line.registered]
         lines += [f"           not in this version: {', '.join(missing)}"] if missing else []
     return "\n".join(lines)
@@ -317,7 +310,7 @@ def main(argv: list[str]) -> int:
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
     elif args["all"].value or len(args.table) > 1:
-        return several(queue(args, more))
+        return several(queue_of(args, more))
     else:
-        return one_table(command(args, more), args.columns, args.rows)
+        return one_table(request_of(args, more), args.columns, args.rows)
     return 0

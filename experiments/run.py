@@ -22,12 +22,12 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.notes import named
 
+from .cli import algorithm_folders, distributed, flags, new_clients, provenance, run_folder, shell
 from .cli import console as shown
-from .cli import distributed, flags, new_clients, provenance, run_folder, shell
 from .cli.algorithms import own_words, remarked
-from .cli.build import Experiment, Inputs, load_inputs, prepare
+from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
-from .cli.identity import ALGORITHMS, check_alike
+from .cli.identity import check_alike
 from .cli.simulating import Stopped, Stopper, run_algorithm
 from .outputs import clients_table, comparison_table, run_files, tracking, training_line
 
@@ -44,23 +44,17 @@ def main(argv: list[str]) -> int:
         distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
         inputs = processes.agreed(lambda: load_inputs(config))
         check_alike(inputs.identity)
-        output = Path(processes.on_first(lambda: str(check_output(inputs))))
-        if processes.on_first(lambda: is_finished(inputs, output)):
-            if not processes.is_first():
-                return 0
-            print(f"This run is finished. Its results, from {output}:")
+        state = processes.on_first(lambda: run_folder.inspect(config, inputs.identity))
+        folder = Folder(**state)
+        if not folder.finished:
+            return run(processes.agreed(lambda: prepare(inputs, folder)))
+        if processes.is_first():
+            print(f"This run is finished. Its results, from {folder.output}:")
+            output = Path(folder.output)
             results = {name: load(config, name, output) for name in config.instances}
             track(inputs, results, output)
             return report(results, config, output)
-        return run(processes.agreed(lambda: prepare(inputs, output)))
     return 0
-
-
-def check_output(inputs: Inputs) -> Path:
-    """The folder to write to: new, or that of this run or of a smaller one."""
-    output = run_folder.output_folder(inputs.config, inputs.identity)
-    run_folder.check(output, inputs.identity, accept=inputs.config.accept_changed_code)
-    return output
 
 
 def run(experiment: Experiment, quiet: bool = False) -> int:
@@ -76,18 +70,18 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
-    pending = processes.on_first(lambda: unfinished(experiment))
-    parts = processes.on_first(lambda: run_folder.parts_of(output, identity))
+    parts = experiment.folder.parts
     memory = {}  # estimated before a folder is made
-    for name in pending:
-        simulation = experiment.simulation(
-            name, config.seeds[: max(parts)], adapt=config.adaptation
-        )
+    for name in experiment.folder.pending:
+        seeds = config.seeds[: max(parts)]
+        simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
         memory[name] = simulation.estimate_memory(fit=True)
     accept = config.accept_changed_code
     with distributed.held(lambda: run_folder.opened(output, identity, accept=accept)):
         done = processes.on_first(
-            lambda: [name for name in config.instances if run_folder.is_complete(output / name)]
+            lambda: [
+                name for name in config.instances if algorithm_folders.is_complete(output / name)
+            ]
         )
         processes.on_first(
             lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
@@ -107,20 +101,6 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     return 0 if quiet or not processes.is_first() else report(results, config, output)
 
 
-def is_finished(inputs: Inputs, output: Path) -> bool:
-    """Whether the folder has all results of these flags."""
-    verdict = run_folder.check(output, inputs.identity, accept=inputs.config.accept_changed_code)
-    return verdict.way is None and run_folder.finished(output, inputs.config.instances)
-
-
-def unfinished(experiment: Experiment) -> list[str]:
-    """The algorithms to simulate."""
-    config, output = experiment.config, experiment.output
-    way = run_folder.check(output, experiment.identity, accept=config.accept_changed_code).way
-    every = way not in (None, ALGORITHMS)
-    return [n for n in config.instances if every or not run_folder.is_complete(output / n)]
-
-
 def _finish(experiment: Experiment, name: str, results: dict[str, pfl.Result]) -> None:
     """Reads the result of an algorithm whose folder is complete, if need be, and tracks it."""
     if name not in results:
@@ -137,7 +117,7 @@ def _write_comparison(experiment: Experiment, results: dict[str, pfl.Result], fa
     if config.scored_clients is not None:
         title += f", scored on client {', '.join(map(str, config.scored_clients))}"
     if not config.keep_state:
-        shutil.rmtree(output / run_folder.CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     clients_table.write(output, experiment.partition, results)
     line = training_line.describe_training(config, experiment.federation.num_clients)
     # Last: with it the run is finished.
@@ -168,7 +148,7 @@ def _cache_programs(config: ExperimentConfig) -> None:
 
 def load(config: ExperimentConfig, name: str, output: Path) -> pfl.Result:
     """A finished algorithm's result."""
-    result = run_folder.load_result(output / name, name, config.seeds, config.rounds)
+    result = algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
     return remarked(result, {}, provenance.of_other_code(config.import_file, output / name, name))
 
 

@@ -21,11 +21,12 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
+from .cli import algorithm_folders, flags, identity, run_folder, shell
 from .cli import console as shown
-from .cli import flags, identity, run_folder, shell
 from .cli.algorithms import parse_algorithms
-from .cli.build import load_inputs, prepare
+from .cli.build import Folder, load_inputs, prepare
 from .cli.config import ExperimentConfig
+from .cli.parsing import Group
 from .cli.simulating import Stopped, Stopper, simulate
 from .cli.start import called
 from .outputs import tracking, training_line
@@ -71,7 +72,7 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
     cell, config, content = program
     folder = output / "results" / cell.folder
     if folder.exists():
-        result = run_folder.load_result(
+        result = algorithm_folders.load_result(
             folder, cell.algorithm, config.seeds, config.rounds, cell.settings
         )
         facts = identity.run_identity(config, content)
@@ -84,12 +85,12 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
             f"The sweep's inputs have changed since it began: {changed}. Give the same data to "
             "continue it."
         )
-    experiment = prepare(inputs, output, runs=config.num_seeds * len(cell.inside))
+    experiment = prepare(inputs, Folder(str(output)), runs=config.num_seeds * len(cell.inside))
     result, _ = simulate(
         experiment,
         cell.algorithm,
         cell.folder,
-        output / run_folder.CHECKPOINTS / cell.folder,
+        output / algorithm_folders.CHECKPOINTS / cell.folder,
         display.algorithm(cell.folder, config.rounds),
         stop,
         seeds=config.seeds,
@@ -125,14 +126,13 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
 
 def define(values: absl.flags.FlagValues) -> None:
     """The flags beside those of a run."""
-    place = {"flag_values": values, "module_name": "sweep"}
-    meaning = "values of a setting, NAME=VALUE,VALUE"
-    absl.flags.DEFINE_multi_string("grid", [], meaning, **place)
+    group = Group(values, "sweep")
+    group.pairs("grid", "values of a setting, NAME=VALUE,VALUE")
     meaning = (
         "validation accuracy after the last round ('final') or the mean of the last tenth of "
         "rounds ('last_tenth')"
     )
-    absl.flags.DEFINE_string("rank_by", RANKINGS[0], meaning, **place)
+    group.text("rank_by", RANKINGS[0], meaning)
     flags.distributed(values)
 
 
@@ -225,7 +225,7 @@ def sweep(
             return 128 + (stop.signal or signal.SIGINT)
         data = changing_data(entries["grid"])
         write(output, ranked, config.rank_by, heading, data, flags.given_words(config))
-        shutil.rmtree(output / run_folder.CHECKPOINTS, ignore_errors=True)
+        shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
     print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
     return 0

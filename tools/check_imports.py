@@ -1,7 +1,7 @@
 """Check of the imports against the layers of `layers.toml`: `python -m tools.check_imports`.
 
-Reports imports that point upward, imports that `only` or `public` do not allow, and circles; ends
-with 1 if there are any. `--picture` shows rooms, floors and arrows instead.
+Reports imports that point upward, imports that `only` or `public` do not allow, and cycles; ends
+with 1 if there are any. `--summary` shows components, numbers and imports instead.
 """
 
 import ast
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYERS = Path(__file__).with_name("layers.toml")
 
 
-class Arrow(NamedTuple):
+class Import(NamedTuple):
     """One import of one module by another.
 
     Attributes:
@@ -41,7 +41,7 @@ def modules(root: Path, packages: Sequence[str]) -> dict[str, Path]:
     return result
 
 
-def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
+def imports(root: Path, known: Mapping[str, Path]) -> list[Import]:
     """Return imports of known modules by known modules, anywhere in a file.
 
     A name that a package's `__init__` imports from elsewhere counts as an import of the module it
@@ -61,11 +61,15 @@ def arrows(root: Path, known: Mapping[str, Path]) -> list[Arrow]:
         where = path.relative_to(root).as_posix()
         for node, typing in _imports(trees[importer], False):
             for name in _named(node, importer, importer in packages):
-                while room(name)[0] == room(importer)[0] and name in origins and name not in known:
+                while (
+                    component(name)[0] == component(importer)[0]
+                    and name in origins
+                    and name not in known
+                ):
                     name = origins[name]
                 imported = _module(name, known)
                 if imported is not None and imported != importer:
-                    result.append(Arrow(where, node.lineno, importer, imported, typing))
+                    result.append(Import(where, node.lineno, importer, imported, typing))
     return result
 
 
@@ -102,56 +106,56 @@ def _module(name: str, known: Mapping[str, Path]) -> str | None:
     return name or None
 
 
-def room(module: str, floors: Sequence[Sequence[str]] = ()) -> tuple[str, str]:
-    """Return (package, room) of a module; a module outside the rooms is its own room."""
+def component(module: str) -> tuple[str, str]:
+    """Return (package, component) of a module; a top-level module is its own component."""
     package, _, rest = module.partition(".")
     return package, rest.partition(".")[0] or "__init__"
 
 
-def heights(layers: Mapping[str, dict]) -> dict[tuple[str, str], int]:
-    """Return the floor of every room, counted from each package's bottom."""
+def layer_numbers(packages: Mapping[str, dict]) -> dict[tuple[str, str], int]:
+    """Return the layer of every component, counted from the lowest of its package."""
     return {
         (package, name): height
-        for package, given in layers.items()
-        for height, floor in enumerate(reversed(given["floors"]))
-        for name in floor
+        for package, config in packages.items()
+        for height, layer in enumerate(reversed(config["layers"]))
+        for name in layer
     }
 
 
-def complaint(arrow: Arrow, layers: Mapping[str, dict], floors: Mapping) -> str | None:
+def violation(one_import: Import, packages: Mapping[str, dict], numbers: Mapping) -> str | None:
     """Return the error of one import, or None."""
-    source, target = room(arrow.importer), room(arrow.imported)
+    source, target = component(one_import.importer), component(one_import.imported)
     for one in (source, target):
-        if one not in floors:
-            return f"{'.'.join(one)} stands on no floor of {LAYERS.name}"
+        if one not in numbers:
+            return f"{'.'.join(one)} is in no layer of {LAYERS.name}"
     if source == target:
         return None
     if source[0] != target[0]:
-        if target[0] not in layers[source[0]].get("above", ()):
+        if target[0] not in packages[source[0]].get("above", ()):
             return f"{source[0]} may not import {target[0]}"
-        public = layers[source[0]].get("public", {}).get(target[0])
-        name = arrow.imported.partition(".")[2] or "__init__"
+        public = packages[source[0]].get("public", {}).get(target[0])
+        name = one_import.imported.partition(".")[2] or "__init__"
         if public is None or f"{name}.__init__" in public:
             return None
         if any(f"{name}.".startswith(f"{one}.") for one in public):
             return None
         return f"{name} is not among what {source[0]} may use of {target[0]}"
-    if floors[source] <= floors[target]:
-        return f"{source[1]} is no floor above {target[1]}"
-    only = layers[source[0]].get("only", {}).get(source[1])
+    if numbers[source] <= numbers[target]:
+        return f"{source[1]} is not above {target[1]}"
+    only = packages[source[0]].get("only", {}).get(source[1])
     if only is not None and target[1] not in only:
         return f"{source[1]} may import only {', '.join(only)}"
     return None
 
 
-def circles(found: Sequence[Arrow]) -> list[list[str]]:
+def cycles(found: Sequence[Import]) -> list[list[str]]:
     """Return groups of modules that import each other, directly or through others."""
     graph: dict[str, set[str]] = {}
-    for arrow in found:
-        if arrow.typing and room(arrow.importer) == room(arrow.imported):
+    for one_import in found:
+        if one_import.typing and component(one_import.importer) == component(one_import.imported):
             continue
-        graph.setdefault(arrow.importer, set()).add(arrow.imported)
-        graph.setdefault(arrow.imported, set())
+        graph.setdefault(one_import.importer, set()).add(one_import.imported)
+        graph.setdefault(one_import.imported, set())
     reached = {module: _reached(graph, module) for module in graph}
     groups = {
         frozenset({module, *(m for m in reached[module] if module in reached[m])})
@@ -171,53 +175,53 @@ def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
     return seen
 
 
-def complaints(root: Path, layers: Mapping[str, dict]) -> list[str]:
+def violations(root: Path, packages: Mapping[str, dict]) -> list[str]:
     """Return sentences on all errors."""
-    lazy = [pair for given in layers.values() for pair in given.get("lazy", ())]
-    every = arrows(root, modules(root, list(layers)))
-    found = [arrow for arrow in every if [arrow.importer, arrow.imported] not in lazy]
-    floors = heights(layers)
+    lazy = [pair for config in packages.values() for pair in config.get("lazy", ())]
+    every = imports(root, modules(root, list(packages)))
+    found = [one for one in every if [one.importer, one.imported] not in lazy]
+    numbers = layer_numbers(packages)
     messages = [
-        f"{arrow.path}:{arrow.line}: {arrow.importer} imports {arrow.imported}: {wrong}."
-        for arrow in found
-        if (wrong := complaint(arrow, layers, floors)) is not None
+        f"{one.path}:{one.line}: {one.importer} imports {one.imported}: {wrong}."
+        for one in found
+        if (wrong := violation(one, packages, numbers)) is not None
     ]
-    return messages + [f"A circle: {', '.join(group)}." for group in circles(found)]
+    return messages + [f"Cycle: {', '.join(group)}." for group in cycles(found)]
 
 
-def picture(root: Path, layers: Mapping[str, dict]) -> list[str]:
-    """Return text of rooms by floor with their modules and imports, and the totals."""
-    known = modules(root, list(layers))
-    found, floors = arrows(root, known), heights(layers)
-    inside = [a for a in found if room(a.importer)[0] == room(a.imported)[0]]
-    pairs = {(room(a.importer), room(a.imported)) for a in inside}
+def summary(root: Path, packages: Mapping[str, dict]) -> list[str]:
+    """Return lines on components by layer with their numbers of modules and imports."""
+    known = modules(root, list(packages))
+    found, numbers = imports(root, known), layer_numbers(packages)
+    inside = [a for a in found if component(a.importer)[0] == component(a.imported)[0]]
+    pairs = {(component(a.importer), component(a.imported)) for a in inside}
     pairs = {(source, target) for source, target in pairs if source != target}
     lines = []
-    for package, given in layers.items():
+    for package, config in packages.items():
         ours = {pair for pair in pairs if pair[0][0] == package}
-        upward = sum(floors.get(s, -1) <= floors.get(t, 99) for s, t in ours)
-        rooms = {room(module) for module in known if room(module)[0] == package}
-        rounds = [group for group in circles(found) if group[0].startswith(f"{package}.")]
+        upward = sum(numbers.get(s, -1) <= numbers.get(t, 99) for s, t in ours)
+        components = {component(module) for module in known if component(module)[0] == package}
+        loops = [group for group in cycles(found) if group[0].startswith(f"{package}.")]
         lines.append(
-            f"{package}: {len(rooms)} rooms on {len(given['floors'])} floors, {len(ours)} arrows, "
-            f"{upward} upward, {len(rounds)} circles"
+            f"{package}: {len(components)} components in {len(config['layers'])} layers, "
+            f"{len(ours)} imports, {upward} upward, {len(loops)} cycles"
         )
-        for floor in given["floors"]:
-            for name in floor:
-                count = sum(room(module) == (package, name) for module in known)
+        for layer in config["layers"]:
+            for name in layer:
+                count = sum(component(module) == (package, name) for module in known)
                 below = sorted(target[1] for source, target in ours if source[1] == name)
                 lines.append(f"  {name} ({count}): {', '.join(below) or '-'}")
     return lines
 
 
 def main(words: Sequence[str]) -> int:
-    layers = tomllib.loads(LAYERS.read_text(encoding="utf-8"))
-    if list(words) == ["--picture"]:
-        print(*picture(ROOT, layers), sep="\n")
+    packages = tomllib.loads(LAYERS.read_text(encoding="utf-8"))
+    if list(words) == ["--summary"]:
+        print(*summary(ROOT, packages), sep="\n")
         return 0
-    said = complaints(ROOT, layers)
-    print(*said or ["No import points upward, and there is no circle."], sep="\n")
-    return int(bool(said))
+    messages = violations(ROOT, packages)
+    print(*messages or ["No import points upward, and there are no cycles."], sep="\n")
+    return int(bool(messages))
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from matplotlib.colors import Normalize
 
 from experiments.cli import shell
 from experiments.figures import drawing
+from experiments.figures.loading import find
 from experiments.figures.matrices import square_clients
-from experiments.figures.runs import Run, find
+from experiments.figures.runs import Run
 from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.utils.errors import InputError
 

@@ -26,11 +26,11 @@ from pathlib import Path
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import full_cost, paper_tables, planning
-from experiments.reproduction.entries import NEAR, NO_NUMBER
+from experiments.reproduction.cells import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
-from experiments.reproduction.kept import KEPT, as_text, page_of
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
+from experiments.reproduction.saved_cells import KEPT, as_text, page_of
 from fedjax_pfl.results.table import Table
 
 INDEX, COSTS = "README.md", "costs.csv"
@@ -128,7 +128,7 @@ def count(docs: Path) -> None:
     """Count the costs of all tables."""
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in paper_tables.names():
-        asked = planning.Command(paper_tables.load(name), "full", (), Path("none"))
+        asked = planning.Request(paper_tables.load(name), "full", (), Path("none"))
         cost = full_cost.of_table(asked, ())
         numbers = (cost.gflop / 1e6, *cost.hours)
         lines.append(",".join([name, str(cost.runs), *(f"{x:.4g}" for x in numbers)]))
@@ -185,7 +185,7 @@ def superseded(docs: Path) -> list[str]:
         if not old:
             continue
         table = paper_tables.load(facts["table"])
-        asked = planning.Command(table, facts["scale"], (), Path("none"), {}, facts["reading"])
+        asked = planning.Request(table, facts["scale"], (), Path("none"), {}, facts["reading"])
         runs: dict[Path, tuple[str, float | None]] = {}
         for column in table.column:
             for cell in asked.cells(column):

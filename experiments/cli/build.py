@@ -1,9 +1,9 @@
 """From a configuration to its data and federation: nothing is compiled or written here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.execution import processes
@@ -31,12 +31,28 @@ class Inputs:
     identity: dict[str, Any]
 
 
+class Folder(NamedTuple):
+    """The folder of a run as its command found it, see `run_folder.inspect`.
+
+    Attributes:
+      output: its path.
+      pending: the algorithms to simulate.
+      parts: how many seeds are simulated together, see `algorithm_folders.seed_parts`.
+      finished: whether it has all results of the command.
+    """
+
+    output: str = ""
+    pending: Sequence[str] = ()
+    parts: Sequence[int] = ()
+    finished: bool = False
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A run of which everything is checked, and nothing is compiled or written yet.
 
     Attributes:
-      output: the folder to write to.
+      folder: where it is written.
       identity: see `Inputs`.
     """
 
@@ -44,9 +60,14 @@ class Experiment:
     dataset: pfl.Dataset
     partition: pfl.Partition
     identity: dict[str, Any]
-    output: Path
+    folder: Folder
     federation: pfl.Federation
     new_clients: NewClients | None = None
+
+    @property
+    def output(self) -> Path:
+        """The folder to write to."""
+        return Path(self.folder.output)
 
     def federation_of(self, algorithm: str) -> pfl.Federation:
         """The federation of an algorithm: with its own local training, if any."""
@@ -82,14 +103,14 @@ def load_inputs(config: ExperimentConfig, dataset: pfl.Dataset | None = None) ->
 
 def prepare(
     inputs: Inputs,
-    output: Path = Path(),
+    folder: Folder = Folder(),  # noqa: B008 - immutable
     options: Mapping[str, Any] | None = None,
     runs: int | None = None,
 ) -> Experiment:
     """Builds the federation, and checks it for every algorithm.
 
     Args:
-      output: the folder to write to.
+      folder: where the run is written.
       options: of `pfl.federate`, "devices" among them, in place of the flags'; for devices that are
         not this process's.
       runs: how many one program has, seeds times settings; by default the seeds.
@@ -114,7 +135,7 @@ def prepare(
             spread = pfl.engine.distribute(new_clients.federation)
             new_clients = replace(new_clients, federation=spread)
     experiment = Experiment(
-        config, dataset, partition, inputs.identity, output, federation, new_clients
+        config, dataset, partition, inputs.identity, folder, federation, new_clients
     )
     for name in config.instances:
         try:

@@ -2,19 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 from absl import flags
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.summary import FIRST, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
-from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
+from fedjax_pfl.utils.conversions import keyword_defaults
 
 from . import data_flags, plugins
 from .algorithms import canonical_names
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
 from .data_flags import RULE_FLAG
-from .parsing import FlagValues, Number, Whole, last_of_each, parse_words, value_of
+from .parsing import FlagValues, Group, last_of_each, parse_words, value_of
 from .start import called
 
 # Defaults of the library's functions that runs call.
@@ -24,63 +25,33 @@ OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "setting
 OWN_PLACES += ("compilation_cache", "flagfile")
 
 
-class _Group:
-    """Defines flags of one group in one `FlagValues`; a default of None means "not given"."""
+def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
+    """Defines flags for the options of a group that can be given in one word.
 
-    def __init__(self, values: flags.FlagValues, name: str):
-        self.place = {"flag_values": values, "module_name": name}
-
-    def text(self, name: str, default: str | None, meaning: str) -> None:
-        flags.DEFINE_string(name, default, meaning, **self.place)
-
-    def names(self, name: str, default: Sequence[str] | None, meaning: str) -> None:
-        flags.DEFINE_list(name, default, meaning, **self.place)
-
-    def pairs(self, name: str, meaning: str) -> None:
-        flags.DEFINE_multi_string(name, [], meaning, **self.place)
-
-    def whole(
-        self, name: str, default: int | None, meaning: str, low: int, high: int = LIMIT - 1
-    ) -> None:
-        self._number(Whole(name, low, high), default, meaning)
-
-    def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
-        self._number(Number(name, *bounds), default, meaning)
-
-    def _number(self, parser: Whole | Number, default: float | None, meaning: str) -> None:
-        serializer = flags.ArgumentSerializer()
-        flags.DEFINE(parser, parser.name, default, meaning, serializer=serializer, **self.place)
-
-    def switch(self, name: str, default: bool, meaning: str, **options) -> None:
-        flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
-
-    def options(self, declared_in: type, prefix: str = "", **defaults) -> None:
-        """Flags for the options of a group that can be given in one word.
-
-        Args:
-          declared_in: the group.
-          prefix: of the flags' names.
-          **defaults: instead of the library's.
-        """
-        for option in pfl.options.declared(declared_in).values():
-            name = prefix + option.name
-            default, meaning = defaults.get(option.name, option.default), option.text()
-            if name in SPELLED:
-                SPELLED[name](self)
-            elif name in CHOICES:
-                self.text(name, default, option.text(CHOICES[name]))
-            elif option.kind is bool:
-                self.switch(name, default, meaning)
-            elif option.kind is int:
-                self.whole(name, default, meaning, option.low)
-            elif option.kind is float:
-                self.number(name, default, meaning)
-            elif option.kind is str:
-                self.text(name, default, meaning)
+    Args:
+      declared_in: the group.
+      prefix: of the flags' names.
+      **defaults: instead of the library's.
+    """
+    for option in pfl.options.declared(declared_in).values():
+        name = prefix + option.name
+        default, meaning = defaults.get(option.name, option.default), option.text()
+        if name in SPELLED:
+            SPELLED[name](group)
+        elif name in CHOICES:
+            group.text(name, default, option.text(CHOICES[name]))
+        elif option.kind is bool:
+            group.switch(name, default, meaning)
+        elif option.kind is int:
+            group.whole(name, default, meaning, option.low)
+        elif option.kind is float:
+            group.number(name, default, meaning)
+        elif option.kind is str:
+            group.text(name, default, meaning)
 
 
 # Options with another form as flags.
-SPELLED: dict[str, Callable[[_Group], None]] = {
+SPELLED: dict[str, Callable[[Group], None]] = {
     "model_options": lambda group: group.pairs(
         "model_option", "an option of the network, such as hidden=128"
     ),
@@ -128,24 +99,22 @@ SPELLED: dict[str, Callable[[_Group], None]] = {
 }
 
 
-def _comparison(group: _Group) -> None:
+def _comparison(group: Group) -> None:
     group.names(
         "algorithms", ["local", "fedavg", "fedavg_ft", "feddwa"], "algorithms to compare, by name"
     )
-    flags.DEFINE_multi_string(
+    group.pairs(
         "set",
-        [],
         "a hyperparameter, ALGORITHM.NAME=VALUE such as feddwa.top_k=5, or local training of one "
         "algorithm, such as feddwa.learning_rate=0.01",
-        **group.place,
     )
-    plugins.define(group.place)
+    plugins.define(group)
 
 
-def _data(group: _Group) -> None:
+def _data(group: Group) -> None:
     group.text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays")
     group.text("data_dir", None, "folder with the data set's files")
-    group.options(pfl.options.InputOptions)
+    _options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
@@ -158,7 +127,7 @@ def _data(group: _Group) -> None:
     group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
 
 
-def _rule(group: _Group) -> None:
+def _rule(group: Group) -> None:
     group.number("alpha", None, "concentration of Dir(alpha): small means few classes per client")
     group.whole("min_size", None, "fewest samples of a client, before test samples are held out", 1)
     group.whole("max_retries", None, "further draws until every client holds min_size samples", 0)
@@ -180,26 +149,26 @@ def _rule(group: _Group) -> None:
     for rule in sorted(pfl.data.RULES):
         for option in pfl.data.rule_options(rule):
             takers.setdefault(RULE_FLAG.get(option, option), []).append(rule)
-    for name in sorted(set(takers) - set(group.place["flag_values"])):
+    for name in sorted(set(takers) - set(group.values)):
         group.text(name, None, f"option of {', '.join(takers[name])}")
 
 
-def _training(group: _Group) -> None:
+def _training(group: Group) -> None:
     group.text("model", "cnn", "network of every client")
-    group.options(pfl.options.ModelOptions)
-    group.options(pfl.options.SharingOptions)
+    _options(group, pfl.options.ModelOptions)
+    _options(group, pfl.options.SharingOptions)
     group.whole("rounds", 50, "communication rounds", 1)
-    group.options(pfl.options.LocalTraining)
-    group.options(pfl.options.ParticipationOptions)
+    _options(group, pfl.options.LocalTraining)
+    _options(group, pfl.options.ParticipationOptions)
 
 
-def _uploads(group: _Group) -> None:
-    group.options(pfl.options.PrivacyOptions)
-    group.options(pfl.options.ThreatOptions)
-    group.options(pfl.options.CompressionOptions)
+def _uploads(group: Group) -> None:
+    _options(group, pfl.options.PrivacyOptions)
+    _options(group, pfl.options.ThreatOptions)
+    _options(group, pfl.options.CompressionOptions)
 
 
-def _run(group: _Group) -> None:
+def _run(group: Group) -> None:
     group.whole(
         "num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.engine.MAX_RUNS
     )
@@ -218,14 +187,14 @@ def _run(group: _Group) -> None:
         None,
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
-    group.options(pfl.Adaptation, "adapt_", epochs=0, steps=0)
+    _options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
     group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
     group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
-    group.options(pfl.options.ScoringOptions)
-    group.options(pfl.options.ExecutionOptions)
+    _options(group, pfl.options.ScoringOptions)
+    _options(group, pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
@@ -259,10 +228,10 @@ def metric_names() -> str:
 def distributed(values: flags.FlagValues) -> None:
     """The flag of a run in several processes."""
     meaning = "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX of this one"
-    _Group(values, "run").text("distributed", None, meaning)
+    Group(values, "run").text("distributed", None, meaning)
 
 
-def _help(group: _Group) -> None:
+def _help(group: Group) -> None:
     group.switch("list", False, "print the algorithms, data sets, partitions, models, and exit")
     group.switch("help", False, "print this, and exit", short_name="h")
 
@@ -276,7 +245,7 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
     for name, group in zip(
         (*GROUPS, "help"), (_comparison, _data, _rule, _training, _uploads, _run, _help), strict=True
     ):
-        group(_Group(values, name))
+        group(Group(values, name))
     if define_more is not None:
         define_more(values)
     for name in flags.FLAGS:

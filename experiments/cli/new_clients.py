@@ -1,14 +1,13 @@
 """New clients of a run: their flags, scores and table."""
 
 import contextlib
-import csv
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.result_files import damaged
@@ -17,11 +16,12 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 from fedjax_pfl.utils.metric_names import ACCURACY
 
-from ..outputs.run_files import atomic_write, write_text
+from ..outputs.run_files import write_text
 from .config import ExperimentConfig
 
 FILE = "new_clients.csv"
-COLUMNS = ("seed", "client", "part_of_samples", "local_steps")  # and the measure
+AXES = ("seed", "part_of_samples", "local_steps", "client")
+COLUMNS = ["seed", "client", "part_of_samples", "local_steps"]  # and the measure
 
 
 @dataclass(frozen=True)
@@ -68,87 +68,69 @@ def split_new_clients(
     return federation, NewClients(new, tuple(steps), tuple(fractions))
 
 
-def score(
-    new_clients: NewClients,
-    result: pfl.Result,
-    own: Mapping[str, Any],
-) -> list[tuple[int, int, float, int, float]]:
-    """Rows of `COLUMNS` and the task's headline: every seed, client, part of its samples and number
-    of local steps.
+def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -> pd.DataFrame:
+    """The task's headline by `COLUMNS`: every seed, client, part of its samples and number of local
+    steps.
 
     `own` are the algorithm's own options of local training.
     """
     federation = new_clients.federation
     federation = federation.with_training(**own) if own else federation
-    scores = pfl.score_new_clients(
-        result.final, federation, steps=new_clients.steps, fractions=new_clients.fractions
-    )
-    ids: list[int] = np.asarray(new_clients.federation.data.ids).tolist()
-    rows = itertools.product(result.seeds, new_clients.fractions, new_clients.steps, ids)
-    return [
-        (seed, client, part, steps, float(scores[at]))
-        for at, (seed, part, steps, client) in zip(np.ndindex(scores.shape), rows, strict=True)
-        if np.isfinite(scores[at])
-    ]
+    steps, fractions = new_clients.steps, new_clients.fractions
+    scores = pfl.score_new_clients(result.final, federation, steps=steps, fractions=fractions)
+    places = [result.seeds, fractions, steps, np.asarray(federation.data.ids)]
+    index = pd.MultiIndex.from_product(places, names=AXES)
+    name = result.measure().name
+    rows = pd.DataFrame({name: np.asarray(scores, float).ravel()}, index).reset_index()
+    return rows.loc[np.isfinite(rows[name]), [*COLUMNS, name]]
 
 
-def write(folder: Path, rows: Iterable[Sequence], measure: pfl.models.Measure = ACCURACY) -> None:
+def write(folder: Path, rows: pd.DataFrame) -> None:
     """Writes an algorithm's rows."""
-    with atomic_write(folder / FILE) as part, part.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow((*COLUMNS, measure.name))
-        writer.writerows(rows)
+    write_text(folder / FILE, rows.to_csv(index=False, lineterminator="\r\n"))
 
 
-def _rows(path: Path, measure: pfl.models.Measure) -> list[dict[str, str]]:
-    """An algorithm's rows.
+def _rows(path: Path, measure: pfl.models.Measure) -> pd.DataFrame:
+    """An algorithm's rows as they are written.
 
     Raises:
       InputError: they can't be read as what `write` writes.
     """
     try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
-        if tuple(reader.fieldnames or ()) != (*COLUMNS, measure.name):
+        rows = pd.read_csv(path, dtype=str)
+        if list(rows) != [*COLUMNS, measure.name]:
             raise ValueError("its heading is another")
-        for row in rows:
-            numbers = [float(row[column]) for column in (*COLUMNS, measure.name)]
-            if measure.fraction and not 0 <= numbers[-1] <= 1:
-                raise ValueError(f"{numbers[-1]} is no {measure.label}")
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        values = rows.astype(float)
+        scores = values[measure.name]
+        if values.isna().any(axis=None) or (measure.fraction and not scores.between(0, 1).all()):
+            raise ValueError(f"a value is no {measure.label}")
+    except (OSError, ValueError) as error:
         raise damaged(path, f"it can't be read as a table of new clients ({error})") from error
     return rows
 
 
-def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> list[list[str]]:
+def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFrame:
     """The rows of several folders of an algorithm.
 
     Raises:
       InputError: as of `_rows`.
     """
-    return [list(row.values()) for folder in folders for row in _rows(folder / FILE, measure)]
+    return pd.concat([_rows(folder / FILE, measure) for folder in folders])
 
 
 def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> str:
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
-    means: dict[str, dict[tuple[str, str], list[float]]] = {}
-    for name in names:
-        for row in _rows(folder / name / FILE, measure):
-            at = row["part_of_samples"], row["local_steps"]
-            means.setdefault(name, {}).setdefault(at, []).append(float(row[measure.name]))
-    points = list(dict.fromkeys(at for found in means.values() for at in found))
+    rows = pd.concat({name: _rows(folder / name / FILE, measure) for name in names}, names=["name"])
+    rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
+    means = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
+    cells = means.mean().unstack(["part_of_samples", "local_steps"], sort=False)
     heading = [
-        f"{steps} step{'' if steps == '1' else 's'}, {float(part):.0%} of samples"
-        for part, steps in points
+        f"{steps} step{'' if steps == 1 else 's'}, {part:.0%} of samples" for part, steps in cells
     ]
-    body = []
-    for name, found in means.items():
-        cells = [
-            measure.shown(measure.scale * float(np.mean(found[at]))) if at in found else "-"
-            for at in points
-        ]
-        body.append([name, *cells])
+    body = [
+        [name, *("-" if np.isnan(one) else measure.shown(measure.scale * one) for one in means)]
+        for name, *means in cells.itertuples()
+    ]
     table = Table.of_cells(["Algorithm", *heading], body).to_markdown()
     text = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
     write_text(folder / "new_clients.md", f"{text}\n\n{table}\n")

@@ -7,12 +7,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import absl.flags
+from typing import TYPE_CHECKING, NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
+
+if TYPE_CHECKING:
+    from .parsing import Group
 
 COMMANDS = Path(__file__).parents[1]
 EXAMPLES = COMMANDS / "examples"
@@ -41,18 +42,15 @@ class _Loaded(NamedTuple):
 _loaded: dict[str, _Loaded] = {}  # by module
 
 
-def define(place: dict) -> None:
-    """Defines the flags on a user's own files; `place` is where, of `absl.flags`."""
-    absl.flags.DEFINE_multi_string(
+def define(group: "Group") -> None:
+    """Defines the flags on a user's own files."""
+    group.pairs(
         "import_file",
-        [],
         "a Python file of your own that registers algorithms, data sets, partition rules, models, "
         "optimizers or schedules",
-        **place,
     )
     meaning = "allow --import_file and --compilation_cache in flagfiles too: code of their authors "
-    meaning += "then runs here"
-    absl.flags.DEFINE_boolean("trust_flagfiles", False, meaning, **place)
+    group.switch("trust_flagfiles", False, meaning + "then runs here")
 
 
 def examples() -> dict[str, str]:

@@ -30,7 +30,7 @@ INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 
 
-def script(more: str = "", kept: str = "") -> Callable:
+def script(more: str = "", continues: str = "") -> Callable:
     """Decorator of a command's `main(argv)` that prints an error as one line.
 
     `argv` has the program's name first; without it `main` takes the process's own. It returns the
@@ -38,7 +38,7 @@ def script(more: str = "", kept: str = "") -> Callable:
 
     Args:
       more: printed after an error of the system.
-      kept: how the same command continues, where it is interrupted.
+      continues: how the same command continues, where it is interrupted.
     """
 
     def decorate(main: Callable[[list[str]], int]) -> Callable[[Sequence[str] | None], int]:
@@ -52,9 +52,9 @@ def script(more: str = "", kept: str = "") -> Callable:
             except OSError as error:
                 return fault(error, more)
             except KeyboardInterrupt:
-                if not kept:
+                if not continues:
                     raise
-                print(f"Interrupted: the same command continues {kept}.", file=sys.stderr)
+                print(f"Interrupted: the same command continues {continues}.", file=sys.stderr)
                 return INTERRUPTED
 
         return run

@@ -14,7 +14,7 @@ from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.execution import processes
 
 from ..outputs import live, run_files, tracking
-from . import distributed, new_clients, provenance, run_folder
+from . import algorithm_folders, distributed, new_clients, provenance, run_folder
 from .algorithms import remarked
 from .build import Experiment
 
@@ -103,12 +103,11 @@ def simulate(
     algorithm = config.instances[name]
     facts = experiment.identity | algorithm.hyperparameters()
     streams = tracking.Tracking(config, output, place, facts, settings, seeds)
-    growing = live.Live(output, place, streams)
-    look = growing.add if grows else streams.look
+    growing = live.Live(output, place, streams, grows)
 
     def progress(chunk: pfl.Progress) -> None:
         show(chunk)
-        processes.on_first(lambda: look(chunk))
+        processes.on_first(lambda: growing.add(chunk))
 
     saved = pfl.Checkpoints(
         checkpoints, config.checkpoint_seconds, extendable=grows and config.keep_state
@@ -129,7 +128,7 @@ def simulate(
             patience=config.patience,
             **options,
         )
-        processes.on_first(lambda: growing.end(result))
+        processes.on_first(lambda: streams.add(result, last=True))
     if result.stopped == "asked":
         raise Stopped(result.rounds)
     remarks = processes.on_first(lambda: run_folder.remarks(output, name))
@@ -147,7 +146,7 @@ def run_algorithm(
     """Simulates an algorithm of a run, and writes its folder.
 
     Args:
-      counts: how many seeds are simulated together, see `run_folder.seed_parts`.
+      counts: how many seeds are simulated together, see `algorithm_folders.seed_parts`.
       facts: of `provenance.describe`.
 
     Returns:
@@ -161,11 +160,13 @@ def run_algorithm(
         show = display(name, config.rounds)
         return _run_seeds(experiment, name, config.seeds, output / name, facts, show, stop)
     first, rounds = config.seeds[0], config.rounds
-    parts = processes.on_first(lambda: list(run_folder.plan(output, name, counts, first, rounds)))
+    parts = processes.on_first(
+        lambda: list(algorithm_folders.plan(output, name, counts, first, rounds))
+    )
     for seeds, finished in parts:
         if not finished:
             show = display(f"{name}, seeds {seeds[0]}-{seeds[-1]}", rounds)
-            place = run_folder.part_folder(output, name, seeds, rounds)
+            place = algorithm_folders.part_folder(output, name, seeds, rounds)
             _run_seeds(experiment, name, seeds, place, {**facts, "seeds": seeds}, show, stop)
     processes.on_first(lambda: _join(experiment, name, [seeds for seeds, _ in parts], facts))
     return None
@@ -186,7 +187,7 @@ def _run_seeds(
         experiment,
         name,
         name,
-        run_folder.checkpoint_folder(output, name, seeds, config.seeds[0]),
+        algorithm_folders.checkpoint_folder(output, name, seeds, config.seeds[0]),
         show,
         stop,
         seeds=seeds,
@@ -198,7 +199,7 @@ def _run_seeds(
     more = None
     if experiment.new_clients is not None:
         rows = new_clients.score(experiment.new_clients, result, config.training_of[name])
-        more = partial(new_clients.write, rows=rows, measure=result.measure())
+        more = partial(new_clients.write, rows=rows)
     # Without `final`, which frees device memory for the next algorithm.
     result = replace(result, final=None)
     description = provenance.configuration(experiment, result, facts)
@@ -219,13 +220,13 @@ def _join(
 ) -> None:
     """Writes the folder of an algorithm whose parts are finished."""
     config, output = experiment.config, experiment.output
-    folders = {run_folder.part_folder(output, name, s, config.rounds): s for s in parts}
-    result = run_folder.joined(folders, name, config.rounds)
-    models = run_folder.joined_models(folders) if config.save_models else None
+    folders = {algorithm_folders.part_folder(output, name, s, config.rounds): s for s in parts}
+    result = algorithm_folders.joined(folders, name, config.rounds)
+    models = algorithm_folders.joined_models(folders) if config.save_models else None
     more = None
     if experiment.new_clients is not None:
         rows = new_clients.rows_of(folders, result.measure())
-        more = partial(new_clients.write, rows=rows, measure=result.measure())
+        more = partial(new_clients.write, rows=rows)
     description = provenance.configuration(experiment, result, facts)
     run_files.write_algorithm(output / name, result, description, facts["summary"], models, more)
 

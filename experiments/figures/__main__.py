@@ -15,13 +15,12 @@ import absl.flags
 from matplotlib.colors import is_color_like
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists, writing
-from fedjax_pfl.data.files import as_path
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.plots import with_colours
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 
 from ..cli import plugins, shell
-from ..cli.parsing import FlagValues, parse_words, value_of
+from ..cli.parsing import FlagValues, Group, new_path, parse_words
 from ..cli.start import called
 from ..outputs import looks
 from ..outputs.run_files import atomic_write, write_text
@@ -35,8 +34,8 @@ from . import (  # noqa: F401 - their figures are registered on import
     spfl,
     waffle,
 )
-from .drawing import FIGURES, Drawing, Plot
-from .runs import find
+from .drawing import FIGURES, Drawing
+from .loading import find
 from .selection import labelled, read_labels
 
 USAGE = f"""\
@@ -55,36 +54,29 @@ FORMATS = (".png", ".pdf", ".svg")
 def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     """(name of the figure, flag values); every option of any figure is a flag of text."""
     values = FlagValues()
-    place = {"flag_values": values, "module_name": "figures"}
-    absl.flags.DEFINE_list("runs", [], "folders of finished runs", **place)
-    absl.flags.DEFINE_list("algorithms", [], "only these algorithms of them", **place)
+    group = Group(values, "figures")
+    group.names("runs", [], "folders of finished runs")
+    group.names("algorithms", [], "only these algorithms of them")
     meaning = "a measure of the runs, such as macro_f1 (default: what their task leads with)"
-    absl.flags.DEFINE_string("metric", None, meaning, **place)
-    absl.flags.DEFINE_string("output", None, "a new PNG, PDF or SVG file", **place)
-    absl.flags.DEFINE_string("data", None, "a new CSV file for the numbers", **place)
-    absl.flags.DEFINE_string(
-        "data_dir", None, "folder with the data set, if it was moved after the runs", **place
-    )
+    group.text("metric", None, meaning)
+    group.text("output", None, "a new PNG, PDF or SVG file")
+    group.text("data", None, "a new CSV file for the numbers")
+    group.text("data_dir", None, "folder with the data set, if it was moved after the runs")
     meaning = "a title of your own, or 'auto' for what the picture shows (default: none)"
-    absl.flags.DEFINE_string("title", None, meaning, **place)
+    group.text("title", None, meaning)
     meaning = "width and height in inches, such as 3.5x2.5 (default: the figure's)"
-    absl.flags.DEFINE_string("size", None, meaning, **place)
-    meaning = "a file with lines NAME=LABEL for legends (default: names)"
-    absl.flags.DEFINE_string("labels", None, meaning, **place)
-    meaning = "colours of algorithms, such as spfl=#d62728,feddwa=black"
-    absl.flags.DEFINE_list("colors", [], meaning, **place)
-    meaning = "replace files of --output and --data that exist"
-    absl.flags.DEFINE_boolean("overwrite", False, meaning, **place)
-    absl.flags.DEFINE_boolean("list", False, "print all figures and their options", **place)
-    absl.flags.DEFINE_boolean("help", False, "print this", **place)
-    plugins.define(place)
-    place["module_name"] = "options"
+    group.text("size", None, meaning)
+    group.text("labels", None, "a file with lines NAME=LABEL for legends (default: names)")
+    group.names("colors", [], "colours of algorithms, such as spfl=#d62728,feddwa=black")
+    group.switch("overwrite", False, "replace files of --output and --data that exist")
+    group.switch("list", False, "print all figures and their options")
+    group.switch("help", False, "print this")
+    plugins.define(group)
+    group = Group(values, "options")
     known = {name: default for plot in FIGURES.values() for name, default in plot.options.items()}
-    for option, default in known.items():
-        if option not in values:
-            switch = isinstance(default, bool)  # --NAME alone is true
-            define = absl.flags.DEFINE_boolean if switch else absl.flags.DEFINE_string
-            define(option, None, "option of a figure", **place)
+    for option in known.keys() - set(values):
+        define = group.switch if isinstance(known[option], bool) else group.text
+        define(option, None, "option of a figure")
     rest, _ = parse_words(values, argv, positional=len(argv))
     if len(rest) > 1:
         raise InputError(f"Give one figure's name, got {', '.join(map(repr, rest))}.")
@@ -93,9 +85,8 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
 
 def options_given(args: absl.flags.FlagValues) -> dict[str, str]:
     """The figure's options that were given, as text."""
-    given = (f.name for f in args.get_flags_for_module("options") if f.present)
-    values = {name: value_of(args, name) for name in given}
-    return {n: str(v).lower() if isinstance(v, bool) else v for n, v in values.items()}
+    present = [flag for flag in args.get_flags_for_module("options") if flag.present]
+    return {flag.name: _text(flag.value) for flag in present}
 
 
 def catalogue() -> str:
@@ -103,9 +94,7 @@ def catalogue() -> str:
     lines = []
     for name, plot in FIGURES.items():
         options = " ".join(f"{k}={_text(v)}" for k, v in plot.options.items())
-        lines.append(f"{name:26} {plot.shows}")
-        if options:
-            lines.append(f"{'':26}   {options}")
+        lines += [f"{name:26} {plot.shows}", *([f"{'':26}   {options}"] if options else [])]
     return "\n".join(lines)
 
 
@@ -115,26 +104,17 @@ def one_figure(name: str) -> str:
     Raises:
       InputError: there is none of that name.
     """
-    plot = _figure(name)
+    require_name("figure", name, FIGURES)
+    plot = FIGURES[name]
     options = [f"  --{k}={_text(v)}".rstrip() for k, v in plot.options.items()]
     about = inspect.getdoc(plot.draw) or ""
     return "\n".join([f"{name}, {plot.shows}:\n", *options, "", about])
 
 
-def _figure(name: str) -> Plot:
-    if name not in FIGURES:
-        raise unknown_name("figure", name, FIGURES)
-    return FIGURES[name]
-
-
-def _text(default) -> str:
-    return (
-        str(default).lower()
-        if isinstance(default, bool)
-        else ""
-        if default is None
-        else str(default)
-    )
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
@@ -145,7 +125,8 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     """
     if name is None:
         raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
-    plot = _figure(name)
+    require_name("figure", name, FIGURES)
+    plot = FIGURES[name]
     options = pfl.data.parse_options(
         options_given(args), plot.options, f"option of figure {name!r}"
     )
@@ -159,24 +140,6 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
         options["data_dir"] = args.data_dir
     runs = find(args.runs, args.algorithms, args.metric)
     return plot.draw(runs, **(dict(plot.options) | options))
-
-
-def new_file(
-    flag: str, text: str | None, endings: Sequence[str], overwrite: bool = False
-) -> Path | None:
-    """A path to write to, which must not exist unless it may be replaced.
-
-    Raises:
-      InputError: it exists, has another ending, or can't be written.
-    """
-    if text is None:
-        return None
-    path = as_path(f"--{flag}", text)
-    if path.suffix.lower() not in endings:
-        raise InputError(f"--{flag} must end in {', '.join(endings)}, got {text!r}.")
-    if output_exists(flag, path) and not overwrite:
-        raise InputError(f"{path} exists already: choose another, or give --overwrite.")
-    return path
 
 
 def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None) -> str:
@@ -202,8 +165,7 @@ def read_colors(words: Sequence[str]) -> dict[int, str]:
     result = {}
     for word in words:
         name, _, colour = word.partition("=")
-        if name not in pfl.core.ALGORITHMS:
-            raise unknown_name("algorithm of --colors", name, pfl.core.ALGORITHMS)
+        require_name("algorithm of --colors", name, pfl.core.ALGORITHMS)
         if not is_color_like(colour):
             raise InputError(
                 f"--colors takes NAME=COLOUR with a colour such as red or #d62728, got {word!r}."
@@ -254,17 +216,18 @@ def main(argv: list[str]) -> int:
     if args["list"].value:
         print(catalogue())
         return 0
-    output = new_file("output", args.output, FORMATS, args.overwrite)
-    data = new_file("data", args.data, (".csv",), args.overwrite)
+    remedy = None if args.overwrite else ": choose another, or give --overwrite"
+    output = new_path("output", args.output, FORMATS, remedy)
+    data = new_path("data", args.data, (".csv",), remedy)
     if output is None and data is None and name in FIGURES:
         raise InputError("Give a new file for the picture with --output=FILE.png.")
     size = inches(args.size)
     with labelled(read_labels(args.labels)), with_colours(read_colors(args.colors)):
         drawing = draw(name, args)
-    said = finish(drawing, args.title, size)
+    caption = finish(drawing, args.title, size)
     write(drawing, output, data)
-    if said:
-        print(f"caption: {said}", file=sys.stderr)
+    if caption:
+        print(f"caption: {caption}", file=sys.stderr)
     for path in filter(None, (output, data)):
         print(path)
     return 0

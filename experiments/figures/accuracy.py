@@ -5,15 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from fedjax_pfl.results import plots
 from fedjax_pfl.results.intervals import interval
+from fedjax_pfl.utils.errors import require, require_name
 
 from ..outputs import looks
 from ..outputs.run_files import mean_over_clients
-from . import drawing
-from .drawing import Drawing, figure, long_form, of_run
+from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, words_of
 from .runs import Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import labels, setting, shown, with_record, with_scores
+from .selection import labels, setting, shown, with_record, with_scores, with_styles
 
 
 @figure("accuracy/rounds", "accuracy by round, one line for each run")
@@ -37,44 +38,43 @@ def by_round(
       panel: a setting; each of its values gets its own axes.
     """
     runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
+    require_rounds(runs, "accuracy/rounds")
     groups: dict[str, list[Run]] = {}
     for run in runs:
         title = f"{panel} = {shown(run.settings[panel])}" if panel else ""
         groups.setdefault(title, []).append(run)
-    drawing.require_rounds(runs, "accuracy/rounds")
-    names = {}
-    for group in groups.values():
-        names |= dict(zip(group, labels(group), strict=True))
-    order = list(dict.fromkeys(names.values()))
-    named = {name: {r.algorithm for r in runs if names[r] == name} for name in order}
-    single = [next(iter(found)) if len(found) == 1 else "" for found in named.values()]
-    styles = looks.numbers(single)
+    names = {
+        run: name
+        for group in groups.values()
+        for run, name in zip(group, labels(group), strict=True)
+    }
+    algorithms: dict[str, set[str]] = {}
+    for run, name in names.items():
+        algorithms.setdefault(name, set()).add(run.algorithm)
+    single = [next(iter(one)) if len(one) == 1 else "" for one in algorithms.values()]
+    styles = dict(zip(algorithms, looks.numbers(single), strict=True))
     rows = dict(zip(runs, chosen_clients(runs, clients, model, split), strict=True))
-    size = (5.8, 4.0) if len(groups) == 1 else (3.6, 3.0)
-    chart, grid = drawing.panels(len(groups), *size)
-    table, lines, lasts = [], {}, {}
-    for axes, (title, group) in zip(grid, groups.items(), strict=True):
+    measure, only, last = runs[0].measure, len(groups) == 1, {}
+    drawing = Drawing.panels(len(groups), *((5.8, 4.0) if only else (3.6, 3.0)))
+    for axes, (title, group) in zip(drawing.axes, groups.items(), strict=True):
         for run in group:
-            values = curve(run, rows[run], model, split, average)
-            if best_so_far:
-                values = run.measure.best_so_far(values)
-            k = order.index(names[run])
-            lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], names[run])
-            lasts[k] = np.nanmean(values[:, -1])
-            table.append(_numbers(run, names[run], title, model, values))
-        axes.set_title(title, fontsize=10)
-        drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
-        drawing.round_axis(axes)
-    measure, alone = runs[0].measure, len(groups) == 1
-    ranked = sorted(lines, key=lambda k: -measure.toward(lasts[k])) if alone else sorted(lines)
-    texts = [f"{order[k]}  {measure.brief(lasts[k])}" if alone else order[k] for k in ranked]
-    head = f"{'best' if best_so_far else 'last'} round" if alone else None
-    head = f"{head}, %" if head and measure.fraction else head
-    drawing.legend(chart, [lines[k] for k in ranked], head, texts)
+            name, values = names[run], curve(run, rows[run], model, split, average)
+            values = measure.best_so_far(values) if best_so_far else values
+            drawing.band(axes, run.eval_rounds, values, styles[name], name)
+            last[name] = np.nanmean(values[:, -1])
+            _add(drawing, run, name, title, model, values)
+        axes.set_title(title, **SMALL)
+    drawing.by_round(measure.axis)
+    if only:
+        ranked = sorted(last, key=lambda name: -measure.toward(last[name]))
+        handles = {f"{n}  {measure.brief(last[n])}": drawing.handles[n] for n in ranked}
+        unit = ", %" if measure.fraction else ""
+        drawing.legend(f"{'best' if best_so_far else 'last'} round{unit}", handles)
+    else:
+        drawing.legend()
     what = "best so far" if best_so_far else f"{model} model, {split} samples"
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"{what}, {who(runs, list(rows.values()), average)}{seeds}")
-    return Drawing.of(chart, table)
+    drawing.title(f"{what}, {who(runs, list(rows.values()), average)}{over_seeds(runs)}")
+    return drawing
 
 
 @figure("accuracy/models", "accuracy by round of several models of each run")
@@ -94,40 +94,37 @@ def of_models(
       split: which samples.
       by: one axes for each "run", or for each "model".
     """
-    wanted = [name.strip() for name in models.split(",")]
+    chosen = words_of(models)
     means = [word.strip() for word in averages.split(",")] if averages else ["clients"]
-    means = means * len(wanted) if len(means) == 1 else means
-    drawing.check_lengths("averages", means, wanted)
-    drawing.check_choice("by", by, ("run", "model"))
-    runs = with_scores(runs, wanted, split)
-    names = labels(runs)
-    outer, inner = (names, wanted) if by == "run" else (wanted, names)
-    chart, grid = drawing.panels(len(outer), 3.8, 3.2, sharey=by == "run")
-    lines, table = {}, []
-    by_run = by == "run"
-    styles = looks.of_models(wanted) if by_run else looks.numbers([r.algorithm for r in runs])
-    for run, name in zip(runs, names, strict=True):
-        for model, average in zip(wanted, means, strict=True):
-            rows = chosen_clients([run], "", model, split)[0]
+    means = means * len(chosen) if len(means) == 1 else means
+    each = f"one for each of {', '.join(chosen)}"
+    require(len(means) == len(chosen), "--averages", ",".join(means), each)
+    require_name("value of --by", by, ("run", "model"))
+    runs, by_run = with_scores(runs, chosen, split), by == "run"
+    panels = labels(runs) if by_run else chosen
+    drawing = Drawing.panels(len(panels), 3.8, 3.2, sharey=by_run)
+    axes_of = dict(zip(panels, drawing.axes, strict=True))
+    for run, name, style in with_styles(runs):
+        for model, average, k in zip(chosen, means, looks.of_models(chosen), strict=True):
+            (rows,) = chosen_clients([run], "", model, split)
             values = curve(run, rows, model, split, average)
-            at, k = (name, model) if by == "run" else (model, name)
-            axes, k = grid[outer.index(at)], inner.index(k)
-            # Two models may be the same: dashes show the line beneath.
-            more = {"linestyle": drawing.DASHES[styles[k] % len(drawing.DASHES)]} if by_run else {}
-            lines[k] = drawing.band(axes, run.eval_rounds, values, styles[k], **more)
-            end = f", mean over {average}" if by == "model" else ""
-            axes.set_title(f"{at} model{end}" if by == "model" else at, fontsize=10)
-            table.append(_numbers(run, name, at, model, values))
-    for axes in grid:
-        drawing.tidy(axes, ylabel=runs[0].measure.axis if drawing.leftmost(axes) else "")
-        drawing.round_axis(axes)
-    ends = [f" (mean over {mean})" if len(set(means)) > 1 else "" for mean in means]
-    texts = [m + end for m, end in zip(wanted, ends, strict=True)] if by == "run" else names
-    drawing.legend(chart, [lines[k] for k in sorted(lines)], None, texts)
-    seeds = drawing.over_seeds(runs)
-    said = runs[0].measure.label
-    drawing.title(chart, f"{said[:1].upper()}{said[1:]} on {split} samples{seeds}")
-    return Drawing.of(chart, table)
+            if by_run:
+                several = f" (mean over {average})" if len(set(means)) > 1 else ""
+                # Two models may be the same: dashes show the line beneath.
+                look = {"linestyle": plots.DASHES[k % len(plots.DASHES)]}
+                panel, title, line = name, name, (k, model + several)
+            else:
+                look, title = {}, f"{model} model, mean over {average}"
+                panel, line = model, (style, name)
+            drawing.band(axes_of[panel], run.eval_rounds, values, *line, **look)
+            axes_of[panel].set_title(title, **SMALL)
+            _add(drawing, run, name, panel, model, values)
+    measure = runs[0].measure
+    drawing.by_round(measure.axis)
+    drawing.legend()
+    what = f"{measure.label[:1].upper()}{measure.label[1:]} on {split} samples"
+    drawing.title(f"{what}{over_seeds(runs)}")
+    return drawing
 
 
 @figure("accuracy/pairs", "two or more models of each run side by side")
@@ -147,37 +144,28 @@ def side_by_side(
       score: "final", "best" or "last_tenth".
       split: which samples.
     """
-    wanted = [name.strip() for name in models.split(",")]
-    runs = with_scores(runs, wanted, split)
-    names = labels(runs)
-    chart = drawing.canvas(6.2, 1.5 + 0.45 * len(runs))
-    axes = chart.add_subplot()
-    lines, table, styles = [], [], looks.of_models(wanted)
-    for k, model in enumerate(wanted):
+    chosen = words_of(models)
+    runs = with_scores(runs, chosen, split)
+    names, measure = labels(runs), runs[0].measure
+    drawing = Drawing(6.2, 1.5 + 0.45 * len(runs))
+    (axes,) = drawing.axes
+    for k, (model, style) in enumerate(zip(chosen, looks.of_models(chosen), strict=True)):
         points = []
         for run, name in zip(runs, names, strict=True):
-            rows = chosen_clients([run], "", model, split)[0]
-            values = one_number(curve(run, rows, model, split), score, run.measure)
-            points.append((values.mean(), values.min(), values.max()))
+            (rows,) = chosen_clients([run], "", model, split)
+            points.append(one_number(curve(run, rows, model, split), score, measure))
             facts = {**of_run(run, name), "model": model, "score": score}
-            table.append(long_form({run.measure.column: values}, {"seed": run.seeds}, **facts))
-        mean, low, high = np.array(points).T
-        height = np.arange(len(runs)) + 0.22 * (k - (len(wanted) - 1) / 2)
-        whisker = (mean - low, high - mean)
-        drawn = axes.errorbar(
-            mean, height, xerr=whisker, fmt=drawing.marker(styles[k]),
-            color=drawing.colour(styles[k]), capsize=3, markersize=6, label=model,
-        )  # fmt: skip
-        lines.append(drawn)
+            drawing.add({measure.column: points[-1]}, {"seed": run.seeds}, **facts)
+        height = np.arange(len(runs)) + 0.22 * (k - (len(chosen) - 1) / 2)
+        drawing.points(axes, height, points, style, model, across=True, capsize=3, markersize=6)
     axes.set_yticks(range(len(runs)), names)
     axes.set_ylim(len(runs) - 0.5, -0.5)
-    drawing.tidy(axes, xlabel=runs[0].measure.axis)
+    plots.tidy(axes, xlabel=measure.axis)
     axes.grid(axis="y", visible=False)
-    drawing.legend(chart, lines, "model")
-    seeds = drawing.over_seeds(runs, "whiskers")
-    said = f"{split} {runs[0].measure.label}, {SCORES[score]}"
-    drawing.title(chart, f"{said}, mean over clients{seeds}")
-    return Drawing.of(chart, table)
+    drawing.legend("model")
+    what = f"{split} {measure.label}, {SCORES[score]}, mean over clients"
+    drawing.title(what + over_seeds(runs, "whiskers"))
+    return drawing
 
 
 @figure("accuracy/clients", "accuracy of every client in each run")
@@ -195,41 +183,30 @@ def by_client(
       score: "final", "best" (each client's own best round) or "last_tenth".
     """
     runs = with_scores(runs, [model], split)
-    names = labels(runs)
-    most = max(run.num_clients for run in runs)
-    chart = drawing.canvas(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
-    axes = chart.add_subplot()
-    styles = looks.apart(looks.numbers([run.algorithm for run in runs]))
-    lines, table = [], []
-    for k, (run, name) in enumerate(zip(runs, names, strict=True)):
-        values = run.measure.scale * run.values(model, split).astype(float)  # [S, E, N]
+    most, measure = max(run.num_clients for run in runs), runs[0].measure
+    drawing = Drawing(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
+    (axes,), places = drawing.axes, _shifts(len(runs))
+    styles = looks.apart([style for *_, style in with_styles(runs)])
+    for run, name, style, shift in zip(runs, labels(runs), styles, places, strict=True):
+        values = measure.scale * run.values(model, split).astype(float)  # [S, E, N]
         scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
-        each = np.array(  # [N', S]
-            [one_number(values[:, :, i], score, run.measure) for i in scored]
-        )
-        where = scored + 0.6 * ((k + 0.5) / len(runs) - 0.5)
-        mean = each.mean(axis=1)
-        whisker = (mean - each.min(axis=1), each.max(axis=1) - mean)
-        colour = drawing.colour(styles[k])
-        lines.append(
-            axes.errorbar(
-                where, mean, yerr=whisker, fmt=drawing.marker(styles[k]),
-                color=colour, markersize=4, capsize=2, elinewidth=0.8, zorder=3,
-            )
-        )  # fmt: skip
-        axes.axhline(mean.mean(), color=colour, linewidth=1, linestyle="--", zorder=1)
+        each = [one_number(values[:, :, i], score, measure) for i in scored]  # [N'][S]
+        look = {"markersize": 4, "capsize": 2, "elinewidth": 0.8, "zorder": 3}
+        mean = drawing.points(axes, scored + 0.6 * shift, each, style, name, **look)
+        line = {"linewidth": 1, "linestyle": "--", "zorder": 1}
+        axes.axhline(mean.mean(), color=plots.colour(style), **line)
         facts = {**of_run(run, name), "model": model, "score": score}
-        places = {"seed": run.seeds, "client": scored}
-        table.append(long_form({run.measure.column: each.T}, places, **facts))
-    drawing.tidy(axes, xlabel="client", ylabel=runs[0].measure.axis, xlim=(-0.5, most - 0.5))
-    drawing.ticks(axes.xaxis, most, 20)
-    drawing.legend(chart, lines, None, names)
+        drawing.add(
+            {measure.column: np.array(each).T}, {"seed": run.seeds, "client": scored}, **facts
+        )
+    plots.tidy(axes, xlabel="client", ylabel=measure.axis, xlim=(-0.5, most - 0.5))
+    plots.ticks(axes.xaxis, most, 20)
+    drawing.legend()
     drawing.title(
-        chart,
         f"{model} model, {split} samples, {SCORES[score]}; whiskers: lowest and highest seed, "
-        "dashed: mean over clients",
+        "dashed: mean over clients"
     )
-    return Drawing.of(chart, table)
+    return drawing
 
 
 @figure("accuracy/bars", "accuracy of each run as a bar, with its interval over seeds")
@@ -252,26 +229,25 @@ def bars(
     """
     runs = with_scores(runs, [model], split)
     names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
-    styles = looks.apart(looks.numbers([run.algorithm for run in runs]))
-    chart = drawing.canvas(1.6 + 0.9 * len(runs), 3.8)
-    axes, table = chart.add_subplot(), []
+    styles = looks.apart([style for *_, style in with_styles(runs)])
+    drawing, measure = Drawing(1.6 + 0.9 * len(runs), 3.8), runs[0].measure
+    (axes,) = drawing.axes
     for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
-        values = one_number(curve(run, rows, model, split, average), score, run.measure)
+        values = one_number(curve(run, rows, model, split, average), score, measure)
         half = interval(values)
-        axes.bar(k, values.mean(), color=drawing.colour(styles[k]), width=0.7, zorder=2)
+        axes.bar(k, values.mean(), color=plots.colour(styles[k]), width=0.7, zorder=2)
         if half is not None:
             axes.errorbar(k, values.mean(), half, color="0.2", capsize=4, zorder=3)
-        row = {"seeds": len(values), run.measure.column: values.mean(), "ci95_half_width": half}
-        table.append(pd.DataFrame([{**of_run(run, name), **row}]))
+        row = {"seeds": len(values), measure.column: values.mean(), "ci95_half_width": half}
+        drawing.tables.append(pd.DataFrame([of_run(run, name) | row]))
     axes.set_xticks(range(len(runs)), names)
     if sum(map(len, names)) > 10 * len(names):
         axes.tick_params(axis="x", rotation=30)
-    measure = runs[0].measure
-    drawing.tidy(axes, ylabel=measure.axis)
+    plots.tidy(axes, ylabel=measure.axis)
     axes.grid(axis="x", visible=False)
     text = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
-    drawing.title(chart, f"{text}; whiskers: 95 % interval over seeds")
-    return Drawing.of(chart, table)
+    drawing.title(f"{text}; whiskers: 95 % interval over seeds")
+    return drawing
 
 
 @figure("records/rounds", "a record of the clients by round: self-weights of mixing algorithms")
@@ -282,26 +258,27 @@ def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
       record: its name in `clients.npz`. With "self_weight" a line near 1 is an algorithm whose
         clients hardly mix any more.
     """
-    runs = with_record(runs, record)
-    names = labels(runs)
-    means = [mean_over_clients(run.record(record).astype(float)) for run in runs]  # [S, T]
-    curves = [(run.record_rounds, values) for run, values in zip(runs, means, strict=True)]
-    chart, axes = drawing.run_lines(runs, names, curves, (5.8, 4.0), ylabel=record)
-    drawing.round_axis(axes)
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"{record}, mean over the clients that took part{seeds}")
-    table = [
-        long_form({"value": values}, {"seed": run.seeds, "round": run.record_rounds},
-                  **of_run(run, name), record=record)
-        for run, name, values in zip(runs, names, means, strict=True)
-    ]  # fmt: skip
-    return Drawing.of(chart, table)
+    runs, drawing = with_record(runs, record), Drawing(5.8, 4.0)
+    for run, name, style in with_styles(runs):
+        values = mean_over_clients(run.record(record).astype(float))  # [S, T]
+        drawing.band(drawing.axes[0], run.record_rounds, values, style, name)
+        places = {"seed": run.seeds, "round": run.record_rounds}
+        drawing.add({"value": values}, places, **of_run(run, name), record=record)
+    drawing.by_round(record)
+    drawing.legend()
+    drawing.title(f"{record}, mean over the clients that took part{over_seeds(runs)}")
+    return drawing
 
 
-def _numbers(run: Run, name: str, panel: str, model: str, values: np.ndarray) -> pd.DataFrame:
-    axes = {"seed": run.seeds, "round": run.eval_rounds}
+def _add(drawing: Drawing, run: Run, name: str, panel: str, model: str, values: np.ndarray) -> None:
+    places = {"seed": run.seeds, "round": run.eval_rounds}
     facts = {**of_run(run, name), "panel": panel, "model": model}
-    return long_form({run.measure.column: values}, axes, **facts)
+    drawing.add({run.measure.column: values}, places, **facts)
+
+
+def _shifts(count: int) -> np.ndarray:
+    """Places of `count` points side by side, between -0.5 and 0.5."""
+    return (np.arange(count) + 0.5) / count - 0.5
 
 
 figure(

@@ -7,7 +7,7 @@ import absl.flags
 from fedjax_pfl.results.summary import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
 from fedjax_pfl.utils.errors import InputError
 
-from ..cli.parsing import value_of
+from ..cli.parsing import Group, value_of
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,16 @@ class Choice:
     different_data: bool = False
 
 
-def define_flags(place: dict) -> None:
-    """Defines the flags of a `Choice`, and --headline; `place` is where, of `absl.flags`."""
-    text = absl.flags.DEFINE_string
-    text("score", "final", f"{', '.join(SCORES)}", **place)
-    text("model", "personalized", "model that was scored", **place)
-    text("split", "test", "samples it was scored on", **place)
+def define_flags(group: Group) -> None:
+    """Defines the flags of a `Choice`, and --headline."""
+    group.text("score", "final", f"{', '.join(SCORES)}")
+    group.text("model", "personalized", "model that was scored")
+    group.text("split", "test", "samples it was scored on")
     meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
-    text("headline", FIRST, meaning, **place)
-    text("average", "clients", f"mean over {' or '.join(AVERAGES)}", **place)
-    text("clients", "", "numbers of the clients (default: those that all runs score)", **place)
-    absl.flags.DEFINE_boolean("different_data", False, "rows on other data or partitions", **place)
+    group.text("headline", FIRST, meaning)
+    group.text("average", "clients", f"mean over {' or '.join(AVERAGES)}")
+    group.text("clients", "", "numbers of the clients (default: those that all runs score)")
+    group.switch("different_data", False, "rows on other data or partitions")
 
 
 def choice_of(values: absl.flags.FlagValues) -> Choice:
@@ -49,11 +48,11 @@ def choice_of(values: absl.flags.FlagValues) -> Choice:
     Raises:
       InputError: --headline beside a flag that it stands for.
     """
-    found = {field.name: value_of(values, field.name) for field in fields(Choice)}
+    options = {field.name: value_of(values, field.name) for field in fields(Choice)}
     if values["headline"].present:
         how = headline_of(value_of(values, "headline"))
         twice = [name for name in ("score", "average") if values[name].present]
         if twice:
             raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
-        found |= {"score": how.score, "average": how.average}
-    return Choice(**found)
+        options |= {"score": how.score, "average": how.average}
+    return Choice(**options)

@@ -1,16 +1,16 @@
-"""Compares two or more runs: accuracy against cost, and which clients gain or lose."""
+"""Figures that compare runs: accuracy against cost, and each client's gain or loss."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.results import plots
+from fedjax_pfl.utils.errors import InputError, require_name
 
-from . import drawing
-from .drawing import Drawing, figure, long_form, of_run
+from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds
 from .runs import Run, same_data
 from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import labels, with_scores
+from .selection import labels, with_scores, with_styles
 
 COSTS = {
     "rounds": "round",
@@ -18,6 +18,7 @@ COSTS = {
     "gflop": "GFLOP of all clients' local training",
     "seconds": "seconds",
 }
+TIE = "0.45"  # the grey of clients that are neither better nor worse
 
 
 def cost_curve(run: Run, cost: str) -> np.ndarray:
@@ -26,20 +27,19 @@ def cost_curve(run: Run, cost: str) -> np.ndarray:
     Raises:
       InputError: a run of a version that did not count that cost.
     """
-    rounds = np.asarray(run.eval_rounds)
+    rounds, one = np.asarray(run.eval_rounds), np.ones((len(run.seeds), 1))
     if cost == "rounds":
-        return np.tile(rounds.astype(float), (len(run.seeds), 1))
+        return one * rounds
     if cost == "seconds":
-        pace = run.result.seconds_per_round
-        return np.tile(rounds * pace, (len(run.seeds), 1))
+        return one * (rounds * run.result.seconds_per_round)
     if cost == "gflop":
-        flops = run.flops()
-        if flops is None:
+        each = run.flops()
+        if each is None:
             raise InputError(f"{run.folder} has no FLOPs: it was run before they were counted.")
-        paid = flops.sum(axis=-1) / 1e9
+        each = each / 1e9
     else:
-        paid = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6
-    return np.cumsum(paid, axis=1)[:, rounds - 1]
+        each = (run.traffic("up") + run.traffic("down")) / 1e6
+    return np.cumsum(each.sum(axis=-1), axis=1)[:, rounds - 1]
 
 
 @figure("accuracy/cost", "accuracy against rounds, transmitted megabytes, GFLOPs or seconds")
@@ -59,27 +59,23 @@ def by_cost(
         "seconds" (rounds times the run's median wall time of a round, evaluation included).
       model, split, average, clients: which accuracy.
     """
-    drawing.check_choice("x", x, tuple(COSTS))
+    require_name("value of --x", x, COSTS)
     runs = with_scores(runs, [model], split)
-    drawing.require_rounds(runs, "accuracy/cost")
-    names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
-    values = [
-        curve(run, rows, model, split, average) for run, rows in zip(runs, chosen, strict=True)
-    ]
-    costs = [cost_curve(run, x) for run in runs]
-    # Seeds differ in traffic only where their cohorts do: the mean places the line.
-    curves = [(cost.mean(axis=0), own) for cost, own in zip(costs, values, strict=True)]
-    measure = runs[0].measure
-    labels_ = {"xlabel": COSTS[x], "ylabel": measure.axis}
-    chart, _ = drawing.run_lines(runs, names, curves, (6.4, 4.2), **labels_)
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"{model} model, {split} samples, {who(runs, chosen, average)}{seeds}")
-    table = [
-        long_form({x: cost, measure.column: own}, {"seed": run.seeds, "round": run.eval_rounds},
-                  **of_run(run, name))
-        for run, name, cost, own in zip(runs, names, costs, values, strict=True)
-    ]  # fmt: skip
-    return Drawing.of(chart, table)
+    require_rounds(runs, "accuracy/cost")
+    chosen, measure = chosen_clients(runs, clients, model, split), runs[0].measure
+    drawing = Drawing(6.4, 4.2)
+    (axes,) = drawing.axes
+    for (run, name, style), rows in zip(with_styles(runs), chosen, strict=True):
+        values, cost = curve(run, rows, model, split, average), cost_curve(run, x)
+        # Seeds differ in traffic only where their cohorts do: the mean places the line.
+        drawing.band(axes, cost.mean(axis=0), values, style, name)
+        places = {"seed": run.seeds, "round": run.eval_rounds}
+        drawing.add({x: cost, measure.column: values}, places, **of_run(run, name))
+    plots.tidy(axes, xlabel=COSTS[x], ylabel=measure.axis)
+    drawing.legend()
+    what = f"{model} model, {split} samples, {who(runs, chosen, average)}"
+    drawing.title(f"{what}{over_seeds(runs)}")
+    return drawing
 
 
 @figure("accuracy/scatter", "every client's accuracy in one run against another's")
@@ -103,46 +99,41 @@ def scatter(
     runs = with_scores(runs, [model], split)
     if len(runs) < 2:
         raise InputError("accuracy/scatter compares runs: give at least two.")
-    first, *others = runs
-    names = labels(runs)
-    chart, grid = drawing.panels(len(others), 4.0, 4.0)
-    table = []
-    for axes, run, name in zip(grid, others, names[1:], strict=True):
+    (first, *others), (own, *names) = runs, labels(runs)
+    measure = first.measure
+    unit = ", %" if measure.fraction else f", {measure.axis}"
+    drawing = Drawing.panels(len(others), 4.0, 4.0)
+    for axes, run, name in zip(drawing.axes, others, names, strict=True):
         if not same_data(run, first):
             raise InputError(
                 "accuracy/scatter needs the same clients with the same samples in all runs, got "
-                f"{first.data_name} ({names[0]}) and {run.data_name} ({name})."
+                f"{first.data_name} ({own}) and {run.data_name} ({name})."
             )
-        common = [seed for seed in first.seeds if seed in run.seeds]
-        if not common:
-            raise InputError(f"{names[0]} and {name} have no seed in common.")
+        seeds = [seed for seed in first.seeds if seed in run.seeds]
+        if not seeds:
+            raise InputError(f"{own} and {name} have no seed in common.")
         rows = chosen_clients([first, run], "", model, split)[0]
         across, upward = (
-            np.array([_of_client(one, client, common, model, split, score) for client in rows])
+            np.array([_of_client(one, client, seeds, model, split, score) for client in rows])
             for one in (first, run)
         )
-        gain = upward - across
-        measure = run.measure
-        gain = measure.toward(gain)
+        gain = measure.toward(upward - across)
+        ties = np.abs(gain) <= 1e-9
         better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
-        low, high = float(min(across.min(), upward.min())), float(max(across.max(), upward.max()))
+        low, high = min(across.min(), upward.min()), max(across.max(), upward.max())
         margin = 0.05 * (high - low)
-        low, high = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
-        axes.plot([low, high], [low, high], color=drawing.GREY, linewidth=1, zorder=1)
-        ties = len(gain) - better - worse
-        colours = np.where(gain >= 0, drawing.COLOURS[0], drawing.COLOURS[1])
-        colours = np.where(np.abs(gain) <= 1e-9, drawing.TIE, colours)
-        axes.scatter(across, upward, c=colours, s=22, zorder=2)
-        axes.set(xlim=(low, high), ylim=(low, high), aspect="equal")
-        equal = f", {ties} equal" if ties else ""
-        axes.set_title(f"{name}: {better} better, {worse} worse{equal}", fontsize=10)
-        unit = ", %" if measure.fraction else f", {measure.axis}"
-        drawing.tidy(axes, xlabel=f"{names[0]}{unit}", ylabel=f"{name}{unit}")
+        limits = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
+        axes.plot(limits, limits, color=plots.GREY, linewidth=1, zorder=1)
+        colours = np.where(gain >= 0, *plots.COLOURS[:2])
+        axes.scatter(across, upward, c=np.where(ties, TIE, colours), s=22, zorder=2)
+        axes.set(xlim=limits, ylim=limits, aspect="equal")
+        equal = f", {ties.sum()} equal" if ties.any() else ""
+        axes.set_title(f"{name}: {better} better, {worse} worse{equal}", **SMALL)
+        plots.tidy(axes, xlabel=f"{own}{unit}", ylabel=f"{name}{unit}")
         both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
-        facts = {"label_across": names[0], "label_upward": name}
-        table.append(long_form(both, {"client": rows}, **facts))
-    drawing.title(chart, f"Clients: {model} model, {split} samples, {SCORES[score]}")
-    return Drawing.of(chart, table)
+        drawing.add(both, {"client": rows}, label_across=own, label_upward=name)
+    drawing.title(f"Clients: {model} model, {split} samples, {SCORES[score]}")
+    return drawing
 
 
 def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:

@@ -1,14 +1,15 @@
 """cwFedAVG: class norms as estimates of class distributions, and the regularizer's effect."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.colors import Normalize, TwoSlopeNorm
 
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
-from . import drawing, probes
-from .drawing import Drawing, figure, long_form, of_run
+from . import probes
+from .drawing import SMALL, Drawing, figure, numbers_of, of_run
 from .matrices import check_client, seed_row
 from .runs import Run
 from .selection import having, labels, with_models
@@ -57,42 +58,40 @@ def minibatches(
             values = probes.norms_by_minibatch(run, row, federation, model, client, weight)
             truth = probes.class_shares(federation)[client]
             cases.append((run, row, text, weight, truth, values))
-    chart = drawing.canvas(3.6 * (len(cases) + 1), 3.9)
-    grid = chart.subplots(1, len(cases) + 1)
+    drawing = Drawing(3.6 * (len(cases) + 1), 3.9, [len(cases) + 1])
+    *panels, last = drawing.axes
     top = 1.05 * max(max(truth.max(), values.max()) for *_, truth, values in cases)
-    lines, table = {}, []
-    for axes, (run, row, text, weight, truth, values) in zip(grid, cases, strict=False):
-        colours = {c: k for k, c in enumerate(_coloured(truth))}
-        for c in sorted(range(len(truth)), key=lambda c: c in colours):
-            k = colours.get(c)
-            look = {"color": drawing.GREY, "linewidth": 0.8} if k is None else drawing.style(k)
+    for axes, (run, row, text, weight, truth, values) in zip(panels, cases, strict=True):
+        styles = {c: k for k, c in enumerate(_coloured(truth))}
+        for c in sorted(range(len(truth)), key=lambda c: c in styles):
+            grey = {"color": plots.GREY, "linewidth": 0.8}
+            look = plots.style(styles[c]) if c in styles else grey
             (line,) = axes.plot(range(len(values)), values[:, c], label=f"class {c}", **look)
-            if k is not None:
+            if c in styles:
                 axes.axhline(truth[c], color=look["color"], linestyle=":", linewidth=0.9)
-            lines.setdefault("another class" if k is None else f"class {c}", line)
-        drawing.tidy(axes, xlabel="minibatch", ylim=(0, top))
+            drawing.handles.setdefault(f"class {c}" if c in styles else "another class", line)
+        plots.tidy(axes, xlabel="minibatch", ylim=(0, top))
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_title(text, fontsize=10)
+        axes.set_title(text, **SMALL)
         facts = {"run": str(run.folder), "seed": run.seeds[row], "client": client}
-        table.append(long_form(
+        drawing.add(
             {"norm": values, "true_share": np.broadcast_to(truth, values.shape)},
             {"minibatch": range(len(values)), "class": range(len(truth))},
             **facts, wdr_weight=weight,
-        ))  # fmt: skip
-    grid[0].set_ylabel("class norm (dotted: true share)")
-    last = grid[-1]
+        )  # fmt: skip
+    drawing.axes[0].set_ylabel("class norm (dotted: true share)")
     last.plot([0, top], [0, top], color="0.5", linewidth=0.8, linestyle="--")
     for k, (*_, text, _, truth, values) in enumerate(cases):
-        look = {"color": drawing.colour(k), "linestyle": "none"}
-        last.plot(truth, values[-1], marker=drawing.marker(k), label=text, alpha=0.85, **look)
-    drawing.tidy(last, xlabel="true share of the class", ylabel="class norm after the epoch")
+        look = {"color": plots.colour(k), "linestyle": "none", "marker": plots.marker(k)}
+        last.plot(truth, values[-1], label=text, alpha=0.85, **look)
+    plots.tidy(last, xlabel="true share of the class", ylabel="class norm after the epoch")
     last.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8)
-    known = sorted((n for n in lines if n != "another class"), key=lambda n: int(n.split()[1]))
-    known += ["another class"] * ("another class" in lines)
     if len({tuple(_coloured(truth)) for *_, truth, _ in cases}) == 1:
-        drawing.legend(chart, [lines[name] for name in known], None, known)
-    drawing.title(chart, f"client {client}: an epoch after the last round, minibatch by minibatch")
-    return Drawing.of(chart, table)
+        known = [f"class {c}" for c in range(len(truth))] + ["another class"]
+        known = [name for name in known if name in drawing.handles]
+        drawing.legend(handles={name: drawing.handles[name] for name in known})
+    drawing.title(f"client {client}: an epoch after the last round, minibatch by minibatch")
+    return drawing
 
 
 def _coloured(truth: np.ndarray) -> list[int]:
@@ -104,10 +103,7 @@ def _weights(words: str, run: Run) -> list[float]:
     if not words:
         own = run.hyperparameters.get(REGULARIZER, run.settings.get(REGULARIZER))
         return [float(own or 0.0)]
-    try:
-        chosen = [float(word) for word in words.split(",")]
-    except ValueError as error:
-        raise InputError(f"--wdr_weight must be numbers such as 0,10, got {words!r}.") from error
+    chosen = numbers_of(REGULARIZER, words, "0,10")
     if min(chosen) < 0:
         raise InputError(f"--wdr_weight must be at least 0, got {words!r}.")
     return chosen
@@ -133,57 +129,60 @@ def norms_of_models(
       data_dir: folder with the data set, if it was moved after the runs.
     """
     runs = with_models(runs)
-    names = labels(runs)
-    tables, seen, table = {}, set(), []
+    names, tables = labels(runs), {}
+    partitions = set()
+    numbers = []
     for run, name in zip(runs, names, strict=True):
-        federation = probes.federation_of(run, data_dir)
-        row = seed_row(run, seed)
+        federation, row = probes.federation_of(run, data_dir), seed_row(run, seed)
+        shares = probes.class_shares(federation)
         partition = run.summary["partition_hash"]
-        if partition not in seen:
-            again = f" of {name}" if seen else ""
-            tables[f"true class shares{again}"] = probes.class_shares(federation)
-            seen.add(partition)
+        if partition not in partitions:
+            again = f" of {name}" if partitions else ""
+            tables[f"true class shares{again}"] = shares
+            partitions.add(partition)
         models = probes.saved_models(run, row, federation, model)
         tables[name] = probes.model_class_norms(federation, models)
-        values = {"norm": tables[name], "true_share": probes.class_shares(federation)}
-        places = {
-            axis: range(n) for axis, n in zip(("client", "class"), tables[name].shape, strict=True)
-        }
-        table.append(long_form(values, places, **of_run(run, name), seed=run.seeds[row]))
+        values = {"norm": tables[name], "true_share": shares}
+        numbers.append((values, {**of_run(run, name), "seed": run.seeds[row]}))
     count = len(tables) + difference
-    chart, grid = drawing.panels(count, 3.6, 3.3, columns=4 if count > 6 or count == 4 else 3)
+    columns = 4 if count > 6 or count == 4 else 3
+    drawing = Drawing.panels(count, 3.6, 3.3, columns=columns)
+    for values, facts in numbers:
+        _add(drawing, values, ("client", "class"), **facts)
     top = max(float(values.max()) for values in tables.values())
-    for axes, (name, values) in zip(grid, tables.items(), strict=False):
-        norm = Normalize(0.0, float(values.max()) if own_scales else top)
+    for axes, (name, values) in zip(drawing.axes, tables.items(), strict=False):
+        norm = Normalize(values.min(), values.max()) if own_scales else Normalize(0.0, top)
+        image = plots.heat(axes, values.T, norm)
         if own_scales:
-            norm.vmin = float(values.min())
-        image = drawing.heat(axes, values.T, norm)
-        if own_scales:
-            drawing.colorbar(chart, image, axes, "")
-        axes.set_title(name, fontsize=10)
+            drawing.colorbar(image, axes, "")
+        axes.set_title(name, **SMALL)
     if not own_scales:
-        drawing.colorbar(
-            chart, image, grid[: len(tables)], "share of the class, or class norm (white: 0)"
-        )
+        meaning = "share of the class, or class norm (white: 0)"
+        drawing.colorbar(image, drawing.axes[: len(tables)], meaning)
     if difference:
-        _difference(chart, grid[-1], names, tables)
+        _difference(drawing, names, tables)
     shapes = [values.shape for values in tables.values()]
-    for axes, (n, num_classes) in zip(grid, [*shapes, shapes[-1]], strict=False):
-        drawing.ticks(axes.xaxis, n, 10)
-        drawing.ticks(axes.yaxis, num_classes, 12)
+    for axes, (n, num_classes) in zip(drawing.axes, [*shapes, shapes[-1]], strict=False):
+        plots.ticks(axes.xaxis, n, 10)
+        plots.ticks(axes.yaxis, num_classes, 12)
         axes.set(xlabel="client", ylabel="class")
-    return Drawing.of(chart, table)
+    return drawing
 
 
-def _difference(chart, axes, names: Sequence[str], tables) -> None:
-    first, last = tables[names[0]], tables[names[-1]]
+def _add(drawing: Drawing, values: Mapping[str, np.ndarray], axes: Sequence[str], **facts) -> None:
+    (shape,) = {one.shape for one in values.values()}
+    drawing.add(values, dict(zip(axes, map(range, shape), strict=True)), **facts)
+
+
+def _difference(drawing: Drawing, names: Sequence[str], tables: Mapping[str, np.ndarray]) -> None:
+    axes, first, last = drawing.axes[-1], tables[names[0]], tables[names[-1]]
     if len(names) < 2 or first.shape != last.shape:
         raise InputError("--difference needs two runs or more with the same clients and classes.")
     values = last - first
     reach = float(np.abs(values).max()) or 1.0
-    image = drawing.heat(axes, values.T, TwoSlopeNorm(0.0, -reach, reach), "PuOr", blank=None)
-    axes.set_title(f"{names[-1]} minus {names[0]}", fontsize=10, wrap=True)
-    drawing.colorbar(chart, image, axes, "difference")
+    image = plots.heat(axes, values.T, TwoSlopeNorm(0.0, -reach, reach), "PuOr", blank=None)
+    axes.set_title(f"{names[-1]} minus {names[0]}", **SMALL, wrap=True)
+    drawing.colorbar(image, axes, "difference")
 
 
 @figure("cwfedavg/class_models", "class norms of the models of the classes (cwFedAVG Fig. 4g, h)")
@@ -201,25 +200,23 @@ def norms_of_class_models(
         f"saved models {prefix}0, {prefix}1, ...",
         "run cwfedavg with --set=cwfedavg.score_class_models=true --save_models",
     )  # fmt: skip
-    names = labels(runs)
-    chart, grid = drawing.panels(len(runs), 3.4, 3.1)
-    shown, table = [], []
-    for run, name in zip(runs, names, strict=True):
+    drawing, images = Drawing.panels(len(runs), 3.4, 3.1), []
+    for axes, run, name in zip(drawing.axes, runs, labels(runs), strict=True):
         row, federation = seed_row(run, seed), probes.federation_of(run)
         stacks = [
             probes.saved_models(run, row, federation, m) for m in probes.saved_names(run, prefix)
         ]
-        shown.append(np.stack([probes.model_class_norms(federation, one)[0] for one in stacks]))
-        models, classes = shown[-1].shape
-        places = {"model_of_class": range(models), "class": range(classes)}
+        values = np.stack([probes.model_class_norms(federation, one)[0] for one in stacks])
+        images.append(plots.heat(axes, values, Normalize(0.0)))
         facts = {**of_run(run, name), "seed": run.seeds[row]}
-        table.append(long_form({"norm": shown[-1]}, places, **facts))
-    norm = Normalize(0.0, max(float(values.max()) for values in shown))
-    for axes, name, values in zip(grid, names, shown, strict=True):
-        image = drawing.heat(axes, values, norm)
-        drawing.ticks(axes.xaxis, values.shape[1], 12)
-        drawing.ticks(axes.yaxis, values.shape[0], 12)
-        axes.set(xlabel="class", ylabel="model of class" if drawing.leftmost(axes) else "")
-        axes.set_title(name, fontsize=10)
-    drawing.colorbar(chart, image, grid, "class norm")
-    return Drawing.of(chart, table)
+        _add(drawing, {"norm": values}, ("model_of_class", "class"), **facts)
+        plots.ticks(axes.xaxis, values.shape[1], 12)
+        plots.ticks(axes.yaxis, values.shape[0], 12)
+        first = axes.get_subplotspec().is_first_col()
+        axes.set(xlabel="class", ylabel="model of class" if first else "")
+        axes.set_title(name, **SMALL)
+    norm = Normalize(0.0, drawing.numbers["norm"].max())
+    for image in images:
+        image.set_norm(norm)
+    drawing.colorbar(images[-1], drawing.axes, "class norm")
+    return drawing

@@ -1,4 +1,4 @@
-"""Shared by all figures: the registry, styles, axes, legends and ticks."""
+"""Figures with their numbers: the catalogue, grids of axes, legends and titles."""
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,68 +7,120 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from fedjax_pfl.results.plots import COLOURS as COLOURS
-from fedjax_pfl.results.plots import DASHES as DASHES
-from fedjax_pfl.results.plots import GREY as GREY
-from fedjax_pfl.results.plots import MARKERS as MARKERS
-from fedjax_pfl.results.plots import SHADES as SHADES
-from fedjax_pfl.results.plots import band as band
-from fedjax_pfl.results.plots import canvas as canvas
-from fedjax_pfl.results.plots import client_ticks as client_ticks
-from fedjax_pfl.results.plots import colour as colour
-from fedjax_pfl.results.plots import heat as heat
-from fedjax_pfl.results.plots import marker as marker
-from fedjax_pfl.results.plots import style as style
-from fedjax_pfl.results.plots import ticks as ticks
-from fedjax_pfl.results.plots import tidy as tidy
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.conversions import keyword_defaults
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError
 
-from ..outputs import looks
-
-TIE = "0.45"  # of what is neither better nor worse
+SMALL = {"fontsize": 10}  # of titles
 
 
-@dataclass(frozen=True)
 class Drawing:
     """A figure and its numbers.
 
+    Args:
+      width, height: inches.
+      counts: the number of axes in each row.
+      **options: of `Figure.subplots`.
+
     Attributes:
       figure: not written yet.
-      numbers: one row for each number drawn, see `long_form`.
+      rows: the axes of each row; axes: all of them.
+      handles: what the legend shows, by label.
+      tables: parts of `numbers`.
     """
 
-    figure: Figure
-    numbers: pd.DataFrame
+    def __init__(self, width: float, height: float, counts: Sequence[int] = (1,), **options: Any):
+        self.figure = plots.canvas(width, height)
+        grid = self.figure.subplots(len(counts), max(counts), squeeze=False, **options)
+        self.rows = [list(row[:count]) for row, count in zip(grid, counts, strict=True)]
+        self.axes = [axes for row in self.rows for axes in row]
+        for axes in set(grid.flat) - set(self.axes):
+            axes.remove()
+        self.handles: dict[str, Any] = {}
+        self.tables: list[pd.DataFrame] = []
 
     @classmethod
-    def of(cls, figure: Figure, parts: Sequence[pd.DataFrame]) -> "Drawing":
-        """A figure with the numbers of its parts."""
-        return cls(figure, pd.concat(parts, ignore_index=True))
+    def panels(
+        cls, count: int, width: float, height: float, columns: int = 3, **options: Any
+    ) -> "Drawing":
+        """A figure of `count` axes of `width` x `height` inches, row by row."""
+        columns = 2 if count == 4 and columns == 3 else min(columns, count)
+        counts = [min(columns, count - first) for first in range(0, count, columns)]
+        return cls(width * columns, height * len(counts) + 0.4, counts, **options)
 
+    @property
+    def numbers(self) -> pd.DataFrame:
+        """One row for each number drawn."""
+        return pd.concat(self.tables, ignore_index=True)
 
-def long_form(
-    values: Mapping[str, Any], axes: Mapping[str, Iterable], **facts: Any
-) -> pd.DataFrame:
-    """Arrays as a table with a row for each entry; entries that are not finite are left out.
+    def add(self, values: Mapping[str, Any], axes: Mapping[str, Iterable], **facts: Any) -> None:
+        """Adds arrays to the numbers, a row for each entry; those that are not finite are omitted.
 
-    Args:
-      values: arrays of one shape by the name of their column.
-      axes: for each axis its name and the labels of its entries.
-      **facts: columns of one value, which come first.
-    """
-    index = pd.MultiIndex.from_product(list(axes.values()), names=list(axes))
-    columns = {name: np.asarray(array, float).ravel() for name, array in values.items()}
-    frame = pd.DataFrame(columns, index).reset_index()
-    known = np.isfinite(frame[list(values)]).all(axis=1)
-    return frame.loc[known].assign(**facts).loc[:, [*facts, *axes, *values]]
+        Args:
+          values: arrays of one shape by the name of their column.
+          axes: for each axis its name and the labels of its entries.
+          **facts: columns of one value, which come first.
+        """
+        index = pd.MultiIndex.from_product(list(axes.values()), names=list(axes))
+        columns = {name: np.asarray(array, float).ravel() for name, array in values.items()}
+        frame = pd.DataFrame(columns, index).reset_index()
+        known = np.isfinite(frame[list(values)]).all(axis=1)
+        self.tables.append(frame.loc[known].assign(**facts).loc[:, [*facts, *axes, *values]])
 
+    def band(self, axes, x, values: np.ndarray, k: int | None, label: str, **look: Any) -> None:
+        """Draws a line with its band over seeds, see `plots.band`."""
+        self.handles[label] = plots.band(axes, x, values, k, label, **look)
 
-def of_run(run, label: str) -> dict[str, str]:
-    """The first columns of a run's numbers."""
-    return {"run": str(run.folder), "label": label}
+    def points(
+        self, axes, where, values: Sequence[np.ndarray], k: int, label: str,
+        across: bool = False, **look: Any,
+    ) -> np.ndarray:  # fmt: skip
+        """Draws means over seeds with whiskers from the lowest to the highest; returns the means.
+
+        Args:
+          where: places of the points along x, or along y with `across`.
+          values: of each point by seed.
+          k: style of the points.
+          **look: of `Axes.errorbar`.
+        """
+        mean, low, high = np.array([(one.mean(), one.min(), one.max()) for one in values]).T
+        look = {"fmt": plots.marker(k), "color": plots.colour(k), "label": label} | look
+        look["xerr" if across else "yerr"] = (mean - low, high - mean)
+        places = (mean, where) if across else (where, mean)
+        self.handles[label] = axes.errorbar(*places, **look)
+        return mean
+
+    def by_round(self, ylabel: str) -> None:
+        """Gives all axes whole rounds along x; only the leftmost ones have a label along y."""
+        for axes in self.axes:
+            plots.tidy(axes, ylabel=ylabel if axes.get_subplotspec().is_first_col() else "")
+            axes.set_xlabel("round")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+
+    def legend(self, title: str | None = None, handles: Mapping[str, Any] | None = None) -> None:
+        """Adds a legend beside the axes, where it covers nothing; the figure grows for it."""
+        handles = self.handles if handles is None else handles
+        longest = max(len(line) for text in (title or "", *handles) for line in text.split("\n"))
+        self.figure.set_figwidth(self.figure.get_figwidth() + 0.5 + 0.075 * longest)
+        self.figure.legend(
+            list(handles.values()), list(handles), title=title, loc="outside right center",
+            frameon=False, alignment="left", fontsize=9, title_fontsize=9,
+        )  # fmt: skip
+
+    def colorbar(self, image, axes, label: str) -> None:
+        """Adds a colour scale beside axes."""
+        self.figure.colorbar(image, ax=axes, label=label, pad=0.02, fraction=0.05)
+
+    def title(self, text: str) -> None:
+        """Gives the figure a title, in lines of similar length that fit its width."""
+        most = int(13 * self.figure.get_figwidth())
+        even = -(-len(text) // -(-len(text) // most))
+        widths = (even + spare for spare in range(0, most, 4))
+        fitting = (textwrap.wrap(text, min(width, most)) for width in widths)
+        fewest = len(textwrap.wrap(text, most))
+        lines = next(lines for lines in fitting if len(lines) == fewest)
+        self.figure.suptitle("\n".join(lines), fontsize=10)
 
 
 @dataclass(frozen=True)
@@ -105,56 +157,26 @@ def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool
     return register if draw is None else register(draw)
 
 
-def panels(
-    count: int, width: float, height: float, columns: int = 3, **options
-) -> tuple[Figure, list]:
-    """A figure of `count` axes of `width` x `height` inches, row by row.
+def of_run(run, label: str) -> dict[str, str]:
+    """The first columns of a run's numbers."""
+    return {"run": str(run.folder), "label": label}
 
-    `options` are those of `Figure.subplots`.
+
+def words_of(text: str) -> list[str]:
+    """The words of an option with commas, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def numbers_of(name: str, text: str, example: str) -> list[float]:
+    """The numbers of an option with commas.
+
+    Raises:
+      InputError: a word is no number.
     """
-    columns = 2 if count == 4 and columns == 3 else min(columns, count)
-    rows = -(-count // columns)
-    chart = canvas(width * columns, height * rows + 0.4)
-    grid = chart.subplots(rows, columns, squeeze=False, **options)
-    for axes in grid.flat[count:]:
-        axes.remove()
-    return chart, list(grid.flat[:count])
-
-
-def leftmost(axes) -> bool:
-    """Whether the axes are the leftmost of their row and so carry the row's label."""
-    return axes.get_subplotspec().is_first_col()
-
-
-def round_axis(axes) -> None:
-    """Whole numbers on the axis of rounds."""
-    axes.set_xlabel("round")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-
-
-def legend(chart: Figure, lines: Sequence, title: str | None = None, labels=None) -> None:
-    """Beside the axes, where it covers nothing; the figure grows for it."""
-    labels = [line.get_label() for line in lines] if labels is None else labels
-    longest = max(len(line) for text in (title or "", *labels) for line in text.split("\n"))
-    chart.set_figwidth(chart.get_figwidth() + 0.5 + 0.075 * longest)
-    chart.legend(
-        lines, labels, title=title, loc="outside right center", frameon=False, alignment="left",
-        fontsize=9, title_fontsize=9,
-    )  # fmt: skip
-
-
-def colorbar(chart: Figure, image, axes, label: str) -> None:
-    chart.colorbar(image, ax=axes, label=label, pad=0.02, fraction=0.05)
-
-
-def title(chart: Figure, text: str) -> None:
-    """A title over the whole figure, in lines of similar length that fit its width."""
-    most = int(13 * chart.get_figwidth())
-    even = -(-len(text) // -(-len(text) // most))
-    widths = (even + spare for spare in range(0, most, 4))
-    fitting = (textwrap.wrap(text, min(width, most)) for width in widths)
-    fewest = len(textwrap.wrap(text, most))
-    chart.suptitle("\n".join(next(w for w in fitting if len(w) == fewest)), fontsize=10)
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError as error:
+        raise InputError(f"--{name} must be numbers such as {example}, got {text!r}.") from error
 
 
 def require_rounds(runs: Sequence, name: str) -> None:
@@ -172,41 +194,5 @@ def over_seeds(runs: Sequence, mark: str = "band") -> str:
 
 
 def spread_of(count: int, mark: str = "band") -> str:
-    """The same for a number of seeds."""
+    """The end of a title, on lines or points of that number of seeds."""
     return f"; mean of {count} seeds, {mark} from lowest to highest" if count > 1 else ""
-
-
-def run_lines(runs: Sequence, names: Sequence[str], curves: Sequence, size, **labels):
-    """A figure with one line for each run, in the style of its algorithm.
-
-    Args:
-      runs, names: the runs and their labels.
-      curves: for each run the places along x and values [S, X].
-      size: width and height in inches.
-      **labels: of the axes.
-
-    Returns:
-      The figure and its axes.
-    """
-    chart = canvas(*size)
-    axes = chart.add_subplot()
-    styles = looks.numbers([run.algorithm for run in runs])
-    lines = [
-        band(axes, x, values, k, name)
-        for k, name, (x, values) in zip(styles, names, curves, strict=True)
-    ]
-    tidy(axes, **labels)
-    legend(chart, lines)
-    return chart, axes
-
-
-def check_choice(name: str, given: str, allowed: Sequence[str]) -> None:
-    """Raises `InputError` unless an option is one of the words allowed."""
-    if given not in allowed:
-        raise unknown_name(f"value of --{name}", given, allowed)
-
-
-def check_lengths(name: str, given: Sequence, wanted: Sequence) -> None:
-    """Raises `InputError` unless an option has one entry for each of `wanted`."""
-    allowed = f"one for each of {', '.join(map(str, wanted))}"
-    require(len(given) == len(wanted), f"--{name}", ",".join(map(str, given)), allowed)

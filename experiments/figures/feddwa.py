@@ -5,21 +5,20 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.colors import ListedColormap, Normalize, PowerNorm
 
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import require
 
-from . import drawing
 from .accuracy import of_models, side_by_side
 from .drawing import Drawing, figure
 from .matrices import (
+    Recorded,
+    add_weights,
     chosen_neighbours,
-    rounds_kept,
-    seed_row,
+    recorded,
     square_clients,
-    weight_numbers,
     within_groups,
 )
 from .runs import Run
-from .selection import labels, with_matrix
 from .settings import against_setting
 
 figure(
@@ -61,34 +60,28 @@ def neighbours(
       seed: the first by default.
     """
     require(top_k >= 1, "--top_k", top_k, "at least 1")
-    runs = with_matrix(runs, matrix)
-    names = labels(runs)
-    kept = [rounds_kept(run, rounds) for run in runs]
-    columns = max(map(len, kept))
-    chart = drawing.canvas(2.4 * columns + 0.6, 2.6 * len(runs) + 0.5)
-    grid = chart.subplots(len(runs), columns, squeeze=False)
-    table = []
-    for row, run, name, at in zip(grid, runs, names, kept, strict=True):
-        for axes in row[len(at) :]:
-            axes.remove()
-        s = seed_row(run, seed)
-        for axes, q in zip(row, at, strict=False):
-            weights = run.matrix(matrix)[s, q].mean(axis=0)
-            chosen = chosen_neighbours(weights, top_k)
-            look = ListedColormap(["white", drawing.COLOURS[0]])
-            drawing.heat(axes, chosen, Normalize(0, 1), look, edgecolors="white", linewidth=0.4)
+    of: dict[Run, list[Recorded]] = {}
+    for one in recorded(runs, matrix, rounds, seed):
+        of.setdefault(one[0], []).append(one)
+    counts = [len(matrices) for matrices in of.values()]
+    drawing = Drawing(2.4 * max(counts) + 0.6, 2.6 * len(of) + 0.5, counts)
+    look = ListedColormap(["white", plots.COLOURS[0]])
+    for row, matrices in zip(drawing.rows, of.values(), strict=True):
+        for axes, (run, name, seed_shown, number, weights) in zip(row, matrices, strict=True):
+            mean = weights.mean(axis=0)
+            chosen = chosen_neighbours(mean, top_k)
+            plots.heat(axes, chosen, Normalize(0, 1), look, edgecolors="white", linewidth=0.4)
             square_clients(axes, run)
             part = within_groups(run, chosen)
             inside = "" if part is None else f"\n{100 * part:.0f} % in own group"
-            number = int(run.matrix_rounds[q])
             axes.set_title(f"round {number}{inside}", fontsize=9)
-            chosen_weights = np.where(chosen, weights, np.nan)
-            table.append(weight_numbers(run, name, run.seeds[s], number, chosen_weights))
+            facts = {"seed": seed_shown, "round": number}
+            add_weights(drawing, run, name, np.where(chosen, mean, np.nan), **facts)
         row[0].set_ylabel(f"{name}\nclient")
-    for axes in grid[-1, : len(kept[-1])]:
+    for axes in drawing.rows[-1]:
         axes.set_xlabel("chosen client")
-    drawing.title(chart, f"The {top_k} clients with the largest weights")
-    return Drawing.of(chart, table)
+    drawing.title(f"The {top_k} clients with the largest weights")
+    return drawing
 
 
 @figure("feddwa/weights", "weights of one round, a panel for each run (FedDWA Fig. 4)")
@@ -109,20 +102,15 @@ def weights(
       rounds: one or several of the recorded ones; the first by default, as in the paper.
       seed: the first by default.
     """
-    runs = with_matrix(runs, matrix)
-    shown = [(run, name, q) for run, name in zip(runs, labels(runs), strict=True)
-             for q in rounds_kept(run, rounds)]  # fmt: skip
-    chart, grid = drawing.panels(len(shown), 3.6, 2.9)
-    table = []
-    for axes, (run, name, q) in zip(grid, shown, strict=True):
-        s = seed_row(run, seed)
-        values = run.matrix(matrix)[s, q].mean(axis=0)
+    matrices = list(recorded(runs, matrix, rounds, seed))
+    drawing = Drawing.panels(len(matrices), 3.6, 2.9)
+    for axes, (run, name, seed_shown, number, layers) in zip(drawing.axes, matrices, strict=True):
+        values = layers.mean(axis=0)
         top = float(np.nanmax(values)) or 1.0
-        image = drawing.heat(axes, values, PowerNorm(0.5, vmin=0.0, vmax=top))
+        image = plots.heat(axes, values, PowerNorm(0.5, vmin=0.0, vmax=top))
         square_clients(axes, run)
-        number = int(run.matrix_rounds[q])
         axes.set_title(f"{name}, round {number}", fontsize=9, wrap=True)
         axes.set(xlabel="sender", ylabel="receiver")
-        drawing.colorbar(chart, image, axes, "weight (white: 0)")
-        table.append(weight_numbers(run, name, run.seeds[s], number, values))
-    return Drawing.of(chart, table)
+        drawing.colorbar(image, axes, "weight (white: 0)")
+        add_weights(drawing, run, name, values, seed=seed_shown, round=number)
+    return drawing

@@ -1,15 +1,33 @@
-"""Selects and draws recorded matrices, by name, round, seed and client."""
+"""Recorded matrices by name, round, seed and client, and how they are drawn."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.results import plots
+from fedjax_pfl.utils.errors import InputError, require_name
 
-from . import drawing
-from .drawing import long_form, of_run
+from .drawing import Drawing, of_run
 from .runs import Run
+from .selection import labels, with_matrix
+
+Recorded = tuple[Run, str, int, int, np.ndarray]
+
+
+def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) -> Iterator[Recorded]:
+    """Yields (run, its label, seed, round, weights [G, N, N]) of each run and chosen round.
+
+    Args:
+      matrix: its name; runs without it are left out.
+      rounds: of `rounds_at`.
+      seed: the first by default.
+    """
+    runs = with_matrix(runs, matrix)
+    for run, name in zip(runs, labels(runs), strict=True):
+        s = seed_row(run, seed)
+        for q in rounds_at(run, rounds):
+            weights = run.matrix(matrix)[s, q].astype(float)
+            yield run, name, run.seeds[s], int(run.matrix_rounds[q]), weights
 
 
 def seed_row(run: Run, seed: int | None) -> int:
@@ -27,24 +45,24 @@ def seed_row(run: Run, seed: int | None) -> int:
     return run.seeds.index(seed)
 
 
-def rounds_kept(run: Run, words: str) -> list[int]:
+def rounds_at(run: Run, words: str) -> list[int]:
     """Positions of rounds in the run's matrices: numbers, "first", "last" or "" for all.
 
     Raises:
-      InputError: a round that was not kept.
+      InputError: a round that was not recorded.
     """
-    kept = run.matrix_rounds.tolist()
-    ends = {"first": kept[0], "last": kept[-1]}
+    rounds = run.matrix_rounds.tolist()
+    ends = {"first": rounds[0], "last": rounds[-1]}
     chosen = []
-    for word in words.split(",") if words else map(str, kept):
+    for word in words.split(",") if words else map(str, rounds):
         word = word.strip()
         number = ends[word] if word in ends else int(word) if word.isdecimal() else None
-        if number not in kept:
+        if number not in rounds:
             raise InputError(
-                f"{run.folder} kept the matrices of rounds {', '.join(map(str, kept))}, not of "
+                f"{run.folder} kept the matrices of rounds {', '.join(map(str, rounds))}, not of "
                 f"{word!r}: run with --matrix_rounds={word}."
             )
-        chosen.append(kept.index(number))
+        chosen.append(rounds.index(number))
     return chosen
 
 
@@ -57,8 +75,7 @@ def block_rows(run: Run, count: int, words: str) -> list[int]:
     names = run.blocks(count)
     chosen = [word.strip() for word in words.split(",")] if words else names
     for name in chosen:
-        if name not in names:
-            raise unknown_name("group of layers", name, names)
+        require_name("group of layers", name, names)
     return [names.index(name) for name in chosen]
 
 
@@ -81,39 +98,39 @@ def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
     return (matrix >= least * (1 - 1e-6)) & (matrix > 0)
 
 
-def weight_numbers(
-    run: Run, name: str, seed: int, number: int, weights: np.ndarray, block: str | None = None
-) -> pd.DataFrame:
-    """Weights [receiver, sender] of a seed and a round in long form."""
-    facts = {**of_run(run, name), "seed": seed, "round": number}
-    facts |= {} if block is None else {"block": block}
-    clients = range(weights.shape[1])
-    places = {"receiver": range(len(weights)), "sender": clients}
-    return long_form({"weight": weights}, places, **facts)
+def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts) -> None:
+    """Adds weights [receiver, sender] to the numbers."""
+    places = dict(zip(("receiver", "sender"), map(range, weights.shape), strict=True))
+    drawing.add({"weight": weights}, places, **of_run(run, name), **facts)
 
 
 def square_clients(axes, run: Run) -> None:
     """Square cells of a matrix, ticks of the clients, lines between groups."""
     axes.set_aspect("equal")
-    drawing.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
-    drawing.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
+    plots.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
+    plots.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
     for border in group_borders(run):
         axes.axhline(border, color="0.45", linewidth=0.6)
         axes.axvline(border, color="0.45", linewidth=0.6)
 
 
+def client_groups(run: Run) -> list[int] | None:
+    """The group of each client, if the partition has groups."""
+    groups = run.config["partition"]["options"].get("client_groups")
+    return None if groups is None or len(groups) != run.num_clients else groups
+
+
 def group_borders(run: Run) -> np.ndarray:
     """Positions between clients of different groups, if the partition has groups side by side."""
-    groups = run.config["partition"]["options"].get("client_groups")
-    if groups is None or len(groups) != run.num_clients or groups != sorted(groups):
+    groups = client_groups(run)
+    if groups is None or groups != sorted(groups):
         return np.array([])
     return np.flatnonzero(np.diff(groups)) + 0.5
 
 
 def within_groups(run: Run, chosen: np.ndarray) -> float | None:
     """Part of the chosen neighbours that are of the client's own group; None without groups."""
-    groups = run.config["partition"]["options"].get("client_groups")
-    if groups is None or len(groups) != run.num_clients or not chosen.any():
+    groups = client_groups(run)
+    if groups is None or not chosen.any():
         return None
-    groups = np.asarray(groups)
-    return float(chosen[groups[:, None] == groups[None, :]].sum() / chosen.sum())
+    return float(chosen[np.equal.outer(groups, groups)].sum() / chosen.sum())

@@ -6,20 +6,13 @@ import numpy as np
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator
 
-from ..outputs import looks
-from . import drawing
-from .drawing import Drawing, figure, long_form, of_run
-from .matrices import (
-    block_rows,
-    check_client,
-    rounds_kept,
-    seed_row,
-    square_clients,
-    weight_numbers,
-)
+from fedjax_pfl.results import plots
+
+from .drawing import SMALL, Drawing, figure, of_run, over_seeds
+from .matrices import add_weights, block_rows, check_client, recorded, rounds_at, square_clients
 from .runs import Run
 from .scores import curve
-from .selection import labels, with_matrix
+from .selection import labels, with_matrix, with_styles
 from .settings import TRAFFIC, against_setting
 
 COLOURED = 12  # senders that have a colour
@@ -46,36 +39,33 @@ def layerwise(
     """
     runs = with_matrix(runs, matrix)
     check_client(runs, client)
-    names = labels(runs)
-    chart = drawing.canvas(8.4, 3.8)
-    left, right = chart.subplots(1, 2)
-    lines, table, shown, numbers = [], [], [], set()
-    styles = looks.numbers([run.algorithm for run in runs])
-    for k, run, name in zip(styles, runs, names, strict=True):
+    drawing = Drawing(8.4, 3.8, [2])
+    left, right = drawing.axes
+    layers: list[str] = []
+    numbers = set()
+    for run, name, k in with_styles(runs):
         values = curve(run, np.array([client]), "personalized", "test")
-        lines.append(drawing.band(left, run.eval_rounds, values, k, name))
-        q = rounds_kept(run, rounds)[0]
+        drawing.band(left, run.eval_rounds, values, k, name)
+        q = rounds_at(run, rounds)[0]
         own = run.matrix(matrix)[:, q, :, client, client].astype(float)  # [S, G]
         blocks = run.result.blocks if own.shape[1] == 1 else run.blocks(own.shape[1])
         own = np.broadcast_to(own, (len(own), len(blocks)))
-        shown += [block for block in blocks if block not in shown]
-        look = {"marker": drawing.marker(k), "markersize": 5}
-        drawing.band(right, [shown.index(block) for block in blocks], own, k, **look)
+        layers += [block for block in blocks if block not in layers]
+        look = {"marker": plots.marker(k), "markersize": 5}
+        plots.band(right, [layers.index(block) for block in blocks], own, k, **look)
         number = int(run.matrix_rounds[q])
         numbers.add(number)
         places = {"seed": run.seeds, "round": [number], "block": blocks, "receiver": [client]}
-        places["sender"] = [client]
-        table.append(long_form({"weight": own}, places, **of_run(run, name)))
-    drawing.tidy(left, ylabel=f"accuracy of client {client}, %")
-    drawing.round_axis(left)
-    right.set_xticks(range(len(shown)), shown, rotation=30 if len(shown) > 5 else 0)
+        drawing.add({"weight": own}, places | {"sender": [client]}, **of_run(run, name))
+    plots.tidy(left, xlabel="round", ylabel=f"accuracy of client {client}, %")
+    left.xaxis.get_major_locator().set_params(integer=True)
+    right.set_xticks(range(len(layers)), layers, rotation=30 if len(layers) > 5 else 0)
     which = f"round {numbers.pop()}" if len(numbers) == 1 else f"{rounds} round"
-    drawing.tidy(right, xlabel="layer", ylabel=f"own weight of client {client}, {which}")
+    plots.tidy(right, xlabel="layer", ylabel=f"own weight of client {client}, {which}")
     right.set_ylim(bottom=0)
-    drawing.legend(chart, lines)
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"Client {client}{seeds}")
-    return Drawing.of(chart, table)
+    drawing.legend()
+    drawing.title(f"Client {client}{over_seeds(runs)}")
+    return drawing
 
 
 @figure("pfedla/evolution", "a client's weights by round and layer (pFedLA Fig. 5)")
@@ -102,37 +92,32 @@ def evolution(
     total = sum(np.pad(w.mean(axis=(0, 1)), (0, most - w.shape[-1])) for *_, w in panels)
     others = [int(j) for j in np.argsort(-total, kind="stable") if j != client]
     # Every seventh style is black, which is the client itself.
-    colours = {j: k + k // 6 for k, j in enumerate(sorted(others[:COLOURED]))}
-    chart, grid = drawing.panels(len(panels), 3.3, 2.9, sharey=True)
-    lines, table = {}, []
-    for axes, (run, name, layer, weights) in zip(grid, panels, strict=True):
+    styles = {j: k + k // 6 for k, j in enumerate(sorted(others[:COLOURED]))}
+    roles = {} if len(runs) > 1 else dict(enumerate(_roles(runs[0])))
+    senders = {j: f"client {j}{roles.get(j, '')}" for j in styles} | {client: "itself"}
+    own = {"color": "black", "linewidth": 2.2, "zorder": 3}
+    drawing = Drawing.panels(len(panels), 3.3, 2.9, sharey=True)
+    for axes, (run, name, layer, weights) in zip(drawing.axes, panels, strict=True):
         for j in range(weights.shape[-1]):
-            value, rounds = weights[:, :, j], run.matrix_rounds
-            if j == client:
-                look = {"color": "black", "linewidth": 2.2, "zorder": 3}
-                lines["itself"] = drawing.band(axes, rounds, value, 0, **look)
-            elif j in colours:
-                lines[j] = drawing.band(axes, rounds, value, colours[j])
-            else:
-                lines["another"] = drawing.band(axes, rounds, value, None)
+            style, look = (0, own) if j == client else (styles.get(j), {})
+            sender = senders.get(j, "another")
+            drawing.band(axes, run.matrix_rounds, weights[:, :, j], style, sender, **look)
         places = {"seed": run.seeds, "round": run.matrix_rounds, "block": [layer]}
         places |= {"receiver": [client], "sender": range(weights.shape[-1])}
-        table.append(long_form({"weight": weights}, places, **of_run(run, name)))
-        axes.set_title(f"{name}: {layer}" if len(runs) > 1 else layer, fontsize=10)
-        drawing.tidy(axes, ylabel="weight (scale of roots)" if drawing.leftmost(axes) else "")
-        drawing.round_axis(axes)
+        drawing.add({"weight": weights}, places, **of_run(run, name))
+        axes.set_title(f"{name}: {layer}" if len(runs) > 1 else layer, **SMALL)
+    drawing.by_round("weight (scale of roots)")
     # All axes share it; roots, since others' weights are small compared to the client's own.
-    grid[0].set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
-    top = max(float(np.nanmax(weights)) for *_, weights in panels)
-    grid[0].set_ylim(0, 1.05 * top)
-    grid[0].yaxis.set_major_locator(FixedLocator([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1]))
-    known = [key for key in ("itself", *sorted(colours), "another") if key in lines]
-    roles = {} if len(runs) > 1 else dict(enumerate(_roles(runs[0])))
-    names = [f"client {key}{roles.get(key, '')}" if key in colours else key for key in known]
-    drawing.legend(chart, [lines[key] for key in known], "weight of", names)
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"{matrix} weights of client {client}{seeds}")
-    return Drawing.of(chart, table)
+    first = drawing.axes[0]
+    first.set_yscale("function", functions=(lambda y: np.sqrt(np.maximum(y, 0)), np.square))
+    first.set_ylim(0, 1.05 * max(float(np.nanmax(weights)) for *_, weights in panels))
+    first.yaxis.set_major_locator(FixedLocator([0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1]))
+    known = [
+        n for n in ("itself", *map(senders.get, sorted(styles)), "another") if n in drawing.handles
+    ]
+    drawing.legend("weight of", {name: drawing.handles[name] for name in known})
+    drawing.title(f"{matrix} weights of client {client}{over_seeds(runs)}")
+    return drawing
 
 
 def _roles(run: Run) -> list[str]:
@@ -160,35 +145,30 @@ def matrices(
       rounds: some of the recorded ones; the last by default.
       seed: the first by default.
     """
-    runs = with_matrix(runs, matrix)
-    rows = []
-    for run, name in zip(runs, labels(runs), strict=True):
-        for q in rounds_kept(run, rounds):
-            s = seed_row(run, seed)
-            weights = run.matrix(matrix)[s, q].astype(float)
-            chosen = block_rows(run, len(weights), block)
-            layers = [run.blocks(len(weights))[g] for g in chosen]
-            rows.append(
-                (run, name, run.seeds[s], int(run.matrix_rounds[q]), layers, weights[chosen])
-            )
-    columns = max(len(layers) for *_, layers, _ in rows)
-    chart = drawing.canvas(2.5 * columns + 1.3, 2.7 * len(rows) + 0.3)
-    grid = chart.subplots(len(rows), columns, squeeze=False)
-    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(np.nanmax(w)) for *_, w in rows) or 1.0)
-    table, used = [], []
-    for line, (run, name, seed_shown, number, layers, weights) in zip(grid, rows, strict=True):
-        for axes in line[len(layers) :]:
-            axes.remove()
-        for axes, layer, values in zip(line, layers, weights, strict=False):
-            image = drawing.heat(axes, values, norm)
-            used.append(axes)
+    rows = list(recorded(runs, matrix, rounds, seed))
+    chosen = [block_rows(run, len(weights), block) for run, *_, weights in rows]
+    counts = [len(layers) for layers in chosen]
+    drawing = Drawing(2.5 * max(counts) + 1.3, 2.7 * len(rows) + 0.3, counts)
+    norm = _roots([weights[layers] for (*_, weights), layers in zip(rows, chosen, strict=True)])
+    for row, one, layers in zip(drawing.rows, rows, chosen, strict=True):
+        run, name, seed_shown, number, weights = one
+        for axes, g in zip(row, layers, strict=True):
+            image = plots.heat(axes, weights[g], norm)
             square_clients(axes, run)
-            axes.set_title(layer, fontsize=10)
+            layer = run.blocks(len(weights))[g]
+            axes.set_title(layer, **SMALL)
             axes.set_xlabel("sender")
-            table.append(weight_numbers(run, name, seed_shown, number, values, layer))
-        line[0].set_ylabel(f"{name}, round {number}\nreceiver")
-    drawing.colorbar(chart, image, used, "weight (white: 0)")
-    return Drawing.of(chart, table)
+            facts = {"seed": seed_shown, "round": number, "block": layer}
+            add_weights(drawing, run, name, weights[g], **facts)
+        row[0].set_ylabel(f"{name}, round {number}\nreceiver")
+    drawing.colorbar(image, drawing.axes, "weight (white: 0)")
+    return drawing
+
+
+def _roots(weights: Sequence[np.ndarray]) -> PowerNorm:
+    """The colour scale of square roots from 0 to the largest weight."""
+    top = max(float(np.nanmax(one)) for one in weights) or 1.0
+    return PowerNorm(0.5, vmin=0.0, vmax=top)
 
 
 @figure("pfedla/layers", "weights of all layers for one client (pFedLA Fig. 7)")
@@ -208,29 +188,22 @@ def layers_of_client(
       rounds: some of the recorded ones; the last by default.
       seed: the first by default.
     """
-    runs = with_matrix(runs, matrix)
-    check_client(runs, client)
-    panels = []
-    for run, name in zip(runs, labels(runs), strict=True):
-        for q in rounds_kept(run, rounds):
-            s = seed_row(run, seed)
-            weights = run.matrix(matrix)[s, q, :, client].astype(float)  # [G, N]
-            panels.append((run, name, run.seeds[s], int(run.matrix_rounds[q]), weights))
+    check_client(with_matrix(runs, matrix), client)
+    panels = list(recorded(runs, matrix, rounds, seed))
     tallest = max(len(weights) for *_, weights in panels)
-    chart, grid = drawing.panels(len(panels), 4.2, 1.6 + 0.28 * tallest, columns=2)
-    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(np.nanmax(w)) for *_, w in panels) or 1.0)
-    table = []
-    for axes, (run, name, seed_shown, number, weights) in zip(grid, panels, strict=True):
-        image = drawing.heat(axes, weights, norm)
+    drawing = Drawing.panels(len(panels), 4.2, 1.6 + 0.28 * tallest, columns=2)
+    norm = _roots([weights[:, client] for *_, weights in panels])
+    for axes, (run, name, seed_shown, number, weights) in zip(drawing.axes, panels, strict=True):
+        image = plots.heat(axes, weights[:, client], norm)
         names = run.blocks(len(weights))
         axes.set_yticks(range(len(names)), names)
-        drawing.client_ticks(axes.xaxis, run.num_clients, 12, run.client_names)
-        axes.set_title(f"{name}, round {number}", fontsize=10)
+        plots.client_ticks(axes.xaxis, run.num_clients, 12, run.client_names)
+        axes.set_title(f"{name}, round {number}", **SMALL)
         axes.set_xlabel("sender")
         places = {"block": names, "receiver": [client], "sender": range(run.num_clients)}
         facts = {**of_run(run, name), "seed": seed_shown, "round": number}
-        table.append(long_form({"weight": weights}, places, **facts))
-    grid[0].set_ylabel("layer")
-    drawing.colorbar(chart, image, grid, "weight (white: 0)")
-    drawing.title(chart, f"{matrix} weights of client {client}")
-    return Drawing.of(chart, table)
+        drawing.add({"weight": weights[:, client]}, places, **facts)
+    drawing.axes[0].set_ylabel("layer")
+    drawing.colorbar(image, drawing.axes, "weight (white: 0)")
+    drawing.title(f"{matrix} weights of client {client}")
+    return drawing

@@ -1,10 +1,12 @@
 """The table that a paper prints: algorithms by data sets, or by the values of any setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedjax_pfl.results.intervals import interval, interval_notes, mean_with_interval
 from fedjax_pfl.results.notes import grouped
@@ -22,32 +24,11 @@ SPREADS = ("std", "interval")
 RANKED = "Of each column the best mean is bold, the second underlined."
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The scores of one row in one column by seed; fractions, such as accuracies, in percent."""
-
-    scores: Mapping[int, float]
-
-    @property
-    def values(self) -> np.ndarray:
-        return np.array(list(self.scores.values()))
-
-    @property
-    def mean(self) -> float:
-        return float(self.values.mean())
-
-    def spread(self, kind: str) -> float | None:
-        """Deviation over seeds, or half the width of its 95 % interval; None for one seed."""
-        if kind == "interval":
-            return interval(self.values)
-        return float(self.values.std(ddof=1)) if len(self.scores) > 1 else None
-
-    def text(self, kind: str, measure: Measure) -> str:
-        if kind == "interval":
-            return mean_with_interval(self.values, measure)
-        deviation = self.spread(kind)
-        more = "" if deviation is None else f" ± {measure.shown(deviation)}"
-        return measure.shown(self.mean) + more
+def _spread(values: np.ndarray, kind: str) -> float | None:
+    """Deviation over seeds, or half the width of its 95 % interval; None for one seed."""
+    if kind == "interval":
+        return interval(values)
+    return float(values.std(ddof=1)) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -55,68 +36,69 @@ class Pivot:
     """A table of rows by the values of a setting.
 
     Attributes:
-      name: the setting whose values are the columns.
-      rows, columns: their labels, in the order of the runs.
-      cells: by (row, column).
+      scores: by "row", column (the name of the setting), "seed", and the measure; fractions, such
+        as accuracies, in percent.
       spread: "std" or "interval".
       notes: below the table, a line each.
       over: the clients of the means, in words.
       measure: of the cells.
     """
 
-    name: str
-    rows: list[str]
-    columns: list[str]
-    cells: dict[tuple[str, str], Cell]
+    scores: pd.DataFrame
     spread: str
     notes: list[str]
     over: str
     measure: Measure = ACCURACY
 
-    def places(self, column: str) -> dict[str, int]:
-        """The best rows of a column (0) and the second best (1), by means as they are printed."""
-        cells = {r: self.cells[r, column] for r in self.rows if (r, column) in self.cells}
-        means = {row: float(self.measure.shown(cell.mean)) for row, cell in cells.items()}
+    @cached_property
+    def cells(self) -> dict[tuple[str, str], np.ndarray]:
+        """The scores of each (row, column) by seed, in the order of the runs."""
+        *place, _, value = self.scores.columns
+        groups = self.scores.groupby(place, sort=False)[value]
+        return {at: values.to_numpy() for at, values in groups}
+
+    def text(self, values: np.ndarray) -> str:
+        """A cell."""
+        if self.spread == "interval":
+            return mean_with_interval(values, self.measure)
+        deviation = _spread(values, self.spread)
+        more = "" if deviation is None else f" ± {self.measure.shown(deviation)}"
+        return self.measure.shown(float(values.mean())) + more
+
+    def emphasis(self, column: str) -> dict[str, str]:
+        """The best rows of a column in bold, the second best underlined, by means as printed."""
+        cells = {row: values for (row, other), values in self.cells.items() if other == column}
+        means = {row: float(self.measure.shown(float(one.mean()))) for row, one in cells.items()}
         order = sorted(set(means.values()), reverse=self.measure.higher)[:2]
         if len(means) < 2:
             return {}
-        return {row: order.index(mean) for row, mean in means.items() if mean in order}
+        forms = dict(zip(order, (BOLD, UNDERLINED), strict=False))
+        return {row: forms[mean] for row, mean in means.items() if mean in forms}
 
     def table(self) -> Table:
         """The best cell of each column in bold, the second best underlined."""
-        body = [
-            [cell and cell.text(self.spread, self.measure)
-             for cell in (self.cells.get((row, column)) for column in self.columns)]
-            for row in self.rows
-        ]  # fmt: skip
-        made = Table.of_cells(
-            ["", *self.columns],
-            [[name, *line] for name, line in zip(self.rows, body, strict=True)],
-        )
+        rows, columns = (self.scores.iloc[:, axis].unique().tolist() for axis in (0, 1))
+        texts = {at: self.text(values) for at, values in self.cells.items()}
+        body = [[row, *(texts.get((row, column)) for column in columns)] for row in rows]
         emphasis = {
-            (self.rows.index(row), str(k)): (BOLD, UNDERLINED)[place]
-            for k, column in enumerate(self.columns, start=1)
-            for row, place in self.places(column).items()
+            (rows.index(row), str(k)): form
+            for k, column in enumerate(columns, start=1)
+            for row, form in self.emphasis(column).items()
         }
+        made = Table.of_cells(["", *columns], body)
         return replace(made, notes=self.notes, emphasis=emphasis)
 
     def write(self, folder: Path, text: str) -> None:
         """Writes the table; a line for each cell in `table.csv`, for each score in `seeds.csv`."""
         end = "_percent" if self.measure.fraction else ""
-        heading = ("row", self.name, "seeds", f"mean{end}", f"{self.spread}{end}")
+        heading = (*self.scores.columns[:2], "seeds", f"mean{end}", f"{self.spread}{end}")
         numbers = [
-            (*at, len(cell.scores), cell.mean, cell.spread(self.spread))
-            for at, cell in self.cells.items()
+            (*at, len(values), float(values.mean()), _spread(values, self.spread))
+            for at, values in self.cells.items()
         ]
-        seeds = [
-            (*at, seed, value) for at, cell in self.cells.items()
-            for seed, value in cell.scores.items()
-        ]  # fmt: skip
         made = self.table()
-        write_tables(
-            folder, text, made, made.to_latex("c"), Table.of_cells(heading, numbers),
-            [("row", self.name, "seed", self.measure.column), *seeds],
-        )  # fmt: skip
+        latex, numbers = made.to_latex("c"), Table.of_cells(heading, numbers)
+        write_tables(folder, text, made, latex, numbers, self.scores)
 
 
 def pivoted(
@@ -160,42 +142,42 @@ def pivoted(
         words = [f"{n.partition('.')[2] or n}={shown(run.settings[n])}" for n in own]
         return ", ".join([run.algorithm, *words])
 
-    cells: dict[tuple[str, str], dict[int, float]] = {}
+    scores: list[tuple[str, str, int, float]] = []
     pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[str, list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
-        place = renamed(row_of(run)), renamed(column)
-        cell, same = cells.setdefault(place, {}), pooled.setdefault(place, [])
+        place, what = (renamed(row_of(run)), renamed(column)), f"{row_of(run)} with {name} {column}"
+        same = pooled.setdefault(place, [])
+        for other in same:
+            both = set(run.seeds) & set(other.seeds)
+            if both:
+                raise InputError(
+                    f"{run.folder} is {what} and seed {min(both)}, which another run is, too: "
+                    "leave one of them out."
+                )
         same.append(run)
         if len(same) > 1 and REVISION in apart(same) and name != REVISION:
             raise InputError(
-                f"{same[0].folder} and {run.folder} are both {row_of(run)} with {name} {column}, "
-                "but one has no recorded revision, or another one: leave one of them out."
+                f"{same[0].folder} and {run.folder} are both {what}, but one has no recorded "
+                "revision, or another one: leave one of them out."
             )
-        for seed, value in zip(run.seeds, values.tolist(), strict=True):
-            if seed in cell:
-                raise InputError(
-                    f"{run.folder} is {row_of(run)} with {name} {column} and seed {seed}, which "
-                    "another run is, too: leave one of them out."
-                )
-            cell[seed] = value
-        said = remarks.setdefault(renamed(row_of(run)), [])
-        said += [one for one in run.remarks if one not in said]
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    made = {where: Cell(scores) for where, scores in cells.items()}
-    several = [cell for cell in made.values() if len(cell.scores) > 1]
-    notes = [RANKED, *grouped(remarks), *mixed_code(pooled.values())]
-    counts = sorted({len(cell.scores) for cell in made.values()})
-    seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    what = {"std": "deviation", "interval": "half of the 95 % interval"}[spread]
+        scores += [(*place, s, v) for s, v in zip(run.seeds, values.tolist(), strict=True)]
+        sentences = remarks.setdefault(place[0], [])
+        sentences += [one for one in run.remarks if one not in sentences]
+    measure = runs[0].measure
+    frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
+    made = Pivot(frame, spread, [], who(runs, chosen, average), measure)
+    several = [values for values in made.cells.values() if len(values) > 1]
+    made.notes.extend([RANKED, *grouped(remarks), *mixed_code(pooled.values())])
     if several:
-        notes.insert(0, f"±: {what} over seeds, {seeds} of them.")
+        counts = sorted({len(values) for values in made.cells.values()})
+        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        kind = {"std": "deviation", "interval": "half of the 95 % interval"}[spread]
+        made.notes.insert(0, f"±: {kind} over seeds, {seeds} of them.")
     if spread == "interval":
-        notes += interval_notes([cell.values for cell in several], *runs[0].measure.range)
-    over = who(runs, chosen, average)
-    labels = [renamed(column) for column in columns]
-    return Pivot(name, rows, labels, made, spread, notes, over, runs[0].measure)
+        made.notes.extend(interval_notes(several, *measure.range))
+    return made
 
 
 def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:

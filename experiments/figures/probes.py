@@ -107,8 +107,8 @@ def flag_words(name: str, value: Any) -> list[str]:
 
 def settings(algorithm: str, hyperparameters: Mapping[str, Any]) -> list[str]:
     """What --set takes for such an algorithm; None stands for no value, and is the default."""
-    given = hyperparameters.items()
-    return [f"{algorithm}.{name}={value}" for name, value in given if value is not None]
+    values = hyperparameters.items()
+    return [f"{algorithm}.{name}={value}" for name, value in values if value is not None]
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
@@ -258,7 +258,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 
     step = ctx.sgd_step(extra_loss=regularizer)
 
-    def noted(carry, batch, rng, broadcast, client):
+    def recording_step(carry, batch, rng, broadcast, client):
         state, norms = carry
         state = step(state, batch, rng, broadcast, client)
         return state, norms.at[client.step + 1].set(estimate(state.model["params"]))
@@ -266,7 +266,7 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
     first = jax.vmap(lambda one: estimate(one["params"]))(model)
     norms = jnp.zeros((1, steps + 1, num_classes), first.dtype).at[:, 0].set(first)
     (_, norms), *_ = ctx.run_clients(
-        noted,
+        recording_step,
         (step.begin_all(model), norms),
         rows=jnp.asarray(client, jnp.int32)[None],
         schedule=replace(federation.schedule, epochs=1, steps=None),

@@ -1,9 +1,11 @@
 """The table over finished runs, a row for each, and the files of such tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.intervals import TITLE, half_width, half_widths
@@ -61,7 +63,7 @@ def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
 
 
 def write_tables(
-    folder: Path, text: str, table: Table, latex: str, numbers: Table, seeds: Sequence[tuple]
+    folder: Path, text: str, table: Table, latex: str, numbers: Table, scores: pd.DataFrame
 ) -> None:
     """Writes `table.md`, `table.tex`, `table.csv` and `seeds.csv`.
 
@@ -70,12 +72,11 @@ def write_tables(
       text: the meaning of the numbers, above the table.
       table: for `table.md`; latex: the content of `table.tex`.
       numbers: for `table.csv`.
-      seeds: the lines of `seeds.csv`, the heading first.
+      scores: for `seeds.csv`.
     """
     with writing(folder):
         folder.mkdir(parents=True)
     write_text(folder / "table.md", "\n\n".join([text, table.to_markdown(), *table.notes]) + "\n")
     write_text(folder / "table.tex", f"% {text}\n{latex}")
     write_text(folder / "table.csv", numbers.to_csv())
-    heading, *lines = seeds
-    write_text(folder / "seeds.csv", Table.of_cells(heading, lines).to_csv())
+    write_text(folder / "seeds.csv", scores.to_csv(index=False, lineterminator="\r\n"))

@@ -3,11 +3,7 @@
 `experiments.outputs.run_files` describes the files of a run's folder.
 """
 
-import glob
-import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,15 +11,11 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json, require_version
-from fedjax_pfl.data.files import as_path
 from fedjax_pfl.results.notes import row_remarks
-from fedjax_pfl.results.result_files import OLDER, PLAIN, damaged, remedy
+from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
 from ..cli.flags import RULE_FLAG
-from ..cli.run_folder import EARLIER
-from ..cli.start import called
 from ..outputs.run_files import client_records
 
 # Flags of places and of the execution, which do not change the results.
@@ -35,17 +27,9 @@ PLACES = {
     "accept_changed_code",
 }  # fmt: skip
 CONFIG, SUMMARY = "config.json", "summary.json"
-# What figures read of a configuration.
-FORM = {
-    "algorithm": str, "hyperparameters": dict, "seeds": list, "model": dict,
-    "flags": {"comparison": {"algorithms": list}, "data": dict, "rule": dict},
-    "partition": {"rule": str, "options": dict},
-}  # fmt: skip
-KINDS = {str: "a text", dict: "an object", list: "a list"}
 ALGORITHM, REVISION = "algorithm", "revision"
 CODE = "code"  # of the user's own, file by file
 SCALING = "input_scaling"  # of the same samples
-DEPTH = 4  # folders below a given one that are searched
 
 
 @dataclass(frozen=True, eq=False)
@@ -221,8 +205,8 @@ class Run:
     @cached_property
     def data(self) -> dict[str, Any]:
         """The identity of its data: data set, partition, and number of clients."""
-        described = self.config.get("dataset", {})
-        known = {f"dataset {name}": described[name] for name in described if name != SCALING}
+        dataset = self.config.get("dataset", {})
+        known = {f"dataset {name}": dataset[name] for name in dataset if name != SCALING}
         for name, value in self.summary.items():
             if name.startswith(("dataset", "partition_")):
                 known[name] = value
@@ -247,139 +231,3 @@ def same_data(run: Run, other: Run) -> bool:
     """Whether both have the same data set and partition, as far as both record it."""
     common = run.data.keys() & other.data.keys()
     return all(run.data[name] == other.data[name] for name in common)
-
-
-def find(
-    folders: Sequence[str], algorithms: Sequence[str] = (), metric: str | None = None
-) -> list[Run]:
-    """Finished runs in the folders given and below them, in that order, each once.
-
-    Args:
-      folders: an algorithm's folder, a comparison's, or one of many comparisons; * and ? match
-        names.
-      algorithms: only these; all by default.
-      metric: the measure that is shown; by default the headline of their task.
-
-    Raises:
-      InputError: no such folder, nothing finished in it, an algorithm that none of them ran, a
-        metric that one of them lacks, or runs of tasks with several headlines.
-    """
-    found: dict[Path, Run] = {}
-    for word in folders:
-        word = str(as_path("The folder of a run", word))
-        matches = sorted(glob.glob(word), key=natural) if glob.has_magic(word) else [word]
-        if not matches:
-            raise InputError(f"No folder matches {word}.")
-        for match in map(Path, matches):
-            if not match.is_dir():
-                raise InputError(f"No folder {match}: --runs takes folders of finished runs.")
-            below = [match.glob("/".join(["*"] * k) + "/summary.json" if k else "summary.json")
-                     for k in range(DEPTH)]  # fmt: skip
-            summaries = sorted(
-                (path for paths in below for path in paths
-                 if not path.parent.name.startswith(".")  # half-written
-                 and EARLIER not in path.relative_to(match).parts),
-                key=natural,
-            )  # fmt: skip
-            if not summaries:
-                raise InputError(
-                    f"{match} is no finished run: neither it nor a folder in it has a "
-                    f"summary.json, which `{called('run')}` writes last."
-                )
-            for path in summaries:
-                found.setdefault(path.parent.resolve(), read(path.parent))
-    runs = sorted_by_given(list(found.values()))
-    ran = {run.algorithm for run in runs}
-    chosen = {pfl.core.algorithm_name(name, ran, "algorithm among the runs") for name in algorithms}
-    return measured([run for run in runs if not chosen or run.algorithm in chosen], metric)
-
-
-def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
-    """The runs with the measure that is shown.
-
-    Raises:
-      InputError: a run lacks it, or they have several headlines and none is chosen.
-    """
-    runs = [replace(run, metric=metric) for run in runs]
-    for run in runs:
-        known = [one.name for one in run.result.measures]
-        if metric is not None and metric not in known:
-            raise InputError(
-                f"{run.folder} has no {metric!r}: it has {', '.join(known)}; --metrics of a run "
-                "says what is measured."
-            )
-    if runs and (other := next((r for r in runs if r.measure != runs[0].measure), None)):
-        raise InputError(
-            f"{runs[0].folder} leads with {runs[0].measure.name}, {other.folder} with "
-            f"{other.measure.name}: they do not compare."
-        )
-    return runs
-
-
-def natural(path: str | Path) -> list:
-    """Sorts k2 before k10."""
-    parts = re.split(r"(\d+(?:\.\d+)?)", str(path))
-    return [(0, float(part), "") if part[:1].isdigit() else (1, 0.0, part) for part in parts]
-
-
-def sorted_by_given(runs: list[Run]) -> list[Run]:
-    """Algorithms of one comparison in the order that its --algorithms names them."""
-    places = {run.folder.parent: i for i, run in reversed(list(enumerate(runs)))}
-
-    def key(run: Run):
-        named = run.config["flags"]["comparison"]["algorithms"]
-        at = named.index(run.algorithm) if run.algorithm in named else len(named)
-        return places[run.folder.parent], at
-
-    return sorted(runs, key=key)
-
-
-def read(folder: Path) -> Run:
-    """The run of an algorithm's folder.
-
-    Raises:
-      InputError: its files aren't as `experiments.run` writes them; names the file and the remedy.
-    """
-    contents = []
-    for name in (CONFIG, SUMMARY):
-        try:
-            contents.append(read_json(folder / name))
-        except InputError as error:
-            raise InputError(f"{folder} is no finished run: {error} {remedy(folder)}") from error
-    config, summary = contents
-    versions = config.get("versions")
-    if isinstance(versions, dict) and "fedjax_pfl" in versions:
-        require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)
-    for trouble in itertools.chain(_misfits(config, FORM), _other_troubles(config)):
-        raise damaged(folder / CONFIG, trouble)
-    if not isinstance(summary.get("partition_hash", ""), str):
-        raise damaged(folder / SUMMARY, "partition_hash must be a text")
-    return Run(folder, config, summary)
-
-
-def _misfits(content: Mapping[str, Any], form: Mapping[str, Any], where: str = "") -> Iterator[str]:
-    """Yields a sentence for each entry that is missing or of another form."""
-    for name, kind in form.items():
-        entry, wanted = f"{name}{where}", dict if isinstance(kind, Mapping) else kind
-        if name not in content:
-            yield f"it lacks {entry}, perhaps as another version's"
-        elif not isinstance(content[name], wanted):
-            yield f"{entry} must be {KINDS[wanted]}, and is {shown(content[name])}"
-        elif isinstance(kind, Mapping):
-            yield from _misfits(content[name], kind, f" of {name}")
-
-
-def _other_troubles(config: Mapping[str, Any]) -> Iterator[str]:
-    seeds, options = config["seeds"], config["partition"]["options"]
-    if not seeds or not all(type(seed) is int for seed in seeds):
-        yield f"seeds must be whole numbers, and are {shown(seeds)}"
-    for group, values in config["flags"].items():
-        if not isinstance(values, dict):
-            yield f"flags of {shown(group)} must be an object, and are {shown(values)}"
-    if not isinstance(config.get("training", {}), dict):
-        yield f"training must be an object, and is {shown(config['training'])}"
-    if not all(isinstance(name, str) for name in config["flags"]["comparison"]["algorithms"]):
-        yield "the algorithms must be names"
-    for option in ("client_groups", "roles"):
-        if not isinstance(options.get(option, []), list | None):
-            yield f"{option} of the partition must be a list"

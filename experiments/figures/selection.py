@@ -10,6 +10,7 @@ from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
 from ..cli.provenance import made_with
+from ..outputs import looks
 from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.
@@ -35,11 +36,11 @@ def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: s
     Raises:
       InputError: there is none; "none of the runs has `what`: `remedy`".
     """
-    kept = [run for run in runs if has(run)]
-    if not kept:
+    chosen = [run for run in runs if has(run)]
+    if not chosen:
         some = ", ".join(str(run.folder) for run in runs[:3]) + (", ..." if len(runs) > 3 else "")
         raise InputError(f"None of the runs has {what} ({some}): {remedy}.")
-    return kept
+    return chosen
 
 
 def with_record(runs: Sequence[Run], name: str) -> list[Run]:
@@ -142,22 +143,22 @@ def setting(runs: Sequence[Run], name: str) -> list[Run]:
     Raises:
       InputError: none has it; names the nearest.
     """
-    kept = [run for run in runs if name in run.settings]
-    if not kept:
+    having_it = [run for run in runs if name in run.settings]
+    if not having_it:
         known = varying(runs) or sorted({name for run in runs for name in run.settings})
         bare = [name.partition(".")[2] for name in known if "." in name]
         raise unknown_name("setting", name, {*known, *bare})
     if name == DATASET:
-        _name_data(kept)
-    return kept
+        _name_data(having_it)
+    return having_it
 
 
 def _name_data(runs: Sequence[Run]) -> None:
     """Writes a data set's name in place of its path, such as npz:a/mine.npz, if no other has it."""
-    given = [str(run.settings[DATASET]) for run in runs]
-    names = [str(run.summary.get(DATASET, where)) for run, where in zip(runs, given, strict=True)]
-    pairs = set(zip(given, names, strict=True))
-    for run, where, name in zip(runs, given, names, strict=True):
+    paths = [str(run.settings[DATASET]) for run in runs]
+    names = [str(run.summary.get(DATASET, where)) for run, where in zip(runs, paths, strict=True)]
+    pairs = set(zip(paths, names, strict=True))
+    for run, where, name in zip(runs, paths, names, strict=True):
         if ":" in where and sum(name == other for _, other in pairs) == 1:
             run.settings[DATASET] = name
 
@@ -197,6 +198,12 @@ def labels(runs: Sequence[Run]) -> list[str]:
     if hidden:
         chosen = [f"{name} ({run.data_name})" for name, run in zip(chosen, runs, strict=True)]
     return [renamed(name) for name in chosen]
+
+
+def with_styles(runs: Sequence[Run]) -> list[tuple[Run, str, int]]:
+    """Each run with its label and the style of its algorithm's line."""
+    styles = looks.numbers([run.algorithm for run in runs])
+    return list(zip(runs, labels(runs), styles, strict=True))
 
 
 _LABELS: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=None)

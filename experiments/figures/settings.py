@@ -1,21 +1,22 @@
 """Accuracy, and any record, against a setting over several runs, as in most ablations."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import looks
-from . import drawing
-from .drawing import Drawing, figure, long_form
+from .drawing import Drawing, figure, spread_of, words_of
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, renamed, setting, shown, varying, with_record, with_scores
 
 TRAFFIC = "traffic"
+UNITS = {TRAFFIC: "MB a client sends and receives in a round"}
 LOG_FROM = 20  # largest over smallest value from which an axis is logarithmic
+Key = tuple  # values of one or several settings
 
 
 @figure("accuracy/setting", "accuracy against any setting of several runs, lines by another")
@@ -38,7 +39,7 @@ def against_setting(
     Args:
       x: a setting, or several with commas, as names in `config.json`: a flag such as alpha, a
         hyperparameter such as top_k or feddwa.top_k (only FedDWA's runs then).
-      group: likewise; "" for one line.
+      group: further ones for the lines; "" for one line.
       score: "final", "best" or "last_tenth".
       model, split: which accuracy.
       record: shown beside it: an algorithm's record for each client, as the mean over clients in
@@ -48,118 +49,102 @@ def against_setting(
     Raises:
       InputError: unknown names, or runs at one point that differ in other settings than these.
     """
-    axes_names, line_names = _names(x), _names(group)
-    if not axes_names:
+    x_names, line_names = words_of(x), words_of(group)
+    if not x_names:
         differ = ", ".join(varying(runs)) or "no setting"
         raise InputError(f"Choose a setting with --x=NAME; these runs differ in {differ}.")
     runs = with_scores(runs, [model], split)
-    for name in (*axes_names, *line_names):
+    for name in (*x_names, *line_names):
         runs = setting(runs, name)
     if record and record != TRAFFIC:
         runs = with_record(runs, record)
     rows = chosen_clients(runs, clients, model, split)
-    points: dict[tuple, dict[tuple, list[Run]]] = {}
-    values: dict[Run, dict[str, np.ndarray]] = {}
-    label = f"{split} {runs[0].measure.axis}"
-    for run, mine in zip(runs, rows, strict=True):
-        key, at = (_key(run, names) for names in (line_names, axes_names))
-        points.setdefault(key, {}).setdefault(at, []).append(run)
-        values[run] = {label: one_number(curve(run, mine, model, split), score, run.measure)}
-        if record:
-            values[run][record] = _last(run, record)
-    used = {name for full in (*axes_names, *line_names) for name in _aliases(runs, full)}
-    for line in points.values():
-        for at, same in line.items():
-            differ = [n for n in apart(same) if n not in used]
-            if differ:
-                raise InputError(
-                    f"{same[0].folder} and {same[1].folder} have the same {x} ({_text(at)})"
-                    f"{f' and {group}' if group else ''} but differ in {', '.join(differ)}: "
-                    f"name it in --group, or leave one of them out."
-                )
-    figures = len(values[runs[0]])
-    chart, grid = drawing.panels(figures, 4.6 if figures > 1 else 5.4, 3.8)
-    places, scale = _axis(sorted({at for line in points.values() for at in line}, key=_order))
-    lines = []
-    ordered = list(points.items())  # words, such as algorithms, in the order of the runs
-    if all(isinstance(value, int | float) for key in points for value in key):
-        ordered.sort()
-    algorithms = line_names == [ALGORITHM] or tuple(line_names) == (ALGORITHM,)
-    styles = (
-        looks.numbers([str(key[0]) for key, _ in ordered]) if algorithms else range(len(ordered))
-    )
-    for k, (key, line) in enumerate(ordered):
-        shift = 0.0 if scale != "places" else 0.5 * ((k + 0.5) / len(points) - 0.5)
-        for axes, metric in zip(grid, values[runs[0]], strict=True):
-            drawn = _draw(axes, line, places, shift, values, metric, styles[k], scale)
-        lines.append((drawn, renamed(_text(key))))
-    for axes, metric in zip(grid, values[runs[0]], strict=True):
-        ylabel = metric if metric == label else _unit(metric)
-        drawing.tidy(axes, xlabel=", ".join(axes_names), ylabel=ylabel)
+    measure = runs[0].measure
+    accuracy = f"{split} {measure.axis}"
+    lines: dict[Key, dict[Key, list[Run]]] = {}
+    values: dict[Run, dict[str, np.ndarray]] = {}  # by metric, [S]
+    for run, chosen in zip(runs, rows, strict=True):
+        line, at = (_key(run, names) for names in (line_names, x_names))
+        lines.setdefault(line, {}).setdefault(at, []).append(run)
+        values[run] = {accuracy: one_number(curve(run, chosen, model, split), score, measure)}
+        values[run] |= {record: _last(run, record)} if record else {}
+    used = {
+        alias for name in (*x_names, *line_names)
+        for alias in (name, *(f"{r.algorithm}.{name}" for r in runs if name not in r.flags))
+    }  # fmt: skip
+    for at, same in (pair for line in lines.values() for pair in line.items()):
+        differ = [name for name in apart(same) if name not in used]
+        if differ:
+            raise InputError(
+                f"{same[0].folder} and {same[1].folder} have the same {x} ({_text(at)})"
+                f"{f' and {group}' if group else ''} but differ in {', '.join(differ)}: "
+                f"name it in --group, or leave one of them out."
+            )
+    metrics = [accuracy, record] if record else [accuracy]
+    drawing = Drawing.panels(len(metrics), 5.4 if len(metrics) == 1 else 4.6, 3.8)
+    places, scale = _axis(sorted({at for line in lines.values() for at in line}, key=_order))
+    if all(isinstance(value, int | float) for line in lines for value in line):
+        lines = dict(sorted(lines.items()))  # words, such as algorithms, are in the runs' order
+    styles = range(len(lines))
+    if line_names == [ALGORITHM]:
+        styles = looks.numbers([str(line[0]) for line in lines])
+    for k, (style, (line, points)) in enumerate(zip(styles, lines.items(), strict=True)):
+        shift = 0.5 * ((k + 0.5) / len(lines) - 0.5) if scale == "places" else 0.0
+        for axes, metric in zip(drawing.axes, metrics, strict=True):
+            each = {
+                places[at] + shift: np.concatenate([values[run][metric] for run in points[at]])
+                for at in places if at in points
+            }  # fmt: skip
+            _draw(drawing, axes, each, style, renamed(_text(line)), scale)
+    for axes, metric in zip(drawing.axes, metrics, strict=True):
+        unit = accuracy if metric == accuracy else UNITS.get(metric, f"{metric} (last round)")
+        plots.tidy(axes, xlabel=", ".join(x_names), ylabel=unit)
         if scale == "log":
             axes.set_xscale("log")
             axes.minorticks_off()
         if scale == "places":
             axes.set_xlim(-0.5, len(places) - 0.5)
         crowded = sum(len(_text(at)) + 2 for at in places) > 48
-        axes.set_xticks(
-            list(places.values()), [_text(at) for at in places],
-            rotation=35 if crowded else 0, ha="right" if crowded else "center",
-        )  # fmt: skip
-    if len(lines) > 1:
-        handles, texts = zip(*lines, strict=True)
-        drawing.legend(chart, handles, ", ".join(line_names), texts)
-    repeats = max(
-        sum(len(r.seeds) for r in same) for line in points.values() for same in line.values()
-    )
-    only = [
-        f"{name} = {_text((value,))}" for name, value in zip(line_names, ordered[0][0], strict=True)
-    ]
+        look = {"rotation": 35, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
+        axes.set_xticks(list(places.values()), [_text(at) for at in places], **look)
     title = f"{model} model, {SCORES[score]}, {who(runs, rows)}"
-    title = ", ".join([*only, title]) if len(lines) == 1 else title
-    spread = drawing.spread_of(repeats, "whiskers" if scale == "places" else "band")
-    drawing.title(chart, title + spread)
-    others = [
-        n for n in varying(runs, REPEATS) if n not in used and "." not in n and n != ALGORITHM
-    ]
+    if len(lines) > 1:
+        drawing.legend(", ".join(line_names))
+    else:
+        (line,) = lines
+        pairs = zip(line_names, line, strict=True)
+        title = ", ".join([*(f"{name} = {_text((value,))}" for name, value in pairs), title])
+    repeats = [sum(len(r.seeds) for r in same) for line in lines.values() for same in line.values()]
+    drawing.title(title + spread_of(max(repeats), "whiskers" if scale == "places" else "band"))
+    others = [n for n in varying(runs, (*REPEATS, ALGORITHM)) if n not in used and "." not in n]
     if others:
-        chart.supxlabel(f"the runs also differ in {', '.join(others)}", fontsize=8, color="0.35")
-    columns = (*axes_names, *(n for n in line_names if n not in axes_names))
-    table = []
+        text = f"the runs also differ in {', '.join(others)}"
+        drawing.figure.supxlabel(text, fontsize=8, color="0.35")
     for run in runs:
-        facts = {name: shown(run.settings[name]) for name in columns}
+        facts = {name: shown(run.settings[name]) for name in dict.fromkeys([*x_names, *line_names])}
         facts |= {"run": str(run.folder), "algorithm": run.algorithm}
         facts |= {"model": model, "score": score}
-        for metric, each in values[run].items():
-            places = {"seed": run.seeds, "metric": [metric]}
-            table.append(long_form({"value": each}, places, **facts))
-    return Drawing.of(chart, table)
+        for metric, seeds in values[run].items():
+            places_ = {"seed": run.seeds, "metric": [metric]}
+            drawing.add({"value": seeds}, places_, **facts)
+    return drawing
 
 
-def _names(words: str) -> list[str]:
-    return list(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
-
-
-def _aliases(runs: Sequence[Run], name: str) -> set[str]:
-    """The name, and the full names of its hyperparameter."""
-    return {name, *(f"{run.algorithm}.{name}" for run in runs if name not in run.flags)}
-
-
-def _key(run: Run, names: Sequence[str]) -> tuple:
+def _key(run: Run, names: Sequence[str]) -> Key:
     values = [run.settings[name] for name in names]
     return tuple(shown(value) if isinstance(value, list) else value for value in values)
 
 
-def _order(key: tuple) -> list:
+def _order(key: Key) -> list:
     """Numbers by size, before words."""
     return [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in key]
 
 
-def _text(key: tuple) -> str:
+def _text(key: Key) -> str:
     return ", ".join(map(shown, key))
 
 
-def _axis(keys: list[tuple]) -> tuple[dict[tuple, float], str]:
+def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
     """Each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
     numbers = [key[0] for key in keys]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
@@ -172,22 +157,19 @@ def _axis(keys: list[tuple]) -> tuple[dict[tuple, float], str]:
 
 
 def _draw(
-    axes, line: Mapping[tuple, list[Run]], places: Mapping[tuple, float], shift: float,
-    values: Mapping[Run, Mapping[str, np.ndarray]], metric: str, k: int, scale: str,
-) -> Any:  # fmt: skip
-    """One line with its band, or points with whiskers; returns its handle for the legend."""
-    keys = [at for at in places if at in line]
-    where = np.array([places[at] + shift for at in keys])
-    each = [np.concatenate([values[run][metric] for run in line[at]]) for at in keys]
-    mean, low, high = (np.array([fn(e) for e in each]) for fn in (np.mean, np.min, np.max))
-    look = drawing.style(k) | {"marker": drawing.marker(k), "markersize": 5}
+    drawing: Drawing, axes, points: Mapping[float, np.ndarray], style: int, label: str, scale: str
+) -> None:
+    """Draws a line with its band, or points with whiskers, of values by place and seed."""
+    look = plots.style(style) | {"marker": plots.marker(style), "markersize": 5}
+    where, values = list(points), list(points.values())
     if scale == "places":
-        look["linestyle"] = "none"
-        return axes.errorbar(where, mean, yerr=(mean - low, high - mean), capsize=3, **look)
-    (drawn,) = axes.plot(where, mean, **look)
+        look = look | {"linestyle": "none", "capsize": 3, "fmt": ""}
+        drawing.points(axes, where, values, style, label, **look)
+        return
+    mean, low, high = np.array([(one.mean(), one.min(), one.max()) for one in values]).T
+    (drawing.handles[label],) = axes.plot(where, mean, label=label, **look)
     if (high > low).any():
-        axes.fill_between(where, low, high, color=drawn.get_color(), alpha=0.18, linewidth=0)
-    return drawn
+        axes.fill_between(where, low, high, color=look["color"], alpha=0.18, linewidth=0)
 
 
 def _last(run: Run, record: str) -> np.ndarray:
@@ -197,9 +179,3 @@ def _last(run: Run, record: str) -> np.ndarray:
         present = np.maximum(run.record("participated").sum(axis=(1, 2)), 1)
         return sent.sum(axis=(1, 2)) / present / 1e6
     return np.nanmean(run.record(record)[:, -1].astype(float), axis=-1)
-
-
-def _unit(metric: str) -> str:
-    if metric == TRAFFIC:
-        return "MB a client sends and receives in a round"
-    return f"{metric} (last round)"

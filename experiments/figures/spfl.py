@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
-from ..outputs import looks
-from . import drawing, probes
+from . import probes
 from .accuracy import by_client, side_by_side
-from .drawing import Drawing, figure, long_form, of_run
+from .drawing import Drawing, figure, of_run, over_seeds
 from .runs import Run
-from .selection import labels, with_models
+from .selection import with_models, with_styles
 from .settings import against_setting
 
 figure(
@@ -40,31 +40,27 @@ def similarity(runs: Sequence[Run], *, model: str = "personalized", data_dir: st
     few = [run for run in runs if run.num_clients < 2]
     if few:
         raise InputError(f"{few[0].folder} has one client: there is no other update to compare.")
-    names = labels(runs)
-    chart = drawing.canvas(6.0, 4.0)
-    axes = chart.add_subplot()
-    lines, table, shown = [], [], []
-    styles = looks.numbers([run.algorithm for run in runs])
-    for k, run, name in zip(styles, runs, names, strict=True):
+    drawing = Drawing(6.0, 4.0)
+    (axes,) = drawing.axes
+    layers: list[str] = []
+    for run, name, k in with_styles(runs):
         federation = probes.federation_of(run, data_dir)
-        pairs = np.triu_indices(run.num_clients, 1)
+        clients, pairs = range(run.num_clients), np.triu_indices(run.num_clients, 1)
         means = []
         for s, seed in enumerate(run.seeds):
             blocks, cosines = probes.similarity_by_block(run, s, federation, model)
             means.append(np.nanmean(cosines[:, *pairs], axis=1))
             above = np.full_like(cosines, np.nan)  # each pair once
             above[:, *pairs] = cosines[:, *pairs]
-            clients = range(run.num_clients)
             places = {"block": blocks, "client": clients, "other_client": clients}
-            table.append(long_form({"cosine": above}, places, **of_run(run, name), seed=seed))
-        shown += [block for block in blocks if block not in shown]
-        where = [shown.index(block) for block in blocks]
-        look = {"marker": drawing.marker(k), "markersize": 5}
-        lines.append(drawing.band(axes, where, np.array(means), k, name, **look))
-    axes.set_xticks(range(len(shown)), shown, rotation=30 if len(shown) > 8 else 0)
-    axes.set_xlim(-0.3, len(shown) - 0.7)
-    drawing.tidy(axes, xlabel="block, from input to output", ylabel="mean cosine of two updates")
-    drawing.legend(chart, lines)
-    seeds = drawing.over_seeds(runs)
-    drawing.title(chart, f"Updates of one local epoch, pairs of clients{seeds}")
-    return Drawing.of(chart, table)
+            drawing.add({"cosine": above}, places, **of_run(run, name), seed=seed)
+        layers += [block for block in blocks if block not in layers]
+        look = {"marker": plots.marker(k), "markersize": 5}
+        where = [layers.index(block) for block in blocks]
+        drawing.band(axes, where, np.array(means), k, name, **look)
+    axes.set_xticks(range(len(layers)), layers, rotation=30 if len(layers) > 8 else 0)
+    axes.set_xlim(-0.3, len(layers) - 0.7)
+    plots.tidy(axes, xlabel="block, from input to output", ylabel="mean cosine of two updates")
+    drawing.legend()
+    drawing.title(f"Updates of one local epoch, pairs of clients{over_seeds(runs)}")
+    return drawing

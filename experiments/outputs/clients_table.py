@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.names import HEADLINE
-from fedjax_pfl.results.table import Column, Table
 
 from .run_files import write_text
 
@@ -23,26 +23,11 @@ def write(folder: Path, partition: pfl.Partition, results: Mapping[str, pfl.Resu
     """
     if not partition.names:
         return
-    scores = {
-        f"{name}/{score.rpartition('/')[2]}": _last(result, values)
-        for name, result in results.items()
-        for score, values in result.scores.items()
-        if score.startswith(f"{HEADLINE}/test/")
-    }
-    sizes = {split: partition.sizes(split).tolist() for split in SPLITS}
-    rows = [
-        {"client": client, "name": name}
-        | {split: counts[client] for split, counts in sizes.items()}
-        | {score: means.get(client) for score, means in scores.items()}
-        for client, name in enumerate(partition.names)
-    ]
-    write_text(folder / FILE, Table([Column(key, key) for key in rows[0]], rows).to_csv())
-
-
-def _last(result: pfl.Result, values: np.ndarray) -> dict[int, float]:
-    """Means over seeds of scores [S, H, E, N] of the last round that was scored, by client."""
-    if not len(result.eval_rounds):
-        return {}
-    means = values[:, 0, -1].astype(np.float64).mean(axis=0)
-    known = ~np.isnan(means)
-    return dict(zip(result.client_ids[known].tolist(), means[known].tolist(), strict=True))
+    table = pd.DataFrame({"name": partition.names} | {s: partition.sizes(s) for s in SPLITS})
+    for name, result in results.items():
+        for score, values in result.scores.items():
+            if score.startswith(f"{HEADLINE}/test/"):
+                means = values[:, 0].astype(float).mean(axis=0)  # [E, N]
+                last = pd.Series(means[-1], result.client_ids) if len(means) else np.nan
+                table[f"{name}/{score.rpartition('/')[2]}"] = last
+    write_text(folder / FILE, table.to_csv(index_label="client", lineterminator="\r\n"))

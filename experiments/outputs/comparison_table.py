@@ -166,7 +166,7 @@ def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str
         return []
     how = results_summary.headline_of(headline)
     warning = f"; {results_summary.CHOSEN_ON_TEST}" if how.score == "best" else ""
-    meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().said)
+    meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().label)
     return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 
 

@@ -1,7 +1,7 @@
 """Measurements that grow while a run goes on: OUTPUT/running/ALGORITHM/metrics.csv, and trackers.
 
 The lines are those of the `metrics.csv` that a finished algorithm's folder has, chunk by chunk. The
-file is gone when that folder is whole.
+file is removed once that folder is complete.
 """
 
 import csv
@@ -19,44 +19,38 @@ FOLDER = "running"
 
 
 class Live:
-    """An algorithm's growing file; begun anew by each process that runs the algorithm.
+    """What a simulation measures while it goes on: a context in which its trackers are open.
 
-    As a context it is where the algorithm's trackers are open.
+    The file is begun anew by each process that runs the algorithm.
 
     Args:
       output: folder of the run.
-      name: of the algorithm.
-      streams: of its measurements, if any.
+      name: of the algorithm, or of a sweep's program.
+      streams: of the measurements.
+      grows: whether there is a growing file.
     """
 
-    def __init__(self, output: Path, name: str, streams: Tracking | None = None):
-        self.folder, self.streams = output / FOLDER / name, streams
-        self._looked = float("-inf")
+    def __init__(self, output: Path, name: str, streams: Tracking, grows: bool):
+        self.folder, self.streams, self.grows = output / FOLDER / name, streams, grows
+        self._last = float("-inf")
         self._written: dict[tuple[int, str], int] = {}  # last round by seed and metric
 
     def __enter__(self) -> "Live":
-        if self.streams is not None:
-            self.streams.__enter__()
+        self.streams.__enter__()
         return self
 
     def __exit__(self, *exception) -> None:
-        if self.streams is not None:
-            self.streams.__exit__(*exception)
+        self.streams.__exit__(*exception)
 
     def add(self, progress: pfl.Progress) -> None:
         """Appends what was measured since the last call, if that is some time ago."""
-        now = time.monotonic()
-        if progress.result is None or now - self._looked < EVERY:
+        now, used = time.monotonic(), self.grows or self.streams.opened
+        if not used or progress.result is None or now - self._last < EVERY:
             return
-        result, self._looked = progress.result(), now
-        self._append(result)
-        if self.streams is not None:
-            self.streams.add(result)
-
-    def end(self, result: pfl.Result) -> None:
-        """Sends the trackers the rest, where this is the end of the rounds."""
-        if self.streams is not None:
-            self.streams.add(result, last=True)
+        result, self._last = progress.result(), now
+        if self.grows:
+            self._append(result)
+        self.streams.add(result)
 
     def _append(self, result: pfl.Result) -> None:
         first = not self._written

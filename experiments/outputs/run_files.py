@@ -1,7 +1,7 @@
 """The files of a run: configuration, measurements, matrices and models of each algorithm; a table
 and pictures of all of them.
 
-Every file is written under another name and then renamed: one that has its final name is whole.
+Every file is written under another name and then renamed: a file with its final name is complete.
 
 OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to continue it
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
@@ -94,7 +94,7 @@ def write_algorithm(
       models: by name, or None to leave them out.
       more: writes further files into the folder.
     """
-    whole, folder = folder, folder.with_name(f".part-{folder.name}")
+    target, folder = folder, folder.with_name(f".part-{folder.name}")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while writing
     with writing(folder):
         folder.mkdir()
@@ -125,8 +125,8 @@ def write_algorithm(
         with atomic_write(folder / "models.npz") as part:
             pfl.save_models(part, models)
     write_json(folder / "summary.json", result.summary() | dict(facts))
-    with writing(whole):
-        os.replace(folder, whole)
+    with writing(target):
+        os.replace(folder, target)
 
 
 def metric_lines(result: pfl.Result) -> str:

@@ -8,10 +8,11 @@ import importlib
 import itertools
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import writing
@@ -63,23 +64,23 @@ class Opened(Protocol):
         """Takes rows, ascending by round; all of them or, with an exception, none."""
         ...
 
-    def close(self, whole: bool) -> None: ...
+    def close(self, complete: bool) -> None: ...
 
 
-class Tracker(Protocol):
+class Tracker(NamedTuple):
     """One kind of place.
 
     Attributes:
       key: names it in the record of what was logged.
       flag: that asks for it.
       goes_on: whether a stream is continued by its id; otherwise each process begins it anew.
+      open: opens a stream, perhaps with the id that it had before.
     """
 
     key: str
     flag: str
     goes_on: bool
-
-    def open(self, stream: Stream, known: str | None) -> Opened: ...
+    open: Callable[[Stream, str | None], Opened]
 
 
 def chosen(args: Any) -> list[Tracker]:
@@ -90,11 +91,21 @@ def chosen(args: Any) -> list[Tracker]:
     """
     result: list[Tracker] = []
     if args.tensorboard:
-        result.append(EventFiles())
-    for flag, tracker in (("wandb", WeightsAndBiases), ("mlflow", MLflow)):
-        name: Any = args[flag].value
-        if name is not None:
-            result.append(tracker(name))
+        files = partial(EventFile, _imported("tensorboard", "tensorboardX"))
+        result.append(Tracker("tensorboard", "tensorboard", False, files))
+    if args.wandb is not None:
+        project = args.wandb.strip()
+        entity, slash, name = project.rpartition("/")
+        if not name or (slash and not entity):
+            raise pfl.InputError(f"--wandb must be PROJECT or ENTITY/PROJECT, got {args.wandb!r}.")
+        runs = partial(WandbRun, _imported("wandb", "wandb"), entity or None, name)
+        result.append(Tracker(f"wandb {project}", "wandb", True, runs))
+    if args.mlflow is not None:
+        experiment = args.mlflow.strip()
+        if not experiment:
+            raise pfl.InputError("--mlflow must be the name of an experiment, got ''.")
+        runs = partial(MLflowRun, _imported("mlflow", "mlflow"), experiment)
+        result.append(Tracker(f"mlflow {experiment}", "mlflow", True, runs))
     return result
 
 
@@ -113,59 +124,40 @@ def _imported(flag: str, package: str) -> Any:
         ) from error
 
 
-class EventFiles:
+class EventFile:
     """OUTPUT/tensorboard/ALGORITHM/seed_S; of a sweep settings come between."""
 
-    key = flag = "tensorboard"
-    goes_on = False
-
-    def __init__(self):
-        self.package = _imported("tensorboard", "tensorboardX")
-
-    def open(self, stream: Stream, known: str | None) -> Opened:
-        folder = stream.output / self.key / stream.key
+    def __init__(self, package: Any, stream: Stream, known: str | None):
+        self.folder = stream.output / "tensorboard"
+        self.id, self.where, folder = "", f"--logdir={self.folder}", self.folder / stream.key
         with writing(folder):
             shutil.rmtree(folder, ignore_errors=True)
-            writer = self.package.SummaryWriter(str(folder), flush_secs=1)  # by a thread
-        return _EventFile(stream.output / self.key, writer)
-
-
-class _EventFile:
-    def __init__(self, folder: Path, writer):
-        self.id, self.where, self.folder, self.writer = "", f"--logdir={folder}", folder, writer
+            self.writer = package.SummaryWriter(str(folder), flush_secs=1)  # by a thread
 
     def log(self, rows: Sequence[Row]) -> None:
         with writing(self.folder):
             for number, metric, value in rows:
                 self.writer.add_scalar(metric, value, number)
 
-    def close(self, whole: bool) -> None:
+    def close(self, complete: bool) -> None:
         with writing(self.folder):
             self.writer.close()
 
 
-class WeightsAndBiases:
+class WandbRun:
     """A run for each stream, in the project PROJECT or ENTITY/PROJECT, grouped by the folder.
 
     Rows have the round as a metric, which the others are drawn against: unlike W&B's own step it
     need not grow from one row to the next.
     """
 
-    flag = "wandb"
-    goes_on = True
-
-    def __init__(self, project: str):
-        self.package = _imported("wandb", "wandb")
-        entity, slash, name = project.strip().rpartition("/")
-        if not name or (slash and not entity):
-            raise pfl.InputError(f"--wandb must be PROJECT or ENTITY/PROJECT, got {project!r}.")
-        self.key, self.entity, self.project = f"wandb {project.strip()}", entity or None, name
-
-    def open(self, stream: Stream, known: str | None) -> Opened:
+    def __init__(
+        self, package: Any, entity: str | None, project: str, stream: Stream, known: str | None
+    ):
         more: dict[str, Any] = {} if known else {"config": dict(stream.facts)}
-        run = self.package.init(
-            project=self.project,
-            entity=self.entity,
+        self.run = package.init(
+            project=project,
+            entity=entity,
             id=known,
             resume="allow",
             name=stream.title,
@@ -173,61 +165,43 @@ class WeightsAndBiases:
             job_type=stream.place,
             dir=str(stream.output),
             reinit="create_new",  # one process has several runs
-            settings=self.package.Settings(silent=True, console="off"),
+            settings=package.Settings(silent=True, console="off"),
             **more,
         )
-        run.define_metric("round")
-        run.define_metric("*", step_metric="round")
-        return _WandbRun(run, str(stream.output / "wandb") if run.offline else run.url)
-
-
-class _WandbRun:
-    def __init__(self, run, where: str):
-        self.id, self.where, self.run = run.id, where, run
+        self.run.define_metric("round")
+        self.run.define_metric("*", step_metric="round")
+        self.id = self.run.id
+        self.where = str(stream.output / "wandb") if self.run.offline else self.run.url
 
     def log(self, rows: Sequence[Row]) -> None:
         for number, group in itertools.groupby(rows, key=lambda row: row[0]):
             self.run.log({"round": number, **{metric: value for _, metric, value in group}})
 
-    def close(self, whole: bool) -> None:
-        self.run.finish(exit_code=0 if whole else 1)
+    def close(self, complete: bool) -> None:
+        self.run.finish(exit_code=0 if complete else 1)
 
 
-class MLflow:
+class MLflowRun:
     """A run for each stream, in an experiment at the place that MLFLOW_TRACKING_URI names."""
 
-    flag = "mlflow"
-    goes_on = True
-
-    def __init__(self, experiment: str):
-        self.package = _imported("mlflow", "mlflow")
-        if not experiment.strip():
-            raise pfl.InputError("--mlflow must be the name of an experiment, got ''.")
-        self.key, self.experiment = f"mlflow {experiment.strip()}", experiment.strip()
-
-    def open(self, stream: Stream, known: str | None) -> Opened:
-        client = self.package.MlflowClient()
-        where = f"experiment {self.experiment} at {self.package.get_tracking_uri()}"
+    def __init__(self, package: Any, experiment: str, stream: Stream, known: str | None):
+        self.client, self.metric = package.MlflowClient(), package.entities.Metric
+        self.where = f"experiment {experiment} at {package.get_tracking_uri()}"
         if known:
-            client.update_run(known, status="RUNNING")
-            return _MLflowRun(client, self.package.entities.Metric, known, where)
-        found = client.get_experiment_by_name(self.experiment)
-        place = found.experiment_id if found else client.create_experiment(self.experiment)
+            self.id = known
+            self.client.update_run(known, status="RUNNING")
+            return
+        place = self.client.get_experiment_by_name(experiment)
+        place = place.experiment_id if place else self.client.create_experiment(experiment)
         tags = {"folder": stream.output.resolve().name, "algorithm": stream.place}
-        run = client.create_run(place, tags=tags, run_name=stream.title).info.run_id
+        self.id = self.client.create_run(place, tags=tags, run_name=stream.title).info.run_id
         for name, value in stream.facts.items():
-            client.log_param(run, name, str(value)[:LONGEST])
-        return _MLflowRun(client, self.package.entities.Metric, run, where)
-
-
-class _MLflowRun:
-    def __init__(self, client, metric: type, run: str, where: str):
-        self.id, self.where, self.client, self.metric = run, where, client, metric
+            self.client.log_param(self.id, name, str(value)[:LONGEST])
 
     def log(self, rows: Sequence[Row]) -> None:
         now = int(1000 * time.time())
         metrics = [self.metric(name, value, now, number) for number, name, value in rows]
         self.client.log_batch(self.id, metrics=metrics)
 
-    def close(self, whole: bool) -> None:
-        self.client.set_terminated(self.id, status="FINISHED" if whole else "KILLED")
+    def close(self, complete: bool) -> None:
+        self.client.set_terminated(self.id, status="FINISHED" if complete else "KILLED")

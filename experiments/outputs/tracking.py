@@ -6,7 +6,6 @@ where a process is killed between the two they are missing there, and none is ev
 """
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from .trackers import Opened, Row, Stream, Tracker, chosen
 
 RECORD = "tracking.json"
 BATCH = 500  # rows in one call of a tracker: MLflow takes 1,000 at once
-EVERY = 2.0  # seconds between two looks at the measurements, which take time themselves
+EVERY = 2.0  # seconds from one batch to the next: gathering measurements takes time itself
 
 
 class Tracking:
@@ -58,10 +57,10 @@ class Tracking:
         self.facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
         self.trackers = {tracker.key: tracker for tracker in chosen(args)}
         self.path = output / RECORD
-        there = self.trackers and self.path.exists()
-        self.record: dict[str, Any] = _checked(self.path) if there else {}
+        known = self.trackers and self.path.exists()
+        self.record: dict[str, Any] = _checked(self.path) if known else {}
         self.opened: dict[str, dict[str, Opened]] = {}
-        self.is_whole, self._looked = False, float("-inf")
+        self.is_whole = False
 
     def __enter__(self) -> "Tracking":
         for key, tracker in self.trackers.items():
@@ -74,13 +73,6 @@ class Tracking:
         for key in list(self.opened):
             self._try(key, lambda key=key: self._close(key))
         self.opened.clear()
-
-    def look(self, progress: pfl.Progress) -> None:
-        """Sends what was measured since the last look, if that is some time ago."""
-        now = time.monotonic()
-        if self.opened and progress.result is not None and now - self._looked >= EVERY:
-            self._looked = now
-            self.add(progress.result())
 
     def add(self, result: pfl.Result, last: bool = False) -> None:
         """Sends what the streams don't have yet; with `last` a stream is whole then."""
@@ -104,13 +96,13 @@ class Tracking:
         return result
 
     def _entry(self, key: str, stream: Stream) -> dict[str, Any]:
-        kept = self.record.setdefault(key, {})
-        return kept.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
+        streams = self.record.setdefault(key, {})
+        return streams.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
 
     def _done(self, key: str) -> bool:
-        kept = self.record.get(key, {})
+        sent = self.record.get(key, {})
         every = [stream.key for streams in self._streams() for stream in streams]
-        return all(kept.get(name, {}).get("whole", False) for name in every)
+        return all(sent.get(name, {}).get("whole", False) for name in every)
 
     def _open(self, key: str, tracker: Tracker) -> None:
         for stream in (stream for streams in self._streams() for stream in streams):

@@ -1,7 +1,5 @@
 """The table of plans, its notes and its file."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -9,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import pandas as pd
 
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import gigabytes
 from fedjax_pfl.utils.typing import Device
 
@@ -36,10 +35,8 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-def _size(count: int | None) -> str:
+def _size(count: int) -> str:
     """A number of bytes to three digits, with its unit."""
-    if count is None:
-        return ""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         value = count / unit
         if value >= 0.9995:
@@ -47,34 +44,32 @@ def _size(count: int | None) -> str:
     return f"{count:.0f} bytes"
 
 
-def _millions(count: float | None) -> str:
+def _millions(count: float) -> str:
     """A number in millions; a small one to two digits instead of as nothing."""
-    if count is None:
-        return ""
     return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
 
 
-def _number(digits: int) -> Callable[[float | None], str]:
-    return lambda value: "" if value is None else f"{value:.{digits}f}"
+def _column(key: str, title: str, text: Callable[[Any], str] = str) -> Column:
+    return Column(key, title, lambda row: text(row[key]))
 
 
-# Of the printed table: headings, and how a column's values are written.
-COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
-    "algorithm": ("algorithm", str),
-    "fits": ("fits", lambda fits: {True: "yes", False: "no", None: "failed"}[fits]),
-    "lanes": ("lanes", lambda lanes: str(lanes or "")),
-    "compile_seconds": ("compiling s", lambda seconds: _number(1)(seconds or None)),
-    "memory_bytes": ("memory", _size),
-    "estimated_bytes": ("estimate", _size),
-    "transfers": ("transfers", str),
-    "transfer_bytes": ("transferred", lambda count: _size(count or None)),
-    "local_steps": ("local steps", _number(0)),
-    "step_cycles": ("step Mcycles", _millions),
-    "step_floor_cycles": ("floor Mcycles", _millions),
-    "evaluation_cycles": ("evaluation Mcycles", _millions),
-    "rest_cycles": ("rest Mcycles", _millions),
-    "rounds_per_second": ("rounds/s", _number(2)),
-}
+COLUMNS = [
+    _column("algorithm", "algorithm"),
+    _column("fits", "fits"),
+    _column("lanes", "lanes"),
+    _column("compile_seconds", "compiling s", "{:.1f}".format),
+    _column("memory_bytes", "memory", _size),
+    _column("estimated_bytes", "estimate", _size),
+    _column("transfers", "transfers"),
+    _column("transfer_bytes", "transferred", _size),
+    _column("local_steps", "local steps", "{:.0f}".format),
+    _column("step_cycles", "step Mcycles", _millions),
+    _column("step_floor_cycles", "floor Mcycles", _millions),
+    _column("evaluation_cycles", "evaluation Mcycles", _millions),
+    _column("rest_cycles", "rest Mcycles", _millions),
+    _column("rounds_per_second", "rounds/s", "{:.2f}".format),
+]
+WITHOUT_ZERO = ("lanes", "compile_seconds", "transfers", "transfer_bytes")  # of printed columns
 
 
 def rows(by_name: Mapping[str, Plan]) -> list[dict[str, Any]]:
@@ -108,13 +103,11 @@ def rows(by_name: Mapping[str, Plan]) -> list[dict[str, Any]]:
 
 def table(by_name: Mapping[str, Plan]) -> Table:
     """The printed table; columns without any value are left out."""
-    values = rows(by_name)
-    columns = {
-        heading: [text(row[name]) for row in values] for name, (heading, text) in COLUMNS.items()
-    }
-    shown = {heading: texts for heading, texts in columns.items() if any(texts)}
-    lines = zip(*shown.values(), strict=True)
-    return Table.of_cells(list(shown), [[text or "-" for text in line] for line in lines])
+    lines = []
+    for row in rows(by_name):
+        known = {k: v for k, v in row.items() if v is not None and (v or k not in WITHOUT_ZERO)}
+        lines.append(known | {"fits": {True: "yes", False: "no", None: "failed"}[row["fits"]]})
+    return Table(COLUMNS, lines)
 
 
 def notes(by_name: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
@@ -159,12 +152,7 @@ def write(
 ) -> None:
     """Writes everything as JSON, or the rows as CSV, by the file's ending."""
     if path.suffix == ".csv":
-        text = io.StringIO(newline="")
-        lines = rows(by_name)
-        writer = csv.DictWriter(text, lines[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        write_text(path, text.getvalue())
+        write_text(path, pd.DataFrame(rows(by_name), dtype=object).to_csv(index=False))
         return
     federation, chip = experiment.federation, target.chip
     facts = {

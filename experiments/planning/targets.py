@@ -74,16 +74,16 @@ class Target:
         jax.config.update("jax_platforms", "cpu")  # unless JAX runs already
         jax.local_devices()  # makes the plugins known
         try:
-            described = self._described()
+            topology = self._describe()
         except (RuntimeError, ValueError, NotImplementedError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise pfl.InputError(
                 f"--target={shown(self.name)} can't be described ({reason}); topologies of "
                 f"{self.chip.name} are such as {', '.join(self.chip.topologies)}."
             ) from error
-        return list(described.devices)[: 1 if self.single else None]
+        return list(topology.devices)[: 1 if self.single else None]
 
-    def _described(self) -> Any:
+    def _describe(self) -> Any:
         if self.chip.platform == "tpu":
             name = f"{self.chip.name}:{self.topology}"
             return topologies.get_topology_desc(platform="tpu", topology_name=name)
@@ -135,11 +135,11 @@ def parse(text: str) -> Target:
 def check_installed(target: Target) -> None:
     """Raises `InputError` where the target's compiler is not installed."""
     if target.chip.platform == "tpu":
-        there, what, extra = _found("libtpu"), "libtpu, the compiler of TPUs", "aot-tpu"
+        installed, what, extra = _found("libtpu"), "libtpu, the compiler of TPUs", "aot-tpu"
     else:
-        there = any(_found(f"jax_plugins.{name}") for name in PLUGINS)
+        installed = any(_found(f"jax_plugins.{name}") for name in PLUGINS)
         what, extra = "JAX's plugin for CUDA, which has the compiler of GPUs", "aot-gpu"
-    if not there:
+    if not installed:
         raise pfl.InputError(
             f"--target={target.name} needs {what}, which is not installed: pip install "
             f"'fedjax_pfl[{extra}]'. No {extra.removeprefix('aot-').upper()} is needed."

@@ -13,10 +13,10 @@ from fedjax_pfl.engine.costs import step_flops
 
 from ..cli import data_flags, flags
 from ..cli.config import ExperimentConfig
-from ..figures.runs import read
+from ..figures.loading import read
 from . import datasets
-from .entries import Section
-from .planning import Command
+from .cells import Section
+from .planning import Cell, Request
 
 
 class Machine(NamedTuple):
@@ -25,7 +25,7 @@ class Machine(NamedTuple):
     name: str
     key: str
     rate: float
-    said: str
+    source: str
 
 
 MACHINES = (
@@ -38,7 +38,7 @@ MACHINES = (
             "its peak in float32 by NVIDIA's data sheet (SXM): nothing here estimates a GPU's "
             "time, and minibatches this small reach a fraction of it"),
 )  # fmt: skip
-RATES = "\n".join(f"- {one.name}: {one.rate:,g} GFLOP a second, {one.said}." for one in MACHINES)
+RATES = "\n".join(f"- {one.name}: {one.rate:,g} GFLOP a second, {one.source}." for one in MACHINES)
 
 
 @dataclass(frozen=True)
@@ -64,25 +64,24 @@ class Cost:
         return tuple(self.gflop / machine.rate / 3600 for machine in MACHINES)
 
 
-def of_table(asked: Command, sections: Sequence[Section]) -> Cost:
+def of_table(request: Request, sections: Sequence[Section]) -> Cost:
     """The cost of all runs of the table at full scale, with its finished runs' kinds of steps."""
-    whole = Command(asked.table, "full", (), asked.output, {}, asked.reading)
-    ran = {one.column.name: one.folders for one in sections}
-    done: set[Path] = set()
+    full = Request(request.table, "full", (), request.output, {}, request.reading)
+    folders = {one.column.name: one.folders for one in sections}
+    cells: dict[Path, tuple[str, Cell]] = {}  # rows may share a run
+    for column in request.table.column:
+        for cell in full.cells(column):
+            cells.setdefault(cell.folder, (column.name, cell))
     gflop, measured, unknown = 0.0, 0, 0
-    for column in asked.table.column:
-        for cell in whole.cells(column):
-            if cell.folder in done:
-                continue
-            done.add(cell.folder)
-            plain = training(tuple(word for word in cell.words if "--output_dir" not in word))
-            if plain is None:
-                unknown += 1
-                continue
-            times = passes(ran.get(column.name, {}), cell.line.name)
-            measured += times is not None
-            gflop += plain * (1.0 if times is None else times)
-    return Cost(gflop, len(done), measured, unknown)
+    for name, cell in cells.values():
+        plain = training(tuple(word for word in cell.words if "--output_dir" not in word))
+        if plain is None:
+            unknown += 1
+            continue
+        times = passes(folders.get(name, {}), cell.line.name)
+        measured += times is not None
+        gflop += plain * (1.0 if times is None else times)
+    return Cost(gflop, len(cells), measured, unknown)
 
 
 def training(words: Sequence[str]) -> float | None:
@@ -91,12 +90,11 @@ def training(words: Sequence[str]) -> float | None:
     None where the data set's facts or the network's FLOPs aren't known.
     """
     args = flags.parse(["run", *words])
-    named = {"seeds": args.num_seeds, "rounds": args.rounds, "participation": args.participation}
-    settled = tuple(word for word in words if not word.startswith(("--set=", "--algorithms=")))
-    found = _round(settled)
-    if found is None:
+    shared = tuple(word for word in words if not word.startswith(("--set=", "--algorithms=")))
+    flops = _round(shared)
+    if flops is None:
         return None
-    return found * named["seeds"] * named["rounds"] * float(named["participation"] or 1.0) / 1e9
+    return flops * args.num_seeds * args.rounds * (args.participation or 1.0) / 1e9
 
 
 @lru_cache(maxsize=256)  # rows of a column share it

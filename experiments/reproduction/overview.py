@@ -12,16 +12,16 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 
 from fedjax_pfl.data.atomic_files import read_json
+from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.results.table import Column, Table
 
-from ..figures.drawing import COLOURS, MARKERS, Figure, panels
-from ..outputs.run_files import atomic_write, write_json, write_text
+from ..figures.drawing import Drawing
+from ..outputs.run_files import write_json, write_picture, write_text
 from . import report as one_report
-from .entries import NEAR, NO_NUMBER
+from .cells import NEAR, NO_NUMBER, verdict_of_table
 from .full_cost import MACHINES, RATES, Cost, of_table
-from .planning import Command
+from .planning import Request
 from .report import Report
-from .verdicts import Verdict
 
 PICTURE = "table.png"
 STYLE = """
@@ -52,32 +52,32 @@ class Part:
     cost: Cost | None = None
 
     @classmethod
-    def waiting(cls, asked: Command) -> "Part":
+    def waiting(cls, request: Request) -> "Part":
         """One that has not been made yet."""
-        return cls(asked.table.name, asked.table.caption, None, "not made yet")
+        return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
-    def made(cls, asked: Command, report: Report) -> "Part":
+    def made(cls, request: Request, report: Report) -> "Part":
         """One whose runs are finished, those without data aside."""
-        cells = [e for found in report.entries.values() for e in found if e.state != NO_NUMBER]
-        measured = sum(entry.scores is not None for entry in cells)
-        state = f"{measured} of {len(cells)} cells"
-        cost = saved_cost(asked, report, measured)
-        return cls(asked.table.name, asked.table.caption, report, state, cost)
+        count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
+        measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
+        state = f"{measured} of {count} cells"
+        cost = saved_cost(request, report, measured)
+        return cls(request.table.name, request.table.caption, report, state, cost)
 
     @property
     def file(self) -> str:
         return self.name.replace("/", "-")
 
 
-def saved_cost(asked: Command, report: Report, measured: int) -> Cost:
+def saved_cost(request: Request, report: Report, measured: int) -> Cost:
     """The cost at full scale, from the table's folder if as many cells were measured then."""
-    path = asked.output / "full_cost.json"
+    path = request.output / "full_cost.json"
     if path.exists():
-        found = read_json(path)
-        if found.pop("measured_cells", None) == measured:
-            return Cost(**found)
-    cost = of_table(asked, report.sections)
+        saved = read_json(path)
+        if saved.pop("measured_cells", None) == measured:
+            return Cost(**saved)
+    cost = of_table(request, report.sections)
     write_json(path, {"measured_cells": measured, **asdict(cost)})
     return cost
 
@@ -116,10 +116,10 @@ def overview_table(parts: Sequence[Part]) -> Table:
     ]  # fmt: skip
     rows = []
     for part in parts:
-        verdict = part.report.verdict if part.report is not None else Verdict(None, 0)
+        verdict = verdict_of_table([]) if part.report is None else part.report.verdict
         cost = part.cost
         row = {"table": part.name, "title": part.title, "state": part.state}
-        row |= {"judged": part.report is not None, **verdict.numbers()}
+        row |= {"judged": part.report is not None, **verdict}
         row |= dict.fromkeys(("full_gflop", *hours))
         if cost is not None:
             row |= {"full_gflop": cost.gflop, **dict(zip(hours, cost.hours, strict=True))}
@@ -146,10 +146,10 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
 
 def cost_lines(parts: Sequence[Part]) -> list[str]:
     """What the costs at full scale are."""
-    found = [part.cost for part in parts if part.cost is not None]
-    if not found:
+    costs = [part.cost for part in parts if part.cost is not None]
+    if not costs:
         return []
-    unknown = sum(one.unknown for one in found)
+    unknown = sum(one.unknown for one in costs)
     text = (
         "Full scale: local training of all runs of a table, counted from the paper's network, "
         "rounds, partition and seeds (1 PFLOP is 1e15 operations), times what a finished run at "
@@ -169,44 +169,41 @@ def missing(parts: Sequence[Part]) -> list[str]:
                 problems.setdefault(section.problem, []).append(
                     f"{part.name} ({section.column.title})"
                 )
-    lines = [f"- {said} Needed by {', '.join(who)}." for said, who in problems.items()]
+    lines = [f"- {text} Needed by {', '.join(who)}." for text, who in problems.items()]
     return ["## Missing data sets", "\n".join(lines)] if lines else []
 
 
-def picture(report: Report) -> Figure | None:
+def picture(report: Report) -> Drawing | None:
     """Each column's rows: the paper's numbers (hollow) and ours (filled), in the paper's order."""
-    shown = [one for one in report.sections
-             if any(e.ours is not None for e in report.entries[one.column.name])]  # fmt: skip
-    if not shown:
+    if not report.measured:
         return None
-    most = max(len(report.entries[one.column.name]) for one in shown)
-    chart, axes = panels(len(shown), 4.4, 1.1 + 0.24 * most)
-    for section, panel in zip(shown, axes, strict=True):
-        entries = [e for e in report.entries[section.column.name] if e.ours is not None]
-        entries.sort(key=lambda e: (e.paper is None, -(e.paper or 0)))
-        for at, entry in enumerate(reversed(entries)):
-            if entry.paper is not None:
-                panel.plot(entry.paper, at, MARKERS[0], mfc="none", color=COLOURS[0])
-            panel.errorbar(entry.ours, at, xerr=entry.half, fmt=MARKERS[0], ms=4, color=COLOURS[1])
-        panel.set_yticks(range(len(entries)), [e.line.title for e in reversed(entries)], fontsize=7)
+    most = max(len(report.cells[one.column.name]) for one in report.measured)
+    drawing = Drawing.panels(len(report.measured), 4.4, 1.1 + 0.24 * most)
+    for section, panel in zip(report.measured, drawing.axes, strict=True):
+        cells = report.cells[section.column.name].dropna(subset=["ours"])
+        cells = cells.sort_values("paper", ascending=False, kind="stable")[::-1]
+        place = range(len(cells))
+        panel.plot(cells["paper"], place, MARKERS[0], mfc="none", color=COLOURS[0])
+        look = {"fmt": MARKERS[0], "ms": 4, "color": COLOURS[1]}
+        panel.errorbar(cells["ours"], place, xerr=cells["ci95_half_width"], **look)
+        panel.set_yticks(place, [line.title for line in cells["line"]], fontsize=7)
         panel.set_title(textwrap.fill(section.title, 52), fontsize=8)
         panel.set_xlabel(section.unit, fontsize=8)
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
-        panel.margins(y=0.5 / len(entries))
-    text = (
-        f"{report.table.name}, {report.scale}: hollow the paper's, filled ours with 95 % interval"
+        panel.margins(y=0.5 / len(cells))
+    drawing.figure.suptitle(
+        f"{report.table.name}, {report.scale}: hollow the paper's, filled ours with 95 % interval",
+        fontsize=9,
     )
-    chart.suptitle(text, fontsize=9)
-    return chart
+    return drawing
 
 
-def write_picture(output: Path, report: Report) -> None:
+def write_table_picture(output: Path, report: Report) -> None:
     """Writes the picture of a table into its folder, if a cell was measured."""
-    chart = picture(report)
-    if chart is not None:
-        with atomic_write(output / PICTURE) as part:
-            chart.savefig(part, format="png")
+    drawing = picture(report)
+    if drawing is not None:
+        write_picture(output / PICTURE, drawing.figure)
 
 
 def as_html(title: str, text: str, output: Path) -> str:

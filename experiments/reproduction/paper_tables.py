@@ -38,6 +38,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fedjax_pfl as pfl
+from fedjax_pfl.utils.errors import require_name
 
 from ..cli import presets
 from ..figures.scores import AVERAGES, OVER, SCORES
@@ -196,9 +197,8 @@ class PaperTable:
 
     def is_run(self, line: Line, column: Column) -> bool:
         """Whether the cell has a run: the paper or a row of ours has it; the algorithm is here."""
-        ours = line.beside or not self.printed
-        found = ours or self.paper_number(line, column)[0] is not None
-        return line.registered and found
+        printed = self.paper_number(line, column)[0] is not None
+        return line.registered and (line.beside or not self.printed or printed)
 
     def run_of(self, line: Line) -> Line:
         """The first row whose run has this row's score."""
@@ -216,10 +216,9 @@ class PaperTable:
         """Those that change something at that scale, a part of the table."""
         return [name for name in READINGS if any(self._read(name, scale))]
 
-    def said_of(self, reading: str, scale: str = "full") -> list[str]:
+    def differences(self, reading: str, scale: str = "full") -> list[str]:
         """A reading's differences at that scale in words."""
-        found = (one.says for one in self._read(reading, scale))
-        return list(dict.fromkeys(filter(None, found)))
+        return list(dict.fromkeys(one.says for one in self._read(reading, scale) if one.says))
 
     def _read(self, reading: str, scale: str) -> Iterator[Reading]:
         """A reading's parts, without those whose flags the scale's own take the place of."""
@@ -246,31 +245,27 @@ def _known(number: float) -> float | None:
     return None if math.isnan(number) else number
 
 
-def names(folder: Path | None = None) -> list[str]:
-    """All tables, such as "feddwa/1"."""
-    folder = FOLDER if folder is None else folder
-    return sorted(path.relative_to(folder).with_suffix("").as_posix()
-                  for path in folder.glob("*/*.toml"))  # fmt: skip
+def names(folder: Path = FOLDER) -> list[str]:
+    """All tables, such as "feddwa/1".
 
-
-def listed(folder: Path) -> list[str]:
-    """`names`; raises `InputError` where there is none."""
-    result = names(folder)
+    Raises:
+      InputError: there is none.
+    """
+    result = sorted(
+        path.relative_to(folder).with_suffix("").as_posix() for path in folder.glob("*/*.toml")
+    )
     if not result:
         raise pfl.InputError(f"{folder} has no tables: it needs PAPER/TABLE.toml.")
     return result
 
 
-def load(name: str, folder: Path | None = None) -> PaperTable:
+def load(name: str, folder: Path = FOLDER) -> PaperTable:
     """Reads and checks one table.
 
     Raises:
       InputError: no such table, or a file of the wrong form.
     """
-    folder = FOLDER if folder is None else folder
-    known = listed(folder)
-    if name not in known:
-        raise pfl.core.unknown_name("table", name, known)
+    require_name("table", name, names(folder))
     path = folder / f"{name}.toml"
     table = read(PaperTable, path, name=name)
     check(table, path)
@@ -280,9 +275,9 @@ def load(name: str, folder: Path | None = None) -> PaperTable:
 def check(table: PaperTable, path: Path) -> None:
     """Raises `InputError` where the parts of a table don't match each other or this version."""
     need = needs(path)
-    for kind, found in (("column", table.column), ("row", table.row)):
-        seen = [one.name for one in found]
-        need(len(set(seen)) == len(seen) > 0, f"its {kind}s need different names, got {seen}")
+    for kind, parts in (("column", table.column), ("row", table.row)):
+        own = [one.name for one in parts]
+        need(len(set(own)) == len(own) > 0, f"its {kind}s need different names, got {own}")
     need(table.score in SCORES, f"score must be one of {', '.join(SCORES)}")
     need(table.over in OVER, f"over must be one of {', '.join(OVER)}, got {table.over!r}")
     for average in (table.average, *(c.average or table.average for c in table.column)):
@@ -297,9 +292,9 @@ def check(table: PaperTable, path: Path) -> None:
     for line in table.row:
         known = line.registered or line.algorithm in table.absent
         need(known, f"algorithm {line.algorithm!r} is neither registered nor among absent")
-        given = [*line.settings, *line.reduced]
-        given += [word for one in line.reading.values() for word in one.settings]
-        for word in given:
+        settings = [*line.settings, *line.reduced]
+        settings += [word for one in line.reading.values() for word in one.settings]
+        for word in settings:
             text = f"row {line.title!r} has the setting {word!r}: write {line.algorithm}.NAME=VALUE"
             need(word.startswith(f"{line.algorithm}."), text)
         for numbers in (line.paper, line.std or line.paper):

@@ -13,8 +13,8 @@ import fedjax_pfl as pfl
 from ..cli import build, data_flags, flags, identity, run_folder
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import runs_code
-from . import datasets, kept
-from .entries import Section
+from . import datasets, saved_cells
+from .cells import Section
 from .paper_tables import NONE, Column, Line, PaperTable
 
 
@@ -30,8 +30,22 @@ class Cell:
     def algorithm_folder(self) -> Path:
         return self.folder / self.line.algorithm
 
+    def args(self) -> ExperimentConfig:
+        return flags.parse(["run", *self.words])
+
+    def inputs(self) -> build.Inputs:
+        """The run's configuration and data.
+
+        Raises:
+          InputError: invalid flags, or no data set.
+        """
+        args = self.args()
+        return build.load_inputs(
+            args, _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+        )
+
     def finished(self) -> bool:
-        """Whether it is whole.
+        """Whether the folder has all results of the run.
 
         If the data set is gone, its content can't be compared.
 
@@ -40,43 +54,36 @@ class Cell:
         """
         if not self.folder.exists():
             return False
-        args = self.args()
-        try:
-            dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        except pfl.InputError:
-            dataset = None
-        if dataset is not None:
-            entries = build.load_inputs(args, dataset).identity
-            if run_folder.check(self.folder, entries, accept=args.accept_changed_code).way:
+        if self.has_data():
+            accept = self.args().accept_changed_code
+            if run_folder.check(self.folder, self.inputs().identity, accept=accept).way:
                 return False  # the table's file had fewer rounds or seeds
         return run_folder.finished(self.folder, [self.line.algorithm])
 
-    def identity(self, *more: object) -> str | None:
-        """Digest of what identifies the run and `more`; None where its data set isn't there."""
+    def has_data(self) -> bool:
+        """Whether the data set is there."""
         args = self.args()
         try:
-            dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+            _loaded(args.dataset, args.data_dir, tuple(args.data_option))
         except pfl.InputError:
-            return None
-        return digest([build.load_inputs(args, dataset).identity, *more])
+            return False
+        return True
 
-    def args(self) -> ExperimentConfig:
-        return flags.parse(["run", *self.words])
+    def identity(self, *more: object) -> str | None:
+        """Digest of what identifies the run and `more`; None where its data set isn't there."""
+        return digest([self.inputs().identity, *more]) if self.has_data() else None
 
     def experiment(self) -> build.Experiment:
         """The run, checked; its folder is new or that of the same run."""
         inputs = build.load_inputs(self.args())
-        output = run_folder.output_folder(inputs.config, inputs.identity)
-        run_folder.check(output, inputs.identity, accept=inputs.config.accept_changed_code)
-        return build.prepare(inputs, output)
+        folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
+        return build.prepare(inputs, folder)
 
     def check(self) -> None:
         """Raises `InputError` where an algorithm lacks what it needs, or the row's client isn't."""
-        args = self.args()
-        dataset = _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        made = build.load_inputs(args, dataset)
-        build.prepare(made)
-        client, count = self.line.client, made.partition.num_clients
+        inputs = self.inputs()
+        build.prepare(inputs)
+        client, count = self.line.client, inputs.partition.num_clients
         if client is not None and client >= count:
             raise pfl.InputError(
                 f"The row {self.line.title!r} is client {client}, and there are clients "
@@ -92,8 +99,8 @@ def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Da
 
 
 @dataclass(frozen=True)
-class Command:
-    """The request.
+class Request:
+    """A table to make.
 
     Attributes:
       table: what to run.
@@ -103,7 +110,7 @@ class Command:
       stand_in: what to use for a missing data set: by its name, or under "" for columns that say
         that another one makes sense.
       reading: one of `tables.READINGS`, or None for the presets as they are.
-      kept: folder of kept cells, see `kept`, or None.
+      saved: folder of saved cells, see `saved_cells`, or None.
     """
 
     table: PaperTable
@@ -112,44 +119,45 @@ class Command:
     output: Path
     stand_in: Mapping[str, str] = field(default_factory=dict)
     reading: str | None = None
-    kept: Path | None = None
+    saved: Path | None = None
 
     def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
         """The runs of a column, on another data set if one is named: its rows that have one."""
         table, scale = self.table, self.scale
         preset = column.preset_of(scale, self.reading)
+        place = Path(preset).name + (f"-on-{other}" if other else "")
+        place = self.output / place.replace("/", "_")
         for line in table.row:
             if not table.is_run(line, column):
                 continue
-            folder = Path(preset).name + (f"-on-{other}" if other else "")
-            folder = self.output / folder.replace("/", "_") / table.run_of(line).name
-            parts = (table, column, line)
-            read = [part.reading.get(self.reading or "", NONE) for part in parts]
-            words = [f"--preset={preset}", *table.flags, *(w for one in read for w in one.flags)]
+            folder = place / table.run_of(line).name
+            readings = [p.reading.get(self.reading or "", NONE) for p in (table, column, line)]
+            words = [
+                f"--preset={preset}",
+                *table.flags,
+                *(w for one in readings for w in one.flags),
+            ]
             words += [*table.changes(scale), *column.changes(scale), *line.flags]
             words += [f"--dataset={other}", *table.stand_in] if other else []
-            chosen = [*line.settings, *table.row_changes(scale).get(line.title, ())]
-            chosen += column.settings
-            chosen += [word for one in read for word in one.settings]
-            chosen = [f"--set={word}" for word in chosen if word.startswith(f"{line.algorithm}.")]
-            words.append("--nosave_models")
-            named = [f"--algorithms={line.algorithm}", *chosen]
-            words, named = ([_filled(w, column.values) for w in some] for some in (words, named))
-            for word in filter(runs_code, (*words, *named)):
+            settings = [*line.settings, *table.row_changes(scale).get(line.title, ())]
+            settings += [*column.settings, *(word for one in readings for word in one.settings)]
+            own = [f"--set={word}" for word in settings if word.startswith(f"{line.algorithm}.")]
+            words = [_filled(word, column.values) for word in (*words, "--nosave_models")]
+            last = [_filled(w, column.values) for w in (f"--algorithms={line.algorithm}", *own)]
+            for word in filter(runs_code, (*words, *last)):
                 raise pfl.InputError(
                     f"{table.name}: its flags have {word}, and a table runs no code: give it on "
                     "the command line."
                 )
-            words = (*words, *self.more, *named, f"--output_dir={folder}")
-            yield Cell(line, words, folder)
+            yield Cell(line, (*words, *self.more, *last, f"--output_dir={folder}"), folder)
 
     def substitutes(self, column: Column, name: str) -> list[str]:
         """Data sets that may take the place of the column's own, `name`, the best first."""
         general = self.stand_in.get("") if column.stand_in else None
-        given = self.stand_in.get(name, general)
-        empty = datasets.register_blank(name) if column.measure.blank else None
+        another = self.stand_in.get(name, general)
+        blank = datasets.register_blank(name) if column.measure.blank else None
         # Another data set has other shapes; but where it is run anyway, its costs come with it.
-        both = (given, empty) if column.stand_in else (empty, given)
+        both = (another, blank) if column.stand_in else (blank, another)
         return [one for one in both if one]
 
 
@@ -180,7 +188,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
-def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
+def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
     """(the table's section of a column, its missing runs).
 
     Raises:
@@ -190,16 +198,16 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
 
     def missing(cells: list[Cell]) -> list[Cell]:
         asked_for = (cell for cell in cells if cell.line.name in rows)
-        return [c for c in asked_for if c.line.name not in section.kept and not c.finished()]
+        return [c for c in asked_for if c.line.name not in section.saved and not c.finished()]
 
-    complete = asked.scale == "full"
-    section, cells = own(asked, column)
+    complete = request.scale == "full"
+    section, cells = own(request, column)
     todo = missing(cells)
     problem, note = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
-        for instead in asked.substitutes(column, todo[0].args().dataset)[:1]:
-            section, cells = other(asked, column, instead)
+        for instead in request.substitutes(column, todo[0].args().dataset)[:1]:
+            section, cells = other(request, column, instead)
             todo = missing(cells)
             absent, _ = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
             if absent:
@@ -210,32 +218,32 @@ def plan(asked: Command, column: Column, rows: Sequence[str]) -> tuple[Section, 
     return section, todo
 
 
-def own(asked: Command, column: Column) -> tuple[Section, list[Cell]]:
+def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     """A column on its own data set, or on the one that the command names in its place."""
-    cells = list(asked.cells(column))
-    section = _section(asked, column, cells)
+    cells = list(request.cells(column))
+    section = _section(request, column, cells)
     names = {cell.args().dataset for cell in cells[:1]}
-    papers = {cell.args().dataset for cell in islice(replace(asked, more=()).cells(column), 1)}
+    papers = {cell.args().dataset for cell in islice(replace(request, more=()).cells(column), 1)}
     for name in names - papers:
         section = on_other_data(section, name)
     return section, cells
 
 
-def other(asked: Command, column: Column, name: str) -> tuple[Section, list[Cell]]:
+def other(request: Request, column: Column, name: str) -> tuple[Section, list[Cell]]:
     """A column on the data set that stands in, or on blank samples."""
-    cells = list(asked.cells(column, name))
-    section = _section(asked, column, cells)
+    cells = list(request.cells(column, name))
+    section = _section(request, column, cells)
     if name.startswith(datasets.BLANK):
         return replace(section, note=datasets.NOTE), cells
     return on_other_data(section, name), cells
 
 
-def _section(asked: Command, column: Column, cells: Sequence[Cell]) -> Section:
-    """A column with its runs, and with its kept cells if the command has any."""
+def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section:
+    """A column with its runs, and with its saved cells if the command has any."""
     section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
-    if asked.kept is None:
+    if request.saved is None:
         return section
-    table = asked.table
+    table = request.table
     score = [table.score, column.average or table.average, table.over, column.quantity]
     score += [column.times]
     runs = {
@@ -243,8 +251,8 @@ def _section(asked: Command, column: Column, cells: Sequence[Cell]) -> Section:
         for cell in cells
     }
     section = replace(section, runs={row: run for row, run in runs.items() if run})
-    facts = kept.file_of(asked.kept, table, asked.scale, asked.reading)
-    return replace(section, kept=kept.found(facts, section))
+    facts = saved_cells.load(request.saved, table, request.scale, request.reading)
+    return replace(section, saved=saved_cells.current(facts, section))
 
 
 def on_other_data(section: Section, name: str) -> Section:
@@ -253,13 +261,13 @@ def on_other_data(section: Section, name: str) -> Section:
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
 
 
-def finished_section(asked: Command, column: Column) -> Section:
+def finished_section(request: Request, column: Column) -> Section:
     """A column that was not requested, with its finished runs."""
-    section, cells = own(asked, column)
-    if not cells or section.kept or any(cell.finished() for cell in cells):
+    section, cells = own(request, column)
+    if not cells or section.saved or any(cell.finished() for cell in cells):
         return section
-    for word in asked.substitutes(column, cells[0].args().dataset):
-        shown, cells = other(asked, column, word)
-        if shown.kept or any(cell.finished() for cell in cells):
+    for word in request.substitutes(column, cells[0].args().dataset):
+        shown, cells = other(request, column, word)
+        if shown.saved or any(cell.finished() for cell in cells):
             return shown
     return section

@@ -19,7 +19,7 @@ class Quantity(NamedTuple):
 
     Attributes:
       unit: of its numbers.
-      said: the meaning of the number, for a sentence.
+      meaning: the meaning of the number, for a sentence.
       more: whether more is better, for places.
       scaled: whether another scale than "full" changes it.
       blank: whether it depends on the samples' number and shape alone, so that blank ones serve.
@@ -28,7 +28,7 @@ class Quantity(NamedTuple):
     """
 
     unit: str
-    said: str
+    meaning: str
     more: bool = False
     scaled: bool = True
     blank: bool = False

@@ -1,4 +1,4 @@
-"""A paper's table beside measured numbers: sections, Markdown, CSV, JSON, and the terminal."""
+"""A paper's table beside measured numbers: Markdown, CSV, JSON, and the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from rich.console import Console
 
 from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.table import Column, Table
+from fedjax_pfl.results.table import Table
 
 from ..cli.console import print_table
 from ..figures.scores import SCORES
 from ..outputs.run_files import write_json, write_text
-from . import datasets, verdicts
-from .entries import NEAR, Entry, Section, entries, ranked
+from . import datasets
+from .cells import (
+    DATA,
+    DIVERGED,
+    MEASURED,
+    NEAR,
+    SCALE,
+    UNEXPLAINED,
+    Section,
+    cells_of,
+    ranked,
+    verdict,
+    verdict_of_table,
+)
 from .paper_tables import PaperTable
 from .quantities import ACCURACY
-from .verdicts import DATA, DIVERGED, SCALE, UNEXPLAINED, Verdict
 
 KNOWN = {
     SCALE: "fewer rounds, samples or a smaller network than the paper's",
@@ -32,6 +44,12 @@ PLACES = (
     "--data_dir", "--output_dir", "--compilation_cache", "--checkpoint_seconds", "--tensorboard",
     "--wandb", "--mlflow",
 )  # fmt: skip
+# Columns of table.csv.
+COLUMNS = [
+    "table", "scale", "reading", "column", "note", "row", "algorithm", "state", "unit", "paper",
+    "paper_std", "ours", "difference", "ci95_half_width", "seeds", "within", "explained_by",
+]  # fmt: skip
+HEADING = ["Difference ± 95 %", "Place: paper", "ours", "Seeds", "Explained by"]
 
 
 @dataclass(frozen=True)
@@ -45,23 +63,25 @@ class Report:
     reading: str | None = None
 
     @cached_property
-    def entries(self) -> dict[str, list[Entry]]:
-        """Of every column, by its name."""
-        return {one.column.name: entries(self.table, one) for one in self.sections}
+    def cells(self) -> dict[str, pd.DataFrame]:
+        """The cells of every column, by its name."""
+        return {one.column.name: cells_of(self.table, self.scale, one) for one in self.sections}
 
     @cached_property
-    def verdicts(self) -> dict[str, Verdict]:
-        """Of every column, by its name."""
-        return {
-            one.column.name: verdicts.of_column(
-                self.table, self.scale, one, self.entries[one.column.name]
-            )
-            for one in self.sections
-        }
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """The verdict on every column, by its name."""
+        columns = [one.column for one in self.sections]
+        return {column.name: verdict(self.cells[column.name], column) for column in columns}
 
     @property
-    def verdict(self) -> Verdict:
-        return verdicts.of_table(list(self.verdicts.values()))
+    def verdict(self) -> dict[str, Any]:
+        """The verdict on the table."""
+        return verdict_of_table(list(self.verdicts.values()))
+
+    @property
+    def measured(self) -> list[Section]:
+        """The columns with a number of ours; others have no table."""
+        return [one for one in self.sections if self.cells[one.column.name]["ours"].notna().any()]
 
     @property
     def reduced(self) -> bool:
@@ -77,17 +97,17 @@ class Report:
     def title(self) -> str:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
-    def said(self) -> list[str]:
+    def meaning(self) -> list[str]:
         """The meaning of the numbers, in sentences."""
-        table, found = self.table, {one.quantity: one.measure for one in self.table.column}
-        lines = []
-        if found.pop(ACCURACY, None):
+        table, lines = self.table, []
+        quantities = {one.quantity: one.measure for one in table.column}
+        if quantities.pop(ACCURACY, None):
             whom = "" if table.over == "all" else " of the clients selected for the next round"
             lines.append(
                 f"Accuracy in percent on the clients' own test samples, {SCORES[table.score]}, "
                 f"mean over {table.average}{whom} unless a title says otherwise."
             )
-        costs = "; ".join(one.said for one in found.values())
+        costs = "; ".join(one.meaning for one in quantities.values())
         lines += [f"Costs are of the last round: {costs}."] if costs else []
         lines.append(
             "± 95 %: half of Student's interval over the seeds. Place: among the algorithms "
@@ -96,10 +116,10 @@ class Report:
         lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
         lines.append(_scale(table, self.scale if self.reduced else "full"))
         own = table.row_changes(self.scale).items()
-        said = "; ".join(f"{title} with {' '.join(words)}" for title, words in own)
-        lines += [f"At this scale only: {said}."] if said else []
+        changes = "; ".join(f"{title} with {' '.join(words)}" for title, words in own)
+        lines += [f"At this scale only: {changes}."] if changes else []
         if self.reading:
-            differs = "; ".join(table.said_of(self.reading, self.scale))
+            differs = "; ".join(table.differences(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
         more = [word for word in self.more if not word.startswith(PLACES)]
         if more:
@@ -116,43 +136,39 @@ class Report:
         for section in sections:
             if section.problem:
                 problems.setdefault(section.problem, []).append(section.column.title)
-        return [f"Not run: {'; '.join(who)}. {said}" for said, who in problems.items()]
+        return [f"Not run: {'; '.join(who)}. {text}" for text, who in problems.items()]
 
-    def judged(self) -> list[str]:
+    def verdict_lines(self) -> list[str]:
         """The verdict in sentences."""
-        verdict, lines = self.verdict, []
-        if verdict.tau is not None:
+        total, lines = self.verdict, []
+        if total["kendall_tau"] is not None:
             lines.append(
                 "Kendall's tau between the paper's order of the rows and ours: "
-                f"{verdict.tau:+.2f}, the mean over the columns (1: the same order, 0: none). "
-                f"{told_apart(verdict.apart, verdict.pairs)}"
+                f"{total['kendall_tau']:+.2f}, the mean over the columns (1: the same order, 0: "
+                f"none). The 95 % intervals of {total['apart']} of {total['pairs']} pairs of rows "
+                "do not overlap; the other pairs are not told apart."
             )
         if self.tuned:
             lines.append(f"Tuned for agreement, so no evidence for the paper's order: {self.tuned}")
-        if verdict.compared:
-            share = 100 * verdict.near / verdict.compared
-            others = f"{verdict.unexplained} of the others are unexplained"
-            if self.reduced and not verdict.unexplained:
+        if total["compared"]:
+            share = 100 * total["within"] / total["compared"]
+            others = f"{total['unexplained']} of the others are unexplained"
+            if self.reduced and not total["unexplained"]:
                 others = "at this scale no cell need be"
             lines.append(
-                f"{verdict.near} of {verdict.compared} cells ({share:.0f} %) are within {NEAR:g} "
-                f"points of the paper's number (costs: {NEAR:g} %); {others}."
+                f"{total['within']} of {total['compared']} cells ({share:.0f} %) are within "
+                f"{NEAR:g} points of the paper's number (costs: {NEAR:g} %); {others}."
             )
         return lines or ["No cell can be compared with the paper yet."]
 
     def explanations(self) -> dict[str, str]:
         """What the names in the column "Explained by" mean."""
-        used = {name for one in self.verdicts.values() for _, why in one.far for name in why}
+        used = {
+            name for cells in self.cells.values() for names in cells["explained_by"]
+            for name in names
+        }  # fmt: skip
         known = KNOWN | {one.by: one.says for one in self.table.explain}
-        return {name: said for name, said in known.items() if name in used}
-
-
-def told_apart(apart: int, pairs: int) -> str:
-    """A sentence on how much of the order our seeds tell."""
-    return (
-        f"The 95 % intervals of {apart} of {pairs} pairs of rows do not overlap; the other pairs "
-        "are not told apart."
-    )
+        return {name: text for name, text in known.items() if name in used}
 
 
 def _scale(table: PaperTable, scale: str) -> str:
@@ -165,90 +181,77 @@ def _scale(table: PaperTable, scale: str) -> str:
     )
 
 
-def footnotes(entries: Sequence[Entry]) -> list[str]:
+def footnotes(section: Section, cells: pd.DataFrame) -> list[str]:
     """Notes below a column's table, a line each."""
-    ours = [entry for entry in entries if entry.scores is not None]
-    if not ours:
-        return []
-    notes = grouped(
-        {entry.line.title: entry.remarks for entry in ours if entry.line.client is None}
-    )
-    means = [entry for entry in ours if entry.line.client is None and entry.accuracy]
-    if len({entry.clients for entry in means}) > 1:
-        each = "; ".join(f"{entry.line.title}: {over(entry.clients)}" for entry in means)
+    accuracy = section.column.quantity == ACCURACY
+    ours = cells[cells["seeds"] > 0]
+    means = ours[~ours["single"]]
+    titles = [line.title for line in means["line"]]
+    notes = grouped(dict(zip(titles, means["remarks"], strict=True)))
+    if accuracy and means["clients"].nunique() > 1:
+        pairs = zip(titles, means["clients"], strict=True)
+        each = "; ".join(f"{title}: {over(clients)}" for title, clients in pairs)
         notes.append(f"Ours are means over different clients, which do not compare: {each}.")
-    scale = (0.0, 100.0) if ours[0].accuracy else (-np.inf, np.inf)
-    return notes + interval_notes((e.scores for e in ours if e.scores is not None), *scale)
+    return notes + interval_notes(ours["scores"], *_range(accuracy))
 
 
-def places(values: Sequence[float | None]) -> list[int | None]:
-    """1 for the largest; equal ones share a place."""
-    rounded = [None if value is None else ranked(value) for value in values]
-    known = [value for value in rounded if value is not None]
-    return [None if v is None else 1 + sum(other > v for other in known) for v in rounded]
+def _range(accuracy: bool) -> tuple[float, float]:
+    return (0.0, 100.0) if accuracy else (-np.inf, np.inf)
 
 
-def heading(section: Section) -> list[str]:
-    return ["Algorithm", f"Paper {section.unit}", f"Ours {section.unit}", "Difference ± 95 %",
-            "Place: paper", "ours", "Seeds", "Explained by"]  # fmt: skip
+def places(numbers: pd.Series) -> list[str]:
+    """1 for the largest; equal ones share a place; "-" where there is no number."""
+    rank = numbers.map(ranked, na_action="ignore").rank(method="min", ascending=False)
+    return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 
-def column_table(section: Section, entries: Sequence[Entry], verdict: Verdict) -> Table:
+def column_table(section: Section, cells: pd.DataFrame) -> Table:
     """The table of a column."""
+    low, high = ends = _range(section.column.quantity == ACCURACY)
     sign = 1 if section.column.measure.more else -1
-    compared = [e.scores is not None and e.paper is not None for e in entries]
-    if not any(e.paper is not None for e in entries):  # the paper has a picture alone
-        compared = [e.scores is not None for e in entries]
-    pairs = list(zip(entries, compared, strict=True))
-    first = places([sign * e.paper if b and e.paper is not None else None for e, b in pairs])
-    second = places([sign * e.ours if b and e.ours is not None else None for e, b in pairs])
-    why = dict(verdict.far)
+    placed = cells["ours"].notna()
+    if cells["paper"].notna().any():  # else the paper has only a picture
+        placed &= cells["paper"].notna()
+    papers, ours = (places(sign * cells[name].where(placed)) for name in ("paper", "ours"))
 
-    def number(value: float | None, half: float | None, form=".2f", low=0.0, high=100.0) -> str:
-        if value is None:
+    def number(value: float, half: float, ends=ends, form: str = ".2f") -> str:
+        if np.isnan(value):
             return "-"
-        ends = (low, high) if section.column.quantity == ACCURACY else (-np.inf, np.inf)
-        width = "" if half is None else f" ± {half_width(value, half, *ends)}"
-        return f"{value:{form}}{width}"
-
-    def before(value: float | None) -> str:  # of a relative column
-        return "" if value is None else f" ({value:g})"
-
-    body = []
-    for entry, mine, theirs in zip(entries, second, first, strict=True):
-        difference = None if section.other_data else entry.difference
-        own = None if entry.own is None else float(f"{entry.own:.3g}")
-        body.append(
-            [
-                entry.line.title,
-                number(entry.paper, entry.std, low=-np.inf, high=np.inf) + before(entry.printed),
-                entry.state or number(entry.ours, entry.half) + before(own),
-                number(difference, entry.half, "+.2f", -100.0),
-                str(theirs or "-"),
-                str(mine or "-"),
-                "-" if entry.scores is None else str(len(entry.scores)),
-                ", ".join(why.get(entry.line.name, ())),
-            ]
+        return f"{value:{form}}" + (
+            "" if np.isnan(half) else f" ± {half_width(value, half, *ends)}"
         )
-    return Table.of_cells(heading(section), body)
 
+    def before(value: float, digits: int) -> str:  # of a relative column
+        return "" if np.isnan(value) else f" ({float(f'{value:.{digits}g}'):g})"
 
-def measured(report: Report, section: Section) -> bool:
-    """Whether a column has any number of ours; others have no table."""
-    return any(entry.scores is not None for entry in report.entries[section.column.name])
+    body = [
+        [
+            cell.line.title,
+            number(cell.paper, cell.paper_std, (-np.inf, np.inf)) + before(cell.printed, 6),
+            number(cell.ours, cell.ci95_half_width) + before(cell.own, 3)
+            if cell.state == MEASURED else cell.state,
+            number(cell.difference, cell.ci95_half_width, (min(low, -high), high), "+.2f"),
+            papers[k],
+            ours[k],
+            str(cell.seeds or "-"),
+            ", ".join(cell.explained_by),
+        ]
+        for k, cell in enumerate(cells.itertuples())
+    ]  # fmt: skip
+    heading = ["Algorithm", f"Paper {section.unit}", f"Ours {section.unit}", *HEADING]
+    return Table.of_cells(heading, body)
 
 
 def verdict_table(report: Report) -> Table:
     """The verdicts on the columns."""
     body = []
-    for section in report.sections:
-        if not measured(report, section):
-            continue
+    for section in report.measured:
         one = report.verdicts[section.column.name]
-        tau = "-" if one.tau is None else f"{one.tau:+.2f}"
-        body.append([section.column.title, tau, str(one.rows), f"{one.apart} of {one.pairs}",
-                     f"{one.near} of {one.compared}", str(len(one.far) - one.unexplained),
-                     str(one.unexplained)])  # fmt: skip
+        tau = "-" if one["kendall_tau"] is None else f"{one['kendall_tau']:+.2f}"
+        explained = one["compared"] - one["within"] - one["unexplained"]
+        body.append([section.column.title, tau, one["rows"], f"{one['apart']} of {one['pairs']}",
+                     f"{one['within']} of {one['compared']}", explained,
+                     one["unexplained"]])  # fmt: skip
     head = ["Column", "Kendall's tau", "Rows", "Told apart", f"Within {NEAR:g}", "Explained",
             "Unexplained"]  # fmt: skip
     return Table.of_cells(head, body)
@@ -257,17 +260,14 @@ def verdict_table(report: Report) -> Table:
 def markdown(report: Report, level: int = 1) -> str:
     """The page of a table; `level` is that of its title."""
     sharps = "#" * level
-    parts = [f"{sharps} {report.title()}", *report.said(), *report.missing(report.sections)]
-    parts += [f"{sharps}# Verdict", *report.judged(), verdict_table(report).to_markdown()]
-    known = [f"- **{name}**: {said}." for name, said in report.explanations().items()]
+    parts = [f"{sharps} {report.title()}", *report.meaning(), *report.missing(report.sections)]
+    parts += [f"{sharps}# Verdict", *report.verdict_lines(), verdict_table(report).to_markdown()]
+    known = [f"- **{name}**: {text}." for name, text in report.explanations().items()]
     parts += ["\n".join(known)] if known else []
-    for section in report.sections:
-        name = section.column.name
-        if not measured(report, section):
-            continue  # the sentences above say why
-        table = column_table(section, report.entries[name], report.verdicts[name]).to_markdown()
-        parts += [f"{sharps}# {section.heading(report.scale)}", table]
-        parts += footnotes(report.entries[name])
+    for section in report.measured:  # the sentences above say why others are not
+        cells = report.cells[section.column.name]
+        parts += [f"{sharps}# {section.heading(report.scale)}"]
+        parts += [column_table(section, cells).to_markdown(), *footnotes(section, cells)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -275,32 +275,18 @@ def write(output: Path, report: Report) -> None:
     """Writes `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
-    lines = []
-    for section in report.sections:
-        why = dict(report.verdicts[section.column.name].far)
-        for entry in report.entries[section.column.name]:
-            difference = None if section.other_data else entry.difference
-            lines.append({
-                "table": report.table.name,
-                "scale": report.scale,
-                "reading": report.reading,
-                "column": section.column.name,
-                "note": section.note,
-                "row": entry.line.name,
-                "algorithm": entry.line.algorithm,
-                "state": entry.state or "measured",
-                "unit": section.unit,
-                "paper": entry.paper,
-                "paper_std": entry.std,
-                "ours": entry.ours,
-                "difference": difference,
-                "ci95_half_width": entry.half,
-                "seeds": 0 if entry.scores is None else len(entry.scores),
-                "within": None if difference is None else entry.near,
-                "explained_by": "; ".join(why.get(entry.line.name, ())),
-            })  # fmt: skip
-    columns = [Column(key, key) for key in lines[0]] if lines else []
-    write_text(output / "table.csv", Table(columns, lines).to_csv())
+    facts = {"table": report.table.name, "scale": report.scale, "reading": report.reading}
+    cells = pd.concat([
+        report.cells[one.column.name].assign(
+            **facts, column=one.column.name, note=one.note, unit=one.unit
+        )
+        for one in report.sections
+    ])  # fmt: skip
+    cells["algorithm"] = [line.algorithm for line in cells["line"]]
+    cells["within"] = cells["within"].astype(object).where(cells["difference"].notna())
+    cells["explained_by"] = cells["explained_by"].map("; ".join)
+    text = cells[COLUMNS].to_csv(index=False, lineterminator="\r\n")
+    write_text(output / "table.csv", text)
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -310,29 +296,29 @@ def summary(report: Report) -> dict[str, Any]:
         "title": report.title(),
         "scale": report.scale,
         "reading": report.reading,
-        "verdict": report.verdict.numbers(),
+        "verdict": report.verdict,
         "tuned_for_agreement": report.tuned,
-        "columns": {name: one.numbers() for name, one in report.verdicts.items()},
+        "columns": report.verdicts,
         "further_off": [
-            {"column": name, "row": row, "explained_by": list(why)}
-            for name, one in report.verdicts.items()
-            for row, why in one.far
+            {"column": name, "row": cell.row, "explained_by": list(cell.explained_by)}
+            for name, cells in report.cells.items()
+            for cell in cells.itertuples()
+            if cell.explained_by
         ],
         "explanations": {one.by: one.says for one in report.table.explain},
     }
 
 
 def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
-    """Prints the requested columns; sentences at the end say which can't be run."""
-    print("\n".join([report.title(), *report.said()]))
+    """Prints the requested columns; sentences at the end name those that can't be run."""
+    print("\n".join([report.title(), *report.meaning()]))
     for section in sections:
-        if measured(report, section):
-            name = section.column.name
+        if section in report.measured:
+            cells = report.cells[section.column.name]
             print(f"\n{section.heading(report.scale)}")
-            entries = report.entries[name]
-            print_table(console, column_table(section, entries, report.verdicts[name]))
-            print("".join(f"\n{note}\n" for note in footnotes(entries)), end="")
-    known = [f"{name}: {said}." for name, said in report.explanations().items()]
-    print("\n" + "\n".join([*report.judged(), *known]))
+            print_table(console, column_table(section, cells))
+            print("".join(f"\n{note}\n" for note in footnotes(section, cells)), end="")
+    known = [f"{name}: {text}." for name, text in report.explanations().items()]
+    print("\n" + "\n".join([*report.verdict_lines(), *known]))
     for sentence in report.missing(sections):
         print(f"\n{sentence}")

@@ -10,16 +10,16 @@ from typing import Any
 
 from fedjax_pfl.utils.errors import InputError, shown
 
-SAID = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 Need = Callable[[bool, str], None]
 
 
 def needs(path: Path) -> Need:
     """A function that raises an `InputError` on the file unless its condition holds."""
 
-    def need(condition: bool, said: str) -> None:
+    def need(condition: bool, text: str) -> None:
         if not condition:
-            raise InputError(f"{path}: {said}.")
+            raise InputError(f"{path}: {text}.")
 
     return need
 
@@ -39,17 +39,17 @@ def read(kind: type, path: Path, **more: Any) -> Any:
 
 def _made(kind: type, content: object, what: str, need: Need) -> Any:
     need(isinstance(content, Mapping), f"{what} must be a table of keys, got {shown(content)}")
-    given = typing.cast(Mapping[str, Any], content)
+    entries = typing.cast(Mapping[str, Any], content)
     known = {one.name: one for one in fields(kind)}
-    for name in sorted(given.keys() - known.keys()):
+    for name in sorted(entries.keys() - known.keys()):
         need(False, f"{what} has an unknown key {name!r}")
     for name, one in known.items():
         required = one.default is MISSING and one.default_factory is MISSING
-        need(name in given or not required, f"{what} needs {name!r}")
+        need(name in entries or not required, f"{what} needs {name!r}")
     hints = typing.get_type_hints(kind)
     return kind(**{
         name: _value(value, hints[name], name, f" of {what}" * (what != "the file"), need)
-        for name, value in given.items()
+        for name, value in entries.items()
     })  # fmt: skip
 
 
@@ -71,7 +71,7 @@ def _value(value: object, hint: Any, name: str, place: str, need: Need) -> Any:
     if optional and isinstance(value, list):
         return _value(value, optional[0], name, place, need)
     fits = any(_is(value, one) for one in allowed)
-    text = " or ".join(SAID.get(one, "a list") for one in allowed if one is not NoneType)
+    text = " or ".join(KINDS.get(one, "a list") for one in allowed if one is not NoneType)
     need(fits, f"{name}{place} must be {text}, got {shown(value)}")
     return value
 

@@ -5,10 +5,13 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..figures import drawing
+from fedjax_pfl.results import plots
+
+from ..figures.drawing import Drawing, spread_of
 
 
-def _number(text: str) -> float | None:
+def number(text: str) -> float | None:
+    """The number that a text is, or None."""
     try:
         return float(text)
     except ValueError:
@@ -18,7 +21,7 @@ def _number(text: str) -> float | None:
 def _ordered(values: Sequence[str]) -> list[str]:
     """Numbers by size, words in their order."""
     distinct = list(dict.fromkeys(values))
-    if all(_number(value) is not None for value in distinct):
+    if all(number(value) is not None for value in distinct):
         return sorted(distinct, key=float)
     return distinct
 
@@ -40,25 +43,24 @@ def picture(outcomes: Sequence, algorithm: str) -> Figure | None:
 def _line(outcomes, algorithm, name) -> Figure:
     values = _ordered([one.setting[name] for one in outcomes])
     by_value = {one.setting[name]: one for one in outcomes}
-    numbers = [number for number in map(_number, values) if number is not None]
+    numbers = [one for one in map(number, values) if one is not None]
     real = len(numbers) == len(values)
     spaced = real and min(numbers) > 0 and max(numbers) / min(numbers) >= 10
     x = numbers if real else range(len(values))
-    chart = drawing.canvas(5.4, 3.8)
-    axes = chart.add_subplot()
-    lines = []
+    drawing = Drawing(5.4, 3.8)
+    (axes,) = drawing.axes
     for k, split in enumerate(("validation", "test")):
         curve = np.array([getattr(by_value[value], split) for value in values]).T
-        lines.append(drawing.band(axes, x, curve, k, split, marker=drawing.marker(k)))
+        drawing.band(axes, x, curve, k, split, marker=plots.marker(k))
     if spaced:
         axes.set_xscale("log")
     axes.set_xticks(x, values)
     axes.minorticks_off()
-    drawing.tidy(axes, xlabel=name, ylabel=outcomes[0].measure.axis)
-    drawing.legend(chart, lines, None, ["validation", "test"])
-    seeds = drawing.spread_of(len(outcomes[0].validation))
-    drawing.title(chart, f"{algorithm}: mean over clients{seeds}")
-    return chart
+    plots.tidy(axes, xlabel=name, ylabel=outcomes[0].measure.axis)
+    drawing.legend()
+    seeds = spread_of(len(outcomes[0].validation))
+    drawing.title(f"{algorithm}: mean over clients{seeds}")
+    return drawing.figure
 
 
 def _map(outcomes, algorithm, names) -> Figure:
@@ -67,25 +69,18 @@ def _map(outcomes, algorithm, names) -> Figure:
     for one in outcomes:
         at = rows.index(one.setting[names[0]]), columns.index(one.setting[names[1]])
         grid[at] = one.validation.mean()
-    chart = drawing.canvas(2.2 + 0.7 * len(columns), 1.6 + 0.5 * len(rows))
-    axes = chart.add_subplot()
-    image = axes.imshow(grid, cmap=drawing.SHADES, aspect="auto")
+    drawing = Drawing(2.2 + 0.7 * len(columns), 1.6 + 0.5 * len(rows))
+    (axes,), measure = drawing.axes, outcomes[0].measure
+    image = axes.imshow(grid, cmap=plots.SHADES, aspect="auto")
     middle = np.nanmin(grid) + 0.5 * np.ptp(grid[np.isfinite(grid)])
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            colour = "white" if value > middle else "black"
-            axes.text(
-                j,
-                i,
-                outcomes[0].measure.brief(value),
-                ha="center",
-                va="center",
-                color=colour,
-                fontsize=9,
-            )
+            look = {"ha": "center", "va": "center", "fontsize": 9}
+            look["color"] = "white" if value > middle else "black"
+            axes.text(j, i, measure.brief(value), **look)
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set(xlabel=names[1], ylabel=names[0])
-    drawing.colorbar(chart, image, axes, f"validation {outcomes[0].measure.axis}")
-    drawing.title(chart, f"{algorithm}: mean over clients and seeds")
-    return chart
+    drawing.colorbar(image, axes, f"validation {measure.axis}")
+    drawing.title(f"{algorithm}: mean over clients and seeds")
+    return drawing.figure

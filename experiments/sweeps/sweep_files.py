@@ -15,7 +15,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
-from .pictures import picture
+from .pictures import number, picture
 
 
 @dataclass(frozen=True)
@@ -121,26 +121,19 @@ def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
         settings = [one for one in outcomes if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
-            numbers = [_number(one.setting[name]) for one in settings]
-            tried = {number for number in numbers if number is not None}
+            numbers = [number(one.setting[name]) for one in settings]
+            tried = {one for one in numbers if one is not None}
             if None in numbers or len(tried) < 2:
                 continue
             edges = {min(tried): "smallest", max(tried): "largest"}
             best_value = float(value)
-            is_best = {_number(one.setting[name]) for one in equals} == {best_value}
+            is_best = {number(one.setting[name]) for one in equals} == {best_value}
             if is_best and best_value in edges:
                 notes.append(
                     f"{chosen.algorithm}: its best {name}, {value}, is the "
                     f"{edges[best_value]} that was tried. Values beyond it may be better."
                 )
     return notes
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
@@ -204,12 +197,12 @@ def write(
     rank_by: str,
     heading: Sequence[str],
     data: Sequence[str],
-    given: Sequence[str] = (),
+    words: Sequence[str] = (),
 ) -> None:
     """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
     after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
 
-    `heading` are sentences on all settings, `data` is that of `footnotes`; `given` are the sweep's
+    `heading` are sentences on all settings, `data` is that of `footnotes`; `words` are the sweep's
     flags.
     """
     measure = outcomes[0].measure
@@ -224,8 +217,8 @@ def write(
         run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
     chosen = all_chosen(outcomes)
     run_files.write_text(output / "chosen.flags", chosen)
-    whole = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *given))
-    run_files.write_text(output / SETTINGS, whole + chosen)
+    settings = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *words))
+    run_files.write_text(output / SETTINGS, settings + chosen)
     names = list(dict.fromkeys(name for one in outcomes for name in one.setting))
     with run_files.atomic_write(output / "sweep.csv") as part, part.open("w", newline="") as file:
         writer = csv.writer(file)

@@ -30,7 +30,7 @@ def step_flops(federation: Federation) -> float | None:
 
     Returns:
       None where the length of a loop of the step is known only when it runs; and, with a warning,
-      where this version of JAX does not tell.
+      if this version of JAX does not report it.
     """
     return _of_federation(step, federation)
 

@@ -123,7 +123,7 @@ def optimizer_name(optimizer: Callable[..., Any]) -> str:
 
 
 def formula(optimizer: Callable[..., Any], params: Tree) -> str:
-    """Return an optimizer's traced computation as text, to tell functions of one name apart.
+    """Return an optimizer's traced computation as text, to distinguish functions of one name.
 
     Args:
       optimizer: function of the learning rate.

@@ -65,7 +65,7 @@ def register_metric(
     """Return a decorator that registers `fn(outputs, labels, valid) -> number of a client`.
 
     Args:
-      name: how users call it.
+      name: name of the metric.
       better: "higher" or "lower".
       fraction: whether it is in 0..1, so that tables show percentages.
       tasks: names of the tasks that it applies to; all by default.

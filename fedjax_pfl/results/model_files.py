@@ -55,7 +55,7 @@ def load_models(path: str | Path) -> dict[str, Tree]:
 
     Returns:
       Nested dicts of arrays by name of the model; lists and tuples come back as dicts with the keys
-      "0", "1", ... `model_axes` tells which axes lead the leaves.
+      "0", "1", ... `model_axes` returns the leading axes of leaves.
 
     Raises:
       InputError: no such file, or not one of models.

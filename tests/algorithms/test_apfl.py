@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.regularizers import WeightDistribution
 from fedjax_pfl.testing.suite import check_algorithm
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
@@ -195,18 +194,6 @@ def test_statistics_may_stay_with_their_clients(form):
         for result, federation in zip((together, private), federations, strict=True)
     ]
     assert_close(made[1], made[0], "new clients", 1e-9)
-
-
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ({}, {"share": "body"}, "apfl averages whole models"),
-        ({"form": "logits"}, {"extra_loss": WeightDistribution(1.0)}, "take form='parameters'"),
-    ],
-)
-def test_what_can_not_be(settings, options, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 @pytest.mark.thorough

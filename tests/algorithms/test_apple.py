@@ -117,22 +117,3 @@ def test_defaults_are_the_published_ones():
     assert own.pop("initial") == "common"
     stated = inspect.signature(apple.run).parameters
     assert own == {name: stated[name].default for name in own}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("relation_rate", -1),
-        ("mu", "nan"),
-        ("penalty_share", 1.5),
-        ("relation_momentum", 1.0),
-    ],
-)
-def test_hyperparameters_are_checked(name, value):
-    with pytest.raises(pfl.InputError, match=f"{name} must be"):
-        algorithm(**{name: value})
-
-
-def test_something_must_be_shared():
-    with pytest.raises(pfl.InputError, match="apple mixes what clients share"):
-        algorithm().check(toy_federation(share="none"))

@@ -237,24 +237,6 @@ def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ({"mean_below": -1}, {}, "mean_below must be at least 0, got -1"),
-        ({"largest_above": -1}, {}, "largest_above must be at least 0, got -1"),
-        ({"first_split": -1}, {}, "first_split must be at least 0, got -1"),
-        ({"max_clusters": 0}, {}, "max_clusters must be at least 1, got 0"),
-        ({"linkage": "ward"}, {}, "Unknown value of cfl.linkage 'ward'"),
-        ({"gamma_max": -0.5}, {}, "gamma_max must be at least 0, or -1 for no test, got -0.5"),
-        ({"best_of_tree": True}, {"validation_size": 0}, "best_of_tree chooses by validation"),
-        ({}, {"share": "body"}, "cfl averages whole models"),
-    ],
-)
-def test_what_can_not_be(settings, options, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
-
-
 def test_remarks():
     assert algorithm().remarks(toy_federation()) == []
     assert algorithm().remarks(toy_federation(participation=0.6)) == [

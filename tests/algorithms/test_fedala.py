@@ -285,11 +285,6 @@ def test_new_clients_train_from_the_servers_model():
     assert_close(made, stack(wanted), "new clients")
 
 
-def test_whole_models_are_mixed():
-    with pytest.raises(pfl.InputError, match="fedala averages whole models"):
-        pfl.Simulation(algorithm(), toy_federation(share="body")).check()
-
-
 def test_a_table_says_that_absent_clients_adapt():
     sampled = toy_federation(participation=0.6)
     told = "all clients adapt in every round, drawn or not"

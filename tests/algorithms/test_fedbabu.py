@@ -121,11 +121,6 @@ def test_running_statistics_are_averaged_and_the_users_say_keeps_them_apart():
     assert "global" not in jax.eval_shape(final.models)
 
 
-def test_a_network_that_is_only_a_head_is_refused():
-    with pytest.raises(pfl.InputError, match="fedbabu trains a body under a frozen head"):
-        pfl.Simulation(algorithm(), toy_federation(model="softmax")).check()
-
-
 def test_a_table_says_how_models_were_fine_tuned():
     ours = algorithm(part="head")
     assert ours.remarks(ours.prepare(toy_federation())) == [

@@ -108,12 +108,3 @@ def test_running_statistics_are_averaged():
         assert_close(state.server["batch_stats"], state.average["batch_stats"], "statistics", 0)
     mean = first.server["batch_stats"]["bn"]["mean"]
     assert (third.server["batch_stats"]["bn"]["mean"] != mean).all()
-
-
-def test_what_can_not_be():
-    with pytest.raises(pfl.InputError, match="alpha must be above 0, got 0"):
-        algorithm(alpha=0)
-    with pytest.raises(pfl.InputError, match=r"scaling.*'sizes'.*'size'"):
-        algorithm(scaling="sizes")
-    with pytest.raises(pfl.InputError, match="feddyn averages whole models"):
-        pfl.Simulation(algorithm(), toy_federation(share="body")).check()

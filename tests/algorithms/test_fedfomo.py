@@ -218,12 +218,8 @@ def test_half_precision_is_traced_without_a_warning():
     assert after.affinity.dtype == "bfloat16"
 
 
-def test_what_federations_can_not_be_and_what_tables_are_told():
+def test_remarks():
     algorithm = pfl.make_algorithm("fedfomo")
-    with pytest.raises(pfl.InputError, match="fedfomo uses validation samples"):
-        pfl.Simulation(algorithm, toy_federation(validation_size=0)).check()
-    with pytest.raises(pfl.InputError, match="fedfomo mixes what clients share"):
-        pfl.Simulation(algorithm, toy_federation(share="none")).check()
     remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
     last = "scored before its last local training"
     assert remarks == [last]

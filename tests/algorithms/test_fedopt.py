@@ -120,20 +120,3 @@ def test_optax_has_other_algorithms_by_these_names(change):
     step, _ = stepped(algorithm("fedadam", **tiny), change)
     np.testing.assert_allclose(step["a"], other["a"], 1e-9)  # without tau they agree
     assert jnp.all(step["b"][1] == 0)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("fedadam", {"server_rate": 0}, "server_rate must be above 0, got 0"),
-        ("fedadagrad", {"b1": 1}, r"b1 must be in \[0, 1\), got 1"),
-        ("fedyogi", {"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
-        ("fedadam", {"tau": 0}, "tau must be above 0, got 0"),
-        ("fedadam", {"v0": -1}, "v0 must be at least 0, got -1"),
-        ("fedadagrad", {"b2": 0.9}, "Unknown hyperparameter of 'fedadagrad' 'b2'"),
-        ("fedyogi", {"weighting": "equal"}, "weighting.*'equal'"),
-    ],
-)
-def test_hyperparameters_are_checked(name, settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        algorithm(name, **settings)

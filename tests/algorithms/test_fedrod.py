@@ -13,7 +13,6 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
-    TwoLayers,
     assert_losses,
     assert_steps,
     over,
@@ -127,14 +126,3 @@ def test_extra_losses_see_the_features():
     federation = toy_federation(model=TanhNetwork(), extra_loss=Seeing())
     pfl.Simulation(algorithm(), federation).check()
     assert set(seen) == {((4, 3), (4, 5))}
-
-
-@pytest.mark.parametrize("rate", [-1, "nan"])
-def test_hyperparameters_are_checked(rate):
-    with pytest.raises(pfl.InputError, match="personal_rate must be"):
-        algorithm(personal_rate=rate)
-
-
-def test_a_network_without_features_is_refused():
-    with pytest.raises(pfl.InputError, match="does not define its features"):
-        pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()

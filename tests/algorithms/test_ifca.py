@@ -12,7 +12,6 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import (
-    OverflowingNormed,
     assert_close,
     states_of,
     toy_federation,
@@ -214,25 +213,6 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
         wanted.append(sgd(models[chosen[-1]], batches, case.x, case.y, case.rates[1]))
     assert chosen != [0, 0]
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
-
-
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ({"clusters": 0}, {}, "clusters must be at least 1, got 0"),
-        ({"warmup": -1}, {}, "warmup must be at least 0, got -1"),
-        ({"initial": "seed"}, {}, "Unknown value of ifca.initial 'seed'. Did you mean 'seeds'"),
-        ({}, {"share": "body"}, "ifca averages whole models"),
-        (
-            {"averaging": "gradients"},
-            {"model": OverflowingNormed(3, (5,))},
-            "averaging=gradients updates no running statistics",
-        ),
-    ],
-)
-def test_what_can_not_be(settings, options, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
 def test_gradients_need_samples_and_no_local_steps():

@@ -100,12 +100,6 @@ def test_guidance_that_is_not_finite_takes_its_client_out():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(states[-1]))
 
 
-def test_feddwa_needs_something_shared():
-    federation = toy_federation(share="none")
-    with pytest.raises(pfl.InputError, match="compares clients by what they share"):
-        pfl.simulate(algorithm("feddwa"), federation, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "key", "said"),
     [

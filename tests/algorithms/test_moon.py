@@ -13,7 +13,6 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, state
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
-    TwoLayers,
     assert_losses,
     assert_steps,
     over,
@@ -163,11 +162,6 @@ def test_half_precision_holds_the_squares_of_large_features():
     result = [jnp.asarray(rng.normal(size=(4, 5)) * 200, "float16") for _ in range(3)]
     loss, _ = moon.contrast(*(np.asarray(leaf, float) for leaf in result), 0.5)
     np.testing.assert_allclose(jnp.mean(contrast(*result, 0.5)), loss, 1e-5)
-
-
-def test_a_network_without_features_is_refused():
-    with pytest.raises(pfl.InputError, match="does not define its features"):
-        pfl.Simulation(algorithm(), toy_federation(model=TwoLayers())).check()
 
 
 def test_more_forward_passes_than_can_be_counted_are_refused():

@@ -49,20 +49,6 @@ def test_stages_are_told_by_name():
     assert abs(first[0] - first[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "share"),
-    [
-        ("spfl", {"weighting": "paper"}, "body"),
-        ("spfl", {}, "none"),
-        ("pfedla", {}, "none"),
-        ("heurpfedla", {"retained": 0}, "none"),
-    ],
-)
-def test_what_must_be_shared(name, settings, share):
-    with pytest.raises(pfl.InputError, match=r"share"):
-        pfl.Simulation(pfl.make_algorithm(name, settings), toy_federation(share=share)).check()
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name",
@@ -110,22 +96,6 @@ def test_statistics_stay_with_their_clients(name):
     assert abs(means[0] - before).max() > 0
     # Nobody has the statistics for the server's model, so it is none to be scored.
     assert "global" not in jax.eval_shape(final_in(states[-1], algorithm, federation, 3).models)
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "said"),
-    [
-        ("spfl", {"layer_weights": (0.5, 0.5)}, "layer_weights must be"),
-        ("spfl", {"layer_weights": 0.5}, "layer_weights must be"),
-        ("spfl", {"weighting": "paper", "layer_weights": "1"}, "no effect"),
-        ("fedasync", {"decay_start": 9}, "decay of mode 'tick'"),
-        ("perfedavg_async", {"local_updates": 0}, "local_updates must be in 1..10"),
-        ("waffle", {"delta_omega": -3}, "delta_omega must be at least 0"),
-    ],
-)
-def test_settings_that_can_not_be(name, settings, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.make_algorithm(name, settings)
 
 
 def test_a_client_that_keeps_its_model_has_the_identitys_row():

@@ -259,32 +259,6 @@ def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_model
     assert (newest != now).any(axis=1).all()  # they are trained with
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ({"server_rate": -1}, {}, "server_rate must be at least 0, got -1"),
-        ({"embedding_rate": -1}, {}, "embedding_rate must be at least 0"),
-        ({"server_decay": -1}, {}, "server_decay must be at least 0"),
-        ({"server_clip": -1}, {}, "server_clip must be at least 0"),
-        ({"clip": -1}, {}, "clip must be at least 0"),
-        ({"server_momentum": 1}, {}, r"server_momentum must be in \[0, 1\), got 1"),
-        ({"embedding_size": -1}, {}, "embedding_size must be at least 0"),
-        ({"hidden_size": 0}, {}, "hidden_size must be at least 1"),
-        ({"depth": -1}, {}, "depth must be at least 0"),
-        ({"form": "mean"}, {}, "Unknown value of pfedhn.form 'mean'. Did you mean 'mean_vjp'"),
-        ({}, {"share": "none"}, "generates what clients share, and that is nothing here"),
-        (
-            {},
-            {"model": ConvNorm(), "batch_norm": "shared"},
-            "batch_norm must be 'affine_shared' or 'local', got 'shared'",
-        ),
-    ],
-)
-def test_what_can_not_be(settings, options, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(made(**settings), toy_federation(**options)).check()
-
-
 def test_defaults_are_the_papers():
     algorithm = pfl.make_algorithm("pfedhn")
     ctx = context(algorithm.prepare(toy_federation()))

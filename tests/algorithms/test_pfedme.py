@@ -175,11 +175,6 @@ def test_statistics_may_stay_with_their_clients():
     assert "global/test/loss" not in result.scores
 
 
-def test_whole_models_are_averaged():
-    with pytest.raises(pfl.InputError, match="pfedme averages whole models"):
-        pfl.Simulation(algorithm(), toy_federation(share="body")).check()
-
-
 def test_remarks():
     sampled = toy_federation(participation=0.6)
     told = ["all clients train in every round, drawn or not"]

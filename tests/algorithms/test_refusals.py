@@ -1,9 +1,18 @@
 """What algorithms refuse: hyperparameters, and federations that they can't work on."""
 
+import flax.linen as nn
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.federation.regularizers import WeightDistribution
+from fedjax_pfl.testing.toys import OverflowingNormed, TanhNetwork, toy_federation
+from tests.algorithms.harness import TwoLayers
+
+
+class NoBias(TanhNetwork):
+    def setup(self):
+        self.hidden, self.head = nn.Dense(5), nn.Dense(3, use_bias=False)
+
 
 # By algorithm: (hyperparameters, options of the federation if any, the message).
 REFUSED = {
@@ -13,6 +22,29 @@ REFUSED = {
         ({"adapt_alpha": "always"}, "adapt_alpha.*'always'"),
         ({"form": "mixture"}, "form.*'mixture'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({}, {"share": "body"}, "apfl averages whole models"),
+        (
+            {"form": "logits"},
+            {"extra_loss": WeightDistribution(1.0)},
+            "take form='parameters'",
+        ),
+    ],
+    "apple": [
+        ({"relation_rate": -1}, "relation_rate must be"),
+        ({"mu": "nan"}, "mu must be"),
+        ({"penalty_share": 1.5}, "penalty_share must be"),
+        ({"relation_momentum": 1.0}, "relation_momentum must be"),
+        ({}, {"share": "none"}, "apple mixes what clients share"),
+    ],
+    "cfl": [
+        ({"mean_below": -1}, "mean_below must be at least 0, got -1"),
+        ({"largest_above": -1}, "largest_above must be at least 0, got -1"),
+        ({"first_split": -1}, "first_split must be at least 0, got -1"),
+        ({"max_clusters": 0}, "max_clusters must be at least 1, got 0"),
+        ({"linkage": "ward"}, "Unknown value of cfl.linkage 'ward'"),
+        ({"gamma_max": -0.5}, "gamma_max must be at least 0, or -1 for no test, got -0.5"),
+        ({"best_of_tree": True}, {"validation_size": 0}, "best_of_tree chooses by validation"),
+        ({}, {"share": "body"}, "cfl averages whole models"),
     ],
     "ditto": [
         ({"pull": -1}, "pull must be at least 0, got -1"),
@@ -24,6 +56,15 @@ REFUSED = {
         ({"batches": "common"}, "batches.*'common'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
     ],
+    "fedadagrad": [
+        ({"b1": 1}, r"b1 must be in \[0, 1\), got 1"),
+        ({"b2": 0.9}, "Unknown hyperparameter of 'fedadagrad' 'b2'"),
+    ],
+    "fedadam": [
+        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
+        ({"tau": 0}, "tau must be above 0, got 0"),
+        ({"v0": -1}, "v0 must be at least 0, got -1"),
+    ],
     "fedala": [
         ({"weight_rate": -1}, "weight_rate must be at least 0, got -1"),
         ({"layers": 0}, "layers must be at least 1, got 0"),
@@ -33,7 +74,19 @@ REFUSED = {
         ({"threshold": -0.1}, r"threshold must be at least 0, got -0\.1"),
         ({"most_passes": 0}, "most_passes must be at least 1, got 0"),
         ({"who": "nobody"}, "who.*'nobody'"),
+        ({}, {"share": "body"}, "fedala averages whole models"),
     ],
+    "fedamp": [
+        ({"sigma": 0}, "sigma must be above 0, got 0"),
+        ({"alpha": -1}, "alpha must be at least 0"),
+        ({"alpha": "nan"}, "alpha"),
+        ({"alpha": 0.26}, r"at most sigma / \(N - 1\) = 0.25 for 5 clients, got 0.26"),
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"penalty": 1}, "Did you mean 'pull'"),
+        ({"start": "global"}, "start.*'global'"),
+        ({}, {"share": "none"}, "fedamp mixes what clients share"),
+    ],
+    "fedasync": [({"decay_start": 9}, "decay of mode 'tick'")],
     "fedavg_ft": [
         ({"budget": "yes"}, "budget.*'yes'"),
         ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
@@ -50,6 +103,16 @@ REFUSED = {
         ({"fine_tune_momentum": 1}, r"fine_tune_momentum must be in \[0, 1\), got 1"),
         ({"part": "all"}, "part.*'all'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({}, {"model": "softmax"}, "fedbabu trains a body under a frozen head"),
+    ],
+    "feddwa": [
+        ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
+        ({}, {"share": "none"}, "compares clients by what they share"),
+    ],
+    "feddyn": [
+        ({"alpha": 0}, "alpha must be above 0, got 0"),
+        ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
+        ({}, {"share": "body"}, "feddyn averages whole models"),
     ],
     "fedfomo": [
         ({"downloads": -1}, "downloads must be at least 0, got -1"),
@@ -59,11 +122,42 @@ REFUSED = {
         ({"norm": "l3"}, "norm.*'l3'"),
         ({"affinity": "softmax"}, "affinity.*'softmax'"),
         ({"fallback": "own"}, "fallback.*'own'"),
+        ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
+        ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+    "fedproto": [
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+        (
+            {},
+            {"model": NoBias()},
+            r"a layer called head, with kernel \[5, 3\] and bias \[3\]",
+        ),
+        ({"weight": -1}, "weight must be at least 0"),
+        ({"weight": "nan"}, "weight must be"),
+        ({"distance": "match"}, "distance.*'match'"),
+        ({"moment": "before"}, "moment.*'before'"),
+        ({"eligible": "mine"}, "eligible.*'mine'"),
+    ],
+    "fedprox": [
+        ({"mu": -1}, "mu must be"),
+        ({"mu": "nan"}, "mu must be"),
+        ({"slow_fraction": 1.1}, "slow_fraction must be"),
+        ({"slow_fraction": -0.1}, "slow_fraction must be"),
+        (
+            {"slow_fraction": 0.2},
+            {"local_epochs": 1},
+            "fedprox's slow clients .* local_epochs must be at least 2, got 1",
+        ),
+        (
+            {"slow_fraction": 0.2},
+            {"local_steps": 4},
+            "give local_epochs in place of local_steps, or slow_fraction=0",
+        ),
     ],
     "fedprox_ft": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
@@ -74,18 +168,57 @@ REFUSED = {
         ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
         ({"final_head_epochs": -1}, "final_head_epochs must be at least 0, got -1"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({"head_epochs": 0}, {"local_epochs": 0}, "step"),
+        ({}, {"model": "softmax"}, "fedrep learns a body under heads"),
+        ({}, {"freeze": "head"}, "in turn, and params/head/bias is frozen"),
+    ],
+    "fedrod": [
+        ({"personal_rate": -1}, "personal_rate must be"),
+        ({"personal_rate": "nan"}, "personal_rate must be"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
+    "fedyogi": [
+        ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
+        ({"weighting": "equal"}, "weighting.*'equal'"),
+    ],
+    "heurfedamp": [
+        ({"sigma": -1}, "sigma must be at least 0, got -1"),
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"self_weight": 1.5}, "self_weight must be in 0..1, or -1 for 1/N"),
+        ({"self_weight": -0.5}, "self_weight must be"),
+    ],
+    "heurpfedla": [({"retained": 0}, {"share": "none"}, "share")],
+    "ifca": [
+        ({"clusters": 0}, "clusters must be at least 1, got 0"),
+        ({"warmup": -1}, "warmup must be at least 0, got -1"),
+        ({"initial": "seed"}, "Unknown value of ifca.initial 'seed'. Did you mean 'seeds'"),
+        ({}, {"share": "body"}, "ifca averages whole models"),
+        (
+            {"averaging": "gradients"},
+            {"model": OverflowingNormed(3, (5,))},
+            "averaging=gradients updates no running statistics",
+        ),
+    ],
+    "l2c": [
+        ({"logit_rate": -0.1}, "logit_rate must be"),
+        ({"prune_after": -1}, "prune_after must be"),
+        ({"neighbours": -1}, "neighbours must be"),
+        ({"neighbours": 5}, "neighbours must be at most 4, got 5"),
+        ({}, {"share": "none"}, "l2c mixes what clients share"),
     ],
     "lg_fedavg": [
         ({"global_layers": -1}, "global_layers must be at least 0, got -1"),
         ({"global_layers": 3}, r"global_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"global_end": "top"}, "global_end.*'top'"),
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
+        ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
     "moon": [
         ({"mu": -1}, "mu must be at least 0"),
         ({"mu": "nan"}, "mu must be"),
         ({"tau": 0}, "tau must be above 0"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "mrmtl": [
         ({"pull": -1}, "pull must be at least 0, got -1"),
@@ -98,7 +231,29 @@ REFUSED = {
         ({"product": "differences"}, "product must be 'exact' in first order, got 'differences'"),
         ({"variant": "second_order"}, "variant.*'second_order'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({}, {"freeze": "head"}, "all leaves, and some are frozen"),
+        ({"passes": 2**25}, "take fewer epochs or steps"),
     ],
+    "perfedavg_async": [({"local_updates": 0}, "local_updates must be in 1..10")],
+    "pfedhn": [
+        ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
+        ({"embedding_rate": -1}, "embedding_rate must be at least 0"),
+        ({"server_decay": -1}, "server_decay must be at least 0"),
+        ({"server_clip": -1}, "server_clip must be at least 0"),
+        ({"clip": -1}, "clip must be at least 0"),
+        ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
+        ({"embedding_size": -1}, "embedding_size must be at least 0"),
+        ({"hidden_size": 0}, "hidden_size must be at least 1"),
+        ({"depth": -1}, "depth must be at least 0"),
+        ({"form": "mean"}, "Unknown value of pfedhn.form 'mean'. Did you mean 'mean_vjp'"),
+        ({}, {"share": "none"}, "generates what clients share, and that is nothing here"),
+        (
+            {},
+            {"model": OverflowingNormed(3, (5,)), "batch_norm": "shared"},
+            "batch_norm must be 'affine_shared' or 'local', got 'shared'",
+        ),
+    ],
+    "pfedla": [({}, {"share": "none"}, "share")],
     "pfedme": [
         ({"pull": -1}, "pull must be at least 0, got -1"),
         ({"decay": "nan"}, "decay must be"),
@@ -111,6 +266,32 @@ REFUSED = {
         ),
         ({"who": "all"}, "who.*'all'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+        ({}, {"share": "body"}, "pfedme averages whole models"),
+    ],
+    "scaffold": [
+        ({}, {"share": "body"}, "scaffold averages whole models"),
+        ({}, {"freeze": "head"}, "scaffold trains whole models, and params/head/bias"),
+    ],
+    "spfl": [
+        ({"layer_weights": (0.5, 0.5)}, "layer_weights must be"),
+        ({"layer_weights": 0.5}, "layer_weights must be"),
+        ({"weighting": "paper", "layer_weights": "1"}, "no effect"),
+        ({"weighting": "paper"}, {"share": "body"}, "share"),
+        ({}, {"share": "none"}, "share"),
+    ],
+    "waffle": [
+        ({"alice": -1}, "alice must be a client, counted from 0, got -1"),
+        ({"alice": 5}, r"alice must be a client in 0\.\.4, got 5"),
+        ({"alice": 2, "everyone": True}, "alice must be absent with everyone, got 2"),
+        ({"omega": "linear"}, r"omega must be a function \(r, R\) -> number, given from Python"),
+        ({"initial_history": "even"}, "Valid: none, uniform"),
+        ({"delta_omega": -3}, "delta_omega must be at least 0"),
+        ({"distance": "gradients"}, "distance.*'gradients'"),
+        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
+    ],
+    "weight_erosion": [
+        ({"distance_penalty": -0.1}, r"distance_penalty must be at least 0, got -0\.1"),
+        ({"size_penalty": -0.1}, r"size_penalty must be at least 0, got -0\.1"),
     ],
 }
 

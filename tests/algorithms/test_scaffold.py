@@ -164,10 +164,3 @@ def test_running_statistics_follow_the_policy(name, policy):
         assert not jax.tree.leaves(last.server["batch_stats"])
         mean = last.private["batch_stats"]["bn"]["mean"]
         assert len(np.unique(mean.round(9), axis=0)) == 5  # every client's own
-
-
-def test_private_parameters_are_refused():
-    with pytest.raises(pfl.InputError, match="scaffold averages whole models"):
-        pfl.simulate(pfl.make_algorithm("scaffold"), toy_federation(share="body"), 1)
-    with pytest.raises(pfl.InputError, match="scaffold trains whole models, and params/head/bias"):
-        pfl.Simulation(pfl.make_algorithm("scaffold"), toy_federation().frozen("head")).check()

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.waffle import joint_record
 from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.suite import CHECKS
@@ -199,24 +198,3 @@ def test_all_weight_on_alice_at_the_end_of_a_run():
         row(states[40].controls, 3),
         "with one weight left, c is Alice's own: corrections cancel",
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alice": -1}, "alice must be a client, counted from 0, got -1"),
-        ({"alice": 2, "everyone": True}, "alice must be absent with everyone, got 2"),
-        ({"omega": "linear"}, r"omega must be a function \(r, R\) -> number, given from Python"),
-        ({"initial_history": "even"}, "Valid: none, uniform"),
-        ({"distance": "gradients"}, "distance.*'gradients'"),
-        ({"server_rate": 0}, "server_rate must be above 0, got 0"),
-    ],
-)
-def test_hyperparameters_are_checked(options, message):
-    with pytest.raises(InputError, match=message):
-        pfl.make_algorithm("waffle", options)
-
-
-def test_alice_is_one_of_the_clients():
-    with pytest.raises(InputError, match=r"alice must be a client in 0\.\.4, got 5"):
-        pfl.simulate(pfl.make_algorithm("waffle", {"alice": 5}), toy_federation(), 1)

@@ -94,12 +94,6 @@ def test_where_alice_diverges_nobodys_update_is_used():
         assert not record["matrices"]["mixing"].any()
 
 
-@pytest.mark.parametrize("name", ["distance_penalty", "size_penalty"])
-def test_penalties_are_checked(name):
-    with pytest.raises(pfl.InputError, match=rf"{name} must be at least 0, got -0\.1"):
-        algorithm(**{name: -0.1})
-
-
 def test_a_remark_says_what_the_default_penalty_is_for():
     (told,) = algorithm().remarks(toy_federation())
     assert told.startswith("its default distance_penalty of 0.006 is WAFFLE's for MNIST and 100 ro")

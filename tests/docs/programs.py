@@ -83,9 +83,9 @@ def check_partition(words):
 def check_reproduce(words):
     chosen, more = reproduce.parse(["reproduce", *words])
     if chosen["all"].value or len(chosen.table) > 1:
-        assert reproduce.queue(chosen, more).asked
+        assert reproduce.queue_of(chosen, more).requests
     elif not chosen.list:
-        asked = reproduce.command(chosen, more)
+        asked = reproduce.request_of(chosen, more)
         known = {column.name for column in asked.table.column}
         assert set(chosen.columns) <= known, chosen.columns
 

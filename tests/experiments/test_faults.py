@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from experiments import run, sweep
-from experiments.cli import console as shown
 from experiments.cli import run_folder
 from experiments.outputs import run_files
 from fedjax_pfl.data import atomic_files
 
 from .conftest import drawing
+from .stopped_runs import assert_same_arrays, watching
 
 CACHE = "compilation_cache"
 WORDS = f"--dataset=digits --num_clients=4 --num_seeds=2 --model=softmax --rounds=3 --{CACHE}="
@@ -49,11 +49,7 @@ def assert_same(folder, complete):
     assert {path.relative_to(folder) for path in folder.rglob("*")} == {
         path.relative_to(complete) for path in complete.rglob("*")
     }
-    for name in ("local", "feddwa"):
-        for file in ("clients.npz", "models.npz"):
-            with np.load(folder / name / file) as ours, np.load(complete / name / file) as theirs:
-                for key in theirs.files:
-                    np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
+    assert_same_arrays(folder, complete, ("local", "feddwa"))
 
 
 @contextlib.contextmanager
@@ -112,31 +108,15 @@ def test_a_limit_on_the_size_of_files(complete, tmp_path, capsys):
     assert_same(folder, complete)
 
 
-class Saboteur:
-    """A progress display that calls a function after each round of an algorithm."""
-
-    def __init__(self, name, harm):
-        self.name, self.harm = name, harm
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name, rounds, memory=None):
-        return lambda progress: self.harm() if name == self.name else None
-
-
 @pytest.mark.parametrize("kept", [60, 0])
-def test_a_folder_deleted_during_the_run(complete, tmp_path, monkeypatch, capsys, kept):
+def test_a_folder_deleted_during_the_run(complete, tmp_path, capsys, kept):
     folder, words = tmp_path / "out", f"--checkpoint_seconds={kept}"
 
-    def harm():
-        shutil.rmtree(folder, ignore_errors=True)
+    def harm(name, progress):
+        if name == "feddwa":
+            shutil.rmtree(folder, ignore_errors=True)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(shown, "progress_display", lambda _: Saboteur("feddwa", harm))
+    with watching(harm):
         assert call(folder, words) == 1
     assert "can't be written: " in error_line(capsys)
     shutil.rmtree(folder, ignore_errors=True)

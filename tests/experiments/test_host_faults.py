@@ -6,13 +6,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments import run
 from fedjax_pfl.engine import state_store
 
 from .conftest import drawing
+from .stopped_runs import assert_same_arrays
 from .test_faults import error_line, limited
 
 pytestmark = pytest.mark.slow
@@ -44,10 +44,7 @@ def assert_same(folder, whole):
     for name in ("fedavg", "ditto"):
         ours, theirs = ((root / name / "metrics.csv").read_bytes() for root in (folder, whole))
         assert ours == theirs
-        with np.load(folder / name / "models.npz") as a, np.load(whole / name / "models.npz") as b:
-            assert a.files == b.files
-            for key in b.files:
-                np.testing.assert_array_equal(a[key], b[key], err_msg=key)
+    assert_same_arrays(folder, whole, ("fedavg", "ditto"), ["models.npz"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)

@@ -46,7 +46,7 @@ def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys)
 
 def test_adapters_by_flags(tmp_path):
     args = flags.parse(["run", *WORDS, write(tmp_path / "first.npz"), "--lora_rank=2"])
-    one = build.prepare(build.load_inputs(args), tmp_path).federation
+    one = build.prepare(build.load_inputs(args)).federation
     assert one.plan.num_parameters == 2 * (64 + 6) + 70 and one.num_frozen == 390
     assert "given (384 of 460 numbers)" in str(one.initial_match)
 
@@ -62,4 +62,4 @@ def test_adapters_by_flags(tmp_path):
 def test_what_can_not_be(words, message, tmp_path):
     args = flags.parse(["run", *WORDS, *words])
     with pytest.raises(pfl.InputError, match=message):
-        build.prepare(build.load_inputs(args), tmp_path)
+        build.prepare(build.load_inputs(args))

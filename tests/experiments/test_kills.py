@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import run_folder
+from experiments.cli import algorithm_folders
 
 pytestmark = pytest.mark.slow
 
@@ -55,13 +55,13 @@ def command(folder, cache):
 
 def steps(folder, name):
     """Return the rounds of complete checkpoints."""
-    kept = folder / run_folder.CHECKPOINTS / name
+    kept = folder / algorithm_folders.CHECKPOINTS / name
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
 
 
 def torn(folder, name):
     """Return incomplete checkpoints."""
-    return list((folder / run_folder.CHECKPOINTS / name).glob("*.orbax-checkpoint-tmp*"))
+    return list((folder / algorithm_folders.CHECKPOINTS / name).glob("*.orbax-checkpoint-tmp*"))
 
 
 def in_progress(folder):

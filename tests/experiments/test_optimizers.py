@@ -81,7 +81,7 @@ def test_flags_and_python_make_the_same_federation():
 def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
     args = flags.parse(["run", *QUICK, "--algorithms=local", *words])
     with pytest.raises(pfl.InputError, match=message):
-        build.prepare(build.load_inputs(args), tmp_path)
+        build.prepare(build.load_inputs(args))
 
 
 @pytest.mark.thorough

@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from experiments import compare, run, sweep
 from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 
 pytestmark = pytest.mark.thorough  # the library's own tests show the same
 

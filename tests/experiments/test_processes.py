@@ -14,7 +14,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import run_folder
+from experiments.cli import algorithm_folders
 from tests.engine.multi_process import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,12 +142,12 @@ def test_a_patient_run_is_lengthened_by_two_processes(tmp_path):
     models = [pfl.load_models(folder / "fedavg" / "models.npz") for folder in folders]
     for one, other in zip(*map(jax.tree.leaves, models), strict=True):
         np.testing.assert_allclose(one, other, 1e-3, 1e-4)
-    earlier = pfl.Result.load(folders[0] / run_folder.EARLIER / "rounds_60" / "fedavg")
+    earlier = pfl.Result.load(folders[0] / algorithm_folders.EARLIER / "rounds_60" / "fedavg")
     assert earlier.rounds == first
 
 
 def checkpoints(folder, name="fedavg"):
-    kept = folder / run_folder.CHECKPOINTS / name
+    kept = folder / algorithm_folders.CHECKPOINTS / name
     return sorted(int(p.name) for p in kept.glob("*") if p.name.isdecimal())
 
 

@@ -1,5 +1,6 @@
 """Papers' tables: the files, a small one from end to end, going on, and what is missing."""
 
+import contextlib
 import csv
 import os
 import signal
@@ -7,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
-from experiments.cli import console as shown
-from experiments.reproduction import entries, planning, report, verdicts
+from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
-from experiments.reproduction.report import places
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
+from tests.experiments.stopped_runs import watching
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = """
@@ -89,40 +90,23 @@ def rows(folder):
         return {(row["column"], row["row"]): row for row in csv.DictReader(file)}
 
 
-class Killer:
-    """Replaces the progress display: a signal after the first round of the second run."""
-
-    def __init__(self, runs):
-        self.runs = runs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name, rounds, memory=None):
-        self.runs.append(name)
-
-        def show(progress):
-            if len(self.runs) == 2 and progress.round == 1:
-                os.kill(os.getpid(), signal.SIGINT)
-
-        return show
-
-
 @pytest.fixture(scope="module")
 def finished(tables, tmp_path_factory):
     """A table that was stopped in its second run, and went on."""
-    folder, patch, runs = tmp_path_factory.mktemp("out") / "it", pytest.MonkeyPatch(), []
-    patch.chdir(ROOT)
-    patch.setattr(shown, "progress_display", lambda _: Killer(runs))
-    words = ("--checkpoint_seconds=0", "--eval_every=1")
-    assert call(tables, folder, *words) == 130
-    assert runs == ["local", "feddwa"] and not (folder / "table.csv").exists()
-    assert call(tables, folder, *words) == 0
-    assert runs == ["local", "feddwa", "feddwa", "feddwa"], "the first was finished already"
-    patch.undo()
+    folder, words = (
+        tmp_path_factory.mktemp("out") / "it",
+        ("--checkpoint_seconds=0", "--eval_every=1"),
+    )
+
+    def kill(name, progress):
+        if len(display.names) == 2 and progress.round == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with contextlib.chdir(ROOT), watching(kill) as display:
+        assert call(tables, folder, *words) == 130
+        assert display.names == ["local", "feddwa"] and not (folder / "table.csv").exists()
+        assert call(tables, folder, *words) == 0
+    assert display.names[2:] == ["feddwa", "feddwa"], "the first was finished already"
     return folder
 
 
@@ -149,17 +133,23 @@ def test_what_the_numbers_do_not_say(finished):
     assert note in (finished / "table.md").read_text()
     assert (finished / "table.png").stat().st_size > 1000
     line = reproduce_tables.Line("A", "local", (90.0,))
-    own = entries.Entry(line, 90.0, 99.0, np.array([40.0, 60.0]), "", (0, 1), ("x",))
-    other = replace(own, line=replace(line, title="B"), clients=(0,), remarks=())
-    assert report.footnotes([own, other])[:2] == [
+    own = {"line": line, "paper": 90.0, "paper_std": 99.0, "scores": np.array([40.0, 60.0]),
+           "state": cells.MEASURED, "clients": (0, 1), "remarks": ("x",)}  # fmt: skip
+    other = own | {"line": replace(line, title="B"), "clients": (0,), "remarks": ()}
+    section = cells.Section(reproduce_tables.Column("c", "C", "p"))
+    table = reproduce_tables.load("plga/2")
+
+    def compared(*made):
+        return cells.compared(list(made), table, "full", section)
+
+    assert report.footnotes(section, compared(own, other))[:2] == [
         "A: x.",
         "Ours are means over different clients, which do not compare: "
         "A: clients 0, 1; B: client 0.",
     ]
-    section = entries.Section(reproduce_tables.Column("c", "C", "p"))
-    _, row = report.column_table(section, [own], verdicts.Verdict(None, 0)).cells
+    _, row = report.column_table(section, compared(own)).cells
     assert row[1:4] == ["90.00 ± 99.00", "50.00 ± 127.06*", "-40.00 ± 127.06*"]
-    assert report.footnotes([replace(own, scores=None)]) == []
+    assert report.footnotes(section, compared(own | {"scores": None})) == []
 
 
 def test_what_is_missing_is_said(finished):
@@ -209,7 +199,7 @@ def test_a_run_is_finished_with_the_rounds_of_the_file(tables, finished, tmp_pat
     for rounds, there in ((2, True), (3, False)):
         changed = replace(table, small=tuple(w.replace("rounds=2", f"rounds={rounds}")
                                              for w in table.small))  # fmt: skip
-        asked = planning.Command(changed, "small", more, finished)
+        asked = planning.Request(changed, "small", more, finished)
         assert [cell.finished() for cell in asked.cells(table.column[0])] == [there] * 3
 
 
@@ -291,7 +281,7 @@ def test_without_a_table(capsys):
 
 
 def test_places():
-    assert places([1.0, None, 3.0, 3.0]) == [3, None, 1, 1]
+    assert report.places(pd.Series([1.0, None, 3.0, 3.0])) == ["3", "-", "1", "1"]
 
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):
@@ -300,10 +290,8 @@ def test_scores_of_one_client_and_of_the_server(tmp_path):
 
     write_run(tmp_path / "r" / "fedavg", "fedavg", [[[0.2, 0.8]], [[0.4, 0.7]]], [0, 1])
     table = reproduce_tables.load("plga/2")
-    column = reproduce_tables.Column("a", "a", "digits_quick")
     line, folder = table.row[0], tmp_path / "r" / "fedavg"
-    numbers, _ = entries.measured(table, column, line, folder)
-    np.testing.assert_allclose(numbers, [50, 55], rtol=1e-6)
-    column = reproduce_tables.Column("a", "a", "digits_quick", average="samples")
-    numbers, _ = entries.measured(table, column, line, folder)
-    np.testing.assert_allclose(numbers, [60, 60], rtol=1e-6)
+    for average, scores in ((None, [50, 55]), ("samples", [60, 60])):
+        column = reproduce_tables.Column("a", "a", "digits_quick", average=average)
+        measured = cells.measured(table, column, line, folder)["scores"]
+        np.testing.assert_allclose(measured, scores, rtol=1e-6)

@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare, run
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 from experiments.figures.selection import apart
 from fedjax_pfl.engine.fingerprint import JAX, check_same
 from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY

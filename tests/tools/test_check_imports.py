@@ -1,4 +1,4 @@
-"""Imports that point upward, leave what is allowed, or close a circle are found."""
+"""Imports that point upward, leave what is allowed, or close a cycle are found."""
 
 import tomllib
 
@@ -7,10 +7,10 @@ import pytest
 from tools import check_imports
 
 LAYERS = {
-    "house": {"floors": [["top"], ["left", "right"], ["ground"]], "only": {"top": ["left"]}},
+    "house": {"layers": [["top"], ["left", "right"], ["ground"]], "only": {"top": ["left"]}},
     "garden": {
         "above": ["house"],
-        "floors": [["__init__", "tree"]],
+        "layers": [["__init__", "tree"]],
         "public": {"house": ["ground", "left.b", "right.__init__"]},
     },
 }
@@ -29,18 +29,15 @@ def write(root, files):
         ({"house/top/a": "from house.left import b", "house/left/b": "import house.ground"}, []),
         (
             {"house/ground": "from house import left", "house/left/__init__": ""},
-            ["house/ground.py:1: house.ground imports house.left: ground is no floor above left."],
+            ["house/ground.py:1: house.ground imports house.left: ground is not above left."],
         ),
         (
             {"house/ground": "def f():\n    import house.left.b", "house/left/b": ""},
-            [
-                "house/ground.py:2: house.ground imports house.left.b: "
-                "ground is no floor above left."
-            ],
+            ["house/ground.py:2: house.ground imports house.left.b: ground is not above left."],
         ),
         (
             {"house/left": "if TYPE_CHECKING:\n    from house.right import R", "house/right": ""},
-            ["house/left.py:2: house.left imports house.right: left is no floor above right."],
+            ["house/left.py:2: house.left imports house.right: left is not above right."],
         ),
         (
             {"house/top": "import house.right", "house/right": ""},
@@ -67,7 +64,7 @@ def write(root, files):
         ),
         (
             {"house/left/a": "from . import b", "house/left/b": "from house.left.a import x"},
-            ["A circle: house.left.a, house.left.b."],
+            ["Cycle: house.left.a, house.left.b."],
         ),
         (
             {
@@ -93,7 +90,7 @@ def write(root, files):
             {"house/attic": "import house.ground", "house/ground": ""},
             [
                 "house/attic.py:1: house.attic imports house.ground: "
-                "house.attic stands on no floor of layers.toml."
+                "house.attic is in no layer of layers.toml."
             ],
         ),
     ],
@@ -103,10 +100,10 @@ def test_what_is_found(tmp_path, files, said):
         write(tmp_path, {f"{package}/__init__": ""})
     write(tmp_path, {f"{name.rpartition('/')[0]}/__init__": "" for name in files} | files)
     layers = {name: LAYERS[name] for name in LAYERS}
-    result = check_imports.complaints(tmp_path, layers)
+    result = check_imports.violations(tmp_path, layers)
     assert [line for line in result if "__init__" not in line] == said
 
 
 def test_this_tree():
     layers = tomllib.loads(check_imports.LAYERS.read_text(encoding="utf-8"))
-    assert check_imports.complaints(check_imports.ROOT, layers) == []
+    assert check_imports.violations(check_imports.ROOT, layers) == []

@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.figures import runs
+from experiments.figures import loading
 from tools import demo_picture
 
 WORDS = (
@@ -17,7 +17,7 @@ WORDS = (
 
 def test_the_curves_and_the_weights(tmp_path):
     assert run.main(["run", *WORDS, f"--output_dir={tmp_path}/demo"]) == 0
-    result = runs.find([f"{tmp_path}/demo"])
+    result = loading.find([f"{tmp_path}/demo"])
     chart = demo_picture.draw(result)
     curves, weights = chart.axes[:2]
     ends = {line.get_color(): line.get_ydata()[-1] for line in curves.lines}

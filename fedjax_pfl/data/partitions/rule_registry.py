@@ -80,12 +80,12 @@ def register_rule(
     shuffled arrays of pool indices, of which hold-outs and caps take the same fraction.
 
     Args:
-      name: how users call it.
+      name: name of the rule.
       equal_sizes: whether all clients get the same number of samples; a cap is then met exactly.
       test_split: the meaning of "auto" if an official test split exists.
       test_fraction: the rule's default of that option.
       needs_classes: whether it deals by class, so that data sets without classes are refused.
-      natural: whether the data have clients, so that `num_clients` may be None for all of them.
+      natural: whether the data define clients; `num_clients` may then be None, for all of them.
       sees_inputs: whether `samples.inputs` contains the samples; None otherwise.
 
     Raises:
@@ -164,7 +164,7 @@ def make_partition(
     """Deal a data set to clients.
 
     Args:
-      rule: a name in `RULES`; its docstring and `rule_options` tell its own options.
+      rule: a name in `RULES`; its docstring and `rule_options` describe its options.
       dataset: the data set; indices go into its pool, training samples before test samples.
       num_clients: number of clients N; for `by_column` None takes all clients of the data.
       seed: the partition is a function of the arguments, this number included.

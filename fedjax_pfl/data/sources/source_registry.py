@@ -57,7 +57,7 @@ def register_dataset(
     """Return a decorator that adds `load(data_dir: Path | None, ...) -> Dataset` to `DATASETS`.
 
     Args:
-      name: how users call it.
+      name: name of the data set.
       description: one line.
       named: see `Source`, like the following ones.
       bundled: whether it needs no files.

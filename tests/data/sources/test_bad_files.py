@@ -119,30 +119,30 @@ CASES = {
     "an IDX file of another magic number": lambda d: mnist(
         d, train_images=idx(np.zeros((6, 28, 28)), b"\0\0\x0d")
     ),
-    "an IDX file shorter than its header says": lambda d: mnist(
+    "an IDX file shorter than its header requires": lambda d: mnist(
         d, t10k_images=idx(np.zeros((2, 28, 28)))[:-5]
     ),
     "a missing file of four": lambda d: mnist(d, t10k_labels_gz=lambda content: b""),
     "labels of other samples": lambda d: mnist(d, train_labels=idx(np.arange(5) % 2)),
     "a label beyond the classes": lambda d: mnist(d, train_labels=idx(np.arange(6) + 5)),
-    "nothing there": lambda d: ("cifar10", d),
+    "an empty folder": lambda d: ("cifar10", d),
     "CIFAR as pickles": lambda d: file(d, "cifar10", "cifar-10-python.tar.gz", b""),
     "a CIFAR archive that is cut off": cut_cifar,
-    "EMNIST's archive that is no ZIP file": lambda d: file(
+    "EMNIST's archive that is not a ZIP file": lambda d: file(
         d, "emnist/digits", "gzip.zip", b"<html>"
     ),
     "EMNIST's archive without the split": empty_zip,
-    "a file among images that is none": lambda d: pictures(d, notes_txt=b"to do"),
+    "a file among images that is not an image": lambda d: pictures(d, notes_txt=b"to do"),
     "an image whose data is cut off": lambda d: pictures(d, a_png=cut_png()),
     "a huge image (a decompression bomb)": lambda d: pictures(d, a_png=bomb()),
     "an image of another size": lambda d: pictures(d, a_png=png((5, 4))),
     "CINIC-10 without a split": lambda d: ("cinic10", pictures(d, ("train", "valid"))[1]),
-    "a Parquet file that is none": lambda d: file(
+    "a file that is not Parquet": lambda d: file(
         d, "parquet", "train.parquet", b"PAR1 and no more"
     ),
     "a folder without the training split": lambda d: parquet(d, name="test.parquet"),
     "a row without an image": lambda d: parquet(d, images=[png(), None]),
-    "a row that is no image": lambda d: parquet(d, images=[png(), b"GIF?"]),
+    "a row that is not an image": lambda d: parquet(d, images=[png(), b"GIF?"]),
     "labels that are words": lambda d: parquet(d, labels=("cat", "dog")),
     "a label that never occurs": lambda d: parquet(d, labels=(0, 2)),
     "AG News with another label": lambda d: file(
@@ -154,7 +154,7 @@ CASES = {
     "a text file in another encoding": lambda d: file(
         d, "ag_news", "train.csv", "1,Zürich,text\n".encode("latin-1")
     ),
-    "a table's value that is no number": lambda d: (
+    "a table's value that is not a number": lambda d: (
         "table", file(d, "", "t.csv", b"age,label\n1,a\nold,b\n")[1] / "t.csv"
     ),
     "arrays of another type": lambda d: npz(d, np.zeros((2, 3), np.int64)),

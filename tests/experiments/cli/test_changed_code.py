@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import identity, provenance, run_folder
+from experiments.cli import algorithm_folders, identity, provenance, run_folder
 from experiments.figures.selection import mixed_code
 
 WORDS = [
@@ -101,7 +101,7 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     assert provenance.made_with().items() <= config["versions"].items()
     assert run.main([*words, "--algorithms=local,fedavg", "--num_seeds=2"]) == 0
     assert "warning" not in capsys.readouterr().err
-    assert run_folder.PARTS in json.loads(path.read_text())
+    assert algorithm_folders.PARTS in json.loads(path.read_text())
 
 
 def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):

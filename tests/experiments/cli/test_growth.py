@@ -11,11 +11,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import console as shown
-from experiments.cli import identity, run_folder
+from experiments.cli import algorithm_folders, identity, run_folder
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
-from tests.experiments.cli.test_resume import Killer
+from tests.experiments.stopped_runs import killing
 
 WORDS = [
     "--dataset=digits",
@@ -72,13 +71,11 @@ def grown(tmp_path_factory):
     before = stamps(folder / "fedavg")
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=1", *words) == 0
     assert stamps(folder / "fedavg") == before
-    with pytest.MonkeyPatch.context() as patch:
-        name = "fedavg, seeds 1-2"
-        patch.setattr(shown, "progress_display", lambda _: Killer(name, 1, signal.SIGINT))
+    with killing("fedavg, seeds 1-2", 1, signal.SIGINT):
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
     assert not (folder / "fedavg").exists() and (folder / "local").exists()
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
-    part = run_folder.part_folder(folder, "fedavg", range(1), 3)
+    part = algorithm_folders.part_folder(folder, "fedavg", range(1), 3)
     assert stamps(part) == before  # neither run again nor overwritten
     return folder
 
@@ -100,12 +97,12 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(three, grown):
 
 
 def test_replaced_tables_are_kept(grown):
-    kept = {path.name for path in (grown / run_folder.EARLIER).iterdir()}
+    kept = {path.name for path in (grown / algorithm_folders.EARLIER).iterdir()}
     assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
-    text = (grown / run_folder.EARLIER / "algorithms_1" / "comparison.md").read_text()
+    text = (grown / algorithm_folders.EARLIER / "algorithms_1" / "comparison.md").read_text()
     assert "| fedavg" in text and "| local" not in text
     record = json.loads((grown / run_folder.RECORD).read_text())
-    assert record[run_folder.PARTS] == [1, 2]
+    assert record[algorithm_folders.PARTS] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -179,23 +176,23 @@ def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
 
 def test_parts_follow_the_commands():
     record = {"flags": flags_of()}
-    assert run_folder.seed_parts(None, flags_of()) == [3]
-    assert run_folder.seed_parts(record, flags_of()) == [3]
-    assert run_folder.seed_parts(record, flags_of(num_seeds=5)) == [3, 2]
-    record = {"flags": flags_of(num_seeds=5), run_folder.PARTS: [3, 2]}
-    assert run_folder.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
+    assert algorithm_folders.seed_parts(None, flags_of()) == [3]
+    assert algorithm_folders.seed_parts(record, flags_of()) == [3]
+    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=5)) == [3, 2]
+    record = {"flags": flags_of(num_seeds=5), algorithm_folders.PARTS: [3, 2]}
+    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
 
 
 def test_finished_parts_are_taken_at_once(tmp_path):
     def finish(seeds, rounds=5):
-        folder = run_folder.part_folder(tmp_path, "fedavg", seeds, rounds)
+        folder = algorithm_folders.part_folder(tmp_path, "fedavg", seeds, rounds)
         folder.mkdir(parents=True)
         (folder / "summary.json").touch()
 
     finish(range(2, 5))
     finish(range(2, 7))
     finish(range(2, 8), rounds=4)  # another run's
-    planned = run_folder.plan(tmp_path, "fedavg", [3, 2, 1], 2, 5)
+    planned = algorithm_folders.plan(tmp_path, "fedavg", [3, 2, 1], 2, 5)
     assert list(planned) == [(range(2, 7), True), (range(7, 8), False)]
 
 

@@ -13,7 +13,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import build, flags, identity, run_folder
-from experiments.cli import console as shown
+from tests.experiments.stopped_runs import watching
 
 SMALL = (
     "--dataset=npz",
@@ -78,26 +78,15 @@ def test_the_same_data_in_another_place_are_the_same_run(here, capsys):
     assert len(summaries()) == 1
 
 
-def test_a_run_half_done_never_mixes_two_data_sets(here, capsys, monkeypatch):
+def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
     """The second algorithm would have run on the file's new content."""
     words = ("--algorithms=local,fedavg", "--data_dir=easy.npz", "--output_dir=out")
 
-    class Stopper:
-        def __enter__(self):
-            return self
+    def stop(name, progress):
+        if name == "fedavg":
+            raise KeyboardInterrupt
 
-        def __exit__(self, *exception):
-            return None
-
-        def algorithm(self, name, rounds, memory=None):
-            def show(progress):
-                if name == "fedavg":
-                    raise KeyboardInterrupt
-
-            return show
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shown, "progress_display", lambda _: Stopper())
+    with watching(stop):
         assert call(*words) > 128
     arrays("easy.npz", 2)
     before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}

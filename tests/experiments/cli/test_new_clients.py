@@ -3,6 +3,7 @@
 import csv
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from experiments import run
@@ -61,7 +62,9 @@ def test_the_table_is_their_mean(finished):
 
 def test_the_heading_of_one_step(tmp_path):
     (tmp_path / "fedavg").mkdir()
-    new_clients.write(tmp_path / "fedavg", [(0, 3, 1.0, 1, 0.25), (0, 3, 0.5, 2, 0.75)])
+    rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.5, 2, 0.75)]
+    columns = [*new_clients.COLUMNS, "accuracy"]
+    new_clients.write(tmp_path / "fedavg", pd.DataFrame(rows, columns=columns))
     table = new_clients.write_table(tmp_path, ["fedavg"])
     assert "| 1 step, 100% of samples | 2 steps, 50% of samples |" in table
     assert "| fedavg | 25.00 | 75.00 |" in table

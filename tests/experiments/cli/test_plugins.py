@@ -9,8 +9,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run, sweep
-from experiments.cli import flags, identity, plugins, run_folder
+from experiments.cli import flags, identity, plugins
 from fedjax_pfl.testing.suite import check_algorithm
+from tests.experiments.stopped_runs import default_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "experiments/examples/kept_average.py"
@@ -21,11 +22,6 @@ SMALL = (
     "--rounds=2",
     "--compilation_cache=",
 )
-
-
-def folder_of(words):
-    config = flags.parse(words)
-    return run_folder.output_folder(config, identity.run_identity(config))
 
 
 @pytest.mark.thorough
@@ -70,13 +66,13 @@ def test_another_content_is_another_run(tmp_path, own_code_is_forgotten):
     file.write_text("RATE = 1\n")
     words = ["run", f"--import_file={file}"]
     before = identity.run_identity(flags.parse(words))
-    folder = folder_of(words)
+    folder = default_folder(words)
     file.write_text("RATE = 2\n")
     assert identity.run_identity(flags.parse(words)) == before  # which runs in this process
     own_code_is_forgotten()
     now = identity.run_identity(flags.parse(words))
     assert {name for name in now if now[name] != before[name]} == {"import_file"}
-    assert folder_of(words) != folder
+    assert default_folder(words) != folder
     json.dumps(now)
     assert "import_file" not in identity.run_identity(flags.parse(["run"]))
     moved = tmp_path / "elsewhere" / "mine.py"

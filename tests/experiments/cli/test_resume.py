@@ -5,7 +5,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 import signal
@@ -16,11 +15,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import run
-from experiments.cli import build, identity, run_folder
-from experiments.cli import console as shown
-from experiments.figures.runs import find
+from experiments.cli import algorithm_folders, build, identity, run_folder
+from experiments.figures.loading import find
 from experiments.outputs import live, run_files
 from fedjax_pfl.results.model_files import load_models
+from tests.experiments.stopped_runs import assert_same_arrays, default_folder, killing
 
 ROUNDS = 6
 WORDS = (
@@ -43,48 +42,21 @@ def whole(tmp_path_factory):
 
 def assert_same(folder, whole):
     """All numbers of both algorithms, to the bit."""
+    files = ("clients.npz", "mixing.npz", "models.npz")
+    assert_same_arrays(folder, whole, ("local", "feddwa"), files)
     for name in ("local", "feddwa"):
-        for file in ("clients.npz", "mixing.npz", "models.npz"):
-            if not (whole / name / file).exists():
-                assert not (folder / name / file).exists()
-                continue
-            with np.load(folder / name / file) as ours, np.load(whole / name / file) as theirs:
-                assert sorted(ours.files) == sorted(theirs.files)
-                for key in theirs.files:
-                    np.testing.assert_array_equal(ours[key], theirs[key], err_msg=f"{file} {key}")
         summaries = [json.loads((f / name / "summary.json").read_text()) for f in (folder, whole)]
         assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
-    assert not (folder / run_folder.CHECKPOINTS).exists()
-
-
-class Killer:
-    """Replaces the progress display: sends a signal after some rounds of an algorithm."""
-
-    def __init__(self, name, after, number):
-        self.name, self.after, self.number = name, after, number
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return None
-
-    def algorithm(self, name, rounds, memory=None):
-        def show(progress):
-            if name == self.name and progress.round >= self.after:
-                os.kill(os.getpid(), self.number)
-
-        return show
+    assert not (folder / algorithm_folders.CHECKPOINTS).exists()
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
 )
-def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, monkeypatch, capsys, number):
+def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, capsys, number):
     folder, handler = tmp_path / "out", signal.getsignal(number)
     words = (TWO, f"--output_dir={folder}")
-    with monkeypatch.context() as patch:
-        patch.setattr(shown, "progress_display", lambda _: Killer("feddwa", 1, number))
+    with killing("feddwa", 1, number):
         assert call(*words) == 128 + number
     text = capsys.readouterr().err
     assert f"Finished algorithms: local, and the next one after round 1. Kept in {folder}" in text
@@ -135,14 +107,9 @@ def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
     assert f"Another process is writing to {folder}" in capsys.readouterr().err
 
 
-def folder_of(words):
-    config = run.flags.parse(words)
-    return run_folder.output_folder(config, identity.run_identity(config))
-
-
 def test_the_default_folder_follows_from_the_flags():
     def name(*words):
-        return folder_of(["run", *WORDS, *words])
+        return default_folder(["run", *WORDS, *words])
 
     assert name() == name("--checkpoint_seconds=9", "--compilation_cache=x", "--data_dir=y")
     assert len({name(), name("--seed=1"), name("--set=feddwa.top_k=2")}) == 3
@@ -185,14 +152,14 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     folder = tmp_path / "out"
     words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
     assert call(*words, "--rounds=4") == 0
-    assert (folder / run_folder.CHECKPOINTS / "feddwa").exists() is kept
+    assert (folder / algorithm_folders.CHECKPOINTS / "feddwa").exists() is kept
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
     text = capsys.readouterr().out
     first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", text))
     assert first >= (4 if kept else 1)
-    shutil.rmtree(folder / run_folder.CHECKPOINTS, ignore_errors=True)
+    shutil.rmtree(folder / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
         ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
         for key in theirs.scores:
@@ -200,7 +167,7 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
         models = [load_models(place / name / "models.npz") for place in (folder, whole)]
         leaves = zip(*map(jax.tree.leaves, models), strict=True)
         assert all(np.array_equal(a, b) for a, b in leaves)
-    earlier = folder / run_folder.EARLIER / "rounds_4"
+    earlier = folder / algorithm_folders.EARLIER / "rounds_4"
     assert (earlier / "feddwa" / "result.json").read_bytes() == before
     assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
     assert {run.folder.parent for run in find([str(folder)])} == {folder}
@@ -231,8 +198,7 @@ def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
             assert last == wanted
 
     monkeypatch.setattr(live.Live, "add", looked)
-    with monkeypatch.context() as patch:
-        patch.setattr(shown, "progress_display", lambda _: Killer("feddwa", 1, signal.SIGINT))
+    with killing("feddwa", 1, signal.SIGINT):
         assert call(TWO, f"--output_dir={folder}") == 130
     assert (folder / live.FOLDER / "feddwa" / "metrics.csv").exists()
     assert not (folder / live.FOLDER / "local").exists()

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from experiments.figures import runs
+from experiments.figures import loading
 from experiments.run import main
 from tests.experiments.written_runs import rewrite
 
@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def found(folder):
     """All runs by (folder's name, algorithm)."""
-    return {(run.folder.parent.name, run.algorithm): run for run in runs.find([str(folder)])}
+    return {(run.folder.parent.name, run.algorithm): run for run in loading.find([str(folder)])}
 
 
 @pytest.fixture(scope="session")
@@ -77,7 +77,7 @@ def layered(found, tmp_path_factory):
     alpha /= alpha.sum(axis=-1, keepdims=True)
     rounds = np.arange(1, ROUNDS + 1)
     rewrite(folder, matrices={"alpha": alpha[:, None]}, matrix_rounds=rounds)
-    return runs.find([str(folder)])[0], alpha
+    return loading.find([str(folder)])[0], alpha
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import accuracy, cwfedavg, pfedla, settings, waffle
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 from experiments.run import main
 
 from .conftest import CLIENTS, COMMON, ROUNDS, SEEDS, rows_of

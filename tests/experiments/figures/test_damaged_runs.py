@@ -10,8 +10,8 @@ import pytest
 
 from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
-from experiments.figures.runs import find, read
-from experiments.reproduction import entries
+from experiments.figures.loading import find, read
+from experiments.reproduction import cells
 from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import write_run
@@ -160,7 +160,7 @@ def called(folder, output) -> list[int]:
 def _reproduced(folder) -> int:
     table = PaperTable("p/1", "p", "1", "c", "final", "clients", (), ())
     try:
-        entries.measured(table, Column("a", "a", "a"), Line("A", "a", ()), folder / "fedavg")
+        cells.measured(table, Column("a", "a", "a"), Line("A", "a", ()), folder / "fedavg")
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

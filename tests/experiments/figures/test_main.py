@@ -112,7 +112,7 @@ def test_files_that_cannot_be_written(tmp_path, capsys):
     assert call("waffle/omega") == 2
     assert "--output=FILE.png" in capsys.readouterr().err
     assert call("waffle/omega", "--output=omega.bmp") == 2
-    assert "--output must end in .png, .pdf, .svg" in capsys.readouterr().err
+    assert "--output must end in .png or .pdf or .svg" in capsys.readouterr().err
     assert call("waffle/omega", "--data=omega.npy") == 2
     assert "--data must end in .csv" in capsys.readouterr().err
     (tmp_path / "file").write_text("x")
@@ -190,7 +190,7 @@ def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
 
 def test_an_algorithm_has_one_style_everywhere(folder):
     from experiments.figures import accuracy, comparison
-    from experiments.figures.runs import find
+    from experiments.figures.loading import find
     from experiments.outputs import looks
 
     runs = find([str(folder / "main")])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.figures.__main__ import FIGURES
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 
 MIXING = {"matrix": "mixing"}
 # Comparisons, algorithms (all if empty) and options that the tiny runs can draw a figure from.

@@ -12,11 +12,12 @@ from experiments import partition
 from experiments.cli import flags, plugins
 from experiments.cli.algorithms import parse_algorithms
 from experiments.figures import __main__ as figures
-from experiments.figures import cwfedavg, drawing, probes, spfl
-from experiments.figures.runs import find
+from experiments.figures import cwfedavg, probes, spfl
+from experiments.figures.loading import find
 from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
 from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.core import ALGORITHMS
+from fedjax_pfl.results import plots
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
 
@@ -162,11 +163,11 @@ def test_class_norms_of_class_models(found, tmp_path):
 
 
 def test_more_epochs_than_there_are_markers(found):
-    weights = ",".join(map(str, range(len(drawing.MARKERS) + 1)))
+    weights = ",".join(map(str, range(len(plots.MARKERS) + 1)))
     drawn = cwfedavg.minibatches([found["main", "cwfedavg"]], wdr_weight=weights)
-    assert len(drawn.figure.axes) == len(drawing.MARKERS) + 2
-    assert drawing.marker(len(drawing.MARKERS)) == drawing.marker(0)
-    assert drawing.colour(len(drawing.COLOURS)) == drawing.colour(0)
+    assert len(drawn.figure.axes) == len(plots.MARKERS) + 2
+    assert plots.marker(len(plots.MARKERS)) == plots.marker(0)
+    assert plots.colour(len(plots.COLOURS)) == plots.colour(0)
 
 
 def test_every_algorithm_is_made_again_from_its_hyperparameters():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import selection
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
 
 from .conftest import CLIENTS, ROUNDS, SEEDS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import settings
-from experiments.figures.runs import find
+from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import rewrite
 

@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import algorithms, build, flags
-from experiments.reproduction import datasets, entries, planning, report, verdicts
+from experiments.reproduction import cells, datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE
@@ -19,11 +19,6 @@ from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = reproduce_tables.names()
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.mark.parametrize(
@@ -81,15 +76,16 @@ def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
     (line,) = (line for line in table.row if line.beside)
     assert line.settings == ("feddwa.guidance_epochs=4",)
     assert all(table.is_run(line, column) for column in table.column)
-    section = entries.Section(table.column[0])
-    *others, local = (one for one in table.row if one in (line, table.row[0], table.row[1]))
-    cells = [
-        entries.Entry(one, table.paper_number(one, section.column)[0], None, np.array([90.0]), "")
-        for one in (local, *others)
-    ]
-    verdict = verdicts.of_column(table, "full", section, cells)
-    assert (verdict.rows, verdict.compared) == (2, 2)
-    shown = {row[0]: row[1:6] for row in report.column_table(section, cells, verdict).cells}
+    section = cells.Section(table.column[0])
+    made = [
+        {"line": one, "state": cells.MEASURED, "paper_std": None, "scores": np.array([90.0]),
+         "paper": table.paper_number(one, section.column)[0]}
+        for one in (line, *table.row[:2])
+    ]  # fmt: skip
+    compared = cells.compared(made, table, "full", section)
+    verdict = cells.verdict(compared, section.column)
+    assert (verdict["rows"], verdict["compared"]) == (2, 2)
+    shown = {row[0]: row[1:6] for row in report.column_table(section, compared).cells}
     assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
 
 
@@ -98,16 +94,15 @@ def test_cfl_can_split_at_every_scale(name):
     """And the table says so where the split is another one than at full scale."""
     table = reproduce_tables.load(name)
     for scale in ("small", "medium", "full"):
-        asked = reproduce.command(
+        asked = reproduce.request_of(
             *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
         )
-        cells = [cell for column in table.column[:1] for cell in asked.cells(column)]
-        for cell in (cell for cell in cells if cell.line.algorithm == "cfl"):
+        for cell in (one for one in asked.cells(table.column[0]) if one.line.algorithm == "cfl"):
             args = cell.args()
             (cfl,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             costs = table.column[0].quantity == "traffic"
             assert costs or not cfl.round_remarks(None, args.rounds)
-            text = " ".join(report.Report(table, scale, (), ()).said())
+            text = " ".join(report.Report(table, scale, (), ()).meaning())
             told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in text
             assert told == (not costs and scale != "full")
 
@@ -166,15 +161,15 @@ def test_every_row_has_its_algorithm(name):
 def test_every_cell_can_be_asked_for(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     lines = [line for line in asked.table.row if line.registered]
     assert lines, "a table without an algorithm is none"
     for column in asked.table.column:
-        cells = list(asked.cells(column))
-        assert {cell.line for cell in cells} == {
+        runs = list(asked.cells(column))
+        assert {cell.line for cell in runs} == {
             line for line in lines if asked.table.is_run(line, column)
         }
-        for cell in cells:
+        for cell in runs:
             args = cell.args()
             assert args.algorithms == [cell.line.algorithm]
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
@@ -198,8 +193,8 @@ READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name)
 def test_every_reading_changes_runs_that_exist(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
     words = ["reproduce", f"--table={name}", "--scale=full"]
-    plain = reproduce.command(*reproduce.parse(words))
-    asked = reproduce.command(*reproduce.parse([*words, f"--reading={reading}"]))
+    plain = reproduce.request_of(*reproduce.parse(words))
+    asked = reproduce.request_of(*reproduce.parse([*words, f"--reading={reading}"]))
     assert asked.output != plain.output
     changed = 0
     for column in asked.table.column:
@@ -207,14 +202,14 @@ def test_every_reading_changes_runs_that_exist(name, reading):
             args = other.args()
             algorithms.parse_algorithms(args.algorithms, args["set"].value)
             changed += one.words[:-1] != other.words[:-1]
-    assert changed and asked.table.said_of(reading)
+    assert changed and asked.table.differences(reading)
 
 
 def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
     """The small rate takes the place of the code's; what remains is said."""
     table = reproduce_tables.load("cwfedavg/1")
-    assert "learning rate .005" in table.said_of("code")
-    assert not any("rate" in said for said in table.said_of("code", "small"))
+    assert "learning rate .005" in table.differences("code")
+    assert not any("rate" in said for said in table.differences("code", "small"))
     assert table.readings("small") == ["code"], "FedAMP's and FedFomo's settings"
     only = replace(table, row=tuple(replace(line, reading={}) for line in table.row))
     assert only.readings() == ["code"] and only.readings("small") == []
@@ -249,7 +244,7 @@ QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
 )
 def test_every_small_run_can_begin(blank, name, tmp_path, request):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     for column in asked.table.column:
         if request.node.get_closest_marker("slow") or column.name == QUICK[name]:
             for cell in asked.cells(column):
@@ -260,7 +255,7 @@ def test_every_small_run_can_begin(blank, name, tmp_path, request):
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.command(own, more)
+    asked = reproduce.request_of(own, more)
     for column in asked.table.column:
         if column.stand_in:
             build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
@@ -275,6 +270,6 @@ def test_the_page_names_every_table_and_its_commands_parse():
     for words in lines:
         own, more = reproduce.parse(words[2:])
         if own["all"].value:
-            assert len(reproduce.queue(own, more).asked) == len(NAMES)
+            assert len(reproduce.queue_of(own, more).requests) == len(NAMES)
         else:
-            assert own.list or [reproduce.command(own, more).table.name] == own.table
+            assert own.list or [reproduce.request_of(own, more).table.name] == own.table

@@ -1,7 +1,5 @@
 """What a table's runs are, and on which data: decided before any of them begins."""
 
-from pathlib import Path
-
 import pytest
 
 from experiments import run
@@ -11,13 +9,6 @@ from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE, call
 from tools import settings_table
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
@@ -35,7 +26,7 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
         (("--dataset=digits",), own, False),
         (("--dataset=digits",), cifar, True),
     ):
-        asked = planning.Command(table, "small", more, tmp_path / "out")
+        asked = planning.Request(table, "small", more, tmp_path / "out")
         section, _ = planning.own(asked, column)
         assert section.other_data == elsewhere
         assert ("on digits instead of the paper's data set" in section.title) == elsewhere

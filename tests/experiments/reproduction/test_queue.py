@@ -41,11 +41,6 @@ TABLES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """(exit code, the queue's folder, that of the tables)."""
@@ -121,7 +116,7 @@ def test_bad_input(tmp_path, capsys, words, said):
 
 def test_a_reading_is_taken_where_there_is_one():
     words = ["reproduce", "--table=feddwa/1,feddwa/5", "--reading=paper"]
-    asked = {one.table.name: one for one in reproduce.queue(*reproduce.parse(words)).asked}
+    asked = {one.table.name: one for one in reproduce.queue_of(*reproduce.parse(words)).requests}
     assert asked["feddwa/1"].reading == "paper" and asked["feddwa/5"].reading is None
 
 
@@ -151,7 +146,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets, "LARGEST", 2_000_000)
     before = dict(DATASETS)
     try:
-        asked = reproduce.command(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
+        asked = reproduce.request_of(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
         column = asked.table.column[0]
         assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
         section, todo = planning.plan(asked, column, ["fedavg"])
@@ -162,7 +157,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
         assert data.input_shape == (32, 32, 3) and data.num_classes == 100
         assert datasets.register_blank("ag_news") is None
         words = ["reproduce", "--table=feddwa/6", "--stand_in=cifar10:fashion_mnist"]
-        asked = reproduce.command(*reproduce.parse(words))
+        asked = reproduce.request_of(*reproduce.parse(words))
         result = asked.substitutes(asked.table.column[2], "cifar10")
         assert result == ["fashion_mnist", "blank/cifar10"]
     finally:
@@ -180,5 +175,5 @@ def test_markdown_as_html(tmp_path):
 
 def test_a_table_given_twice_is_one(tmp_path):
     words = ["--table=waffle/4,feddwa/6,waffle/4", f"--output_dir={tmp_path}"]
-    asked = reproduce.queue(*reproduce.parse(["reproduce", *words]))
-    assert [one.table.name for one in asked.asked] == ["feddwa/6", "waffle/4"]
+    asked = reproduce.queue_of(*reproduce.parse(["reproduce", *words]))
+    assert [one.table.name for one in asked.requests] == ["feddwa/6", "waffle/4"]

@@ -6,11 +6,12 @@ import textwrap
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.reproduction import entries, paper_tables, report, verdicts
-from experiments.reproduction.entries import Section
+from experiments.reproduction import cells, paper_tables, report
+from experiments.reproduction.cells import Section
 from tests.experiments.written_runs import write_run
 
 TABLE = """
@@ -85,81 +86,99 @@ def made(folder):
     return report.Report(table, "full", (), sections)
 
 
-def numbers(made, column):
-    return {entry.line.name: entry.ours for entry in made.entries[column]}
+def by_row(made, column):
+    return made.cells[column].set_index("row")
+
+
+def far(made, column):
+    """Names of what explains cells that are far off, by row."""
+    return {row: why for row, why in by_row(made, column)["explained_by"].items() if why}
+
+
+def cell_of(table, scores, paper=1.0, **more):
+    """A raw cell of the table's last row."""
+    return {"line": table.row[3], "state": cells.MEASURED, "paper": paper, "paper_std": None,
+            "scores": None if scores is None else np.array(scores, float), **more}  # fmt: skip
+
+
+def explained(table, section, scale="full", **cell):
+    frame = cells.compared([cell_of(table, **cell)], table, scale, section)
+    return frame["explained_by"][0]
 
 
 def test_scores_and_costs(made):
-    assert numbers(made, "accuracy") == pytest.approx({"a": 50, "a_c2": 60, "b": 55, "c": None})
+    ours = by_row(made, "accuracy")["ours"]
+    assert ours.to_dict() == pytest.approx({"a": 50, "a_c2": 60, "b": 55, "c": np.nan}, nan_ok=True)
     both = 2 * (10 + 20) * 1e6 / 2**20  # `times`, both ways, in MiB
-    assert numbers(made, "mb")["a"] == pytest.approx(both)
-    assert numbers(made, "time")["b"] == 2.0  # times row A's
-    (b,) = (entry for entry in made.entries["time"] if entry.line.name == "b")
-    assert (b.paper, b.printed, b.own) == (2.5, 25, 4.0)
+    assert by_row(made, "mb")["ours"]["a"] == pytest.approx(both)
+    b = by_row(made, "time").loc["b"]
+    assert (b["ours"], b["paper"], b["printed"], b["own"]) == (2.0, 2.5, 25, 4.0)  # times row A's
 
 
 def test_the_verdict(made):
     """Order, distances and what explains them."""
-    accuracy = made.verdicts["accuracy"]
-    assert (accuracy.tau, accuracy.rows) == (-1.0, 2), "rows of single clients have no place"
-    assert (accuracy.near, accuracy.compared) == (2, 3), "A, and its client that is 1 off"
-    assert dict(accuracy.far) == {"b": ("rate",)}
-    assert dict(made.verdicts["mb"].far) == {"b": ("rate",)}, "A is within 2 percent of 57"
-    assert dict(made.verdicts["time"].far) == {"b": ("rate",)} and made.verdicts["time"].tau == 1
-    whole = made.verdict
-    assert (whole.near, whole.compared, whole.unexplained) == (4, 7, 0)
-    assert whole.tau == pytest.approx(0.0) and whole.rows == 4  # of the two columns with an order
+    order = ("kendall_tau", "rows")
+    near = ("within", "compared", "unexplained")
+    accuracy, total = made.verdicts["accuracy"], made.verdict
+    assert [accuracy[n] for n in order] == [-1.0, 2], "rows of single clients have no place"
+    assert [accuracy[n] for n in near] == [2, 3, 0], "A, and its client that is 1 off"
+    assert far(made, "accuracy") == {"b": ("rate",)}
+    assert far(made, "mb") == {"b": ("rate",)}, "A is within 2 percent of 57"
+    assert far(made, "time") == {"b": ("rate",)} and made.verdicts["time"]["kendall_tau"] == 1
+    assert [total[n] for n in near] == [4, 7, 0]
+    assert [total[n] for n in order] == pytest.approx([0, 4])  # of the two columns with an order
 
 
 def test_no_scale_but_the_papers_is_compared(made):
     """Scale explains what depends on it, another data set leaves the order alone."""
     small = report.Report(made.table, "small", (), made.sections)
-    assert dict(small.verdicts["accuracy"].far) == {"b": ("scale", "rate")}
-    assert dict(small.verdicts["mb"].far) == {"b": ("rate",)}
+    assert far(small, "accuracy") == {"b": ("scale", "rate")}
+    assert far(small, "mb") == {"b": ("rate",)}
     other = Section(made.sections[0].column, made.sections[0].folders, other_data=True)
-    (verdict,) = report.Report(made.table, "full", (), (other,)).verdicts.values()
-    assert (verdict.tau, verdict.compared, verdict.far) == (-1.0, 0, ())
-    unknown = entries.Entry(made.table.row[3], 1.0, None, np.array([9.0]), "")
-    assert verdicts.why(made.table, "full", made.sections[0], unknown) == ("unexplained",)
-    diverged = replace(unknown, remarks=("training of 2 clients (0, 1) went non-finite",))
-    assert verdicts.why(made.table, "full", made.sections[0], diverged) == ("diverged",)
+    on_other = report.Report(made.table, "full", (), (other,))
+    (verdict,) = on_other.verdicts.values()
+    assert (verdict["kendall_tau"], verdict["compared"]) == (-1.0, 0)
+    assert far(on_other, "accuracy") == {}
+    section = made.sections[0]
+    assert explained(made.table, section, scores=[9]) == ("unexplained",)
+    remarks = ("training of 2 clients (0, 1) went non-finite",)
+    assert explained(made.table, section, scores=[9], remarks=remarks) == ("diverged",)
 
 
 def test_what_puts_ours_below_explains_no_more(made):
-    explained = replace(made.table.explain[0], rows=(), ours="below")
-    table = replace(made.table, explain=(explained,))
-    for ours, why in ((9.0, ("unexplained",)), (0.5, ("rate",))):
-        entry = entries.Entry(table.row[3], 1.0, None, np.array([ours]), "")
-        assert verdicts.why(table, "full", made.sections[0], entry) == why
+    reason = replace(made.table.explain[0], rows=(), ours="below")
+    table = replace(made.table, explain=(reason,))
+    for ours, why in ((9.0, ("unexplained",)), (6.5, ("rate",))):
+        assert explained(table, made.sections[0], paper=9 if why == ("rate",) else 1,
+                         scores=[ours]) == why  # fmt: skip
 
 
 def test_a_scale_says_what_it_changes(made):
     """Where it changes nothing, it is the paper's setting; where it does, no cell need be near."""
     small = report.Report(made.table, "small", (), made.sections)
-    assert not small.reduced and any("FULL SCALE" in one for one in small.said())
+    assert not small.reduced and any("FULL SCALE" in one for one in small.meaning())
     table = replace(made.table, small=("--rounds=2",))
     reduced = report.Report(table, "small", (), made.sections)
-    assert reduced.reduced and any("SMALL SCALE: far from" in one for one in reduced.said())
-    assert "at this scale no cell need be" in reduced.judged()[1]
-    assert "0 of the others are unexplained" in made.judged()[1]
+    assert reduced.reduced and any("SMALL SCALE: far from" in one for one in reduced.meaning())
+    assert "at this scale no cell need be" in reduced.verdict_lines()[1]
+    assert "0 of the others are unexplained" in made.verdict_lines()[1]
 
 
 def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     """Two means are apart by more than both halves; one seed has no interval at all."""
-    assert verdicts.told_apart([(50.0, 2.0), (54.0, 1.0), (53.0, 1.0)]) == (1, 3)
-    assert verdicts.told_apart([(50.0, None), (90.0, 1.0), (80.0, 1.0)]) == (1, 3)
-    assert verdicts.told_apart([(50.0, 1.0)]) == (0, 0)
+    assert cells.told_apart([50.0, 54.0, 53.0], [2.0, 1.0, 1.0]) == (1, 3)
+    assert cells.told_apart([50.0], [1.0]) == (0, 0)
     accuracy = made.verdicts["accuracy"]  # A and B, equal in both seeds; not A's client
-    assert (accuracy.apart, accuracy.pairs) == (1, 1)
-    assert (made.verdict.apart, made.verdict.pairs) == (1, 2)  # seconds are of one run
-    assert "intervals of 1 of 2 pairs of rows do not overlap" in made.judged()[0]
-    single = replace(made.entries["mb"][2], paper=1.0, scores=np.array([3.0]))
-    other = replace(single, scores=np.array([4.0]))
+    assert (accuracy["apart"], accuracy["pairs"]) == (1, 1)
+    assert (made.verdict["apart"], made.verdict["pairs"]) == (1, 2)  # seconds are of one run
+    assert "intervals of 1 of 2 pairs of rows do not overlap" in made.verdict_lines()[0]
+    single = [cell_of(made.table, scores=[ours]) for ours in (3, 4)]
+    columns = [(Section(replace(one.column, relative=None))) for one in made.sections]
     one_seed = [
-        verdicts.of_column(made.table, "full", section, [single, other])
-        for section in made.sections
+        cells.verdict(cells.compared(single, made.table, "full", section), section.column)
+        for section in columns
     ]
-    assert [one.apart for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
+    assert [one["apart"] for one in one_seed] == [0, 1, 0], "MB are counted, not estimated"
     assert report.verdict_table(made).cells[1][3] == "1 of 1"
     result = report.summary(made)["columns"]["accuracy"]
     assert (result["apart"], result["pairs"]) == (1, 1)
@@ -168,38 +187,48 @@ def test_rows_whose_intervals_overlap_are_not_told_apart(made):
 def test_what_was_tuned_for_agreement_is_said_where_it_was(made):
     table = replace(made.table, tuned_for_agreement="the rate was chosen.")
     small = report.Report(table, "small", (), made.sections)
-    assert small.judged()[1].endswith("no evidence for the paper's order: the rate was chosen.")
+    assert small.verdict_lines()[1].endswith(
+        "no evidence for the paper's order: the rate was chosen."
+    )
     assert report.summary(small)["tuned_for_agreement"] == "the rate was chosen."
     full = report.Report(table, "full", (), made.sections)
-    assert not full.tuned and not any("Tuned" in line for line in full.judged())
+    assert not full.tuned and not any("Tuned" in line for line in full.verdict_lines())
     assert "share" in paper_tables.load("pfedla/2").tuned_for_agreement
 
 
+def kendall(paper, ours):
+    return cells.kendall(pd.Series(paper), pd.Series(ours))
+
+
 def test_ties():
-    assert verdicts.kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
-    assert verdicts.kendall([1], [1]) is None and verdicts.kendall([1, 1], [1, 2]) is None
+    assert kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+    assert kendall([1], [1]) is None and kendall([1, 1], [1, 2]) is None
 
 
-def test_equal_scores_tie_whatever_their_rounding():
+def test_equal_scores_tie_whatever_their_rounding(made):
     """Clients' fractions are in single precision: two means of 2.3 / 3."""
     one, other = (
         100 * np.mean(np.array(values, np.float32).astype(float))
         for values in ([0.83, 0.77, 0.7], [0.81, 0.79, 0.7])
     )
     assert one != other and one == pytest.approx(other, abs=1e-5)
-    assert report.places([one, other, 50.0]) == [1, 1, 3]
-    assert verdicts.kendall([3, 2, 1], [one, other, 50.0]) == pytest.approx(2 / 6**0.5)
-    assert report.places([76.6667, 76.6633]) == [1, 2], "one sample of 30,000 is a difference"
-    line = paper_tables.Line("A", "local", (90.0,))
-    for ours, near in ((92 + 4e-6, True), (92.004, False), (88 - 4e-6, True)):
-        assert entries.Entry(line, 90.0, None, np.array([ours]), "").near is near
+    assert report.places(pd.Series([one, other, 50.0])) == ["1", "1", "3"]
+    assert kendall([3, 2, 1], [one, other, 50.0]) == pytest.approx(2 / 6**0.5)
+    near = report.places(pd.Series([76.6667, 76.6633]))
+    assert near == ["1", "2"], "one sample of 30,000 is a difference"
+    for ours, why in ((92 + 4e-6, ()), (92.004, ("unexplained",)), (88 - 4e-6, ())):
+        cell = {"scores": [ours], "paper": 90.0}
+        assert explained(made.table, made.sections[0], **cell) == why
 
 
-def test_notes_on_runs_are_those_of_means():
+def test_notes_on_runs_are_those_of_means(made):
     """Not of rows of single clients, the first one's neither."""
-    line = paper_tables.Line("A", "local", (90.0,), client=0)
-    own = entries.Entry(line, 90.0, None, np.array([40.0]), "", (0,), ("x",))
-    assert report.footnotes([own]) == []
+    section = made.sections[0]
+    for client, notes in ((0, []), (None, ["C: x."])):
+        line = replace(made.table.row[3], client=client)
+        cell = cell_of(made.table, scores=[40], clients=(0,), remarks=("x",)) | {"line": line}
+        frame = cells.compared([cell], made.table, "full", section)
+        assert report.footnotes(section, frame) == notes
 
 
 def test_files(made, tmp_path):
@@ -237,7 +266,7 @@ def test_damaged_tables(folder, before, after, said):
 
 def test_values_of_columns_and_readings(folder):
     """A column's values fill its rows' flags; a reading changes preset, flags and settings."""
-    from experiments.reproduction.planning import Command
+    from experiments.reproduction.planning import Request
 
     more = textwrap.dedent("""
         values = { k = "3" }
@@ -258,7 +287,7 @@ def test_values_of_columns_and_readings(folder):
     assert table.readings() == ["paper", "code"]
 
     def words(scale, reading):
-        asked = Command(table, scale, (), folder, reading=reading)
+        asked = Request(table, scale, (), folder, reading=reading)
         ((cell),) = asked.cells(table.column[0])
         return cell.words
 

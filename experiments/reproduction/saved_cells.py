@@ -3,7 +3,7 @@
 FOLDER/PAPER-TABLE.json (PAPER-TABLE-SCALE.json of another scale than small) has under "kept" one
 line for each cell, "COLUMN/ROW": the scores by seed, the rows of the clients averaged, the run's
 remarks, the revisions of engine and algorithm, and a digest of all that identifies the run and its
-score. A cell counts as long as this digest is that of now. Times of a round are not kept: those of
+score. A cell counts as long as this digest is that of now. Times of a round are not saved: those of
 different machines do not compare.
 """
 
@@ -19,7 +19,7 @@ from fedjax_pfl.data.atomic_files import read_json
 
 from ..cli import identity
 from ..outputs.run_files import plain, write_text
-from .entries import Section, measured
+from .cells import Section, measured
 from .paper_tables import SCALES, PaperTable
 
 KEPT = "kept"
@@ -41,7 +41,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
     return f'{text[:-2]},\n  "{KEPT}": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 
-def file_of(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
+def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
     """The content of a table's file; without cells where there is none yet.
 
     Raises:
@@ -58,33 +58,32 @@ def file_of(folder: Path, table: PaperTable, scale: str, reading: str | None) ->
     return facts
 
 
-def found(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
-    """The kept cells of a column by row: those whose identity is that of now."""
+def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
+    """The saved cells of a column by row: those whose identity is that of now."""
     cells = {row: facts.get(KEPT, {}).get(f"{section.column.name}/{row}") for row in section.runs}
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 
 
-def keep(folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section) -> int:
-    """Adds a column's finished cells to the table's file, beside those of others.
-
-    Returns:
-      how many were new.
-    """
-    facts, new = file_of(folder, table, scale, reading), {}
-    known = found(facts, section)
+def save(
+    folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section
+) -> None:
+    """Adds a column's finished cells to the table's file, beside those of others."""
+    facts, new = load(folder, table, scale, reading), {}
+    known = current(facts, section)
     for line in table.row if section.column.quantity != "seconds" else ():
         run, place = section.runs.get(line.name), section.folders.get(line.name)
         if run is None or place is None or line.name in known:
             continue
         if (place / "summary.json").exists():
-            scores, origin = measured(table, section.column, line, place)
+            cell = measured(table, section.column, line, place)
             seeds = [str(seed) for seed in read_json(place / "config.json")["seeds"]]
+            scores = dict(zip(seeds, np.asarray(cell.pop("scores"), float), strict=True))
+            cell = {name: value for name, value in cell.items() if value or name == "remarks"}
             new[f"{section.column.name}/{line.name}"] = plain({
                 "run": run, "revision": identity.revision(pfl.core.ALGORITHMS[line.algorithm]),
-                "scores": dict(zip(seeds, np.asarray(scores, float), strict=True)), **origin,
+                "scores": scores, **cell,
             })  # fmt: skip
     if new:
         folder.mkdir(parents=True, exist_ok=True)
         facts[KEPT] = {**facts.get(KEPT, {}), **new}
         write_text(folder / f"{page_of(table.name, scale)}.json", as_text(facts))
-    return len(new)

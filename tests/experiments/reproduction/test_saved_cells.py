@@ -1,15 +1,14 @@
 """Kept cells: equal to the runs they come from, of the same identity only, added one by one."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
-from experiments.reproduction import kept
+from experiments.reproduction import saved_cells
+from experiments.reproduction.paper_tables import PaperTable
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLE = """
 paper = "Mine"
 table = "Table 1"
@@ -41,11 +40,6 @@ title = "FedAvg"
 algorithm = "fedavg"
 paper = [80, 2]
 """
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch):
-    monkeypatch.chdir(ROOT)
 
 
 class Counted:
@@ -131,8 +125,8 @@ def test_kept_cells(tmp_path, monkeypatch):
 
 
 def test_the_reading_of_the_file(tmp_path):
-    table = kept.PaperTable("feddwa/1", "", "", "", "best", "samples", (), ())
+    table = PaperTable("feddwa/1", "", "", "", "best", "samples", (), ())
     (tmp_path / "feddwa-1-medium.json").write_text('{"reading": "code"}')
     with pytest.raises(pfl.InputError, match="keeps cells of the reading code"):
-        kept.file_of(tmp_path, table, "medium", None)
-    assert kept.file_of(tmp_path, table, "small", "code")["reading"] == "code"
+        saved_cells.load(tmp_path, table, "medium", None)
+    assert saved_cells.load(tmp_path, table, "small", "code")["reading"] == "code"
