@@ -243,7 +243,9 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
     """
     values = FlagValues()
     for name, group in zip(
-        (*GROUPS, "help"), (_comparison, _data, _rule, _training, _uploads, _run, _help), strict=True
+        (*GROUPS, "help"),
+        (_comparison, _data, _rule, _training, _uploads, _run, _help),
+        strict=True,
     ):
         group(Group(values, name))
     if define_more is not None:

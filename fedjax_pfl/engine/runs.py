@@ -162,7 +162,9 @@ def remarks(
         numbers = {k: np.float64(chosen[k]) for k in federation.numbers() if k in chosen}
         variant = _with_own(algorithm, chosen)
         theirs = federation.with_numbers(numbers)
-        messages.append([*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *federation.notes])
+        messages.append(
+            [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *federation.notes]
+        )
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
     single = tuple(tuple(one for one in some if one not in common) for some in messages)
     return common, single if any(single) else ()
