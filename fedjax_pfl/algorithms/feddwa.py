@@ -50,6 +50,10 @@ class FedDWA(core.Algorithm):
     guidance_epochs: int | None = core.static(default=None)
     score_guidance: bool = core.static(default=False)
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def uploads_per_round(self) -> int:
+        return 2 if self.guidance in ADAPTED else 1
+
     def validate(self):
         core.require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
         epochs = self.guidance_epochs

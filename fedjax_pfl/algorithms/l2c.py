@@ -182,6 +182,10 @@ class L2C(core.Algorithm):
     whole_pass: bool = core.static(default=False)
     weights: Literal["learnt", "attention"] = core.static(default="learnt")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def uploads_per_round(self) -> int:
+        return 2 if self.weights == "attention" else 1
+
     def validate(self):
         for name in ("logit_rate", "prune_after", "neighbours"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")

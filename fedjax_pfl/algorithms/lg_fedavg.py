@@ -52,6 +52,10 @@ class LgFedAvg(PartlyShared):
             return core.SharedLayers(first=self.global_layers)
         return core.SharedLayers(last=self.global_layers)
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def uploads_per_round(self) -> int:
+        return 2 if self.warm_rounds else 1
+
     def validate(self):
         core.require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")
         core.require(self.warm_rounds >= 0, "warm_rounds", self.warm_rounds, "at least 0")

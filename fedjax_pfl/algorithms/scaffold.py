@@ -45,6 +45,7 @@ class Scaffold(fedavg.FedAvg):
         or stay local: a longer step could make them negative.
     """
 
+    uploads_per_round = 2
     robust = "nothing"  # control variates would remain a plain sum
 
     server_rate: float = 1.0

@@ -53,6 +53,7 @@ class Spfl(core.Algorithm):
 
     reads = "everyone"
     robust = "matrix"
+    uploads_per_round = 2  # with the routine
     absent_kept = False  # the routine sets all clients to their mean (Alg. 1)
     absent_idle = False  # all clients train in the routine
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)

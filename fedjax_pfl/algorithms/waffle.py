@@ -88,10 +88,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
     def reads(self) -> str:
         return "everyone" if self.everyone else "cohort"
 
-    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def unprotected(self) -> tuple[str, ...]:
-        return ("a model for each Alice with the same noise",) if self.everyone else ()
-
     def validate(self):
         super().validate()
         core.require(
@@ -106,6 +102,11 @@ class Waffle(ForAlice, scaffold.Scaffold):
     def check(self, federation):
         if self.everyone:
             self.check_whole_models(federation)
+            if federation.private is not None:
+                raise core.InputError(
+                    "waffle with everyone=true draws the same noise for each Alice: leave it out "
+                    "with dp."
+                )
             capacity, count = federation.data.train.capacity, federation.num_clients
             steps = count * federation.schedule.total_steps(capacity)
             if steps >= training.COUNT_LIMIT:

@@ -59,6 +59,7 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
     sees = "models"
     robust = "nothing"
+    uploads_per_round = 2
 
     alice: int = 0
     distance_penalty: float = PUBLISHED

@@ -46,6 +46,8 @@ class Algorithm:
         secure aggregation provides), or single "models".
       robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
+      uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
+        most; each is a release of client-level differential privacy.
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
       unprotected: what a round computes from training samples otherwise than by the gradients of
@@ -74,6 +76,7 @@ class Algorithm:
     depends_on_num_rounds: ClassVar[bool] = False
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
+    uploads_per_round: ClassVar[int] = 1
     channels: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"

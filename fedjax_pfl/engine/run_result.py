@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.core.client_privacy import client_releases
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.costs import forward_flops, step_flops
@@ -73,18 +74,23 @@ def result_so_far(
 def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:
     """`Result.privacy`: what clients release, with the numbers of each setting."""
     federation, numbers = program.federation, program.runs.numbers
-    if federation.privacy is None:
+    privacy = federation.private
+    if privacy is None:
         return None
 
     def of_settings(name: str) -> list[Any]:
         if name in numbers:
             return np.asarray(numbers[name])[:settings].tolist()
-        return [float(getattr(federation.privacy, name.removeprefix("dp_")))] * settings
+        return [float(getattr(privacy, name.removeprefix("dp_")))] * settings
 
     return {
-        "unit": "sample",
-        "delta": federation.privacy.delta,
+        "unit": privacy.unit,
+        "delta": privacy.delta,
         "clip": of_settings("dp_clip"),
         "noise": of_settings("dp_noise"),
-        **releases(algorithm, federation, program.adapt),
+        **(
+            client_releases(algorithm, federation)
+            if federation.privacy is None
+            else releases(algorithm, federation, program.adapt)
+        ),
     }

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.sample_privacy import noise_within, refuse
@@ -140,7 +141,9 @@ def make_runs(
     require(settings is None or isinstance(settings, Mapping), "settings", given, allowed)
     settings = dict(settings or {})
     count = _count(algorithm, federation, settings, len(seeds))
-    noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
+    noise = partial(client_noise_within, federation=federation, rounds=rounds)
+    if federation.privacy is not None:
+        noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
     variants = [
         _variant(algorithm, federation, {name: v[h] for name, v in settings.items()}, noise)
         for h in range(count)
@@ -207,7 +210,7 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
 
 
 def _has_epsilon(federation: Federation) -> bool:
-    return federation.privacy is not None and federation.privacy.epsilon is not None
+    return federation.private is not None and federation.private.epsilon is not None
 
 
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
@@ -238,7 +241,7 @@ def _variant(
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
     if _has_epsilon(federation):
-        epsilon = numbers.pop("dp_epsilon", federation.privacy.epsilon)
+        epsilon = numbers.pop("dp_epsilon", federation.private.epsilon)
         numbers["dp_noise"] = noise(epsilon, variant)
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))

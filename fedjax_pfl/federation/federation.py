@@ -28,6 +28,7 @@ from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
+from fedjax_pfl.uploads.pipeline import ClientPrivacy
 from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError, require
@@ -165,6 +166,11 @@ class Federation:
     def replace_training(self, **values: Any) -> "Federation":
         """Return the federation with values of `training` replaced, unchecked; may be traced."""
         return replace(self, training=replace(self.training, **values))
+
+    @property
+    def private(self) -> SamplePrivacy | ClientPrivacy | None:
+        """Differential privacy of samples or of clients, or None."""
+        return self.privacy or getattr(self.uploads, "privacy", None)
 
     def numbers(self) -> dict[str, tuple[str, ...]]:
         """Return the path of each number in which the runs of a program may differ, by name."""

@@ -30,6 +30,8 @@ class SamplePrivacy:
     delta: float = static(default=1e-5)
     public_validation: bool = static(default=False)
 
+    unit = "sample"
+
     def noise_of(self, client: Client) -> Scalar:
         """The noise multiplier of one client.
 

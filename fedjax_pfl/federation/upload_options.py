@@ -9,7 +9,6 @@ import numpy as np
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
-from fedjax_pfl.uploads.accounting import Release, noise_for
 from fedjax_pfl.uploads.compression import COMPRESSORS, Compressor
 from fedjax_pfl.uploads.pipeline import (
     FEEDBACKS,
@@ -79,27 +78,16 @@ class PrivacyOptions(Group):
         noise = noise if epsilon is None else None
         return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)
 
-    def privacy(self, rounds: int | None = None) -> ClientPrivacy | None:
-        """The clipping and noise of uploads.
-
-        Args:
-          rounds: of the run, where noise is computed from an epsilon.
-
-        """
+    def of_clients(self) -> ClientPrivacy | None:
+        """The clipping and noise of uploads; noise of an epsilon is computed later."""
         if self.dp != "client":
             return None
-        noise = self.dp_noise
-        if self.dp_epsilon is not None:
-            require(rounds is not None, "rounds", rounds, "given with dp_epsilon")
-            noise = noise_for(self.dp_epsilon, self.dp_delta, int(rounds or 0))
         adaptive = AdaptiveClip() if self.dp_adaptive_clip else None
+        noise = jnp.float32(self.dp_noise) if self.dp_epsilon is None else None
         return ClientPrivacy(
-            jnp.float32(self.dp_clip), jnp.float32(noise), self.dp_placement, adaptive
-        )
-
-    def release(self, noise: float, sendings: int) -> Release:
-        """What one client's uploads cost: every sending is a release."""
-        return Release(noise, sendings)
+            jnp.float32(self.dp_clip), noise, self.dp_placement, adaptive,
+            self.dp_epsilon, self.dp_delta,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -160,13 +148,13 @@ class CompressionOptions(Group):
 
 def uploads_of(
     privacy: PrivacyOptions, threat: ThreatOptions, compression: CompressionOptions,
-    ids: np.ndarray, members: int, rounds: int | None = None,
+    ids: np.ndarray, members: int,
 ) -> Uploads | None:  # fmt: skip
     """Return the stage between clients and the server; None if uploads arrive as they are sent."""
     attack, attackers = threat.upload_attack(), threat.attackers_of(ids)
     feedback = compression.error_feedback
     made = Uploads(
-        privacy=privacy.privacy(rounds),
+        privacy=privacy.of_clients(),
         compressor=compression.compressor(),
         feedback=None if feedback == NONE else feedback,
         attack=attack,

@@ -1,6 +1,6 @@
 """The privacy that a result's clients spent, from their recorded local steps."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class Spent(NamedTuple):
     """A guarantee of differential privacy.
 
     Attributes:
-      unit: what is added or removed: "sample".
+      unit: what is added or removed: "sample" or "client".
       epsilon: of the client that spent most, over all seeds; infinite without noise.
       delta: at which.
       sampling: what the accounting assumes of minibatches.
@@ -43,6 +43,8 @@ def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
     """
     plan = result.privacy
     assert plan is not None
+    if plan["unit"] == "client":
+        return _of_clients(result, plan, setting)
     steps = result.clients["local_steps"][:, setting].astype(np.int64).sum(axis=1)
     noise = np.broadcast_to(plan["noise"][setting], steps.shape[1:])
     cost = {}  # clients with as many samples and steps spend the same
@@ -51,6 +53,21 @@ def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
             made = accounting.released(plan, z, client, count)
             cost[client, count] = accounting.epsilon(made, plan["delta"])
     return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
+
+
+def _of_clients(result: "Result", plan: dict[str, Any], setting: int) -> np.ndarray:
+    took_part = result.clients["participated"][:, setting].astype(np.int64)
+    counts = (
+        took_part.sum(axis=1) if plan["local"] else np.full_like(took_part[:, 0], len(took_part[0]))
+    )
+    noise, rate = plan["noise"][setting], plan["rate"]
+    cost = {
+        n: accounting.epsilon(
+            [accounting.Release(noise, n * plan["per_round"], rate)], plan["delta"]
+        )
+        for n in set(counts.ravel().tolist())
+    }
+    return np.vectorize(cost.get, otypes=[float])(counts)
 
 
 def spent(result: "Result", setting: int = 0) -> Spent:

@@ -55,12 +55,19 @@ class ClientPrivacy:
         "distributed" adds z C / sqrt(m) to each of m uploads, whose sum then has noise z C, for
         algorithms whose server needs only sums.
       adaptive: how the bound adapts, or None.
+      epsilon: guarantee of the whole run, from which `noise` is computed before the first round;
+        None if the noise is given.
+      delta: delta of the guarantee.
     """
 
     clip: Scalar | float
-    noise: Scalar | float = 0.0
+    noise: Any = 0.0
     placement: str = static(default="local")
     adaptive: AdaptiveClip | None = None
+    epsilon: float | None = static(default=None)
+    delta: float = static(default=1e-5)
+
+    unit = "client"
 
 
 @struct

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation, toy_for
@@ -180,3 +181,40 @@ def test_private_leaves_are_not_sent():
     assert jax.tree.leaves(found.private)
     jax.tree.map(np.testing.assert_array_equal, found.private, wanted.private)
     assert not any(leaf.any() for leaf in jax.tree.leaves(found.server))
+
+
+@pfl.core.struct
+class Listed(FreeRiders):
+    """Notes the names of uploads while a round is traced."""
+
+    names: list = pfl.core.static(default=None)
+
+    def __call__(self, sent, reference, sending, memory):
+        self.names.append(sending.what)
+        return sent, memory
+
+
+class _Names(list):
+    __hash__ = object.__hash__
+
+
+SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
+SENDING += [("lg_fedavg", {"warm_rounds": 2})]
+SENDING += [(name, {}) for name in sorted(pfl.core.ALGORITHMS)]
+
+
+@pytest.mark.parametrize(("name", "options"), SENDING)
+def test_uploads_of_a_round_are_declared(name, options):
+    made = pfl.make_algorithm(name, options)
+    federation = made.prepare(toy_for(made, dtype="float32"))
+    names = _Names()
+    stage = Listed(jnp.zeros((0,), jnp.int32), names)
+
+    def one_round():
+        run = jax.tree.map(lambda leaf: leaf[0], make_runs(made, federation, (0,)))
+        noted = replace(federation, uploads=stage)
+        ctx = run.context(noted, jnp.int32(0), jnp.int32(1))
+        return run.algorithm.round(ctx, run.algorithm.init(ctx))
+
+    jax.eval_shape(one_round)
+    assert len(set(names)) == (made.uploads_per_round if made.sees != "nothing" else 0)

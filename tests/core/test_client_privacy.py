@@ -1,0 +1,54 @@
+"""The epsilon of client-level differential privacy, and noise for an epsilon."""
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.uploads import accounting
+
+CLIENT = {"dp": "client", "dp_clip": 0.5, "dtype": "float32"}
+
+
+def simulated(name="fedavg", rounds=3, settings=None, **options):
+    federation = toy_federation(**(CLIENT | options))
+    return pfl.simulate(pfl.make_algorithm(name), federation, rounds=rounds, settings=settings)
+
+
+def cost(noise, count, rate=1.0, delta=1e-5):
+    return accounting.epsilon([accounting.Release(noise, count, rate)], delta)
+
+
+def test_local_noise_costs_only_the_rounds_of_a_client():
+    """FedDWA sends two models in a round: each is a release."""
+    result = simulated("feddwa", participation=0.6, dp_noise=4.0)
+    counts = result.clients["participated"][0, 0].sum(0)
+    assert len(set(counts.tolist())) > 1
+    np.testing.assert_allclose(result.epsilons()[0], [cost(4.0, 2 * n) for n in counts])
+    summary = result.summary()["privacy"]
+    assert summary["unit"] == "client" and summary["sampling"] == "noise on every upload"
+    assert "client-level differential privacy with epsilon" in str(result)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_sums_are_amplified_by_sampling(sampling):
+    result = simulated(
+        dp_noise=1.0, dp_placement="distributed", participation=0.6, sampling=sampling
+    )
+    np.testing.assert_allclose(result.epsilons(), cost(1.0, 3, 0.6), rtol=1e-6)
+    assert ("accounted as" in result.summary()["privacy"]["sampling"]) == (sampling == "fixed")
+
+
+def test_noise_for_an_epsilon_swept_in_one_program():
+    result = simulated(dp_epsilon=4.0, settings={"dp_epsilon": [1.0, 4.0]}, rounds=2)
+    for setting, target in enumerate((1.0, 4.0)):
+        epsilon = result.epsilons(setting)
+        assert (epsilon <= target).all() and (epsilon > 0.98 * target).all()
+    noise = result.privacy["noise"]
+    assert noise[0] > 2 * noise[1] > 0
+
+
+def test_waffle_for_every_client_is_refused():
+    with pytest.raises(pfl.InputError, match="same noise for each Alice"):
+        algorithm = pfl.make_algorithm("waffle", {"everyone": True})
+        pfl.simulate(algorithm, toy_federation(**CLIENT, dp_noise=1.0), rounds=1)
