@@ -38,6 +38,10 @@ class Aggregator:
         """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
         raise NotImplementedError
 
+    def mixing(self, weights: Matrix, senders: Stack, own: PerMember) -> Matrix:
+        """Return a mixing matrix in place of `weights` [.., A, B], for rules `for_matrices`."""
+        raise NotImplementedError
+
     def combined(self, updates: Stack, weights: PerMember, mask: Mask, key: Key):
         """Return (the server's update [...], the coefficients [M] of the updates or None)."""
         gram = similarity.gram(updates, updates)
@@ -193,10 +197,10 @@ class SelfClip(Aggregator):
         """The clipped matrix for weights [.., A, B] whose receivers are the rows `own` [A]."""
         gram = similarity.gram(senders, senders)
         distances = robust.pairwise_distances(gram)[own]
-        clip = robust.self_clip
+        clip, radius = robust.self_clip, jnp.asarray(self.radius)
         if weights.ndim == 3:
-            return jax.vmap(lambda w: clip(w, distances, self.radius, own))(weights)
-        return clip(weights, distances, self.radius, own)
+            return jax.vmap(lambda w: clip(w, distances, radius, own))(weights)
+        return clip(weights, distances, radius, own)
 
 
 AGGREGATORS: dict[str, Callable[..., Any]] = {

@@ -167,12 +167,13 @@ def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
 def begin(algorithm: Any, ctx: Any, state: State) -> State:
     """Return an algorithm's initial state with what the engine keeps between rounds."""
     uploads, keep = ctx.federation.uploads, ctx.federation.training.keep_optimizer_state
-    remembers = uploads is not None and uploads.remembers
-    if not (keep or remembers):
+    if uploads is not None and not uploads.remembers:
+        uploads = None
+    if not keep and uploads is None:
         return state
     phases = first_phases(algorithm, ctx, state) if keep else {}
     memory = Memory()
-    if remembers:
+    if uploads is not None:
         shared, _ = ctx.plan.split(ctx.initial_model())
         memory = uploads.first_memory(ctx.replicate(jax.tree.map(jnp.zeros_like, shared)))
     return ExtendedState(state, phases, memory.errors, memory.bound)

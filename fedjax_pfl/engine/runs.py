@@ -240,7 +240,7 @@ def _variant(
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
-    if _has_epsilon(federation):
+    if federation.private is not None and federation.private.epsilon is not None:
         epsilon = numbers.pop("dp_epsilon", federation.private.epsilon)
         numbers["dp_noise"] = noise(epsilon, variant)
     seed: Any = np.uint32(0)

@@ -223,7 +223,8 @@ class Participation:
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
         """Return the cohort of round `t` (from 0), given the run's key and `ids` int32 [N]."""
         num_clients, size = ids.shape[0], self.cohort_size
-        rows, lots = jnp.arange(num_clients, dtype=jnp.int32), None
+        rows = jnp.arange(num_clients, dtype=jnp.int32)
+        lots = jnp.zeros((num_clients,), jnp.float32)
         if self.sampled(num_clients):
             lots = keys.lots(jax.random.fold_in(key, t), ids)
         if size < num_clients:

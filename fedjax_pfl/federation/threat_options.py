@@ -1,7 +1,8 @@
 """Options of attacks and robust aggregation."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.metrics import Metric
-from fedjax_pfl.uploads.attacks import ATTACKS, Scale
+from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
@@ -26,7 +27,23 @@ NONE = "none"
 POISONS: dict[str, Callable[..., Any]] = {
     "label_flip": lambda num_classes, **options: LabelFlip(num_classes, **options),
     "backdoor": lambda num_classes, **options: Backdoor(**options),
-    "dba": lambda num_classes, **options: Backdoor(**{"distributed": True} | options),
+    "dba": lambda num_classes, **options: replace(Backdoor(**options), distributed=True),
+}
+# What options of attacks, rules and compressors must be, by name.
+ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bits_per_number": (lambda x: 1 <= x <= 16, "in 1..16"),
+    "direction": (lambda x: x in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
+    "epsilon": (math.isfinite, "a finite number"),
+    "f": (lambda x: x >= 0, "at least 0"),
+    "factor": (math.isfinite, "a finite number"),
+    "neighbours": (lambda x: x in (1, 2), "1 or 2"),
+    "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
+    "selected": (lambda x: x >= 0, "at least 0"),
+    "size": (lambda x: x >= 1, "at least 1"),
+    "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "steps": (lambda x: 1 <= x <= 1000, "in 1..1000"),
+    "z": (math.isfinite, "a finite number"),
 }
 ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))
 
@@ -179,16 +196,21 @@ def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> A
     """Make the attack, rule or compressor of a name with its options.
 
     Raises:
-      InputError: no such option, or a value of another type.
+      InputError: no such option, or a value that is not allowed.
     """
     require_name(what, name, tuple(known))
+    mapping = options is None or isinstance(options, Mapping)
+    require(mapping, f"{what}_options", options, "a dict such as {'f': 2}")
     options = dict(options or {})
     default = known[name]()
     kinds = {one.name: type(getattr(default, one.name)) for one in fields(default)}
     for key, value in options.items():
         if key not in kinds:
             raise unknown_name(f"option of {name}", key, kinds)
-        options[key] = convert(f"{key} of {name}", value, kinds[key])
+        label = f"{key} of {name}"
+        options[key] = convert(label, value, kinds[key])
+        holds, allowed = ALLOWED.get(key, (lambda x: True, ""))
+        require(holds(options[key]), label, value, allowed)
     return known[name](**options)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -54,6 +55,10 @@ class Qsgd(Compressor):
     bits_per_number: int = static(default=8)
 
     unbiased = True
+
+    def __post_init__(self) -> None:
+        allowed = "at least 2, one of them a sign"
+        require(self.bits_per_number >= 2, "bits_per_number of qsgd", self.bits_per_number, allowed)
 
     def leaf(self, x, key):
         levels = 2 ** (self.bits_per_number - 1) - 1

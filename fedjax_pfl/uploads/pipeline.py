@@ -7,7 +7,6 @@ server receives is the reference plus the result; whatever it computes from that
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -91,12 +90,9 @@ class Uploads(UploadStage):
     fixed_point: FixedPoint | None = None
 
     @property
-    def _adapts(self) -> bool:
-        return self.privacy is not None and self.privacy.adaptive is not None
-
-    @property
     def remembers(self) -> bool:
-        return self.feedback is not None or self._adapts
+        adapts = self.privacy is not None and self.privacy.adaptive is not None
+        return self.feedback is not None or adapts
 
     @property
     def keeps_failed(self) -> bool:
@@ -108,7 +104,9 @@ class Uploads(UploadStage):
 
     def first_memory(self, shared: Stack) -> Memory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
-        return Memory(errors, jnp.asarray(self.privacy.clip) if self._adapts else None)
+        if self.privacy is None or self.privacy.adaptive is None:
+            return Memory(errors)
+        return Memory(errors, jnp.asarray(self.privacy.clip))
 
     def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
         if channels and (self.privacy is not None or self.fixed_point is not None):
@@ -149,7 +147,7 @@ class Uploads(UploadStage):
         for block, size, shared in zip(plan.block_of, plan.sizes, plan.shared, strict=True):
             if shared and self.fixed_point is not None:
                 bits[block] += size * self.fixed_point.bits
-            elif shared:
+            elif shared and self.compressor is not None:
                 bits[block] += self.compressor.bits([size], 8 * item_bytes)
         return -(-bits // 8)
 
@@ -188,11 +186,12 @@ class Uploads(UploadStage):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
-            updates, bound = self._private(updates, sending, keys(1), bound)
+            updates, bound = _private(self.privacy, updates, sending, keys(1), bound)
         if self.compressor is not None and sending.compressed:
-            updates, errors = self._compressed(updates, sending.mask, keys(2), errors)
-        if self.attack is not None:
-            attackers = self.attacking(sending.ids)
+            compress = jax.vmap(self.compressor)
+            updates, errors = self._compressed(compress, updates, sending.mask, keys(2), errors)
+        attackers = self.attacking(sending.ids)
+        if self.attack is not None and attackers is not None:
             key = jax.random.fold_in(sending.key, 3)
             honest = sending.mask & ~attackers
             evil = self.attack(updates, honest, sending.mask & attackers, key)
@@ -201,26 +200,7 @@ class Uploads(UploadStage):
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
         return updates, errors, bound
 
-    def _private(self, updates, sending: Sending, keys, bound):
-        privacy = self.privacy
-        clip = privacy.clip if bound is None else bound
-        updates, norms = clip_rows(updates, clip)
-        members = jnp.sum(sending.mask)
-        multiplier = privacy.noise
-        if bound is not None:
-            counted = privacy.adaptive.count_noise * members
-            multiplier = split_noise(privacy.noise, counted)
-            noise = counted * jax.random.normal(jax.random.fold_in(sending.key, 5))
-            how = privacy.adaptive
-            after = next_bound(bound, norms, sending.mask, noise, how.quantile, how.rate)
-            bound = after.astype(bound.dtype)
-        deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
-        if privacy.placement == "distributed":
-            deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))
-        return add_noise(keys, updates, deviation), bound
-
-    def _compressed(self, updates, mask: Mask, keys, errors):
-        compress = jax.vmap(self.compressor)
+    def _compressed(self, compress, updates, mask: Mask, keys, errors):
         if errors is None:
             return compress(updates, keys), None
         if self.feedback == "ef":
@@ -233,6 +213,20 @@ class Uploads(UploadStage):
         return sent, trees.where(mask, after, errors)
 
 
-def without_attack(uploads: Uploads) -> Uploads:
-    """The same steps with honest members only."""
-    return replace(uploads, attack=None, attackers=None)
+def _private(privacy: ClientPrivacy, updates, sending: Sending, keys, bound):
+    """Return (clipped and noisy updates, the next clipping bound)."""
+    clip = privacy.clip if bound is None else bound
+    updates, norms = clip_rows(updates, clip)
+    members = jnp.sum(sending.mask)
+    multiplier, adaptive = privacy.noise, privacy.adaptive
+    if bound is not None and adaptive is not None:
+        counted = adaptive.count_noise * members
+        multiplier = split_noise(privacy.noise, counted)
+        noise = counted * jax.random.normal(jax.random.fold_in(sending.key, 5))
+        quantile, rate = adaptive.quantile, adaptive.rate
+        after = next_bound(bound, norms, sending.mask, noise, quantile, rate)
+        bound = after.astype(bound.dtype)
+    deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
+    if privacy.placement == "distributed":
+        deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))
+    return add_noise(keys, updates, deviation), bound
