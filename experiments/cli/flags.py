@@ -258,7 +258,7 @@ def parse(
         value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ())
     )
     model = value_of(values, "model")
-    values["model"].value = name_matching.ours(model, pfl.models.MODELS, aliases.MODELS)
+    values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
     data_flags.adopt(values, typed)
     group_of = {

@@ -324,7 +324,7 @@ def last_of_each(words: Sequence[str]) -> list[str]:
     """Of words NAME=VALUE with the same name, the last."""
     result: dict[str, str] = {}
     for word in words:
-        name = name_matching.plain(word.partition("=")[0])
+        name = name_matching.normalized(word.partition("=")[0])
         result.pop(name, None)
         result[name] = word
     return list(result.values())
