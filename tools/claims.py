@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import shell
-from experiments.figures.drawing import COLOURS, MARKERS, panels
+from experiments.figures.drawing import panels
 from experiments.outputs.run_files import atomic_write
 from experiments.reproduction import paper_tables
+from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.utils.errors import InputError
 
 
