@@ -75,7 +75,7 @@ class Group:
         serializer = flags.ArgumentSerializer()
         flags.DEFINE(parser, parser.name, default, meaning, serializer=serializer, **self.place)
 
-    def switch(self, name: str, default: bool, meaning: str, **options: Any) -> None:
+    def switch(self, name: str, default: bool | None, meaning: str, **options: Any) -> None:
         flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
 
 
