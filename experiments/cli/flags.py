@@ -15,7 +15,8 @@ from . import data_flags, plugins
 from .algorithms import canonical_names
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
 from .data_flags import RULE_FLAG
-from .parsing import FlagValues, Group, last_of_each, parse_words, value_of
+from .flag_groups import Group
+from .parsing import FlagValues, last_of_each, parse_words, value_of
 from .start import called
 
 # Defaults of the library's functions that runs call.
