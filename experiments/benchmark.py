@@ -29,7 +29,8 @@ import fedjax_pfl as pfl
 from .benchmarks.cases import CASES, Plan, Report
 from .benchmarks.timing import machine
 from .cli import devices, shell, start
-from .cli.parsing import FlagValues, Group, new_path, parse_words
+from .cli.flag_groups import Group, new_path
+from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import atomic_write
 
 USAGE = f"""\

@@ -30,7 +30,8 @@ from fedjax_pfl.utils.conversions import convert
 from .cli import flags, shell
 from .cli.config import ExperimentConfig
 from .cli.data_flags import load_dataset, make_partition
-from .cli.parsing import Group, name_and_value, new_path
+from .cli.flag_groups import Group, new_path
+from .cli.parsing import name_and_value
 from .cli.start import called
 from .outputs.run_files import atomic_write, write_json, write_picture
 

@@ -29,7 +29,7 @@ from .cli import flags, shell
 from .cli.build import Experiment, load_inputs
 from .cli.build import prepare as prepare_inputs
 from .cli.config import ExperimentConfig
-from .cli.parsing import Group, new_path
+from .cli.flag_groups import Group, new_path
 from .cli.start import called
 from .outputs import training_line
 from .planning import plan_table, plans, targets

@@ -20,7 +20,8 @@ from fedjax_pfl.utils.errors import require_name
 from . import run
 from .cli import flags, identity, run_folder, shell
 from .cli.config import ExperimentConfig
-from .cli.parsing import FlagValues, Group, parse_words, value_of
+from .cli.flag_groups import Group
+from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
 from .reproduction import overview, paper_tables, saved_cells
 from .reproduction import report as reproduce_report

@@ -26,7 +26,7 @@ from .cli import console as shown
 from .cli.algorithms import parse_algorithms
 from .cli.build import Folder, load_inputs, prepare
 from .cli.config import ExperimentConfig
-from .cli.parsing import Group
+from .cli.flag_groups import Group
 from .cli.simulating import Stopped, Stopper, simulate
 from .cli.start import called
 from .outputs import tracking, training_line

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import shell
-from experiments.figures.drawing import COLOURS, MARKERS, panels
+from experiments.figures.drawing import Drawing
 from experiments.outputs.run_files import atomic_write
 from experiments.reproduction import paper_tables
+from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.utils.errors import InputError
 
 
@@ -52,8 +53,8 @@ def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
 def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
     """Draw a panel per claim: the paper's numbers hollow, ours filled with the 95 % interval."""
     most = max(len(rows) for _, rows in found)
-    chart, axes = panels(len(found), 4.2, 1.2 + 0.22 * most)
-    for (claim, rows), panel in zip(found, axes, strict=True):
+    drawing = Drawing.panels(len(found), 4.2, 1.2 + 0.22 * most)
+    for (claim, rows), panel in zip(found, drawing.axes, strict=True):
         table = paper_tables.load(claim.table)
         titles = {line.name: line.title for line in table.row}
         for at, row in enumerate(reversed(rows)):
@@ -71,7 +72,7 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
         panel.margins(y=0.5 / len(rows))
-    return chart
+    return drawing.figure
 
 
 def main(argv: Sequence[str] | None = None) -> int:

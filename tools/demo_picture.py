@@ -11,11 +11,12 @@ from pathlib import Path
 from matplotlib.colors import Normalize
 
 from experiments.cli import shell
-from experiments.figures import drawing
+from experiments.figures.drawing import Drawing
 from experiments.figures.loading import find
 from experiments.figures.matrices import square_clients
 from experiments.figures.runs import Run
 from experiments.outputs.run_files import atomic_write
+from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
 MIXED = "feddwa"
@@ -30,14 +31,16 @@ def draw(runs: Sequence[Run]):
     mixed = [run for run in runs if run.algorithm == MIXED]
     if not mixed:
         raise InputError(f"These runs lack {MIXED}, whose mixing matrix stands beside the curves.")
-    chart, (left, right) = drawing.panels(2, 4.4, 3.2, width_ratios=(1.35, 1))
+    drawing = Drawing.panels(2, 4.4, 3.2, width_ratios=(1.35, 1))
+    left, right = drawing.axes
     drawn = []
     for k, run in enumerate(runs):  # the first styles have a colour each
         values = run.measure.scale * run.values().mean(axis=-1)
-        line = drawing.band(left, run.eval_rounds, values, k)
+        line = plots.band(left, run.eval_rounds, values, k)
         drawn.append((values[:, -1].mean(), run.algorithm, line))
-    drawing.tidy(left, ylabel="accuracy, %")
-    drawing.round_axis(left)
+    plots.tidy(left, ylabel="accuracy, %")
+    left.set_xlabel("round")
+    left.xaxis.get_major_locator().set_params(integer=True)
     drawn.sort(key=lambda one: -one[0])
     left.legend(
         [line for *_, line in drawn],
@@ -47,12 +50,12 @@ def draw(runs: Sequence[Run]):
     left.set_title(f"{len(runs[0].seeds)} seeds: mean, lowest and highest", fontsize=10)
     run = mixed[0]
     weights = run.matrix("mixing")[0, 0].mean(axis=0)
-    image = drawing.heat(right, weights, Normalize(0, float(weights.max())))
+    image = plots.heat(right, weights, Normalize(0, float(weights.max())))
     square_clients(right, run)
     right.set(xlabel="client that sends", ylabel="client that receives")
     right.set_title(f"{MIXED}: weights in round {int(run.matrix_rounds[0])}", fontsize=10)
-    drawing.colorbar(chart, image, right, "weight (white: 0)")
-    return chart
+    drawing.colorbar(image, right, "weight (white: 0)")
+    return drawing.figure
 
 
 def main(argv: Sequence[str] | None = None) -> int:

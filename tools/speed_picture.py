@@ -12,8 +12,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from experiments.cli import shell
-from experiments.figures.drawing import COLOURS
 from experiments.outputs.run_files import atomic_write
+from fedjax_pfl.results.plots import COLOURS
 from fedjax_pfl.utils.errors import InputError
 
 ROW = re.compile(

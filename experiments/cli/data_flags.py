@@ -158,7 +158,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
         if source in SAMPLES:
             values["dataset"].value = f"{source}:{dataset}"
     name, colon, place = value_of(values, "dataset").partition(":")
-    name = name_matching.ours(name, pfl.data.DATASETS, aliases.DATASETS)
+    name = name_matching.canonical_name(name, pfl.data.DATASETS, aliases.DATASETS)
     dataset = values["dataset"].value = f"{name}{colon}{place}"
     if dataset.startswith(PREFIX):
         _give_way(values, typed)
@@ -175,7 +175,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
 def _of_flbench(place: Path) -> pfl.InputError:
     """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
     name = place.resolve().name
-    ours = name_matching.meant(name, pfl.data.DATASETS, aliases.DATASETS)
+    ours = name_matching.find_matches(name, pfl.data.DATASETS, aliases.DATASETS)
     raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)
     where = "FOLDER" if raw is None else raw
     return pfl.InputError(

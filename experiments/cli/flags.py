@@ -15,7 +15,8 @@ from . import data_flags, plugins
 from .algorithms import canonical_names
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
 from .data_flags import RULE_FLAG
-from .parsing import FlagValues, Group, last_of_each, parse_words, value_of
+from .flag_groups import Group
+from .parsing import FlagValues, last_of_each, parse_words, value_of
 from .start import called
 
 # Defaults of the library's functions that runs call.
@@ -278,7 +279,7 @@ def parse(
         value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ())
     )
     model = value_of(values, "model")
-    values["model"].value = name_matching.ours(model, pfl.models.MODELS, aliases.MODELS)
+    values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
     data_flags.adopt(values, typed)
     group_of = {

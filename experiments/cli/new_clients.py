@@ -122,7 +122,7 @@ def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure 
     """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
     rows = pd.concat({name: _rows(folder / name / FILE, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
-    means = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
+    means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
     cells = means.mean().unstack(["part_of_samples", "local_steps"], sort=False)
     heading = [
         f"{steps} step{'' if steps == 1 else 's'}, {part:.0%} of samples" for part, steps in cells

@@ -11,10 +11,9 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import output_exists
 from fedjax_pfl.data.files import as_path, read_bytes, require_file
 from fedjax_pfl.utils import name_matching
-from fedjax_pfl.utils.conversions import LIMIT, convert
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, refused, shown
 
 from . import plugins, presets, unknown_flags
@@ -195,97 +194,6 @@ def _short(message: str) -> str:
     return re.sub(r"\S{80,}", lambda word: cut(word[0], 60), message)
 
 
-class Whole(flags.IntegerParser):
-    """Whole numbers of a flag, by default of int32."""
-
-    def __init__(self, name: str, low: int, high: int = LIMIT - 1):
-        super().__init__(low, high)
-        self.name, self.allowed = name, f"a whole number of at least {low} and below {high + 1:,}"
-
-    def parse(self, argument) -> int:
-        try:
-            return super().parse(argument)
-        except (ValueError, TypeError):
-            raise refused(f"--{self.name}", argument, self.allowed) from None
-
-
-class Number(flags.FloatParser):
-    """Numbers of a flag in float32's range, without NaN (which passes bounds) and infinity."""
-
-    def __init__(self, name: str, *bounds: float):
-        super().__init__(*bounds)
-        sides = zip(("at least", "at most"), bounds, strict=False)
-        limits = " and ".join(f"of {side} {bound:g}" for side, bound in sides)
-        self.name, self.allowed = name, f"a number {limits}".strip()
-
-    def convert(self, argument) -> float:
-        return convert(f"--{self.name}", argument, float)
-
-    def parse(self, argument) -> float:
-        try:
-            return super().parse(argument)
-        except pfl.InputError:
-            raise
-        except ValueError:
-            raise refused(f"--{self.name}", argument, self.allowed) from None
-
-
-class Group:
-    """Defines flags that --help lists under one heading; a default of None means "not given"."""
-
-    def __init__(self, values: flags.FlagValues, name: str):
-        self.values, self.place = values, {"flag_values": values, "module_name": name}
-
-    def text(self, name: str, default: str | None, meaning: str) -> None:
-        flags.DEFINE_string(name, default, meaning, **self.place)
-
-    def names(self, name: str, default: Sequence[str] | None, meaning: str) -> None:
-        flags.DEFINE_list(name, default, meaning, **self.place)
-
-    def pairs(self, name: str, meaning: str) -> None:
-        flags.DEFINE_multi_string(name, [], meaning, **self.place)
-
-    def whole(
-        self, name: str, default: int | None, meaning: str, low: int, high: int = LIMIT - 1
-    ) -> None:
-        self._number(Whole(name, low, high), default, meaning)
-
-    def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
-        self._number(Number(name, *bounds), default, meaning)
-
-    def _number(self, parser: Whole | Number, default: float | None, meaning: str) -> None:
-        serializer = flags.ArgumentSerializer()
-        flags.DEFINE(parser, parser.name, default, meaning, serializer=serializer, **self.place)
-
-    def switch(self, name: str, default: bool, meaning: str, **options: Any) -> None:
-        flags.DEFINE_boolean(name, default, meaning, **self.place, **options)
-
-
-def new_path(
-    flag: str,
-    text: str | None,
-    endings: Sequence[str] = (),
-    remedy: str | None = " and nothing is ever overwritten",
-) -> Path | None:
-    """The path of an output flag, None where it is not given.
-
-    Args:
-      endings: of which it has one.
-      remedy: the end of the sentence on a path that exists; None allows it.
-
-    Raises:
-      InputError: it exists, has another ending, or can't be written.
-    """
-    if text is None:
-        return None
-    path = as_path(f"--{flag}", text)
-    if endings and path.suffix.lower() not in endings:
-        raise pfl.InputError(f"--{flag} must end in {' or '.join(endings)}, got {shown(text)}.")
-    if output_exists(flag, path) and remedy is not None:
-        raise pfl.InputError(f"{path} exists already{remedy}.")
-    return path
-
-
 def name_and_value(flag: str, word: str) -> tuple[str, str]:
     """The parts of a flag's word such as "hidden=128".
 
@@ -324,7 +232,7 @@ def last_of_each(words: Sequence[str]) -> list[str]:
     """Of words NAME=VALUE with the same name, the last."""
     result: dict[str, str] = {}
     for word in words:
-        name = name_matching.plain(word.partition("=")[0])
+        name = name_matching.normalized(word.partition("=")[0])
         result.pop(name, None)
         result[name] = word
     return list(result.values())

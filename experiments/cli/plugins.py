@@ -7,13 +7,12 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
-if TYPE_CHECKING:
-    from .parsing import Group
+from .flag_groups import Group
 
 COMMANDS = Path(__file__).parents[1]
 EXAMPLES = COMMANDS / "examples"
@@ -42,7 +41,7 @@ class _Loaded(NamedTuple):
 _loaded: dict[str, _Loaded] = {}  # by module
 
 
-def define(group: "Group") -> None:
+def define(group: Group) -> None:
     """Defines the flags on a user's own files."""
     group.pairs(
         "import_file",

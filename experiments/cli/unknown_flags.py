@@ -41,10 +41,10 @@ def hint(name: str, known: Collection[str]) -> str:
       name: of the flag, without dashes.
       known: names of the flags that there are.
     """
-    word = name_matching.plain(name)
+    word = name_matching.normalized(name)
     if "set" in known and name in aliases.CAPITALS:
         return f"A hyperparameter is set as --set={aliases.CAPITALS[name]}=VALUE."
-    ours = name_matching.meant(name, known, aliases.OPTIONS)
+    ours = name_matching.find_matches(name, known, aliases.OPTIONS)
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if not ours and word in aliases.WITHOUT:
         return f"It is not needed here: {aliases.WITHOUT[word]}."
@@ -81,7 +81,7 @@ def _corrected(argv: Sequence[str], values: FlagValues) -> str:
         if name in values or name.removeprefix("no") in values:
             words.append(f"--{name}" + ("" if value is None else f"={value}"))
             continue
-        word = name_matching.plain(name)
+        word = name_matching.normalized(name)
         if value == "False" or (word in aliases.WITHOUT and not _ours(name, values)):
             continue
         if value is None or name in aliases.CAPITALS or word in aliases.OTHER_UNITS:
@@ -117,9 +117,11 @@ def _algorithms(pairs: Sequence[tuple[str, str | None]]) -> set[str]:
     """The algorithms that a command names, under whatever flag."""
     result = set()
     for name, value in pairs:
-        if value and "algorithms" in name_matching.meant(name, ["algorithms"], aliases.OPTIONS):
+        if value and "algorithms" in name_matching.find_matches(
+            name, ["algorithms"], aliases.OPTIONS
+        ):
             result |= {
-                name_matching.ours(one, pfl.core.ALGORITHMS, aliases.ALGORITHMS)
+                name_matching.canonical_name(one, pfl.core.ALGORITHMS, aliases.ALGORITHMS)
                 for one in value.split(",")
             }
     return result
@@ -136,12 +138,12 @@ def _fits(values: FlagValues, name: str, value: str) -> bool:
 
 def _ours(name: str, values: FlagValues) -> list[str]:
     """Our flags that another library's may stand for."""
-    return name_matching.meant(name, values, aliases.OPTIONS)
+    return name_matching.find_matches(name, values, aliases.OPTIONS)
 
 
 def _settings(name: str) -> list[str]:
     """Hyperparameters that a flag may stand for, such as "fedprox.mu"."""
-    return list(dict.fromkeys([*_called_so(name_matching.plain(name)), *_owners(name)]))
+    return list(dict.fromkeys([*_called_so(name_matching.normalized(name)), *_owners(name)]))
 
 
 def _called_so(word: str) -> list[str]:
@@ -154,7 +156,7 @@ def _owners(name: str) -> list[str]:
     """Hyperparameters that a name may mean in any algorithm, such as "feddwa.top_k"."""
     classes = sorted(pfl.core.ALGORITHMS.items())
     every = {key for _, one in classes for key in one.__dataclass_fields__}
-    keys = name_matching.meant(name, every, aliases.OPTIONS)
+    keys = name_matching.find_matches(name, every, aliases.OPTIONS)
     return [
         f"{algorithm}.{key}"
         for key in keys

@@ -20,7 +20,8 @@ from fedjax_pfl.results.plots import with_colours
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from ..cli import plugins, shell
-from ..cli.parsing import FlagValues, Group, new_path, parse_words
+from ..cli.flag_groups import Group, new_path
+from ..cli.parsing import FlagValues, parse_words
 from ..cli.start import called
 from ..outputs import looks
 from ..outputs.run_files import atomic_write, write_text

@@ -7,7 +7,8 @@ import absl.flags
 from fedjax_pfl.results.summary import AVERAGES, FIRST, HEADLINES, SCORES, headline_of
 from fedjax_pfl.utils.errors import InputError
 
-from ..cli.parsing import Group, value_of
+from ..cli.flag_groups import Group
+from ..cli.parsing import value_of
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def norms_of_class_models(
         first = axes.get_subplotspec().is_first_col()
         axes.set(xlabel="class", ylabel="model of class" if first else "")
         axes.set_title(name, **SMALL)
-    norm = Normalize(0.0, drawing.numbers["norm"].max())
+    norm = Normalize(0.0, float(max(drawing.numbers["norm"])))
     for image in images:
         image.set_norm(norm)
     drawing.colorbar(images[-1], drawing.axes, "class norm")

@@ -100,7 +100,8 @@ def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
 
 def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts) -> None:
     """Adds weights [receiver, sender] to the numbers."""
-    places = dict(zip(("receiver", "sender"), map(range, weights.shape), strict=True))
+    receivers, senders = map(range, weights.shape)
+    places = {"receiver": receivers, "sender": senders}
     drawing.add({"weight": weights}, places, **of_run(run, name), **facts)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ class Pivot:
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
         """The scores of each (row, column) by seed, in the order of the runs."""
         *place, _, value = self.scores.columns
-        groups = self.scores.groupby(place, sort=False)[value]
+        groups: Any = self.scores.groupby(place, sort=False)[value]
         return {at: values.to_numpy() for at, values in groups}
 
     def text(self, values: np.ndarray) -> str:

@@ -22,6 +22,7 @@ ABSENT, NO_DATA, NOT_RUN, NO_NUMBER, MEASURED = (
 )  # fmt: skip
 NEAR = 2.0  # points of accuracy, percent of a cost
 ROUNDING = 1e-5  # of means of single-precision fractions, in points
+Cells = Any  # a data frame: stubs know nothing of its columns
 SCALE, DATA, UNEXPLAINED, DIVERGED = "scale", "other data", "unexplained", "diverged"
 
 
@@ -63,7 +64,7 @@ class Section:
         return f"{self.title}, {scale} by {also} too" if also else self.title
 
 
-def cells_of(table: PaperTable, scale: str, section: Section) -> pd.DataFrame:
+def cells_of(table: PaperTable, scale: str, section: Section) -> Cells:
     """The cells of a column, see `compared`."""
     return compared([_cell(table, section, line) for line in table.row], table, scale, section)
 
@@ -108,9 +109,7 @@ def clients_of(run: Run, column: Column, line: Line) -> np.ndarray:
     return rows
 
 
-def compared(
-    cells: list[dict[str, Any]], table: PaperTable, scale: str, section: Section
-) -> pd.DataFrame:
+def compared(cells: list[dict[str, Any]], table: PaperTable, scale: str, section: Section) -> Cells:
     """Cells with our means beside the paper's numbers.
 
     Args:
@@ -125,7 +124,7 @@ def compared(
       by those of its base row, and `printed` and `own` are those before the division.
     """
     column = section.column
-    frame = pd.DataFrame([{"clients": (), "remarks": ()} | cell for cell in cells])
+    frame: Cells = pd.DataFrame([{"clients": (), "remarks": ()} | cell for cell in cells])
     frame["row"] = [line.name for line in frame["line"]]
     frame["single"] = [line.client is not None for line in frame["line"]]
     numbers = ["paper", "paper_std"]
@@ -174,7 +173,7 @@ def ranked(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def verdict(cells: pd.DataFrame, column: Column) -> dict[str, Any]:
+def verdict(cells: Cells, column: Column) -> dict[str, Any]:
     """How a column agrees with the paper's.
 
     Rows of single clients have no place in the order: which classes a client has is drawn anew.

@@ -25,6 +25,7 @@ from .cells import (
     NEAR,
     SCALE,
     UNEXPLAINED,
+    Cells,
     Section,
     cells_of,
     ranked,
@@ -63,7 +64,7 @@ class Report:
     reading: str | None = None
 
     @cached_property
-    def cells(self) -> dict[str, pd.DataFrame]:
+    def cells(self) -> dict[str, Cells]:
         """The cells of every column, by its name."""
         return {one.column.name: cells_of(self.table, self.scale, one) for one in self.sections}
 
@@ -181,7 +182,7 @@ def _scale(table: PaperTable, scale: str) -> str:
     )
 
 
-def footnotes(section: Section, cells: pd.DataFrame) -> list[str]:
+def footnotes(section: Section, cells: Cells) -> list[str]:
     """Notes below a column's table, a line each."""
     accuracy = section.column.quantity == ACCURACY
     ours = cells[cells["seeds"] > 0]
@@ -205,7 +206,7 @@ def places(numbers: pd.Series) -> list[str]:
     return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 
-def column_table(section: Section, cells: pd.DataFrame) -> Table:
+def column_table(section: Section, cells: Cells) -> Table:
     """The table of a column."""
     low, high = ends = _range(section.column.quantity == ACCURACY)
     sign = 1 if section.column.measure.more else -1

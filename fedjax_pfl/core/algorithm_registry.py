@@ -91,7 +91,10 @@ def algorithm_name(
     among = ALGORITHMS if among is None else among
     if not isinstance(name, str):
         raise unknown_name(kind, name, among)
-    matches, word = name_matching.meant(name, among, aliases.ALGORITHMS), name_matching.plain(name)
+    matches, word = (
+        name_matching.find_matches(name, among, aliases.ALGORITHMS),
+        name_matching.normalized(name),
+    )
     if len(matches) == 1:
         return matches[0]
     if matches:

@@ -54,7 +54,7 @@ def make_model(
       InputError: unknown name or option, or a network that can't take such samples.
     """
     if isinstance(name, str):
-        name = name_matching.ours(name, MODELS, aliases.MODELS)
+        name = name_matching.canonical_name(name, MODELS, aliases.MODELS)
     if not (isinstance(name, str) and name in MODELS):
         raise unknown_name("model", name, MODELS, ones_own=True)
     require_name("initializer", initializer, INITIALIZERS)

@@ -1,6 +1,6 @@
 """Aliases: names of other libraries and papers for algorithms, options and data sets.
 
-All aliases are normalized by `name_matching.plain`. Names that are not registered are ignored.
+All aliases are normalized by `name_matching.normalized`. Names that are not registered are ignored.
 """
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.utils import aliases
-from fedjax_pfl.utils.name_matching import plain, suggestions
+from fedjax_pfl.utils.name_matching import normalized, suggestions
 
 LONGEST = 2000  # characters of a message
 OF_ONES_OWN = (
@@ -150,7 +150,7 @@ def unknown_hyperparameter(
       valid: all valid names.
       where: context, such as " in --grid".
     """
-    word = plain(value) if isinstance(value, str) else ""
+    word = normalized(value) if isinstance(value, str) else ""
     ours = aliases.HYPERPARAMETERS.get(name, {}).get(word)
     hint = f"Did you mean {ours!r}?" if ours and ours in valid else None
     return unknown_name(f"hyperparameter of {name!r}{where}", value, valid, hint=hint)

@@ -12,30 +12,32 @@ SHARED = re.compile(r"^(heur)?(perfed|pfed|fed)|p?fl$")
 _UNREAD = re.compile(r"[-_\s.()\u2010-\u2015\u2212]+")
 
 
-def plain(name: str) -> str:
+def normalized(name: str) -> str:
     """Return a name in lower case without hyphens, underscores, blanks, dots and parentheses."""
     return _UNREAD.sub("", name.casefold())
 
 
-def meant(query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> list[str]:
+def find_matches(
+    query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]
+) -> list[str]:
     """Return the valid names that a name matches: exactly, in another spelling, or as an alias.
 
     Args:
       query: the name.
       valid: valid names.
-      others: valid names by plain aliases, see `aliases`.
+      others: valid names by normalized aliases, see `aliases`.
     """
     known = sorted(valid)
     if query in known:
         return [query]
-    word = plain(query)
-    same = [name for name in known if plain(name) == word]
+    word = normalized(query)
+    same = [name for name in known if normalized(name) == word]
     return same or [name for name in known if name in others.get(word, ())]
 
 
-def ours(query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
-    """Return the only valid name that `meant` finds, or the name itself."""
-    matches = meant(query, valid, others)
+def canonical_name(query: str, valid: Iterable[str], others: Mapping[str, Collection[str]]) -> str:
+    """Return the only match of `find_matches`, or the name itself."""
+    matches = find_matches(query, valid, others)
     return matches[0] if len(matches) == 1 else query
 
 
@@ -48,11 +50,11 @@ def nearest(query: str, valid: Iterable[str], shared: re.Pattern[str] | None = N
       shared: parts common to most names. Names are compared without them, or completely and with a
         higher threshold if fewer than three letters remain.
     """
-    word, best, result = plain(query), 0.0, None
+    word, best, result = normalized(query), 0.0, None
     if len(word) > LONGEST:
         return None
     for name in sorted(valid):
-        one, other = word, plain(name)
+        one, other = word, normalized(name)
         likeness, near = _ratio(one, other), 0.6
         if shared is not None:
             near = 0.65
@@ -78,4 +80,4 @@ def suggestions(query: str, valid: Iterable[str]) -> list[str]:
     """Return valid names to suggest for an unknown one: its matches, or the nearest."""
     known = list(valid)
     near = nearest(query, known)
-    return meant(query, known, aliases.MEANT) or ([near] if near else [])
+    return find_matches(query, known, aliases.MEANT) or ([near] if near else [])

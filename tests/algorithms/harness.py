@@ -48,6 +48,17 @@ class FourLayers(nn.Module):
         return dense(3, "head")(x)
 
 
+@jax.jit
+def cohort_of(participation, ids, key, t):
+    """The cohort of round t of the run with this key."""
+    return participation.cohort(keys.derive(key, "cohort"), t, ids)
+
+
+@jax.jit
+def initial_model(federation, key):
+    return federation.initial_model(key)
+
+
 class Case:
     """One federation with a reference's inputs, for a number of rounds.
 
@@ -77,12 +88,12 @@ class Case:
         self.everyone = [list(range(self.num_clients))] * rounds
 
     def cohort(self, t):
-        key = keys.derive(self.key, "cohort")
-        return self.federation.participation.cohort(key, t, self.federation.data.ids)
+        federation = self.federation
+        return cohort_of(federation.participation, federation.data.ids, self.key, np.int32(t))
 
     def initial(self, purpose="init"):
         """A first model as the library draws it, as plain arrays."""
-        model = self.federation.initial_model(keys.derive(self.key, purpose))
+        model = initial_model(self.federation, keys.derive(self.key, purpose))
         return jax.tree.map(np.asarray, model["params"])
 
     def samples(self, i, split="train"):

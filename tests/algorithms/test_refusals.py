@@ -14,7 +14,8 @@ class NoBias(TanhNetwork):
         self.hidden, self.head = nn.Dense(5), nn.Dense(3, use_bias=False)
 
 
-# By algorithm: (hyperparameters, options of the federation if any, the message).
+# By algorithm: (hyperparameters, options of the federation if any, the message); `frozen` names
+# layers that the algorithm leaves frozen.
 REFUSED = {
     "apfl": [
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1\.5"),
@@ -170,7 +171,7 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({"head_epochs": 0}, {"local_epochs": 0}, "step"),
         ({}, {"model": "softmax"}, "fedrep learns a body under heads"),
-        ({}, {"freeze": "head"}, "in turn, and params/head/bias is frozen"),
+        ({}, {"frozen": "head"}, "in turn, and params/head/bias is frozen"),
     ],
     "fedrod": [
         ({"personal_rate": -1}, "personal_rate must be"),
@@ -231,7 +232,7 @@ REFUSED = {
         ({"product": "differences"}, "product must be 'exact' in first order, got 'differences'"),
         ({"variant": "second_order"}, "variant.*'second_order'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
-        ({}, {"freeze": "head"}, "all leaves, and some are frozen"),
+        ({}, {"frozen": "head"}, "all leaves, and some are frozen"),
         ({"passes": 2**25}, "take fewer epochs or steps"),
     ],
     "perfedavg_async": [({"local_updates": 0}, "local_updates must be in 1..10")],
@@ -270,7 +271,7 @@ REFUSED = {
     ],
     "scaffold": [
         ({}, {"share": "body"}, "scaffold averages whole models"),
-        ({}, {"freeze": "head"}, "scaffold trains whole models, and params/head/bias"),
+        ({}, {"frozen": "head"}, "scaffold trains whole models, and params/head/bias"),
     ],
     "spfl": [
         ({"layer_weights": (0.5, 0.5)}, "layer_weights must be"),
@@ -301,6 +302,9 @@ REFUSED = {
 )
 def test_refusals(name, refused):
     settings, *options, message = refused
-    federation = toy_federation(**dict(*options))
+    options = dict(*options)
+    frozen = options.pop("frozen", None)
+    federation = toy_federation(**options)
+    federation = federation if frozen is None else federation.frozen(frozen)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name, settings), federation).check()

@@ -1,6 +1,7 @@
 """Records and saved models say what happened, also where shapes could be mistaken."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,13 @@ from tests.algorithms.field import ValidationLosses
 from tests.engine.finals import final_of
 
 
+def context(t=0):
+    """A round of a federation of five clients, of which three take part."""
+    federation, key = toy_federation(participation=0.6, dtype="float32"), jax.random.key(0)
+    cohort = jax.jit(federation.participation.cohort)(key, np.int32(t), federation.data.ids)
+    return pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+
+
 def test_a_cohort_of_one_is_no_identity():
     with jax.enable_x64(True):
         federation = toy_federation(participation=0.2, validation_size=0)
@@ -29,13 +37,11 @@ def test_a_cohort_of_one_is_no_identity():
 
 
 def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
-    federation = toy_federation(participation=0.6, dtype="float32")
-    key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 0, federation.data.ids)
-    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
-    whole = jnp.arange(1.0, 26).reshape(5, 5).at[3].set(0)
-    members = whole[:, cohort.rows]
-    record = ctx.record(cohort, everyone_mixes=True, whole=whole, members=members)
+    ctx = context()
+    cohort, whole = ctx.cohort, np.arange(1, 26, dtype=np.float32).reshape(5, 5)
+    whole[3] = 0
+    matrices = {"whole": whole, "members": whole[:, cohort.rows]}
+    record = jax.jit(partial(ctx.record, cohort, everyone_mixes=True))(**matrices)
     wanted = np.array(whole)
     wanted[3] = np.eye(5)[3]  # it kept its model
     np.testing.assert_array_equal(record.matrices["whole"], wanted)
@@ -46,35 +52,46 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
 
 
 def test_self_weights_of_every_form_of_a_matrix():
-    federation = toy_federation(participation=0.6, dtype="float32")
-    key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 3, federation.data.ids)
-    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
-    whole = jnp.arange(1.0, 26).reshape(5, 5)
-    rows, absent = cohort.rows, ~np.isin(np.arange(5), cohort.rows)
+    ctx = context(3)
+    whole, rows = np.arange(1, 26, dtype=np.float32).reshape(5, 5), np.asarray(ctx.cohort.rows)
     np.testing.assert_array_equal(rows, [1, 3, 4])
+    members = whole[rows][:, rows]
+    other = members * [[1, 1, 1], [0, 0, 0], [-1, 1, 1]]
+    blocks = np.stack([members, np.eye(3, dtype=np.float32)])
 
-    def recorded(mixing, everyone_mixes=False, cohort=cohort, **more):
-        record = ctx.record(cohort, everyone_mixes=everyone_mixes, mixing=mixing, **more)
-        assert np.isnan(record.clients["self_weight"][absent]).all()
-        return np.asarray(record.clients["self_weight"])[rows]
+    @jax.jit
+    def self_weights():
+        def recorded(mixing, cohort=ctx.cohort, **more):
+            mixing = jnp.asarray(mixing)
+            return ctx.record(cohort, mixing=mixing, **more).clients.get("self_weight")
+
+        everyone, lost = {"everyone_mixes": True}, ctx.cohort.keep(np.array([True, False, True]))
+        return {
+            "other": recorded(other, other=whole[rows]),
+            "rows": recorded(whole[rows]),
+            "all": recorded(whole, **everyone),
+            "columns": recorded(whole[:, rows], **everyone),
+            "blocks": recorded(blocks),
+            "lost": recorded(members, lost),
+            "vector": recorded(members[0]),
+            "told": recorded(members, clients={"self_weight": jnp.zeros(3)}),
+        }
+
+    result = {name: np.asarray(one) for name, one in self_weights().items() if one is not None}
+    assert "vector" not in result
+    absent = ~np.isin(np.arange(5), rows)
+    assert all(np.isnan(one[absent]).all() for one in result.values())
 
     def wanted(matrix):
-        return np.asarray(whole[rows, rows] / jnp.sum(jnp.abs(matrix), axis=1))
+        return whole[rows, rows] / abs(matrix).sum(axis=1)
 
-    members = whole[rows][:, rows]
-    result = recorded(members.at[1].set(0).at[2, 0].multiply(-1), other=whole[rows])
-    np.testing.assert_allclose(result, wanted(members) * [1, 0, 1] + [0, 1, 0], 1e-6)
-    np.testing.assert_allclose(recorded(whole[rows]), wanted(whole[rows]), 1e-6)
-    np.testing.assert_allclose(recorded(whole, True), wanted(whole[rows]), 1e-6)
-    np.testing.assert_allclose(recorded(whole[:, rows], True), wanted(members), 1e-6)
-    blocks = jnp.stack([members, jnp.eye(3)])
-    np.testing.assert_allclose(recorded(blocks), (wanted(members) + 1) / 2, 1e-6)
-    lost = recorded(members, cohort=cohort.keep(jnp.array([True, False, True])))
-    np.testing.assert_array_equal(np.isnan(lost), [False, True, False])
-    assert "self_weight" not in ctx.record(cohort, mixing=members[0]).clients
-    told = ctx.record(cohort, mixing=members, clients={"self_weight": jnp.zeros(3)})
-    np.testing.assert_array_equal(np.asarray(told.clients["self_weight"])[rows], 0)
+    np.testing.assert_allclose(result["other"][rows], wanted(members) * [1, 0, 1] + [0, 1, 0], 1e-6)
+    np.testing.assert_allclose(result["rows"][rows], wanted(whole[rows]), 1e-6)
+    np.testing.assert_allclose(result["all"][rows], wanted(whole[rows]), 1e-6)
+    np.testing.assert_allclose(result["columns"][rows], wanted(members), 1e-6)
+    np.testing.assert_allclose(result["blocks"][rows], (wanted(members) + 1) / 2, 1e-6)
+    np.testing.assert_array_equal(np.isnan(result["lost"][rows]), [False, True, False])
+    np.testing.assert_array_equal(result["told"][rows], 0)
 
 
 def test_final_models_are_the_adapted_ones_that_were_scored():
@@ -178,10 +195,8 @@ def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
 
 
 def test_copies_are_whole_numbers():
-    federation = toy_federation(participation=0.6, dtype="float32")
-    key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 0, federation.data.ids)
-    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    ctx = context()
+    cohort = ctx.cohort
     with pytest.raises(pfl.InputError, match=r"must be whole numbers, got '0\.5'"):
         ctx.record(cohort, down=0.5)
     with pytest.raises(pfl.InputError, match=r"Shape of clients\['spread'\] must be \[3\], one"):
@@ -191,10 +206,7 @@ def test_copies_are_whole_numbers():
 
 
 def test_numbers_of_sparse_and_quantised_uploads():
-    federation = toy_federation(dtype="float32")
-    key = jax.random.key(0)
-    cohort = federation.participation.cohort(key, 0, federation.data.ids)
-    ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
+    ctx = context()
     assert [ctx.numbers_of(values, 8) for values in (0, 1, 4, 5)] == [0, 1, 1, 2]
     sparse = ctx.numbers_of(jnp.array([0, 3, 2**30 + 7], jnp.int32), 33)
     wanted = [-(-values * 33 // 32) for values in (0, 3, 2**30 + 7)]

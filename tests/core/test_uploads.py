@@ -81,12 +81,16 @@ def test_what_bypasses_the_upload_is_noticed(cls):
 
 
 def test_free_riders_send_what_the_server_holds():
-    """FedAvg with a free rider moves as if that client had sent the server's model, 1/N of it."""
+    """FedAvg with a free rider moves as if that client had sent the server's model, 1/N of it.
+
+    The lists of free riders are equally long, so that one program serves them; -1 is no client.
+    """
+    nobody = [-1] * 4
     with jax.enable_x64(True):
-        made = pfl.make_algorithm("fedavg")
-        states, _ = run_rounds(made, toy_federation(withheld=[2]), 1, scored=())
-        plain, _ = run_rounds(made, toy_federation(), 1, scored=())
-        alone, records = run_rounds(made, toy_federation(withheld=[0, 1, 3, 4]), 1, scored=())
+        (states, _), (plain, _), (alone, records) = (
+            run_rounds(pfl.make_algorithm("fedavg"), toy_federation(withheld=who), 1, scored=())
+            for who in ([2, *nobody[1:]], nobody, [0, 1, 3, 4])
+        )
     sizes = records[0]["matrices"]["mixing"][0]
     assert sizes[2] > 0
 

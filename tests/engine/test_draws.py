@@ -23,6 +23,10 @@ OF_TEXTS = ("char_lstm", "fasttext", "textcnn")
 HALVES = pfl.Partition.from_lists(train=[[0, 1, 2], [3, 4, 5, 6]], test=[[7, 8], [9, 10, 11]])
 
 
+def first_run(runs):
+    return jax.tree.map(lambda leaf: leaf[0], runs)
+
+
 def traced(algorithm, federation):
     """The program of the first round as text, where JAX has 64-bit types."""
 
@@ -31,7 +35,7 @@ def traced(algorithm, federation):
         return run.algorithm.round(ctx, run.algorithm.init(ctx))
 
     federation = algorithm.prepare(federation)
-    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
+    run = first_run(make_runs(algorithm, federation, (0,)))
     return str(jax.make_jaxpr(first_round)(run, federation))
 
 
@@ -83,11 +87,14 @@ def test_every_draw_of_adapters_names_its_type():
 def test_cohorts_and_first_models_are_the_same_with_64_bit_types():
     def drawn():
         federation = toy_federation((4,) * 9, participation=0.4, dtype="float32")
-        algorithm = pfl.make_algorithm("fedavg")
-        run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (3,)))
-        contexts = [run.context(federation, jnp.int32(t), jnp.int32(8)) for t in range(3)]
-        orders = [ctx.cohort.order(ctx.key_for("order")) for ctx in contexts]
-        return [ctx.cohort.rows for ctx in contexts], orders, contexts[0].initial_model()
+        run = first_run(make_runs(pfl.make_algorithm("fedavg"), federation, (3,)))
+
+        @jax.jit
+        def of_round(t):
+            ctx = run.context(federation, t, jnp.int32(8))
+            return ctx.cohort.rows, ctx.cohort.order(ctx.key_for("order")), ctx.initial_model()
+
+        return [of_round(np.int32(t)) for t in range(3)]
 
     single = drawn()
     with jax.enable_x64(True):

@@ -11,6 +11,7 @@ import fedjax_pfl as pfl
 from experiments import compare
 from experiments.figures.choice import Choice, choice_of
 from experiments.figures.loading import find
+from experiments.figures.run_table import compare_runs
 from experiments.figures.scores import chosen_clients, who
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
@@ -44,7 +45,7 @@ def row_of(rows, label):
 
 
 def test_every_number(runs):
-    table, said = compare.compare(runs, baseline="fedavg", target=60.0)
+    table, said = compare_runs(runs, baseline="fedavg", target=60.0)
     assert said == "personalized model, test samples, after the last round, mean over clients"
     assert table.notes[0].startswith("Difference: over the seeds that a run has in common")
     assert [row["seeds"] for row in table.rows] == [2, 3]
@@ -75,7 +76,7 @@ def test_every_number(runs):
 
 
 def test_a_baseline_in_another_spelling(runs):
-    one, other = (compare.compare(runs, baseline=name)[0] for name in ("Fed-AVG", "fedavg"))
+    one, other = (compare_runs(runs, baseline=name)[0] for name in ("Fed-AVG", "fedavg"))
     assert one.rows == other.rows
 
 
@@ -91,22 +92,22 @@ def test_a_baseline_pools_the_seeds_of_several_folders(tmp_path):
         words=["--num_seeds=3"], **SAME
     )  # fmt: skip
     result = find([str(tmp_path)])
-    table, _ = compare.compare(result, baseline="fedavg")
+    table, _ = compare_runs(result, baseline="fedavg")
     assert row_of(table.rows, "c/local")["difference"] == pytest.approx((30 + 10 + 10) / 3)
     write_run(
         tmp_path / "d" / "fedavg", "fedavg", finals([0.5, 0.7]), [3],
         words=["--seed=3", "--learning_rate=0.3"], **SAME
     )  # fmt: skip
     with pytest.raises(InputError, match="is 3 runs that are not one with several seeds"):
-        compare.compare(find([str(tmp_path)]), baseline="fedavg")
+        compare_runs(find([str(tmp_path)]), baseline="fedavg")
     write_run(tmp_path / "e" / "fedavg", "fedavg", finals([0.5, 0.7]), [0], **SAME)
     folders = [str(tmp_path / name) for name in "ae"]
     with pytest.raises(InputError, match="is 2 runs that are not one with several seeds"):
-        compare.compare(find(folders), baseline="fedavg")
+        compare_runs(find(folders), baseline="fedavg")
 
 
 def test_best_and_single_clients(runs):
-    table, said = compare.compare(runs, Choice(score="best", clients="1"))
+    table, said = compare_runs(runs, Choice(score="best", clients="1"))
     assert said.endswith("best round, client 1")
     assert "Best round: chosen on the samples that it is scored on." in table.notes
     assert "Worst tenth: after the last round." in table.notes
@@ -117,7 +118,7 @@ def test_best_and_single_clients(runs):
 
 
 def test_over_samples(runs):
-    table, _ = compare.compare(runs, Choice(average="samples"))
+    table, _ = compare_runs(runs, Choice(average="samples"))
     assert row_of(table.rows, "fedavg")["accuracy"] == pytest.approx(
         50 * sum((a + 2 * b) / 3 for a, b in ((0.6, 0.8), (0.5, 0.7)))
     )
@@ -151,15 +152,15 @@ def test_an_algorithm_that_serves_one_client(tmp_path):
     write_run(tmp_path / "r" / "local", "local", finals([0.9, 0.3]), [0], **SAME)
     write_run(tmp_path / "r" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     folder = str(tmp_path / "r")
-    table, said = compare.compare(find([folder]))
+    table, said = compare_runs(find([folder]))
     assert said.endswith("after the last round, client 0")
     assert [row["accuracy"] for row in table.rows] == pytest.approx([90, 80])
     assert ["clients" in row for row in table.rows] == [False, False]
     with pytest.raises(InputError, match=r"client 1 is not scored in .*waffle, which"):
-        compare.compare(find([folder]), Choice(clients="0,1"))
+        compare_runs(find([folder]), Choice(clients="0,1"))
     write_run(tmp_path / "r" / "other", "waffle", finals([np.nan, 0.8]), [0], **SAME)
     with pytest.raises(InputError, match="No client is scored in all of these runs"):
-        compare.compare(find([folder]))
+        compare_runs(find([folder]))
 
 
 def test_other_data_only_if_asked_for(tmp_path, capsys):
@@ -213,7 +214,7 @@ def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     other = SAME | {"partition_hash": "ffff"}
     write_run(tmp_path / "a" / "waffle", "waffle", finals([0.8, np.nan]), [0], **SAME)
     write_run(tmp_path / "b" / "local", "local", finals([0.9, 0.3]), [0], **other)
-    table, said = compare.compare(find([str(tmp_path)]), Choice(different_data=True))
+    table, said = compare_runs(find([str(tmp_path)]), Choice(different_data=True))
     assert [row["accuracy"] for row in table.rows] == pytest.approx([80, 60])
     assert [row["clients"] for row in table.rows] == ["client 0", "clients 0, 1"]
     assert said.endswith("mean over clients of each run's own")
@@ -247,7 +248,7 @@ def test_runs_that_are_left_out_are_named(tmp_path):
     (values,) = pfl.Result.load(folder).scores.values()
     names = ("personalized/test/accuracy", "global/test/accuracy")
     rewrite(folder, scores=dict.fromkeys(names, values))
-    table, _ = compare.compare(find([str(tmp_path)]), Choice(model="global"))
+    table, _ = compare_runs(find([str(tmp_path)]), Choice(model="global"))
     assert [row["label"] for row in table.rows] == ["feddwa"]
     left = f"Left out, without test scores of the model 'global': {tmp_path}/b/fedavg."
     assert left in table.notes

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import compare, run, sweep
+from experiments import run, sweep
 from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
 from experiments.figures.loading import find
+from experiments.figures.run_table import compare_runs
 
 pytestmark = pytest.mark.thorough  # the library's own tests show the same
 
@@ -106,7 +107,7 @@ def test_a_setting_that_the_flags_have_already_changes_nothing():
 
 def test_comparisons_and_figures_know_it(runs):
     result = find([str(runs["own"])])
-    table, _ = compare.compare(result)
+    table, _ = compare_runs(result)
     assert [row["label"] for row in table.rows] == [
         "fedavg, batch_size=10, learning_rate=0.1",
         "local, batch_size=4, learning_rate=0.5",

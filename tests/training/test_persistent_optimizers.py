@@ -88,8 +88,16 @@ def noisy(learning_rate):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("apfl", {"momentum": 0.5}, "apfl has local steps of its own, .* leave keep_optimizer_sta"),
-        ("pfedhn", {"momentum": 0.5}, "pfedhn has local steps of its own"),
+        (
+            "apfl",
+            {"momentum": 0.5},
+            "apfl defines the initial .* local steps: leave keep_optimizer_sta",
+        ),
+        (
+            "pfedhn",
+            {"momentum": 0.5},
+            "pfedhn defines the initial optimizer states of its own local steps",
+        ),
         ("fedavg", {}, "keep_optimizer_state has nothing to keep: SGD without momentum"),
         ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
     ],

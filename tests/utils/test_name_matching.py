@@ -54,7 +54,7 @@ NEAR = {
 
 
 def stands_for(name):
-    return name_matching.meant(name, CANONICAL, aliases.ALGORITHMS)
+    return name_matching.find_matches(name, CANONICAL, aliases.ALGORITHMS)
 
 
 def resembles(name):
@@ -83,7 +83,7 @@ def test_nothing_is_suggested_for_algorithms_that_are_not_here(name):
         pfl.core.algorithm_name(name)
     assert str(caught.value).startswith(f"Unknown algorithm {name!r}. ")
     assert "Did you mean" not in str(caught.value)
-    if name_matching.plain(name) in aliases.ABSENT:
+    if name_matching.normalized(name) in aliases.ABSENT:
         assert "It is not in this version. Valid: " in str(caught.value)
 
 
@@ -106,11 +106,11 @@ def test_tables_of_other_names_are_about_ours():
     ours = {name for names in aliases.ALGORITHMS.values() for name in names}
     assert ours <= set(CANONICAL)
     assert {name for name, *_ in aliases.VARIANTS.values()} <= set(CANONICAL)
-    plain = set(map(name_matching.plain, CANONICAL))
+    plain = set(map(name_matching.normalized, CANONICAL))
     assert not plain & {*aliases.ALGORITHMS, *aliases.VARIANTS, *aliases.ABSENT}
     assert not {*aliases.ABSENT} & {*aliases.ALGORITHMS, *aliases.VARIANTS}
     for table in (aliases.ALGORITHMS, aliases.OPTIONS, aliases.PARTITIONS, aliases.WITHOUT):
-        assert all(name == name_matching.plain(name) for name in table)
+        assert all(name == name_matching.normalized(name) for name in table)
     for table, known in (
         (aliases.PARTITIONS, pfl.data.RULES),
         (aliases.DATASETS, pfl.data.DATASETS),
@@ -121,7 +121,7 @@ def test_tables_of_other_names_are_about_ours():
 def test_hyperparameters_that_others_call_something_else_are_told():
     for name, words in aliases.HYPERPARAMETERS.items():
         for word, ours in words.items():
-            assert word == name_matching.plain(word)
+            assert word == name_matching.normalized(word)
             with pytest.raises(pfl.InputError, match=f"{word.upper()}'. Did you mean {ours!r}"):
                 pfl.make_algorithm(name, {word.upper(): 1})
 
@@ -193,7 +193,7 @@ def test_options_of_other_libraries():
     ],
 )
 def test_data_sets_of_other_libraries(given, ours, monkeypatch):
-    assert name_matching.ours(given, pfl.data.DATASETS, aliases.DATASETS) == ours
+    assert name_matching.canonical_name(given, pfl.data.DATASETS, aliases.DATASETS) == ours
     if ours != given:
         result = object()
         monkeypatch.setitem(pfl.data.DATASETS, ours, Source("", lambda data_dir: result))

@@ -92,7 +92,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     if not isinstance(name, str):
         raise unknown_name("data set", name, DATASETS)
     text, (name, _, rest) = name, name.partition(":")
-    name = name_matching.ours(name, DATASETS, aliases.DATASETS)
+    name = name_matching.canonical_name(name, DATASETS, aliases.DATASETS)
     if name not in DATASETS:
         raise unknown_name("data set", name, DATASETS, hint=_path_hint(text))
     source = DATASETS[name]

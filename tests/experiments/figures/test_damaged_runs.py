@@ -11,6 +11,7 @@ import pytest
 from experiments import compare, run, sweep
 from experiments.figures import __main__ as figures
 from experiments.figures.loading import find, read
+from experiments.figures.run_table import compare_runs
 from experiments.reproduction import cells
 from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
@@ -241,7 +242,7 @@ def test_flipped_bytes(runs, name):
         flipped[lots.randrange(len(whole))] ^= 1 << lots.randrange(8)
         path.write_bytes(flipped)
         try:
-            compare.compare(find([str(runs)]), target=50.0)
+            compare_runs(find([str(runs)]), target=50.0)
             outcomes["read"] += 1
         except InputError as error:
             outcomes["refused"] += 1
