@@ -42,6 +42,9 @@ class PerFedAvgAsync(FedAvgAsync):
     def validate(self):
         core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
 
+    def gradients_per_batch(self):
+        return self.local_updates
+
     def init(self, ctx):
         model = ctx.initial_model()
         stack = ctx.replicate(model)

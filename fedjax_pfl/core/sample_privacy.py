@@ -73,7 +73,7 @@ def noise_within(
     counts = algorithm.gradients(federation, rounds)
     wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
     noise = noise_for_each(epsilon, federation.privacy.delta, wanted)
-    return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)  # never rounded down
+    return np.asarray(noise, federation.task.dtype)
 
 
 def releases(

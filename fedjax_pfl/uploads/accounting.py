@@ -7,9 +7,10 @@ those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 from scipy.optimize import brentq
 
 from fedjax_pfl.utils.errors import InputError, require
@@ -43,7 +44,7 @@ class Release:
 
 
 def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") -> float:
-    """The epsilon of all releases together at this delta.
+    """Return the epsilon of all releases together at this delta.
 
     Units are added or removed (`ADD_OR_REMOVE_ONE`), and sampled by Poisson sampling.
 
@@ -97,7 +98,7 @@ def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int)
     """
     rate, size, k = plan["rates"][client], plan["sizes"][client], plan["per_batch"]
     cut = None if plan["most"] is None else (size, min(size, plan["most"]))
-    made = [Release(noise / math.sqrt(k), -(-gradients // k), rate, cut)]
+    made = [Release(noise * (1 / math.sqrt(k)), -(-gradients // k), rate, cut)]
     return made + [
         Release(noise, counts[client], own[client], cut) for own, counts in plan["adapted"]
     ]
@@ -111,27 +112,31 @@ def _noise_for(
     if count == 0:
         return 0.0
 
-    def excess(z: float) -> float:
+    def excess(z: float, **changes: Any) -> float:
         """log(epsilon / target), which is nearly a straight line in log z."""
-        scaled = [replace(one, noise_multiplier=z * one.noise_multiplier) for one in releases]
+        scaled = [
+            replace(one, noise_multiplier=z * one.noise_multiplier, **changes) for one in releases
+        ]
         return math.log(max(epsilon(scaled, delta, accountant), 1e-300) / target)
 
+    uncut = partial(excess, cut=None)  # faster, and nearly the same
+
     low = high = 1.0
-    while excess(high) > 0:
+    while uncut(high) > 0:
         low, high = high, 2 * high
         if high > MOST_NOISE:
             raise InputError(
                 f"dp_epsilon must be reachable, got {target:g}: {count} releases cost more at a "
                 f"noise multiplier of {MOST_NOISE:,}. Take fewer steps, or a larger epsilon."
             )
-    while excess(low) <= 0:
+    while low >= LEAST_NOISE and uncut(low) <= 0:
         low, high = low / 2, low
-        if low < LEAST_NOISE:
-            return high
-    log_z = brentq(lambda x: excess(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
-    z = math.exp(log_z)
+    z = high
+    if low >= LEAST_NOISE:
+        log_z = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
+        z = float(np.float32(math.exp(log_z)))
     while excess(z) > 0:
-        z *= 1 + 5e-5
+        z = float(np.float32(z * (1 + 5e-5)))  # as programs hold it
     return z
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
@@ -53,7 +54,7 @@ def test_what_the_noise_does_not_cover_is_refused(name, settings):
     algorithm = make(name, **dict(settings))
     federation = toy_for(algorithm, dp="sample", dp_clip=1.0)
     with pytest.raises(pfl.InputError) as error:
-        pfl.simulate(algorithm, federation, 1)
+        checked_program(algorithm, federation)  # before anything is compiled
     assert REFUSED[name, settings] in str(error.value)
     assert str(error.value).count(". ") == 0  # one sentence
 
@@ -88,9 +89,9 @@ def test_options_that_are_refused(options, message):
     ],
 )
 def test_federations_that_are_refused(options, message):
-    with count_compilations() as compiled, pytest.raises(pfl.InputError, match=message):
-        pfl.simulate(make("fedavg"), toy_federation(**PRIVATE, **options), 2)
-    assert not compiled
+    federation = toy_federation(**PRIVATE, **options)
+    with pytest.raises(pfl.InputError, match=message):
+        checked_program(make("fedavg"), federation, 2)
 
 
 def test_poisson_draws_no_two_batches_of_a_step():

@@ -44,17 +44,22 @@ def setup():
         @jax.jit
         def gradients(x, y, valid, clip, noise, key):
             private = federation.with_numbers({"dp_clip": clip, "dp_noise": noise})
-            client = pfl.training.Client(
-                zero, zero, zero, counts, zero, zero, None, jnp.int32(EXPECTED), iter(range(9))
-            )
             batch = pfl.training.Batch(x, y, valid)
+
+            def client():
+                expected, calls = jnp.int32(EXPECTED), iter(range(9))
+                return pfl.training.Client(
+                    zero, zero, zero, counts, zero, zero, None, expected, calls
+                )
+
+            def gradient(step, client):
+                return step.loss_and_gradient(model, batch, key, centre, client).gradient
+
             first, second = (
                 LocalStep(private, 0.1, extra_loss=pull, number=number) for number in (0, 1)
             )
-            calls = (first, first, second)  # twice within a step, and in another training
-            return [
-                step.loss_and_gradient(model, batch, key, centre, client).gradient for step in calls
-            ]
+            same = client()  # twice within a step, and in another training with the same key
+            return gradient(first, same), gradient(first, same), gradient(second, client())
 
         def one(x=X, y=Y, valid=ALL, clip=CLIP, noise=0.0, key=0, call=None):
             made = gradients(x, jnp.int32(y), valid, clip, noise, jax.random.key(key))
