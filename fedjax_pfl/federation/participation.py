@@ -274,17 +274,17 @@ class ParticipationOptions(Group):
     participation: float = option(
         1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
     )
-    sampling: str = option(
-        "fixed",
-        "of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' each "
-        "client independently, as accountants of privacy assume",
-        choices=SAMPLINGS,
-    )
     stragglers: Mapping[int, int] | None = option(
         None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
     )
     straggler_schedule: str = option(
         "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
+    )
+    sampling: str = option(
+        "fixed",
+        "of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' each "
+        "client independently, as accountants of privacy assume",
+        choices=SAMPLINGS,
     )
 
     def validate(self) -> None:

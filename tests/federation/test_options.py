@@ -41,7 +41,7 @@ def test_help_names_every_option():
     for name, one in KNOWN.items():
         assert signature.parameters[name].default == one.default
         assert one.meaning and "{" not in one.text().replace("{'", "").replace("{0", "")
-    assert "'shuffled', 'fresh', 'partition' or 'by_class'" in pfl.federate.__doc__
+    assert "'shuffled', 'fresh', 'poisson', 'partition' or 'by_class'" in pfl.federate.__doc__
 
 
 def test_defaults_are_allowed():
