@@ -1,0 +1,189 @@
+"""The exchange of a round: uploads, aggregation and mixing."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
+from fedjax_pfl.core.round_info import RoundInfo
+from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.uploads.stage import MODEL, Memory, Sending
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
+
+
+@dataclass(frozen=True)
+class Exchange(RoundInfo):
+    """Uploads, aggregation and mixing in one round, with the federation's stages and rules."""
+
+    def upload(
+        self,
+        values: Tree,
+        reference: Tree | Broadcast,
+        what: str = MODEL,
+        cohort: Cohort | None = None,
+        *,
+        compressed: bool = True,
+    ) -> Tree:
+        """Return what the server receives when the members send `values`, leaves [M, ...].
+
+        Nothing else leaves a client: the server and other clients compute from the result. Only the
+        shared leaves of models are sent; private leaves are returned unchanged. Without
+        `federation.uploads` the result is `values`.
+
+        Args:
+          values: models, or anything else that is sent, such as a gradient.
+          reference: what the server already holds in place of `values`, and no client computed from
+            data that it has not sent: [M, ...], or one `Broadcast` model. The shared leaves of a
+            model suffice.
+          what: a name for this upload, unique within a round.
+          cohort: who sends; the round's cohort by default.
+          compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
+            the model's blocks; compressors leave them as they are.
+        """
+        stage = self.federation.uploads
+        if stage is None:
+            return values
+        cohort = self.cohort if cohort is None else cohort
+        private = None
+        if isinstance(values, dict) and "params" in values:
+            values, private = self.plan.split(values)
+        held = reference.model if isinstance(reference, Broadcast) else reference
+        if jax.tree.structure(held) != jax.tree.structure(values):
+            held, _ = self.plan.split(held)
+        if isinstance(reference, Broadcast):
+            held = trees.replicate(held, cohort.size)
+        key = self.key_for(f"upload/{what}")
+        sending = Sending(cohort.ids, cohort.mask, what, key, compressed)
+        if self.memory is None or what != MODEL:
+            received, _ = stage(values, held, sending, Memory())
+        else:
+            received = self.memory.upload(stage, values, held, sending, cohort)
+        return received if private is None else trees.join(received, private)
+
+    def uploaded(self, models: Stack) -> Stack:
+        """Return the trainable shared leaves of models, by which a server can compare clients."""
+        return self.federation.plan.uploaded(models)
+
+    def mix(
+        self,
+        weights: Matrix,
+        senders: Stack,
+        onto: Stack,
+        plan: LeafPlan | None = None,
+        rows: Rows | None = None,
+    ) -> Stack:
+        """Apply a mixing matrix under the federation's leaf plan, or another grouping of blocks.
+
+        A robust rule for mixing matrices (`federation.aggregator`) changes the matrix first.
+
+        Args:
+          weights, senders, onto: see `mixing.apply`.
+          plan: another grouping of the model's blocks.
+          rows: [A], which of the senders each receiver is; by default the members of the cohort.
+        """
+        several = self.federation.execution.devices > 1
+        plan, rule = plan or self.federation.plan, self.federation.aggregator
+        if rule is not None and rule.for_matrices:
+            if rows is None:
+                whole = weights.shape[-2] == weights.shape[-1]
+                rows = jnp.arange(weights.shape[-2]) if whole else self.cohort.rows
+            shared, _ = plan.split(senders)
+            weights = rule.mixing(weights, shared, rows)
+            if self.tally is not None:
+                self.tally.weights = weights
+        return mixing.apply(weights, senders, onto, plan, blockwise=several)
+
+    def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
+        """Aggregate uploads into the server's new model, by a weighted sum or a robust rule.
+
+        Without `federation.aggregator` it is `mixing.weighted_sum(weights, uploads, onto)`.
+
+        Args:
+          weights: [B], weights of the uploads; if all are zero, the result is `onto`.
+          uploads: what the server received, [B, ...].
+          onto: the server's model; an update is the difference of an upload and this model.
+        """
+        stage, rule = self.federation.uploads, self.federation.aggregator
+        if stage is not None and stage.uniform:
+            weights = self.federation.participation.uniform_weights(weights > 0)
+        if rule is None:
+            mean = mixing.weighted_sum(weights, uploads, onto=onto)
+            if stage is None or not stage.uniform:
+                return mean
+            rest = 1 - jnp.sum(weights)  # of clients that Poisson sampling did not draw
+            rest = jnp.where(jnp.any(weights != 0), rest, 0)
+            return jax.tree.map(
+                lambda x, old: (
+                    x + (rest * old).astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+                ),
+                mean,
+                onto,
+            )
+        new, used = rule(weights, uploads, onto, self.key_for("aggregate"))
+        if self.tally is not None:
+            self.tally.weights = used
+        return new
+
+    def aggregate_rows(self, weights: Matrix, uploads: Stack, onto: Stack) -> Stack:
+        """Aggregate uploads into K models, such as those of clusters; a robust rule acts on each.
+
+        Without `federation.aggregator` it is `mix(weights, uploads, onto)`.
+
+        Args:
+          weights: [K, B]; a rule acts on the uploads whose weights are positive.
+          uploads: [B, ...].
+          onto: the server's K models, which stay if their row is zero; private leaves are theirs.
+        """
+        rule = self.federation.aggregator
+        if rule is None:
+            return self.mix(weights, uploads, onto)
+        (shared, _), (held, private) = self.plan.split(uploads), self.plan.split(onto)
+        rows = jax.vmap(rule, in_axes=(0, None, 0, None))
+        new, _ = rows(weights, shared, held, self.key_for("aggregate"))
+        return trees.join(new, private)
+
+    def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:
+        """Average the shared leaves for all members; every member keeps its private leaves.
+
+        Args:
+          weights: [B], weights of the senders; if all are zero, every member keeps its model.
+          senders: models [B, ...].
+          onto: models [A, ...] of the receivers.
+        """
+        shared, _ = self.federation.plan.split(senders)
+        mine, private = self.federation.plan.split(onto)
+        count = jax.tree.leaves(onto)[0].shape[0]
+        first = jax.tree.map(lambda leaf: leaf[0], mine)
+        mean = trees.replicate(mixing.weighted_sum(weights, shared, onto=first), count)
+        received = jnp.broadcast_to(jnp.any(weights != 0), (count,))
+        return trees.join(trees.where(received, mean, mine), private)
+
+    def matrices_used(self, cohort: Cohort, matrices: dict[str, jax.Array]) -> tuple[dict, dict]:
+        """Return (the matrices as a robust rule changed them, {"attackers_weight": []}).
+
+        The weight of attackers is their share of the benign members' rows of "mixing" or of the
+        only matrix, or of the weights of a mean. It is left out for matrices over all clients, and
+        for rules that weigh coordinates instead of members.
+        """
+        rule, stage = self.federation.aggregator, self.federation.uploads
+        name = "mixing" if "mixing" in matrices else next(iter(matrices), None)
+        changed = None if self.tally is None else self.tally.weights
+        if changed is not None and name and changed.shape == matrices[name].shape:
+            matrices = {**matrices, name: changed}
+        attacking = None if stage is None else stage.attacking(cohort.ids)
+        if attacking is None or name is None or (rule is not None and changed is None):
+            return matrices, {}
+        weights = matrices[name]
+        if any(size != cohort.size for size in weights.shape[-2:][-weights.ndim :]):
+            return matrices, {}
+        share = jnp.sum(jnp.where(attacking, weights, 0), axis=-1)
+        share = mixing.ratio(share, jnp.sum(jnp.abs(weights), axis=-1))
+        if weights.ndim > 1:
+            benign = cohort.mask & ~attacking
+            share = jnp.mean(share, axis=tuple(range(share.ndim - 1)))
+            share = mixing.ratio(jnp.sum(jnp.where(benign, share, 0)), jnp.sum(benign))
+        return matrices, {"attackers_weight": share}
