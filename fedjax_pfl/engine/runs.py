@@ -47,9 +47,9 @@ class Runs:
         rates = {name: getattr(self, name) for name in RATES}
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._with_backbone(federation, key).replace_training(**rates)
+        prepared = self._with_backbone(federation, key).replace_training(**rates)
         knows = self.algorithm.depends_on_num_rounds
-        return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
+        return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
 
     def with_backbone(self, federation: Federation) -> "Runs":
         """Return the run with its backbone, so that rounds need not compute it again."""
