@@ -39,7 +39,6 @@ ALIKE = {
 # With these hyperparameters the comparison with the reference compiles the same program.
 SHARED = {
     "fedavg_ft": {"fine_tune_epochs": 2},
-    "fedbabu": {"fine_tune_epochs": 2, "fine_tune_momentum": 0.5},
     "feddwa": {"score_guidance": True},
     "feddyn": {"scaling": "size", "score_last": True},
     "fedrep": {"head_epochs": 3, "weighting": "size", "final_head_epochs": 2},
