@@ -40,7 +40,6 @@ ALIKE = {
 SHARED = {
     "fedavg_ft": {"fine_tune_epochs": 2},
     "feddwa": {"score_guidance": True},
-    "feddyn": {"scaling": "size", "score_last": True},
     "fedrep": {"head_epochs": 3, "weighting": "size", "final_head_epochs": 2},
     "ifca": {"clusters": 3},
     "l2c": {"neighbours": 2},
