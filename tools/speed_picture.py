@@ -28,7 +28,7 @@ def ratios(page: str) -> dict[str, float]:
     Raises:
       InputError: the page has no such rows.
     """
-    rows = {NAMES.get(case, name): 1 / float(time) for case, name, time in ROW.findall(page)}
+    rows = {NAMES.get(case) or name: 1 / float(time) for case, name, time in ROW.findall(page)}
     if not rows:
         raise InputError("The page has no rows 'time relative to the PyTorch loop'.")
     return dict(sorted(rows.items(), key=lambda row: row[1]))

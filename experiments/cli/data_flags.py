@@ -31,7 +31,7 @@ def rule_flags(rule: str) -> dict[str, object]:
 def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     """The data set of --dataset, --data_dir and --data_option.
 
-    A reader that keeps only the columns that it is told keeps the one of which clients are made.
+    A reader of chosen columns also keeps the one that defines the clients.
     """
     columns = [word for word in args.partition_option if word.startswith("column=")]
     column = columns[-1].partition("=")[2] if columns else args.column

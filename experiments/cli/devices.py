@@ -58,7 +58,7 @@ def start_share(devices: str, mesh: str, count: int, num_clients: int) -> None:
 
 
 def _of_several(devices: str, mesh: str) -> int:
-    """`prepare` in several processes, whose devices are there.
+    """The number of devices of a run in several processes, which have made them already.
 
     Raises:
       InputError: processes have other words, which are no part of a run's identity.

@@ -106,7 +106,7 @@ def _parsed(word: str) -> dict[str, Any]:
 def _hold(host: str, port: int, number: int) -> None:
     """Keep this number at this address, as long as this process lives; on Linux.
 
-    JAX ends all processes of a run if one comes whose number another one has.
+    JAX ends all processes of a run if two have the same number.
 
     Raises:
       InputError: another process of this machine has it.

@@ -1,11 +1,10 @@
 """The identity of a run, and what a command that finds a run's folder may do with it.
 
-A path says where data are, not which: the file may be replaced. A default is a number of the
-package, and another version may have another one. A run is therefore identified by its flags, in
-which the content of the data set and of the partition (names of classes and clients included)
-replaces places, and by the resolved defaults. Settings of JAX that change numbers are entries where
-they are not JAX's own defaults, and so are the revisions of algorithms and the files of a user's
-own code.
+A path does not identify data, since the file may be replaced, and defaults may change between
+versions. A run is therefore identified by its flags with resolved defaults, in which digests of the
+data set and of the partition (names of classes and clients included) replace paths. Settings of JAX
+that change numbers are further entries where they differ from JAX's defaults, as are the revisions
+of algorithms and digests of plugins.
 """
 
 import hashlib
@@ -118,7 +117,7 @@ def digest_of_names(names: Sequence[str]) -> str:
 
 
 def revision(algorithm: pfl.Algorithm | type[pfl.Algorithm]) -> str:
-    """The revisions of the engine and of an algorithm, such as "1.1": whose numbers a run has."""
+    """The revisions of engine and algorithm, such as "1.1": the version of a run's numbers."""
     return f"{ENGINE_REVISION}.{algorithm.revision}"
 
 

@@ -31,7 +31,7 @@ class _Loaded(NamedTuple):
     Attributes:
       digests: of the file and of the files that it imports from its folder, by relative path; of
         the contents that run, whatever becomes of the files.
-      algorithms: names of those that it registered, if it registered nothing else.
+      algorithms: names of the algorithms that it registered; empty if it registered anything else.
     """
 
     digests: dict[str, str]
@@ -42,7 +42,7 @@ _loaded: dict[str, _Loaded] = {}  # by module
 
 
 def define(group: Group) -> None:
-    """Defines the flags on a user's own files."""
+    """Defines the flags for plugins."""
     group.pairs(
         "import_file",
         "a Python file of your own that registers algorithms, data sets, partition rules, models, "

@@ -119,7 +119,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
 
 
 def of_other_code(files: Sequence[str], folder: Path, algorithm: str) -> list[str]:
-    """Remarks on the row of a finished algorithm whose code has changed since.
+    """Remarks on the row of a finished algorithm after its code has changed.
 
     Args:
       files: of --import_file.

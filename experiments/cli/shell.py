@@ -128,7 +128,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
 
 
 class _Stream:
-    """A text stream that is written to for as long as that works; other attributes are its own.
+    """A text stream that drops what is written after an error; other attributes are the stream's.
 
     Characters that its encoding lacks are replaced or escaped.
 

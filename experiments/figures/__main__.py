@@ -100,7 +100,7 @@ def catalogue() -> str:
 
 
 def one_figure(name: str) -> str:
-    """A figure, its options with their defaults, and what it says of them.
+    """A figure, its options with their defaults, and their description.
 
     Raises:
       InputError: there is none of that name.

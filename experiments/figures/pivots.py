@@ -111,7 +111,7 @@ def pivoted(
 ) -> Pivot:
     """Algorithms (and the settings in which their runs differ) by the values of a setting.
 
-    Runs that differ in their seeds alone are one cell. A setting that goes with the column, such as
+    Runs that differ only in their seeds are one cell. A setting that goes with the column, such as
     the network of a data set, is no difference.
 
     Args:

@@ -2,7 +2,7 @@
 
 The federation comes from the flags in `config.json` and the clients' samples in `partition.npz`,
 the models from `models.npz`; nothing is written. The epoch is that of the round after the last.
-No code comes from the folder: a user's own files are those of this command line.
+No code is loaded from the folder: plugins are those of this command line.
 """
 
 from collections.abc import Mapping, Sequence

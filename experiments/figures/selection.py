@@ -24,7 +24,7 @@ MEASURING = (
     "eval_every",
     "score_clients",
 )
-# Runs that differ in these alone are repetitions of one experiment.
+# Runs that differ only in these are repetitions of one experiment.
 REPEATS = ("seed", "num_seeds", "partition_seed")
 
 DATASET = "dataset"
@@ -114,7 +114,7 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
 def apart(runs: Sequence[Run]) -> list[str]:
     """Names of settings in which runs differ that are to be pooled as one with several seeds.
 
-    Without a recorded revision nobody knows whose numbers a run has: it differs from any other.
+    A run without a recorded revision differs from any other: its numbers may be another version's.
     """
     differ = varying(runs, REPEATS)
     unknown = len(runs) > 1 and any(REVISION not in run.config for run in runs)
@@ -164,7 +164,7 @@ def _name_data(runs: Sequence[Run]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A setting's value for people; what nobody gave is no value "none", as --share has one."""
+    """A setting's value for readers; "default" for a missing one, as --share has a value "none"."""
     if value is None:
         return "default"
     if isinstance(value, list):

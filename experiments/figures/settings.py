@@ -33,7 +33,7 @@ def against_setting(
 ) -> Drawing:
     """Accuracy against a setting: one point for each run, one line for each value of another.
 
-    Points are means over seeds (runs that differ in seeds alone count as more of them), bands and
+    Points are means over seeds (runs that differ only in seeds count as more of them), bands and
     whiskers go from the lowest to the highest.
 
     Args:

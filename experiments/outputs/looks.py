@@ -14,7 +14,7 @@ MODELS = ("personalized", "global", "adapted", "trained")  # names that several 
 def number(algorithm: str) -> int:
     """The number of its style (`plots.style`).
 
-    Algorithms of this package all differ. One of a user's own has a number beyond theirs, made of
+    Algorithms of this package all differ. A registered one has a number beyond theirs, made of
     its name, so that it moves nobody else's.
     """
     ours = [

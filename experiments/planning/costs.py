@@ -23,7 +23,7 @@ TRANSFERS = (
     "ragged-all-to-all",
 )
 ROUND, STEP, EVALUATION, ONCE, SELDOM = "round", "steps", "evaluation", "last_round", "seldom"
-FUSED, ALL = "fused", "all"  # inside a fusion, whose cycles are its own; cycles of all parts
+FUSED, ALL = "fused", "all"  # inside a fusion, which has its own estimate; cycles of all parts
 # The loop's own name is the last one of its scope: ".../vmap(steps[45])/while".
 _COUNTED = re.compile(r"(\w+)\[([\d.e+]+)\]\)*/while$")
 _CONDITION = re.compile(r"(\w+)\)*/cond$")
@@ -84,7 +84,7 @@ def total_cycles(module: Module) -> float:
 
 
 def counted(scope: str) -> tuple[str, float] | None:
-    """("steps", 45.0) of a loop whose scope ends so; None for one without a count."""
+    """("steps", 45.0) for a scope that ends in such a count; None for one without."""
     match = _COUNTED.search(scope)
     return (match[1], float(match[2])) if match else None
 
@@ -109,7 +109,7 @@ class _Walk:
     def visit(self, name: str, times: float, part: str | None) -> None:
         """Adds a computation that runs so often in a round.
 
-        `part` is whose cycles they are; None outside of a round, where nothing counts.
+        `part` is the part of a round that they belong to; None outside of a round.
         """
         for one in self.module.computations.get(name, []):
             scored = part == ROUND and f"/{EVALUATION}/" in f"{one.scope}/"

@@ -13,7 +13,7 @@ _LESS = re.compile(r"ROOT .* compare\(.*?%?([\w.\-]+)\), direction=LT")
 
 
 class Instruction(NamedTuple):
-    """One line of a computation, `text`, whose result has the `shape` written there."""
+    """One line of a computation: `text`, with the `shape` of its result."""
 
     name: str
     kind: str

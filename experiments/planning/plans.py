@@ -35,7 +35,7 @@ class Plan:
       costs: of one round of all seeds.
       step_floor: cycles that a local step takes at least, for all lanes' weights to pass through
         memory; None where cycles are unknown.
-      host: bytes on the host, and moved in a round, where clients' state lies there (see
+      host: bytes on the host, and moved in a round, for clients' state in host memory (see
         `pfl.engine.Lowered.host`): "rows", "samples", "to_device" and "from_device"; else empty.
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
@@ -150,9 +150,9 @@ def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | No
 
 
 def _memory(compiled: jax.stages.Compiled, coming: int) -> dict[str, int]:
-    """Bytes of one device by kind, and "total"; outputs that take an argument's place are its.
+    """Bytes of one device by kind, and "total"; aliased outputs count once.
 
-    Kept beside: what comes next from the host, where clients' state lies there.
+    `coming` are the bytes of the next block from the host, for clients' state in host memory.
     """
     stats: Any = compiled.memory_analysis()
     kinds = {

@@ -19,7 +19,7 @@ from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.typing import Device
 
 FOLDER = Path(__file__).parent
-# Of libtpu, which asks the cloud about the machine that it runs on unless told.
+# For libtpu, which otherwise queries the cloud's metadata server about its machine.
 QUIET = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",

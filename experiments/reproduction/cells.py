@@ -103,7 +103,7 @@ def measured(table: PaperTable, column: Column, line: Line, folder: Path) -> dic
 
 
 def clients_of(run: Run, column: Column, line: Line) -> np.ndarray:
-    """Rows of the clients whose mean is the number."""
+    """Rows of the clients that a cell averages."""
     words = "" if line.client is None else str(line.client)
     (rows,) = chosen_clients([run], words, line.model or column.model, "test")
     return rows

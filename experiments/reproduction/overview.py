@@ -53,12 +53,12 @@ class Part:
 
     @classmethod
     def waiting(cls, request: Request) -> "Part":
-        """One that has not been made yet."""
+        """A table that has not been made yet."""
         return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
     def made(cls, request: Request, report: Report) -> "Part":
-        """One whose runs are finished, those without data aside."""
+        """A table with its finished runs; runs without data are left out."""
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
         state = f"{measured} of {count} cells"

@@ -5,7 +5,7 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   paper, table, caption   its description; the source is in a comment on top
   score, average          which accuracy the paper prints, see `experiments.figures.scores`
   over                    "next_participants" where only they are scored, as there (default: "all")
-  printed                 false where the paper shows the numbers as a picture alone
+  printed                 false where the paper shows the numbers only in a picture
   flags                   of `experiments.run`, for all cells
   small, medium           further ones for --scale=small and medium (default: `MEDIUM`)
   stand_in                further ones where another data set is used
@@ -18,9 +18,9 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
                           (--set), model, average, reading, stand_in = true where another data set
                           makes sense instead, and values: words for {NAME} in the rows' flags and
                           settings; of a cost also quantity (`quantities`), times (a factor) and
-                          relative (a row whose number divides all)
+                          relative (the row that all numbers are divided by)
   [[row]]                 title, algorithm; perhaps settings, flags, model (a score other than the
-                          column's), client (its score alone), reading; paper = [a number for each
+                          column's), client (only its score), reading; paper = [a number for each
                           column], std = [its printed deviations]; nan where there is none. Rows of
                           equal algorithm, settings and flags are scores of one run. reduced are
                           further settings at --scale=small and medium. A row with
@@ -221,7 +221,7 @@ class PaperTable:
         return list(dict.fromkeys(one.says for one in self._read(reading, scale) if one.says))
 
     def _read(self, reading: str, scale: str) -> Iterator[Reading]:
-        """A reading's parts, without those whose flags the scale's own take the place of."""
+        """A reading's parts, without those that the scale's own flags override."""
         for part in (self, *self.column, *self.row):
             own = part.changes(scale) if isinstance(part, Column) else ()
             later = {word.partition("=")[0] for word in (*self.changes(scale), *own)}

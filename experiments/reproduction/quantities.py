@@ -22,7 +22,7 @@ class Quantity(NamedTuple):
       meaning: the meaning of the number, for a sentence.
       more: whether more is better, for places.
       scaled: whether another scale than "full" changes it.
-      blank: whether it depends on the samples' number and shape alone, so that blank ones serve.
+      blank: whether it depends only on the samples' number and shape, so that blank ones serve.
       anywhere: whether it is the same on any data set.
       of: one number for each seed from a finished run; None for accuracy.
     """

@@ -59,7 +59,7 @@ def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> di
 
 
 def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
-    """The saved cells of a column by row: those whose identity is that of now."""
+    """The saved cells of a column by row, without those of other runs than the present ones."""
     cells = {row: facts.get(KEPT, {}).get(f"{section.column.name}/{row}") for row in section.runs}
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 

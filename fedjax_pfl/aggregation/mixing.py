@@ -91,10 +91,10 @@ def apply(
     """
     leaves, treedef = jax.tree.flatten(senders)
     own = treedef.flatten_up_to(onto)
-    wanted = (len(own[0]), len(leaves[0]))
-    if weights.shape not in (wanted, (plan.num_blocks, *wanted)):
+    shape = (len(own[0]), len(leaves[0]))
+    if weights.shape not in (shape, (plan.num_blocks, *shape)):
         raise TypeError(
-            f"weights must be [receivers, senders], here {wanted}, or one such matrix for each of "
+            f"weights must be [receivers, senders], here {shape}, or one such matrix for each of "
             f"{plan.num_blocks} blocks, got the shape {weights.shape}."
         )
     at = [
@@ -106,9 +106,9 @@ def apply(
     by_block = dict(enumerate(weights)) if weights.ndim == 3 else {0: weights}
     used = {block: by_block[block] for block in set(blocks.values())}
     sent = [leaves[i] for i in at]
-    if _goes_by_columns(wanted, sent):
+    if _goes_by_columns(shape, sent):
         kinds = [blocks[i] for i in at]
-        new = columns.mixed(_product, used, sent, kinds, receivers=wanted[0])
+        new = columns.mixed(_product, used, sent, kinds, receivers=shape[0])
     elif streamed.is_offloaded(sent):
         new = _streamed([used[blocks[i]] for i in at], sent)
     else:
@@ -135,7 +135,7 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
 
 def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:
     """Multiply weights [A, B] with leaves [B, ...] of which only some rows are on the device."""
-    wanted = jnp.any(jnp.stack([jnp.any(w != 0, axis=0) for w in weights]), axis=0)
+    nonzero = jnp.any(jnp.stack([jnp.any(w != 0, axis=0) for w in weights]), axis=0)
 
     def of_block(block, rows, real):
         return [
@@ -143,7 +143,7 @@ def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array
             for w, leaf in zip(weights, block, strict=True)
         ]
 
-    return streamed.added(of_block, senders, wanted)
+    return streamed.added(of_block, senders, nonzero)
 
 
 def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:

@@ -133,8 +133,8 @@ class Apfl(fedavg.Weighted):
 
     def server_update(self, ctx, state: State, mean, weights, sent: Both):
         after = super().server_update(ctx, state, mean, weights, sent)
-        kept = sent.cohort.scatter((state.own, state.alphas), (sent.own, sent.alphas))
-        return replace(after, own=kept[0], alphas=kept[1])
+        fields = sent.cohort.scatter((state.own, state.alphas), (sent.own, sent.alphas))
+        return replace(after, own=fields[0], alphas=fields[1])
 
     def record(self, ctx, sent, weights, **noted):
         return super().record(ctx, sent, weights, alpha=sent.alphas, **noted)
@@ -170,23 +170,23 @@ def on_parameters(sgd, w, v, alpha, at):
 
     `at` is (batch, rng, broadcast, client).
     """
-    found = sgd.loss_and_gradient(blend(v.model, w.model, alpha), *at)
+    result = sgd.loss_and_gradient(blend(v.model, w.model, alpha), *at)
 
     def slope():
         apart = optax.tree.sub(v.model["params"], w.model["params"])
-        return optax.tree.vdot(apart, found.gradient)
+        return optax.tree.vdot(apart, result.gradient)
 
-    along = found._replace(gradient=optax.tree.scale(alpha, found.gradient))
+    along = result._replace(gradient=optax.tree.scale(alpha, result.gradient))
     return sgd(w, *at), sgd.update(v, along), slope
 
 
 def on_logits(sgd, w, v, alpha, at):
     """Return the same in the order of the published code: w steps first, and v uses the new w."""
     w = sgd(w, *at)
-    found = sgd.loss_and_gradient(Pair(v.model, w.model, alpha).model(), *at)
-    own, shared, _ = parts({**found.statistics, "params": found.gradient})
+    result = sgd.loss_and_gradient(Pair(v.model, w.model, alpha).model(), *at)
+    own, shared, _ = parts({**result.statistics, "params": result.gradient})
     by_own, by_shared = own.pop("params"), shared["params"]
-    v = sgd.update(v, found._replace(gradient=by_own, statistics=own))
+    v = sgd.update(v, result._replace(gradient=by_own, statistics=own))
 
     def slope():
         apart = optax.tree.sub(v.model["params"], w.model["params"])

@@ -89,13 +89,13 @@ class Apple(core.Algorithm):
         def both(carry, batch, rng, stack, client):
             own, q, speed = carry
             model = mixture(ctx.plan, q, own.model, stack, client.row)
-            found = step.loss_and_gradient(model, batch, rng, None, client)
-            whole = {**model, "params": found.gradient}
-            g, mine = ctx.plan.uploaded(whole), ctx.plan.uploaded(own.model)
+            result = step.loss_and_gradient(model, batch, rng, None, client)
+            gradient = {**model, "params": result.gradient}
+            g, mine = ctx.plan.uploaded(gradient), ctx.plan.uploaded(own.model)
             along = similarity.dots(stack, g).at[client.row].set(optax.tree.vdot(g, mine))
             speed = self.relation_momentum * speed + along + penalty * (q - first)
-            scaled = trees.join(optax.tree.scale(q[client.row], g), whole)["params"]
-            own = step.update(own, found._replace(gradient=scaled))
+            scaled = trees.join(optax.tree.scale(q[client.row], g), gradient)["params"]
+            own = step.update(own, result._replace(gradient=scaled))
             return own, q - self.relation_rate * speed, speed
 
         cores, relations = ctx.cohort.gather((state.cores, state.relations))
@@ -104,13 +104,15 @@ class Apple(core.Algorithm):
         cohort = ctx.cohort.keep(finite, steps)
         personal = mixtures(ctx.plan, q, local.model, stack, rows)
         sent = ctx.upload(local.model, cores)
-        kept = cohort.scatter(vars(state), vars(State(sent, q, personal)))
+        fields = cohort.scatter(vars(state), vars(State(sent, q, personal)))
         clients = {
             "train_loss": local.loss / jnp.maximum(steps, 1),
             "self_relation": jnp.take_along_axis(q, rows[:, None], axis=1)[:, 0],
         }
         # The paper counts N cores, the client's own among them.
-        return State(**kept), ctx.record(cohort, down=ctx.num_clients, clients=clients, relations=q)
+        return State(**fields), ctx.record(
+            cohort, down=ctx.num_clients, clients=clients, relations=q
+        )
 
     def _first_relations(self, ctx):
         sizes = ctx.federation.data.train.size

@@ -108,12 +108,12 @@ class FedAvgAsync(core.Algorithm):
     def round(self, ctx, state):
         turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort = turn.cohort
-        held = cohort.scatter(state.trained, turn.trained, where=turn.starts)
-        uploads = self.uploads(ctx, turn, cohort.gather(held), state.server)
+        own = cohort.scatter(state.trained, turn.trained, where=turn.starts)
+        uploads = self.uploads(ctx, turn, cohort.gather(own), state.server)
         sent = ctx.upload(uploads, core.Broadcast(state.server))
         server, weights = self.aggregate(ctx, turn, sent, state.server)
-        held = cohort.scatter(held, uploads, where=turn.late)
-        return State(server, held, finite), turn.record(ctx, weights)
+        own = cohort.scatter(own, uploads, where=turn.late)
+        return State(server, own, finite), turn.record(ctx, weights)
 
     def uploads(self, ctx, turn, models, server):
         """Return the uploads [M, ...] made from the clients' own models [M, ...]."""
@@ -182,9 +182,9 @@ class FedAsync(FedAvgAsync):
         for name in ("decay_rate", "decay_start", "proximal"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         if self.mode == "tick":
-            given = (self.decay, self.decay_rate, self.decay_start)
+            options = (self.decay, self.decay_rate, self.decay_start)
             as_is = ("poly", 0.5, 4.0)
-            core.require(given == as_is, "decay of mode 'tick'", given, f"{as_is}, as it is")
+            core.require(options == as_is, "decay of mode 'tick'", options, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
         pull = training.proximal(self.proximal)

@@ -119,8 +119,8 @@ class Cfl(core.Algorithm):
         for name in ("mean_below", "largest_above", "first_split"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         core.require(self.max_clusters >= 1, "max_clusters", self.max_clusters, "at least 1")
-        given = self.gamma_max == -1 or self.gamma_max >= 0
-        core.require(given, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
+        valid = self.gamma_max == -1 or self.gamma_max >= 0
+        core.require(valid, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -171,8 +171,8 @@ class Cfl(core.Algorithm):
         weights = mixing.normalize(self._members(state, now, cohort).astype(ctx.dtype))
         models = ctx.aggregate_rows(weights, sent, onto=state.models)
         _, private = ctx.plan.split(trained)
-        kept = cohort.scatter((state.private, state.cluster), (private, now))
-        return replace(state, models=models, private=kept[0], cluster=kept[1]), ctx.record(
+        fields = cohort.scatter((state.private, state.cluster), (private, now))
+        return replace(state, models=models, private=fields[0], cluster=fields[1]), ctx.record(
             cohort,
             clients={
                 "train_loss": loss,

@@ -96,7 +96,7 @@ class CwFedAvg(core.Algorithm):
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received, extra_loss=regularizer)
         sent = ctx.upload(trained, received)
-        held = cohort.scatter(state.models, sent)
+        own = cohort.scatter(state.models, sent)
         estimate = jax.vmap(partial(self.norm_shares, ctx))(sent)  # [M, C]
         true = self.true_shares(ctx)
         # Read off the upload: a mixed model's classifier has shares of several clients.
@@ -110,9 +110,9 @@ class CwFedAvg(core.Algorithm):
             if classes is None:  # a placeholder for classes without senders
                 classes = trees.replicate(trees.row(sent, 0), len(parts))
             classes = ctx.aggregate_rows(parts, sent, onto=classes)  # eqs. (3)-(5)
-            models = ctx.mix(of_sent, classes, onto=held)  # eq. (7)
+            models = ctx.mix(of_sent, classes, onto=own)  # eq. (7)
         else:
-            models = ctx.mix(weights, sent, onto=held)
+            models = ctx.mix(weights, sent, onto=own)
         gap = jnp.linalg.norm(estimate - cohort.gather(true), axis=1)
         informed, numbers = state.informed, None
         if informed is not None:  # C numbers when it first takes part

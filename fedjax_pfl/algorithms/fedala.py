@@ -111,10 +111,10 @@ class FedALA(fedavg.FedAvg):
             after, record = super().round(ctx, begun)
             lost = ctx.cohort.gather(record.clients["diverged"])  # these keep what they had
             names = ("models", "weights", "begun")
-            held = {name: ctx.cohort.gather(getattr(state, name)) for name in names}
-            kept = {name: ctx.cohort.scatter(getattr(after, name), held[name], where=lost)
+            rows = {name: ctx.cohort.gather(getattr(state, name)) for name in names}
+            fields = {name: ctx.cohort.scatter(getattr(after, name), rows[name], where=lost)
                     for name in names}  # fmt: skip
-            after = replace(after, **kept)
+            after = replace(after, **fields)
         return after, replace(record, clients={**record.clients, "adaptation_passes": passes})
 
     def received(self, state: State, rows):
@@ -251,8 +251,8 @@ def learnt_weights(
 def window(ctx, percent):
     """Return contiguous training samples of each client, from a random start of this round."""
     train, key = ctx.federation.data.train, ctx.key_for("window")
-    whole = jnp.maximum(train.size * percent // 100, 1)
-    size = jnp.minimum(whole, train.size)
+    length = jnp.maximum(train.size * percent // 100, 1)
+    size = jnp.minimum(length, train.size)
 
     def draw(client, most):
         return jax.random.randint(jax.random.fold_in(key, client), (), 0, most + 1, jnp.int32)

@@ -102,12 +102,12 @@ class FedDWA(core.Algorithm):
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
         mixed = ctx.mix(weights, sent, onto=trained)  # eq. (8)
-        kept = State(
+        new_state = State(
             cohort.scatter(state.models, mixed),
             last=cohort.scatter(state.last, sent) if self.guidance == "last" else None,
             guidance=cohort.scatter(state.guidance, guide) if self.score_guidance else None,
         )
-        return kept, ctx.record(
+        return new_state, ctx.record(
             cohort,
             up=2 if self.guidance in ADAPTED else 1,  # the server computes the other kinds
             clients={"train_loss": loss, "guidance_distance": jnp.diagonal(distances)},

@@ -88,10 +88,10 @@ class FedFomo(core.Algorithm):
         uploaders = (state.last_upload >= 0) & (state.last_upload == jnp.max(state.last_upload))
         candidates = uploaders & (rows[:, None] != everyone)
         choice, found = self.choose(ctx, ctx.cohort.ids, rows, affinity, candidates)
-        begun = with_private_of(ctx, starts, own)
-        signed = first_order(ctx, self.norm, begun, state.trained, choice, found)
+        initial = with_private_of(ctx, starts, own)
+        signed = first_order(ctx, self.norm, initial, state.trained, choice, found)
         share = positive_part(signed, self.fallback)
-        mixed, weights = self.mix(ctx, share, choice, state.trained, begun)
+        mixed, weights = self.mix(ctx, share, choice, state.trained, initial)
         trained, cohort, loss = ctx.train(mixed)
         sent = ctx.upload(trained, own)
 
@@ -148,14 +148,14 @@ class FedFomo(core.Algorithm):
         """
         own, count = super().personalize(ctx, state, new_clients), new_clients.num_clients
         starts = new_clients.replicate(self.new_client_start(ctx, state))
-        begun = with_private_of(new_clients, starts, own)
+        initial = with_private_of(new_clients, starts, own)
         candidates = jnp.broadcast_to(state.last_upload >= 0, (count, ctx.num_clients))
         alike, rows = jnp.zeros(candidates.shape), jnp.arange(count, dtype=jnp.int32)
         choice, found = self.choose(ctx, new_clients.ids, rows, alike, candidates, first=count)
         models = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.trained)
-        signed = first_order(new_clients, self.norm, begun, models, choice, found, rows)
+        signed = first_order(new_clients, self.norm, initial, models, choice, found, rows)
         share = positive_part(signed, self.fallback)
-        return self.mix(new_clients, share, choice, models, begun)[0]
+        return self.mix(new_clients, share, choice, models, initial)[0]
 
 
 def with_private_of(ctx, starts, own):
@@ -213,11 +213,11 @@ def pick(affinity, candidates, explores, priority, ties):
         greedy = jnp.argmin(jnp.where(left & (affinity == best), ties, last), axis=1)
         random = jnp.argmin(jnp.where(left, priority, last), axis=1)
         picked = jnp.where(explore, random, greedy).astype(jnp.int32)
-        found = jnp.any(left, axis=1)
-        return left & (jnp.arange(left.shape[1]) != picked[:, None]), (picked, found)
+        any_left = jnp.any(left, axis=1)
+        return left & (jnp.arange(left.shape[1]) != picked[:, None]), (picked, any_left)
 
-    _, (picks, found) = lax.scan(one, candidates, explores.T)
-    return picks.T, found.T
+    _, (picks, any_left) = lax.scan(one, candidates, explores.T)
+    return picks.T, any_left.T
 
 
 def first_order(ctx, norm, starts, candidates, choice, found, rows=None):

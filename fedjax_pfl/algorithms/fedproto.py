@@ -188,8 +188,8 @@ class FedProto(core.Algorithm):
             holders = jnp.sum(sums.counts > 0, axis=0)
             means = jnp.sum(sums.means, axis=0) / jnp.maximum(holders, 1)[:, None]
         means = jnp.where(held[:, None], means.astype(last.means.dtype), last.means)
-        kept = last.exist & ~jnp.any(mask) if self.rebuilt else last.exist
-        return Prototypes(means, held | kept)
+        exist = last.exist & ~jnp.any(mask) if self.rebuilt else last.exist
+        return Prototypes(means, held | exist)
 
     def models(self, ctx, state, rows):
         own = trees.take(state.models, rows)
@@ -243,5 +243,5 @@ def nearest(means: jax.Array, eligible: jax.Array, own: dict) -> dict:
     middle = jnp.sum(jnp.where(used, means, 0), axis=0) / jnp.maximum(jnp.sum(eligible), 1)
     apart = jnp.where(used, means - middle, 0)
     bias = -jnp.sum(apart * (apart + 2 * middle), axis=1)
-    found = {"kernel": 2 * apart.T, "bias": jnp.where(eligible, bias, -1e9)}
-    return jax.tree.map(lambda a, b: jnp.where(jnp.any(eligible), a, b), found, dict(own))
+    head = {"kernel": 2 * apart.T, "bias": jnp.where(eligible, bias, -1e9)}
+    return jax.tree.map(lambda a, b: jnp.where(jnp.any(eligible), a, b), head, dict(own))

@@ -49,8 +49,8 @@ class FedUpdate(core.Algorithm):
         return State(model, ctx.replicate(model))
 
     def round(self, ctx, state):
-        held = ctx.cohort.gather(state.models)
-        begin = self._averaged(ctx, state, held) if self.discard_fine_tuned else held
+        own = ctx.cohort.gather(state.models)
+        begin = self._averaged(ctx, state, own) if self.discard_fine_tuned else own
         trained, cohort, loss = ctx.train(begin)
         sent = ctx.upload(trained, core.Broadcast(state.server))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)

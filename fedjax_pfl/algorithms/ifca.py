@@ -91,9 +91,9 @@ class Ifca(core.Algorithm):
     def schedules(self, federation):
         if self.averaging == "models":
             return super().schedules(federation)
-        whole = {"epochs": 1, "steps": None, "shuffle": False, "drop_last": False,
-                 "fresh": False, "poisson": False}  # fmt: skip
-        return (replace(federation.schedule, **whole),)
+        full_pass = {"epochs": 1, "steps": None, "shuffle": False, "drop_last": False,
+                     "fresh": False, "poisson": False}  # fmt: skip
+        return (replace(federation.schedule, **full_pass),)
 
     def remarks(self, federation):
         notes = super().remarks(federation)
@@ -140,16 +140,16 @@ class Ifca(core.Algorithm):
         choice, lowest = self._choose(ctx, state.models, own)
         takers = jax.nn.one_hot(choice, self.clusters, dtype=ctx.dtype).T  # [K, M]
         received = ctx.plan.with_private(trees.take(state.models, choice), own)
-        noted = {"cluster": choice}
-        given = self.initial == "group_warmup" and ctx.t < self.warmup
-        down = jnp.where(given, 1, self.clusters)
+        values = {"cluster": choice}
+        warming_up = self.initial == "group_warmup" and ctx.t < self.warmup
+        down = jnp.where(warming_up, 1, self.clusters)
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
             gradient = ctx.upload(gradient, jax.tree.map(jnp.zeros_like, gradient), "gradient")
             shares = takers * mixing.normalize(cohort.mask.astype(ctx.dtype))  # 1/M
             models = self._moved(ctx, state.models, shares, gradient)
             return replace(state, models=models), ctx.record(
-                cohort, down=down, clients={"train_loss": lowest, **noted}
+                cohort, down=down, clients={"train_loss": lowest, **values}
             )
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
@@ -159,7 +159,7 @@ class Ifca(core.Algorithm):
         return State(models, private), ctx.record(
             cohort,
             down=down,
-            clients={"train_loss": loss, **noted},
+            clients={"train_loss": loss, **values},
             mixing=weights[choice],
         )
 
@@ -169,8 +169,8 @@ class Ifca(core.Algorithm):
             return best_fitting(ctx, models, own)
         free = ctx.t >= self.warmup
         choice, loss = best_fitting(ctx, models, own, active=ctx.cohort.mask & free)
-        given = random_groups(ctx, self.clusters)[ctx.cohort.rows]
-        return jnp.where(free, choice, given), jnp.where(free, loss, jnp.nan)
+        groups = random_groups(ctx, self.clusters)[ctx.cohort.rows]
+        return jnp.where(free, choice, groups), jnp.where(free, loss, jnp.nan)
 
     @staticmethod
     def _moved(ctx, models, shares, gradient):

@@ -227,8 +227,8 @@ class L2C(core.Algorithm):
             gradient, finite, steps = self.validation_gradient(ctx, cohort, models, k)
             slopes = -similarity.gram(ctx.uploaded(gradient), ctx.uploaded(deltas))
             slopes = weights * (slopes - jnp.sum(weights * slopes, axis=1, keepdims=True))
-            found = source.gradient(learnt, slopes)
-            step, after = jax.vmap(optax.scale_by_adam(*BETAS).update)(found, moments)
+            by_learnt = source.gradient(learnt, slopes)
+            step, after = jax.vmap(optax.scale_by_adam(*BETAS).update)(by_learnt, moments)
             step = optax.tree.add_scale(step, source.decay, learnt)
             moved = optax.tree.add_scale(learnt, -self.logit_rate, step), after
             took = finite & (steps > 0) & trees.rows_finite(moved, cohort.size)
@@ -242,9 +242,15 @@ class L2C(core.Algorithm):
             most = ctx.federation.data.validation.capacity
             carry = lax.fori_loop(1, self.minibatch(ctx).steps_per_epoch(most), learn, carry)
         learnt, (steps, mean, square), counted = carry
-        kept = {"models": models, "active": active, "steps": steps, "mean": mean, "square": square}
-        kept = {name: cohort.scatter(getattr(state, name), new) for name, new in kept.items()}
-        state = replace(state, **kept, **source.kept(ctx, cohort, state, learnt))
+        fields = {
+            "models": models,
+            "active": active,
+            "steps": steps,
+            "mean": mean,
+            "square": square,
+        }
+        fields = {name: cohort.scatter(getattr(state, name), new) for name, new in fields.items()}
+        state = replace(state, **fields, **source.kept(ctx, cohort, state, learnt))
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),

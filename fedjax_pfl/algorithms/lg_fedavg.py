@@ -127,5 +127,5 @@ class LgFedAvg(PartlyShared):
 
     def _local(self, plan, tree):
         """Return the leaves that only warm rounds average, with None in place of the others."""
-        whole = plan.with_share("all")
-        return plan.select(tree, lambda i: whole.shared[i] and not plan.shared[i])
+        full = plan.with_share("all")
+        return plan.select(tree, lambda i: full.shared[i] and not plan.shared[i])

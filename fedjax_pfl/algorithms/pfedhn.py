@@ -137,8 +137,8 @@ class PFedHN(core.Algorithm):
         (private, momentum), finite, steps, loss = sent
         cohort = cohort.keep(finite, steps)
         (embedding, psi), (of_v, of_psi) = generator
-        kept = cohort.scatter((state.private, state.momentum), (private, momentum))
-        state = State(embedding, psi, of_v, of_psi, *kept)
+        fields = cohort.scatter((state.private, state.momentum), (private, momentum))
+        state = State(embedding, psi, of_v, of_psi, *fields)
         return state, ctx.record(cohort, clients={"train_loss": loss})
 
     def _turn(self, ctx, generator, cohort, own):
@@ -155,11 +155,11 @@ class PFedHN(core.Algorithm):
             return jax.vmap(psi)(embedding)
 
         theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
-        whole = trees.join(theta, private)
-        trained = train_clipped(ctx, whole, cohort, momentum, self.clip)
+        model = trees.join(theta, private)
+        trained = train_clipped(ctx, model, cohort, momentum, self.clip)
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
-        sent = ctx.upload(trained.models, whole, cohort=cohort)
+        sent = ctx.upload(trained.models, model, cohort=cohort)
         change = optax.tree.sub(theta, ctx.plan.uploaded(sent))
         count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
         d_psi, d_v = transpose(optax.tree.scale(1 / count, change))

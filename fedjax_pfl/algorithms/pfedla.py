@@ -161,9 +161,9 @@ class PFedLA(core.Algorithm):
     def _products(plan, change, uploads):
         """Return <theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
         parts = plan.compared_parts("blocks", change, uploads)
-        found = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
-        nothing = jnp.zeros_like(next(iter(found.values())))
-        return jnp.stack([found.get(b, nothing) for b in range(plan.num_blocks)], axis=1)
+        products = {b: similarity.gram(*pair, centred=True) for b, pair in parts.items()}
+        nothing = jnp.zeros_like(next(iter(products.values())))
+        return jnp.stack([products.get(b, nothing) for b in range(plan.num_blocks)], axis=1)
 
     def models(self, ctx, state, rows):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)

@@ -66,8 +66,8 @@ class Sfl(core.Algorithm):
 
     def validate(self):
         allowed = "a function of the clients' ids, given from Python"
-        given = self.relation
-        core.require(given is None or callable(given), "relation", given, allowed)
+        relation = self.relation
+        core.require(relation is None or callable(relation), "relation", relation, allowed)
         for name in ("neighbours", "layers"):
             core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         core.require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
@@ -112,9 +112,9 @@ class Sfl(core.Algorithm):
         return State(ctx.replicate(model), model)
 
     def round(self, ctx, state):
-        held = ctx.cohort.gather(state.models)
-        trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, held)
-        sent = cohort.scatter(state.models, ctx.upload(trained, held))
+        own = ctx.cohort.gather(state.models)
+        trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, own)
+        sent = cohort.scatter(state.models, ctx.upload(trained, own))
         arrived = jnp.any(cohort.mask)
         weights = self._weights(ctx, cohort, state.server, sent) * arrived
         models = ctx.mix(weights, sent, onto=sent)
@@ -179,13 +179,13 @@ class Sfl(core.Algorithm):
         A new client is not part of other graphs, and is pulled only to u.
         """
         everyone = new_clients.everyone()
-        held = trees.replicate(state.server, everyone.size)
+        start = trees.replicate(state.server, everyone.size)
         if self.graph == "labels" and self.relation is None:
             counts = (each.federation.data.class_counts for each in (new_clients, ctx))
             weights = mixing.normalize(share_a_label(*counts).astype(ctx.dtype))
-            held = ctx.mix(weights, state.models, onto=held)
+            start = ctx.mix(weights, state.models, onto=start)
         return self._train(
-            new_clients, everyone, state.server, held, purpose="personalize", cursor=None
+            new_clients, everyone, state.server, start, purpose="personalize", cursor=None
         ).models
 
 

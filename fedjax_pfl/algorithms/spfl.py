@@ -67,8 +67,8 @@ class Spfl(core.Algorithm):
     def validate(self):
         core.require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
         core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
-        given = parse_weights(self.layer_weights)
-        if given and self.weighting == "paper":
+        numbers = parse_weights(self.layer_weights)
+        if numbers and self.weighting == "paper":
             raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
 
     def check(self, federation):
@@ -83,8 +83,8 @@ class Spfl(core.Algorithm):
             raise core.InputError(
                 "weighting 'paper' compares heads, and this one is not shared (share)."
             )
-        given = parse_weights(self.layer_weights)
-        if given and len(given) != len(layers):
+        numbers = parse_weights(self.layer_weights)
+        if numbers and len(numbers) != len(layers):
             names = ", ".join(federation.plan.blocks[b] for b in layers)
             raise core.InputError(
                 f"layer_weights must be {len(layers)} numbers, one for each of {names}, got "
@@ -119,10 +119,12 @@ class Spfl(core.Algorithm):
         weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
         sent = ctx.upload(trained, received)
         mixed = self._aggregate(ctx, weights, sent, received)
-        kept = State(cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines)
+        new_state = State(
+            cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines
+        )
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
         all_steps = record.clients["local_steps"] + steps
-        return kept, replace(  # absent clients take part in the routine too
+        return new_state, replace(  # absent clients take part in the routine too
             record,
             up=record.up + due,
             down=record.down + due,

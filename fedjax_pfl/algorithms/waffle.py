@@ -95,9 +95,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
         )
         core.require(self.delta_omega >= 0, "delta_omega", self.delta_omega, "at least 0")
         for name in ("omega", "psi"):
-            given = getattr(self, name)
+            value = getattr(self, name)
             allowed = "a function (r, R) -> number, given from Python"
-            core.require(given is None or callable(given), name, given, allowed)
+            core.require(value is None or callable(value), name, value, allowed)
 
     def check(self, federation):
         if self.everyone:

@@ -54,8 +54,8 @@ def checked_labels(
         _check_within(what, y, 0, 2, "0 or 1")
     else:
         require(vocab_size is not None, "vocab_size", None, "given for the task next_token")
-        wanted = (count, *texts)
-        require(y.shape == wanted, f"Shape of the {what}", y.shape, f"{wanted}, one per token")
+        expected = (count, *texts)
+        require(y.shape == expected, f"Shape of the {what}", y.shape, f"{expected}, one per token")
         _check_within(what, y, -1, vocab_size or 0, f"-1 or token ids in 0..{vocab_size}-1")
     return y.astype(np.int32)
 

@@ -39,8 +39,8 @@ def named_models(
     with while_traced(algorithm, "models"):
         named = algorithm.models(ctx, state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:
-        given = list(named) if isinstance(named, Mapping) else type(named).__name__
-        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {given}.")
+        actual = list(named) if isinstance(named, Mapping) else type(named).__name__
+        raise TypeError(f"{algorithm.name}.models must name 'personalized', got {actual}.")
     hint = "Give those of `rows`, trees.take(stack, rows), or one model for all, Broadcast(model)."
     for name, models in named.items():
         if not isinstance(models, Broadcast):

@@ -44,10 +44,10 @@ class Final:
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Return models after the last round: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
-        asked = np.arange(count) if rows is None else np.asarray(rows)
-        bad = [int(r) for r in asked if not 0 <= r < count]
+        requested = np.arange(count) if rows is None else np.asarray(rows)
+        bad = [int(r) for r in requested if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return self.program.models(self.at_rest, self._last(), asked.astype(np.int32))
+        return self.program.models(self.at_rest, self._last(), requested.astype(np.int32))
 
     @short_locations()
     def predict(self, run: int, row: int, samples: ArrayLike) -> np.ndarray:

@@ -147,11 +147,11 @@ class _Walk:
             made = sum(results.values())
             if name == "dot_general" and self.devices > 1:
                 made += self.devices * self.exchanged(equation)
-            found = self.inside(equation, dying)
-            if found is None:
+            inner = self.inside(equation, dying)
+            if inner is None:
                 need = made
             else:
-                inside, used_up = found
+                inside, used_up = inner
                 copies = self.copies(equation, "in")
                 inside += sum(more for v, more in copies if v in live and v not in used_up)
                 need = max(inside, made) - sum(live[v] for v in used_up)
@@ -168,11 +168,11 @@ class _Walk:
         exchanged instead.
         """
         larger = max((0, 1), key=lambda side: self.size(product.invars[side]))
-        whole = self.size(product.invars[larger])
+        larger_size = self.size(product.invars[larger])
         summed, batched = (axes[larger] for axes in product.params["dimension_numbers"])
         rank = len(product.invars[larger].aval.shape)
         first = next((axis for axis in range(rank) if axis not in batched), None)
-        return min(whole, self.size(product.outvars[0])) if first in summed else whole
+        return min(larger_size, self.size(product.outvars[0])) if first in summed else larger_size
 
     def copies(self, equation: Any, side: str) -> list[tuple[Any, int]]:
         """Return bytes of the copies of replicated inputs ("in") or outputs of a `shard_map`."""
@@ -180,8 +180,8 @@ class _Walk:
             return []
         variables = equation.invars if side == "in" else equation.outvars
         pairs = zip(variables, equation.params[f"{side}_specs"], strict=True)
-        whole = _variables(v for v, spec in pairs if not any(spec))
-        return [(v, (self.devices - 1) * self.size(v)) for v in whole]
+        replicated = _variables(v for v, spec in pairs if not any(spec))
+        return [(v, (self.devices - 1) * self.size(v)) for v in replicated]
 
     def inside(self, equation: Any, dying: set) -> tuple[int, set] | None:
         """Return (peak within an equation, the freed inputs that it includes), or None.

@@ -37,10 +37,10 @@ class MetricsBuffer:
 
     def trees(self) -> dict[str, Tree]:
         """Return all measurements as arrays, for a checkpoint."""
-        whole = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
-        self.parts = [whole]
+        joined = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *self.parts)
+        self.parts = [joined]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *self.matrices or [()])
-        return {"records": whole, "matrices": stacked, "paces": np.asarray(self.paces)}
+        return {"records": joined, "matrices": stacked, "paces": np.asarray(self.paces)}
 
     def follow(self, past: "MetricsBuffer") -> None:
         """Adopt the measurements of earlier rounds, whose last scores may be dropped."""
@@ -93,8 +93,8 @@ class MetricsBuffer:
     def seconds_per_round(self) -> float:
         # Whole periods of evaluation, so that it is included for all chunk lengths.
         every = min(self.eval_every, len(self.paces))
-        whole = len(self.paces) // every * every
-        return float(np.median(np.reshape(self.paces[:whole], (-1, every)).mean(axis=1)))
+        complete = len(self.paces) // every * every
+        return float(np.median(np.reshape(self.paces[:complete], (-1, every)).mean(axis=1)))
 
     def collect(self, axes: tuple[int, int]) -> dict[str, Any]:
         """Return fields of `Result` for the past rounds: [R, T, ...] becomes [S, H, T, ...]."""
@@ -103,18 +103,18 @@ class MetricsBuffer:
             return leaf.reshape(axes[0], leaf.shape[0] // axes[0], *leaf.shape[1:])
 
         due = self._due()
-        whole = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
+        joined = jax.tree.map(lambda *leaves: split(np.concatenate(leaves, axis=1)), *self.parts)
         stacked = {}
         if self.matrices:
             stack = jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *self.matrices)
             stacked = jax.tree.map(split, stack)
         return {
             "eval_rounds": np.flatnonzero(due) + 1,
-            "scores": {name: value[:, :, due] for name, value in whole["scores"].items()},
-            "clients": whole["clients"],
-            "scalars": whole["scalars"],
-            "copies_up": whole["up"],
-            "copies_down": whole["down"],
+            "scores": {name: value[:, :, due] for name, value in joined["scores"].items()},
+            "clients": joined["clients"],
+            "scalars": joined["scalars"],
+            "copies_up": joined["up"],
+            "copies_down": joined["down"],
             "matrices": stacked,
             "matrix_rounds": np.asarray([r for r in self.matrix_rounds if r <= self.done], int),
         }

@@ -84,8 +84,8 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 def with_samples(federation: Federation, fraction: float) -> Federation:
     """Return data with the first part of each client's training samples, at least one if any."""
     require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
-    whole = np.asarray(federation.data.train.size)
-    size = np.minimum(whole, np.maximum(1, np.floor(fraction * whole + 0.5))).astype(np.int32)
+    sizes = np.asarray(federation.data.train.size)
+    size = np.minimum(sizes, np.maximum(1, np.floor(fraction * sizes + 0.5))).astype(np.int32)
     # On the host, from where any number of devices gets it.
     train = replace(federation.data.train, size=size, total=int(size.sum()),
                     equal=bool((size == size[0]).all()))  # fmt: skip

@@ -107,8 +107,8 @@ class OffloadedNeeds(Program):
     def scored_splits(self) -> tuple[str, ...]:
         """The splits whose samples scoring reads."""
         of_models = ("train",) if self.adapt else self.model_splits
-        held = [s for s in ("validation", "test") if self.federation.data.split(s).total]
-        return (*of_models, *held)
+        nonempty = [s for s in ("validation", "test") if self.federation.data.split(s).total]
+        return (*of_models, *nonempty)
 
     @property
     def members(self) -> int:

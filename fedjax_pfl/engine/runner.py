@@ -160,13 +160,13 @@ class ChunkRunner:
         while self.done < rounds and not self.stopped:
             length, since = min(length, self._next_stop() - self.done), self.done
             seconds = self._advance(length)
-            asked = self._call(callbacks, since, result)
+            ends = self._call(callbacks, since, result)
             self._judge()
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, longest)))
             if self.done < rounds:
-                self.stopped = self.stopped or (ASKED if asked else "")
+                self.stopped = self.stopped or (ASKED if ends else "")
                 length = self._pause(length)
 
     def _call(
@@ -188,13 +188,13 @@ class ChunkRunner:
         except Exception as raised:  # the other processes would wait for this one
             error = raised
         text = None if error is None else cut(f"{type(error).__name__}: {error}", 300)
-        said = processes.exchange([asked, text])
+        answers_of = processes.exchange([asked, text])
         if error is not None:
             raise error
-        for number, (_, text) in enumerate(said):
+        for number, (_, text) in enumerate(answers_of):
             if text is not None:
                 raise OutputError(f"A callback of process {number} has failed with {text}.")
-        return any(each[0] for each in said)
+        return any(each[0] for each in answers_of)
 
     def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
         measure = self.program.federation.measures[0]

@@ -49,9 +49,9 @@ class Runs:
         """Return round `t` of `total` as this run's context."""
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        begun = self._with_backbone(federation, key).with_numbers(self.numbers)
+        prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
         knows = self.algorithm.depends_on_num_rounds
-        return Context(begun, key, t, total, cohort, knows_num_rounds=knows)
+        return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
 
     def with_backbone(self, federation: Federation) -> "Runs":
         """Return the run with its backbone, so that rounds need not compute it again."""

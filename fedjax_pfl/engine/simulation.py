@@ -143,10 +143,12 @@ class Simulation:
           DoesNotFit: the devices lack the memory.
           InputError: `run` would refuse these arguments for another reason.
         """
-        asked = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
-        shares.check(asked, len(devices), f"there are {len(devices)}")
+        requested = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
+        shares.check(requested, len(devices), f"there are {len(devices)}")
         federation = self.federation
-        alike = replace(federation.execution, devices=asked.clients, runs=asked.runs, fill=1.0)
+        alike = replace(
+            federation.execution, devices=requested.clients, runs=requested.runs, fill=1.0
+        )
         alike = replace(alike, runs_first=mesh == shares.AUTO)
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
         with described_devices(devices):

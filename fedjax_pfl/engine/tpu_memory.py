@@ -55,8 +55,8 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
       steps: local steps of a lane in a round.
     """
     most = room // max(model + activations, 1)
-    whole = 2 * lanes * (model + activations) <= 3 * room
-    if lanes * activations <= room and (whole or steps < WORTH or most < 2):
+    fits = 2 * lanes * (model + activations) <= 3 * room
+    if lanes * activations <= room and (fits or steps < WORTH or most < 2):
         return lanes
     return -(-lanes // -(-lanes // max(most, 2)))
 

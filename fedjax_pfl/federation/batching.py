@@ -7,6 +7,7 @@ batches as arrays, so that other implementations can use exactly them.
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 import jax
@@ -188,7 +189,7 @@ def client_key(key: Key, client_id: Scalar | int) -> tuple[Key, Key]:
 
 def batch_indices(
     schedule: Schedule, split: Split, key: Key, client_id: int, row: int, cursor: int = 0
-) -> list[list[jax.Array]]:
+) -> list[list[np.ndarray]]:
     """Return the batches of one client in one round, on the host.
 
     Args:
@@ -205,12 +206,19 @@ def batch_indices(
     """
     size, capacity = int(split.size[row]), split.capacity
     order_key, _ = client_key(key, client_id)
-    per_order = int(schedule.steps_per_order(size))
-    steps = []
+    own, steps = np.asarray(split.index)[int(split.offset[row]) :], []
     for k in range(cursor, cursor + int(schedule.total_steps(size))):
-        order = schedule.order(order_key, k // per_order, size, capacity)
-        count = schedule.drawn(order_key, k, size, capacity) if schedule.poisson else size
-        at, valid = schedule.positions(order, k % per_order, count)
-        places = (at[m][valid[m]] for m in range(schedule.batches_per_step))
-        steps.append([split.index[split.offset[row] + place] for place in places])
+        places = jax.device_get(_places(schedule, order_key, np.int32(k), np.int32(size), capacity))
+        steps.append([own[at[valid]] for at, valid in zip(*places, strict=True)])
     return steps
+
+
+@partial(jax.jit, static_argnames=("schedule", "capacity"))
+def _places(
+    schedule: Schedule, key: Key, step: Scalar, size: Scalar, capacity: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return (places among a client's samples, valid), both [batches_per_step, B], of one step."""
+    per_order = schedule.steps_per_order(size)
+    order = schedule.order(key, step // per_order, size, capacity)
+    count = schedule.drawn(key, step, size, capacity) if schedule.poisson else size
+    return schedule.positions(order, step % per_order, count)

@@ -127,13 +127,13 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
     shape, objective = getattr(logits, "shape", None), task.objective
-    wanted = objective.shape(sample, data.num_outputs)
-    if shape != (2, *wanted):
-        got = type(logits).__name__ if shape is None else list(shape)
+    expected = objective.shape(sample, data.num_outputs)
+    if shape != (2, *expected):
+        actual = type(logits).__name__ if shape is None else list(shape)
         what = "logits" if objective.classes else "outputs"
         each = " (one for each class)" if objective.classes else f" for the task {objective.name}"
         raise InputError(
-            f"The model must return {what} [batch, {', '.join(map(str, wanted))}]{each}, got "
-            f"{got} for a batch of 2."
+            f"The model must return {what} [batch, {', '.join(map(str, expected))}]{each}, got "
+            f"{actual} for a batch of 2."
         )
     return model, order

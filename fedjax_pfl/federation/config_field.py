@@ -100,8 +100,8 @@ class Option:
         allowed = "at least 0" if self.within is None else f"in {self.within}"
         allowed = f"{self.noun} {allowed}".strip()
         value = number(name, value, allowed, low, high)
-        held = np.float32(value)  # an open end must be open in the program too
-        outside = (within[0] == "(" and held <= low) or (within[-1] == ")" and held >= high)
+        rounded = np.float32(value)  # an open end must be open in the program too
+        outside = (within[0] == "(" and rounded <= low) or (within[-1] == ")" and rounded >= high)
         require(not outside, name, value, allowed)
         return value
 

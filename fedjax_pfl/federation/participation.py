@@ -134,8 +134,8 @@ class Cohort:
 
         A straggler then waits first, and begins in the round in which its upload would arrive.
         """
-        begun = (self.phase > 0) & (self.phase <= self.delay)  # not yet, in this cohort
-        earlier = self.earlier_starts - begun
+        pending = (self.phase > 0) & (self.phase <= self.delay)  # not yet, in this cohort
+        earlier = self.earlier_starts - pending
         return replace(self, starts=self.arrives, arrives=self.mask, earlier_starts=earlier)
 
     def flushed(self, now: jax.Array) -> "Cohort":

@@ -101,6 +101,6 @@ def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtype
         raise
     except Exception as error:
         raise made().no_head() from error
-    wanted = jax.eval_shape(lambda *args: made().predict(*args), model, inputs)
-    if logits.shape != wanted.shape:
+    expected = jax.eval_shape(lambda *args: made().predict(*args), model, inputs)
+    if logits.shape != expected.shape:
         raise made().no_head()

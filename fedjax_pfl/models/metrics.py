@@ -166,14 +166,16 @@ def check_metrics(
             continue
         allowed = "a function (outputs, labels, valid) of a client's samples, to one number"
         try:
-            got = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
+            shape = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
         except Exception as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise InputError(f"Metric {one.name!r} must be {allowed}: {reason}") from error
-        if not isinstance(got, jax.ShapeDtypeStruct):
-            raise InputError(f"Metric {one.name!r} must be {allowed}, got a {type(got).__name__}.")
-        real = not jnp.issubdtype(got.dtype, jnp.complexfloating)
-        require(real and not got.shape, f"Metric {one.name!r}", got, allowed)
+        if not isinstance(shape, jax.ShapeDtypeStruct):
+            raise InputError(
+                f"Metric {one.name!r} must be {allowed}, got a {type(shape).__name__}."
+            )
+        real = not jnp.issubdtype(shape.dtype, jnp.complexfloating)
+        require(real and not shape.shape, f"Metric {one.name!r}", shape, allowed)
 
 
 def _mean(values: jax.Array, weights: jax.Array) -> jax.Array:

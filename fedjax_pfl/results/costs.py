@@ -10,20 +10,20 @@ class Costs(Measurements):
 
     def diverged(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, permanent client id) of each diverged training."""
-        found = np.argwhere(self.clients["diverged"])
+        places = np.argwhere(self.clients["diverged"])
         ids = self.client_ids
-        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
 
     def nonfinite(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, client id) of each non-finite aggregation."""
-        found = np.argwhere(self.clients.get("nonfinite", np.zeros((0, 0, 0, 0), bool)))
+        places = np.argwhere(self.clients.get("nonfinite", np.zeros((0, 0, 0, 0), bool)))
         ids = self.client_ids
-        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in found]
+        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
 
     def server_nonfinite(self) -> list[tuple[int, int, int]]:
         """Return (seed, setting, round) of each non-finite server state."""
-        found = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
-        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in found]
+        places = np.argwhere(self.scalars.get("server_nonfinite", np.zeros((0, 0, 0))) > 0)
+        return [(self.seeds[s], int(h), int(t) + 1) for s, h, t in places]
 
     def traffic(self) -> dict[str, np.ndarray]:
         """Return the bytes sent ("up") and received ("down") by each client, int64 [S, H, T, N]."""

@@ -64,14 +64,14 @@ def _axes(values: np.ndarray) -> tuple[str, ...]:
 
 def to_pandas(result: "Result") -> "pd.DataFrame":
     """Convert a result; see `Result.to_pandas`."""
-    whole = to_xarray(result)
+    data = to_xarray(result)
 
     def by(axis: str) -> "pd.DataFrame":
         """Return a row for each entry of the variables along this axis and clients."""
         names = [
-            n for n, one in whole.data_vars.items() if {*one.dims} - {*RUNS} == {axis, "client"}
+            n for n, one in data.data_vars.items() if {*one.dims} - {*RUNS} == {axis, "client"}
         ]
-        return whole[names].to_dataframe().rename_axis(index={axis: "round"})
+        return data[names].to_dataframe().rename_axis(index={axis: "round"})
 
     frame, scores = by("round"), by("eval_round")
     frame = frame.join(scores[scores.columns.difference(frame.columns, sort=False)])

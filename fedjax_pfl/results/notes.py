@@ -52,34 +52,36 @@ def last_self_weight(result: "Result", setting: int = 0) -> float | None:
 
 def row_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Return sentences on one setting: the algorithm's remarks, then recorded facts."""
-    said = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
+    sentences = [*result.remarks, *(result.setting_remarks or {setting: ()})[setting]]
     if result.stopped:
         measure = result.measure()
         way = "rising" if measure.higher else "falling"
         why = {"patience": f"its validation {measure.label} had stopped {way}"}
-        said.append(
+        sentences.append(
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
             f"{why.get(result.stopped, 'it was asked to')}"
         )
-    said += privacy.remarks(result, setting)
-    said += aggregation_remarks(result, setting)
+    sentences += privacy.remarks(result, setting)
+    sentences += aggregation_remarks(result, setting)
     idle = without_steps(result, setting)
     if idle:
-        said.append(f"{named(idle, names_of(result))} took part without a local step")
+        sentences.append(f"{named(idle, names_of(result))} took part without a local step")
     absent = list(never_took_part(result, setting).values())
     if any(absent):
         count = len(scored_clients(result, setting))
         fewest, most = min(map(len, absent)), max(map(len, absent))
         if len(absent) == 1 or all(ids == absent[0] for ids in absent):
             who = named(absent[0], names_of(result))
-            said.append(f"{who} (of {count} scored) took part in no round")
+            sentences.append(f"{who} (of {count} scored) took part in no round")
         else:
             several = str(most) if fewest == most else f"{fewest} to {most}"
-            said.append(f"in each seed {several} of {count} clients scored took part in no round")
+            sentences.append(
+                f"in each seed {several} of {count} clients scored took part in no round"
+            )
     lost = sorted({n for _, h, _, n in result.diverged() if h == setting})
     if lost:
-        said.append(f"training of {named(lost, names_of(result))} went non-finite")
-    return said + nonfinite_remarks(result, setting)
+        sentences.append(f"training of {named(lost, names_of(result))} went non-finite")
+    return sentences + nonfinite_remarks(result, setting)
 
 
 def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
@@ -89,21 +91,21 @@ def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
     if own is not None and own > LOCAL:
         messages.append(f"mean self-weight {own:.3f} in the last rounds: nearly local training")
     if "clusters" in result.scalars:
-        whole = result.scalars["clusters"][:, setting, -1] <= 1  # [S]
-        some = "" if whole.all() else f" in {whole.sum()} of {len(whole)} seeds"
-        messages += [f"no cluster was split{some}"] * bool(whole.any())
+        unsplit = result.scalars["clusters"][:, setting, -1] <= 1  # [S]
+        some = "" if unsplit.all() else f" in {unsplit.sum()} of {len(unsplit)} seeds"
+        messages += [f"no cluster was split{some}"] * bool(unsplit.any())
     return messages
 
 
 def nonfinite_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Return sentences on values that aggregation, not local training, made non-finite."""
     messages = []
-    found = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
-    if found:
-        who = named(sorted({n for _, n in found}), names_of(result))
+    places = [(t, n) for _, h, t, n in result.nonfinite() if h == setting]
+    if places:
+        who = named(sorted({n for _, n in places}), names_of(result))
         messages.append(
             f"the aggregated values of {who} were not finite and were not used, first in round "
-            f"{min(t for t, _ in found)}"
+            f"{min(t for t, _ in places)}"
         )
     server = [(seed, t) for seed, h, t in result.server_nonfinite() if h == setting]
     if server:
@@ -125,10 +127,10 @@ def named(ids: Sequence[int], names: Mapping[int, str] | None = None, most: int 
     With names it is "client 3 (north)".
     """
     known = names or {}
-    said = [f"{k} ({known[k]})" if k in known else str(k) for k in ids[:most]]
+    texts = [f"{k} ({known[k]})" if k in known else str(k) for k in ids[:most]]
     if len(ids) > most:
-        return f"{len(ids)} clients ({', '.join(said)}, ...)"
-    return f"{'client' if len(ids) == 1 else 'clients'} {', '.join(said)}"
+        return f"{len(ids)} clients ({', '.join(texts)}, ...)"
+    return f"{'client' if len(ids) == 1 else 'clients'} {', '.join(texts)}"
 
 
 def over(ids: Sequence[int]) -> str:

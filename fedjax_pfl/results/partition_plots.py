@@ -139,17 +139,17 @@ def label_map(
     height = float(np.clip(1.8 + 0.24 * num_classes, 3.0, 9.0))
     figure = canvas(width, height)
     axes = figure.add_subplot()
-    kept = table == np.arange(num_classes)
+    same = table == np.arange(num_classes)
     image = axes.imshow(
-        np.ma.masked_array(table, kept).T, cmap="cividis", aspect="auto", interpolation="nearest",
+        np.ma.masked_array(table, same).T, cmap="cividis", aspect="auto", interpolation="nearest",
         vmin=0, vmax=max(num_classes - 1, 1),
     )  # fmt: skip
     if n * num_classes <= 2000:
         for (client, c), label in np.ndenumerate(table):
-            dark = not kept[client, c] and label < 0.55 * num_classes
+            dark = not same[client, c] and label < 0.55 * num_classes
             axes.text(
                 client, c, label, ha="center", va="center", fontsize=8,
-                color="0.55" if kept[client, c] else "white" if dark else "black",
+                color="0.55" if same[client, c] else "white" if dark else "black",
             )  # fmt: skip
     axes.set(xlabel="client", ylabel="class")
     ticks(axes.xaxis, n, 3.0 * width)

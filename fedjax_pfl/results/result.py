@@ -330,8 +330,8 @@ class Result(Scored, Costs):
         require(client in known, "client", client, "one of client_ids")
         at, setting = self._run(seed, setting)
         run = at * self.num_settings + setting
-        found = self.final.predict(run, known.index(client), x)
-        return found if outputs or self.measure() != ACCURACY else found.argmax(axis=-1)
+        predicted = self.final.predict(run, known.index(client), x)
+        return predicted if outputs or self.measure() != ACCURACY else predicted.argmax(axis=-1)
 
     def save(self, folder: str | Path) -> None:
         """Write `result.json` and `result.npz`; an existing result is never overwritten.
@@ -360,12 +360,12 @@ class Result(Scored, Costs):
             values is stored with them, and they must be consistent.
         """
         needed = {f.name: f.default is MISSING for f in fields(cls) if f.name != "final"}
-        found = result_files.load(as_path("Folder of a result", folder), needed)
-        if "measures" in found:
-            found["measures"] = tuple(Measure(*one) for one in found["measures"])
-        if found.get("privacy"):
-            found["privacy"].pop("spent")  # computed from the rest
-        return cls(**found)
+        values = result_files.load(as_path("Folder of a result", folder), needed)
+        if "measures" in values:
+            values["measures"] = tuple(Measure(*one) for one in values["measures"])
+        if values.get("privacy"):
+            values["privacy"].pop("spent")  # computed from the rest
+        return cls(**values)
 
 
 def _mean_of_known(values: np.ndarray) -> float:

@@ -31,8 +31,9 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     federation = algorithm.prepare(federation)
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=2)
     values = {one.name: getattr(program, one.name) for one in fields(Program)}
-    cohort, others = (_error(kind(**values)) for kind in (_Cohort, _Others))
-    least = "cohort" if cohort is None else "others" if others is None else "everyone"
+    cohort, least = _error(_Cohort(**values)), "cohort"
+    if cohort is not None:
+        least = "others" if _error(_Others(**values)) is None else "everyone"
     assert algorithm.reads == least, (
         f"`reads` is {algorithm.reads!r} and must be {least!r}, or scoring needs training samples "
         f"and models_read_samples must be True: {cohort}"

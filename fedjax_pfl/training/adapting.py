@@ -52,8 +52,8 @@ def adapt(
         trainable = moves["params"]
     pull = {}
     if how.proximal is not None:
-        begun = "broadcast" if isinstance(models, Broadcast) else "operands"
-        pull = {"extra_loss": proximal(how.proximal), begun: model["params"]}
+        where = "broadcast" if isinstance(models, Broadcast) else "operands"
+        pull = {"extra_loss": proximal(how.proximal), where: model["params"]}
     adapted = train(
         federation,
         models,

@@ -189,9 +189,12 @@ def test_block_by_block_is_the_same_product(columns, monkeypatch):
         models["params"]["body"]["wide"] = jnp.arange(7.0 * count).reshape(count, 7)
     weights = jnp.array([[0.5, 0.5, 0], [0.2, 0.3, 0.5]])
     plan = plan_of(senders)
-    blocks = mixing.apply(weights, senders, onto, plan, blockwise=True)
-    whole = mixing.apply(weights, senders, onto, plan)
-    jax.tree.map(close, blocks, whole)
+
+    @jax.jit
+    def both(*models):
+        return [mixing.apply(weights, *models, plan, blockwise=block) for block in (True, False)]
+
+    jax.tree.map(close, *both(senders, onto))
 
 
 def test_apply_keeps_rows_without_weight_and_integer_leaves():

@@ -24,13 +24,26 @@ QUICK = (
 THOROUGH = (*QUICK, "uploads", "padding")
 WHOLE = ("feddwa",)
 # Most of their code is another algorithm's: their checks are thorough.
-ALIKE = {"heurpfedla": "pfedla", "plga": "lga", "spfl_w": "spfl", "fedavg_sync": "fedavg_async"}
+ALIKE = {
+    "fedadagrad": "fedadam",
+    "fedavg_sync": "fedavg_async",
+    "fedprox_ft": "fedprox",
+    "fedyogi": "fedadam",
+    "heurfedamp": "fedamp",
+    "heurpfedla": "pfedla",
+    "lg_fedavg": "fedper",
+    "plga": "lga",
+    "spfl_w": "spfl",
+}
 
 # With these hyperparameters the comparison with the reference compiles the same program.
 SHARED = {
     "fedavg_ft": {"fine_tune_epochs": 2},
     "feddwa": {"score_guidance": True},
+    "fedrep": {"head_epochs": 3, "weighting": "size", "final_head_epochs": 2},
     "ifca": {"clusters": 3},
+    "l2c": {"neighbours": 2},
+    "pfedla": {"embedding_size": 4, "hidden_size": 6},
     "spfl": {"gamma": 2},
 }
 

@@ -1,5 +1,7 @@
 """What algorithms refuse: hyperparameters, and federations that they can't work on."""
 
+from functools import cache
+
 import flax.linen as nn
 import pytest
 
@@ -297,6 +299,11 @@ REFUSED = {
 }
 
 
+@cache
+def plain():
+    return toy_federation()
+
+
 @pytest.mark.parametrize(
     ("name", "refused"), [(name, row) for name, rows in REFUSED.items() for row in rows]
 )
@@ -304,7 +311,7 @@ def test_refusals(name, refused):
     settings, *options, message = refused
     options = dict(*options)
     frozen = options.pop("frozen", None)
-    federation = toy_federation(**options)
+    federation = toy_federation(**options) if options else plain()
     federation = federation if frozen is None else federation.frozen(frozen)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name, settings), federation).check()

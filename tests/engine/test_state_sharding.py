@@ -98,7 +98,9 @@ def test_the_estimate_counts_what_fills_up():
     [
         ("feddwa", {}),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
-        ("local", {"train_sizes": (4,) * 5, "client_execution": "2"}),
+        pytest.param(
+            "local", {"train_sizes": (4,) * 5, "client_execution": "2"}, marks=pytest.mark.thorough
+        ),
         ("fedavg", {"train_sizes": (7,)}),
     ],
     ids=["ragged", "drawn", "equal", "fewer than devices"],

@@ -29,7 +29,8 @@ def divided(federation):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("feddwa", SOME | {"client_execution": "map"}),
+        ("fedavg", SOME | {"client_execution": "map"}),
+        pytest.param("feddwa", SOME | {"client_execution": "map"}, marks=pytest.mark.thorough),
         pytest.param("fedavg", SOME | {"client_execution": "2"}, marks=pytest.mark.slow),
         pytest.param("fedavg", SOME | EQUAL | {"client_execution": "vmap"}, marks=pytest.mark.slow),
         pytest.param(
@@ -37,7 +38,14 @@ def divided(federation):
         ),  # in order
         pytest.param("fedavg", SOME | GIVEN, marks=pytest.mark.thorough),
     ],
-    ids=["map", "lanes", "equal clients", "in place", "given values, frozen layers, kept states"],
+    ids=[
+        "map",
+        "guidance",
+        "lanes",
+        "equal clients",
+        "in place",
+        "given values, frozen layers, kept states",
+    ],
 )
 def test_clients_at_home_give_the_numbers_of_clients_anywhere(name, options):
     """Of 5 clients, 3 are at home on the first device."""

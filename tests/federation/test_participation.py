@@ -163,15 +163,21 @@ def test_scatter_refuses_rows_that_are_not_finite(bad):
 
 
 def test_one_member_at_a_time():
-    cohort = ParticipationOptions(stragglers={1: 1}).cohorts(5).cohort(KEY, jnp.int32(0), IDS[:5])
-    stack = jnp.arange(10.0).reshape(5, 2)
-    for k in range(5):
-        one = cohort.member(k)
+    part, stack = ParticipationOptions(stragglers={1: 1}).cohorts(5), np.arange(10.0).reshape(5, 2)
+
+    @jax.jit
+    def member(k):
+        one = part.cohort(KEY, jnp.int32(0), IDS[:5]).member(k)
         assert (one.size, one.num_clients, one.in_place) == (1, 5, False)
-        assert one.ids.tolist() == [k] and one.mask.tolist() == [k != 1]
-        np.testing.assert_array_equal(one.gather(stack), stack[k : k + 1])
-        wanted = stack.at[k].set(-1.0) if k != 1 else stack
-        np.testing.assert_array_equal(one.scatter(stack, jnp.full((1, 2), -1.0)), wanted)
+        own = one.gather(jnp.asarray(stack))
+        return one.ids, one.mask, own, one.scatter(jnp.asarray(stack), jnp.full((1, 2), -1.0))
+
+    for k in range(5):
+        ids, mask, own, put = member(k)
+        assert ids.tolist() == [k] and mask.tolist() == [k != 1]
+        np.testing.assert_array_equal(own, stack[k : k + 1])
+        wanted = np.where((np.arange(5) == k)[:, None] & (k != 1), -1.0, stack)
+        np.testing.assert_array_equal(put, wanted)
     assert ParticipationOptions().cohorts(1).cohort(KEY, jnp.int32(0), IDS[:1]).member(0).size == 1
 
 

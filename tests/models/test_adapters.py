@@ -19,7 +19,9 @@ def federation(**options):
 def begun(one):
     """(the federation of a run, its first model)."""
     key = jax.random.key(0)
-    return one.with_backbone(key), one.initial_model(pfl.utils.keys.derive(key, "init"))
+    return jax.jit(
+        lambda: (one.with_backbone(key), one.initial_model(pfl.utils.keys.derive(key, "init")))
+    )()
 
 
 def test_a_layer_with_an_adapter_by_hand():
@@ -74,8 +76,8 @@ def test_clients_train_adapters_beside_one_backbone():
     names = {path for path in one.plan.paths if "lora" in path}
     at = "params/block_0/attention"
     assert names == {f"{at}/{layer}/lora_{x}" for layer in ("qkv", "proj") for x in "ab"}
-    models = trained(one.with_backbone(jax.random.key(0)))["params"]
-    first = one.initial_model(jax.random.key(7))["params"]
+    models = trained(jax.jit(one.with_backbone)(jax.random.key(0)))["params"]
+    first = jax.jit(one.initial_model)(jax.random.key(7))["params"]
     moved = jax.tree.map(lambda a, b: not np.array_equal(a[0], b), models, first)
     # With B = 0 the first step moves B, the second one A too.
     assert all(jax.tree.leaves(moved))

@@ -41,24 +41,32 @@ BY_XLA = {
 }
 
 
+def drawn(*shape):
+    return np.random.default_rng(1).normal(size=shape).astype(np.float32)
+
+
 def by_xla(function, *arguments):
     return "conv_general_dilated" in str(jax.make_jaxpr(function)(*arguments))
 
 
 def compared(net, shape):
     """Whether a task computes a layer by XLA, after comparison with the layer by itself."""
-    x = jax.random.normal(jax.random.key(1), shape)
-    model = net.init(jax.random.key(0), x)
-    task, weights = LinenTask(net), jnp.cos(jnp.arange(net.apply(model, x).size))
+    x, task = drawn(*shape), LinenTask(net)
+    model = jax.jit(net.init)(jax.random.key(0), x)
 
     def scalar(apply, model, x):
-        return jnp.sum(weights * apply(model, x).ravel())
+        outputs = apply(model, x).ravel()
+        return jnp.sum(jnp.cos(jnp.arange(outputs.size)) * outputs)
 
-    of_task = partial(scalar, task.predict)
-    value = jax.value_and_grad(of_task, (0, 1))(model, x)
-    wanted = jax.value_and_grad(partial(scalar, net.apply), (0, 1))(model, x)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-4), value, wanted)
-    return by_xla(of_task, model, x)
+    @jax.jit
+    def slopes(model, x):
+        return [
+            jax.value_and_grad(partial(scalar, apply), (0, 1))(model, x)
+            for apply in (task.predict, net.apply)
+        ]
+
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-4), *slopes(model, x))
+    return by_xla(task.predict, model, x)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -70,9 +78,10 @@ def test_convolutions_of_a_users_network_are_fast_ones(name):
 def test_what_the_kernels_lack_is_left_to_flax(name):
     if name in ("transposed", "local"):
         net, shape = BY_XLA[name]
-        x = jnp.ones(shape)
-        model = net.init(jax.random.key(0), x)
-        np.testing.assert_array_equal(LinenTask(net).predict(model, x), net.apply(model, x))
+        x = np.ones(shape, np.float32)
+        model = jax.jit(net.init)(jax.random.key(0), x)
+        apply, predict = map(jax.jit, (net.apply, LinenTask(net).predict))
+        np.testing.assert_array_equal(predict(model, x), apply(model, x))
     else:
         assert compared(*BY_XLA[name])
 
@@ -101,23 +110,23 @@ def test_xla_can_be_asked_for(net):
         pfl.federate(data, partition, net, platform=platform, convolutions=how).task
         for platform, how in (("cpu", "auto"), ("cpu", "xla"), ("tpu", "auto"))
     ]
-    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
-    model = tasks[0].initial_model(jax.random.key(0), x)
+    x = drawn(2, 8, 8, 1)
+    model = jax.jit(tasks[0].initial_model)(jax.random.key(0), x)
     assert [by_xla(task.predict, model, x) for task in tasks] == [False, True, True]
-    fast, slow, _ = (task.predict(model, x) for task in tasks)
+    fast, slow = jax.jit(lambda x: [task.predict(model, x) for task in tasks[:2]])(x)
     np.testing.assert_allclose(fast, slow, 1e-4, 1e-5)
 
 
 def test_modules_are_left_as_they_are():
     module, x = OfNnx(rngs=nnx.Rngs(0)), jnp.ones((2, 8, 8, 1))
     task = as_task(module)
-    model = task.init(jax.random.key(0), x)
-    task.apply(model, x, *EVALUATION)
+    model = jax.eval_shape(task.init, jax.random.key(0), x)
+    jax.eval_shape(lambda model: task.apply(model, x, *EVALUATION).logits, model)
     assert module.conv[0].conv_general_dilated is jax.lax.conv_general_dilated
     assert by_xla(module, x)
     net = Net()
-    model = net.init(jax.random.key(0), x)
-    LinenTask(net).predict(model, x)
+    model = jax.eval_shape(net.init, jax.random.key(0), x)
+    jax.eval_shape(LinenTask(net).predict, model, x)
     assert by_xla(net.apply, model, x)
 
 

@@ -91,6 +91,11 @@ def test_ranges():
     refuse(lambda: number("x", "0.5", "at least 0"), "x must be a number, got '0.5'")
 
 
+@functools.cache
+def plain():
+    return toy_federation(dtype="float32")
+
+
 def fields(kind):
     from typing import get_type_hints
 
@@ -109,11 +114,7 @@ def test_every_hyperparameter(name, field):
             continue
         refuse(lambda value=value: pfl.make_algorithm(name, {field: value}))
     for value in (math.nan, math.inf, 10**400):
-        refuse(
-            lambda value=value: pfl.Simulation(
-                algorithm(**{field: value}), toy_federation(dtype="float32")
-            ).check()
-        )
+        refuse(lambda value=value: pfl.Simulation(algorithm(**{field: value}), plain()).check())
 
 
 def by_default(algorithm, field):
@@ -121,7 +122,7 @@ def by_default(algorithm, field):
 
 
 def test_values_of_a_sweep():
-    federation = toy_federation(dtype="float32")
+    federation = plain()
     algorithm = pfl.make_algorithm("scaffold")
     for name in ("server_rate", "learning_rate", "learning_rate_decay"):
         for value in (math.nan, math.inf, 1e300, -1, 10**400, "x", 1e-60):
@@ -184,7 +185,7 @@ def test_federate_others():
     ],
 )
 def test_simulate(name, values):
-    federation = toy_federation(dtype="float32")
+    federation = plain()
     algorithm = pfl.make_algorithm("local")
     for value in values:
         arguments = {"rounds": 2} | {name: value}

@@ -3,15 +3,16 @@
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.figures.pivots import Cell, Pivot
+from experiments.figures.pivots import Pivot
 from experiments.figures.run_table import best_in_bold, run_columns
 from experiments.outputs import comparison_table
 from experiments.sweeps.sweep_files import Outcome, best, chosen_flags, table
 from fedjax_pfl.results.summary import check_pools, one_number
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 
 MSE = Measure("mse", LOWER, fraction=False, pools=True)
@@ -59,12 +60,10 @@ def test_a_sweep_chooses_the_best(measure, chosen):
 
 
 def test_bold_is_the_best_of_a_column():
-    cells = {("a", "x"): Cell({0: 1.0}), ("b", "x"): Cell({0: 2.0}), ("c", "x"): Cell({0: 3.0})}
-    pivot = Pivot("dataset", ["a", "b", "c"], ["x"], cells, "std", [], "", MSE)
-    assert pivot.places("x") == {"a": 0, "b": 1}
-    assert Pivot("dataset", ["a", "b", "c"], ["x"], cells, "std", [], "").places("x") == {
-        "c": 0, "b": 1,
-    }  # fmt: skip
+    rows = ["a", "b", "c"]
+    scores = pd.DataFrame({"row": rows, "dataset": "x", "seed": 0, "score": [1.0, 2.0, 3.0]})
+    assert Pivot(scores, "std", [], "", MSE).emphasis("x") == {"a": BOLD, "b": UNDERLINED}
+    assert Pivot(scores, "std", [], "").emphasis("x") == {"c": BOLD, "b": UNDERLINED}
     rows = [{"label": str(value), "accuracy": value} for value in (0.25, 4.0)]
     table = best_in_bold(Table(run_columns(MSE), rows), "accuracy", MSE)
     assert r"\textbf{0.25}" in table.to_latex() and r"MSE $\downarrow$" in table.to_latex()

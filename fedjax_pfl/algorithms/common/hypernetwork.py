@@ -80,9 +80,9 @@ def learnt_embeddings(
 
     def objective(model, batch, rng, broadcast, client):
         made = whole(model)
-        found = federation.task.forward(made, batch, rng)
-        penalty = federation.penalty(made["params"], found.batch, client, rng)
-        return found._replace(loss=found.loss + penalty)
+        result = federation.task.forward(made, batch, rng)
+        penalty = federation.penalty(made["params"], result.batch, client, rng)
+        return result._replace(loss=result.loss + penalty)
 
     def correct(gradient, params, broadcast, client):
         return gradient | {"embedding": clipped(gradient["embedding"], clip)}

@@ -65,9 +65,9 @@ def import_flbench(folder: Path, dataset: Dataset) -> Partition:
             what = f"{theirs!r} of client {client} in {path}"
             lists[ours].append(index_list(what, parts.get(theirs, []), pool))
     statistics = folder / STATISTICS
-    noted = read_json(statistics) if statistics.exists() else None
-    if isinstance(noted, dict):
-        rows = [noted.get(str(client)) for client in range(len(clients))]
+    recorded = read_json(statistics) if statistics.exists() else None
+    if isinstance(recorded, dict):
+        rows = [recorded.get(str(client)) for client in range(len(clients))]
         counts = [row.get("y") if isinstance(row, dict) else None for row in rows]
         check_class_counts(counts, [*lists.values()], dataset, statistics)
     return Partition.from_lists(

@@ -73,8 +73,8 @@ class Partition:
         require(fits, "names", self.names, f"{self.num_clients} different names of clients, or ()")
 
     def __repr__(self) -> str:
-        held = {split: len(self.split(split).idx) for split in SPLITS}
-        sizes = ", ".join(f"{held[split]} {split}" for split in SPLITS if held[split])
+        counts = {split: len(self.split(split).idx) for split in SPLITS}
+        sizes = ", ".join(f"{counts[split]} {split}" for split in SPLITS if counts[split])
         return f"Partition({self.rule}: {self.num_clients} clients, {sizes or 'no samples'})"
 
     @classmethod

@@ -41,16 +41,16 @@ def validate(partition: Partition, num_samples: int, num_classes: int, labels: A
             raise InputError(f"Sample {sample} is listed twice in {split} of client {client}.")
     if partition.label_map is not None:
         check_label_map(partition, num_classes)
-    held = np.flatnonzero(statistics.holders(partition) > 1)
-    if len(held) and not partition.allow_overlap:
+    repeated = np.flatnonzero(statistics.holders(partition) > 1)
+    if len(repeated) and not partition.allow_overlap:
         places = [
             f"{split} of client {client}"
             for split in SPLITS
-            for client in partition.split(split).owners()[partition.split(split).idx == held[0]]
+            for client in partition.split(split).owners()[partition.split(split).idx == repeated[0]]
         ]
         raise InputError(
-            f"Sample {held[0]} is held more than once ({' and '.join(places[:3])}), which rule "
-            f"{partition.rule!r} doesn't allow; {len(held)} samples are."
+            f"Sample {repeated[0]} is held more than once ({' and '.join(places[:3])}), which rule "
+            f"{partition.rule!r} doesn't allow; {len(repeated)} samples are."
         )
 
 
@@ -74,9 +74,9 @@ def check_offsets(partition: Partition) -> None:
 
 def check_label_map(partition: Partition, num_classes: int) -> None:
     """Raise `InputError` unless the label map is [N, C] with labels in 0..C-1."""
-    wanted = (partition.num_clients, num_classes)
+    expected = (partition.num_clients, num_classes)
     label_map = np.asarray(partition.label_map)
-    require(label_map.shape == wanted, "Label map", label_map.shape, f"{wanted}")
+    require(label_map.shape == expected, "Label map", label_map.shape, f"{expected}")
     require(label_map.dtype.kind in "iu", "Type of the label map", str(label_map.dtype), "integer")
     low, high = int(label_map.min()), int(label_map.max())
     inside = low >= 0 and high < num_classes

@@ -197,11 +197,13 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
     require(isinstance(allow_overlap, bool), "allow_overlap", allow_overlap, "True or False")
 
     def largest_size(samples: Samples, top: int) -> int:
-        held = samples.counts()
+        available = samples.counts()
 
         def fits(size: int) -> bool:
-            wanted = counts(size, held)
-            return bool(np.all((wanted.max(0) if allow_overlap else wanted.sum(0)) <= held))
+            requested = counts(size, available)
+            return bool(
+                np.all((requested.max(0) if allow_overlap else requested.sum(0)) <= available)
+            )
 
         return largest(0, top, fits)
 
@@ -218,8 +220,8 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
         )
 
     def deal(samples, rng):
-        held = samples.counts()
-        table = counts(largest_size(samples, most), held)
+        available = samples.counts()
+        table = counts(largest_size(samples, most), available)
         decks = samples.decks(rng)
         if allow_overlap:
             dealt = [

@@ -88,14 +88,14 @@ def partition_statistics(
         classes for which they see different labels, otherwise None.
     """
     counts = partition.class_counts(labels, num_classes, split)
-    held = counts[counts.sum(axis=1) > 0]
-    shares = held / held.sum(axis=1, keepdims=True)
+    nonempty = counts[counts.sum(axis=1) > 0]
+    shares = nonempty / nonempty.sum(axis=1, keepdims=True)
     logs = np.log(shares, where=shares > 0, out=np.zeros_like(shares))
     label_map = partition.label_map
     return report(partition, labels, num_classes) | {
         "split": split,
         "client_sizes": {name: partition.sizes(name).tolist() for name in SPLITS},
-        "classes_per_client": _spread(np.sum(held > 0, axis=1)),
+        "classes_per_client": _spread(np.sum(nonempty > 0, axis=1)),
         "effective_classes": _spread(np.exp(-np.sum(shares * logs, axis=1))),
         "total_variation": _total_variation(shares),
         "label_disagreement": None if label_map is None else _disagreement(label_map),
@@ -155,5 +155,5 @@ def summary(partition: Partition) -> str:
             low, mean, high = sizes.values()
             lines.append(f"{split}: {low} to {high} samples a client, mean {mean:.1f}")
     shared, leaked = overlaps(partition)
-    held = f"{shared} samples held by several clients, {leaked} in two splits of one client"
-    return "\n".join([*lines, f"{held}, hash {partition.hash()[:12]}"])
+    overlap_line = f"{shared} samples held by several clients, {leaked} in two splits of one client"
+    return "\n".join([*lines, f"{overlap_line}, hash {partition.hash()[:12]}"])

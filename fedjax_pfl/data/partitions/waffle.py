@@ -64,11 +64,11 @@ def waffle(
     alice = integer("alice", alice, 0, num_clients - 1)
     num_classes = samples.num_classes
     if base != "A":
-        wanted = "10, as its distributions list ten shares ('A' takes any number)"
-        require(num_classes == 10, "Number of classes for rule 'waffle'", num_classes, wanted)
+        allowed = "10, as its distributions list ten shares ('A' takes any number)"
+        require(num_classes == 10, "Number of classes for rule 'waffle'", num_classes, allowed)
     if sample_shares != "A":
-        wanted = f"10 for sample_shares={sample_shares!r}, which lists ten shares"
-        require(num_clients == 10, "num_clients", num_clients, wanted)
+        allowed = f"10 for sample_shares={sample_shares!r}, which lists ten shares"
+        require(num_clients == 10, "num_clients", num_clients, allowed)
     step = -1 if rotation == "left" or (rotation == "auto" and base == "C") else 1
     labels = LABELS[base] if base != "A" else (10,) * num_classes
     sizes = SHARES[sample_shares] if sample_shares != "A" else (10,) * num_clients
@@ -97,13 +97,13 @@ def _cut(held: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
     Among agents with equal claims to a last sample, those that hold the least come first.
     """
-    wanted = weights.sum(axis=0)
-    totals = held * wanted // wanted.max()
-    counts = totals * weights // np.maximum(wanted, 1)
-    claims = totals * weights - counts * wanted
+    sums = weights.sum(axis=0)
+    totals = held * sums // sums.max()
+    counts = totals * weights // np.maximum(sums, 1)
+    claims = totals * weights - counts * sums
     for c, rest in enumerate(totals - counts.sum(axis=0)):
-        got = counts.sum(axis=1) / weights.sum(axis=1)
-        counts[np.lexsort((got, -claims[:, c]))[:rest], c] += 1
+        shares = counts.sum(axis=1) / weights.sum(axis=1)
+        counts[np.lexsort((shares, -claims[:, c]))[:rest], c] += 1
     return counts
 
 

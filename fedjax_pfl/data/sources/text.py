@@ -230,14 +230,14 @@ def _places(
 ) -> tuple[int, list[int], dict[str, int]]:
     """Return the indices of the label's, the text's (one or more) and the other kept columns."""
     label, text = (label or "label").lower(), (text or "").lower()
-    kept = {name: header.index(name) for name in column_names(id_columns.lower(), header, path)}
+    columns = {name: header.index(name) for name in column_names(id_columns.lower(), header, path)}
     for name in filter(None, (label, text)):
         if name not in header:
             raise unknown_name(f"column of {path}:", name, header)
-        require(name not in kept, "id_columns", id_columns, f"columns other than {name!r}")
+        require(name not in columns, "id_columns", id_columns, f"columns other than {name!r}")
     at = header.index(label)
     if text or "text" in header:
         texts = [header.index(text or "text")]
     else:
-        texts = [i for i in range(len(header)) if i not in kept.values()]
-    return at, [i for i in texts if i != at], kept
+        texts = [i for i in range(len(header)) if i not in columns.values()]
+    return at, [i for i in texts if i != at], columns
