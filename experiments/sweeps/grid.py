@@ -16,7 +16,8 @@ from ..cli.algorithms import OWN, setting_of
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import name_and_value
 
-RATES = pfl.options.RATES  # flags that vary inside a program
+# Flags that vary inside a program.
+RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon")
 
 
 def _read(value: str) -> float | str:

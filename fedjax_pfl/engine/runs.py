@@ -190,6 +190,8 @@ def _count(
         require(listed, what, values, "at least one value, in a list")
         fits = len(values) * seeds <= MAX_RUNS
         require(fits, what, values, f"at most {MAX_RUNS:,} values, seeds times settings")
+    both = {"dp_noise", "dp_epsilon"} <= set(settings)
+    require(not both, "settings", list(settings), "those with one of dp_noise and dp_epsilon")
     lengths = {name: len(values) for name, values in settings.items()}
     require(len(set(lengths.values())) <= 1, "settings", lengths, "lists of equal length")
     return next(iter(lengths.values()), 1)
@@ -200,17 +202,13 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
 
     These are the algorithm's traced hyperparameters, "learning_rate", "learning_rate_decay" and
     further numbers of a federation that has them: "dp_clip", "dp_noise" or "dp_epsilon", options of
-    its attack, such as "attack_factor", and of its aggregator, such as "aggregator_radius".
+    its attack, such as "attack_factor", and of its aggregator, such as "aggregator_radius". A swept
+    "dp_noise" or "dp_epsilon" takes the place of what the federation has.
     """
     own = (field.name for field in fields(algorithm) if not is_static(field))
-    numbers = dict.fromkeys(RATES) if federation is None else dict.fromkeys(federation.numbers())
-    if federation is not None and _has_epsilon(federation):
-        numbers = dict.fromkeys("dp_epsilon" if k == "dp_noise" else k for k in numbers)
-    return (*own, *numbers)
-
-
-def _has_epsilon(federation: Federation) -> bool:
-    return federation.private is not None and federation.private.epsilon is not None
+    if federation is None:
+        return (*own, *RATES)
+    return (*own, *federation.numbers(), *["dp_epsilon"] * (federation.private is not None))
 
 
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
@@ -240,8 +238,9 @@ def _variant(
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
-    if federation.private is not None and federation.private.epsilon is not None:
-        epsilon = numbers.pop("dp_epsilon", federation.private.epsilon)
+    own = None if federation.private is None else federation.private.epsilon
+    epsilon = numbers.pop("dp_epsilon", None if "dp_noise" in numbers else own)
+    if epsilon is not None:
         numbers["dp_noise"] = noise(epsilon, variant)
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))

@@ -254,6 +254,8 @@ def test_clip_and_noise_are_swept_in_one_program():
         other = {"dp_noise": [0.3, 0.2, 0.1], "dp_clip": [2.0, 3.0, 4.0]}
         pfl.simulate(algorithm, federation, 2, settings=other)
     assert not compiled
+    with pytest.raises(pfl.InputError, match="one of dp_noise and dp_epsilon"):
+        pfl.simulate(algorithm, federation, 2, settings={"dp_noise": [1.0], "dp_epsilon": [1.0]})
     with pytest.raises(pfl.InputError, match="dp_noise must be at least 0, got -1"):
         pfl.simulate(algorithm, federation, 2, settings={"dp_noise": [-1.0]})
     with pytest.raises(pfl.InputError, match=r"setting of 'fedavg'.*dp_noise"):
@@ -262,7 +264,7 @@ def test_clip_and_noise_are_swept_in_one_program():
 
 def test_a_saved_result_says_what_it_cost(tmp_path):
     settings = {"dp_epsilon": [1.0, 4.0]}
-    result = simulated(dp_epsilon=2.0, dp_delta=1e-3, settings=settings)
+    result = simulated(dp_delta=1e-3, settings=settings)
     tables = result.table("personalized"), result.table("personalized", "plain")
     for text in (*tables, repr(result)):
         assert "sample-level differential privacy with epsilon 1 at delta 0.001" in text
