@@ -249,3 +249,14 @@ def test_withheld_uploads_leave_the_server_as_it_was():
     federation = toy_federation(withheld=range(5))
     states, _ = run_rounds(NotesUploads(), federation, 2, scored=())
     assert_close(states[2].server, states[0].server, "the server's model", 1e-12)
+
+
+@pytest.mark.thorough
+def test_more_rounds_continue_with_the_memory_of_uploads():
+    """Two rounds and two more are four: errors and the clipping bound are part of the state."""
+    options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1, "dp_adaptive_clip": True}
+    federation = toy_federation((7, 3, 6, 10, 4), **options)
+    simulation = pfl.Simulation(NotesUploads(), federation)
+    simulation.run(2)
+    parts, whole = simulation.run(4), pfl.simulate(NotesUploads(), federation, rounds=4)
+    np.testing.assert_array_equal(parts.curve(), whole.curve())
