@@ -24,8 +24,7 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
 from fedjax_pfl.utils.typing import Device
 
-from .cli import console as printed
-from .cli import flags, shell
+from .cli import console, flags, shell
 from .cli.build import Experiment, load_inputs
 from .cli.build import prepare as prepare_inputs
 from .cli.config import ExperimentConfig
@@ -106,7 +105,7 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
             score_clients=args.scored_clients,
         )
     print()
-    printed.print_table(Console(), plan_table.table(by_name))
+    console.print_table(Console(), plan_table.table(by_name))
     print("".join(f"\n{line}" for line in plan_table.notes(by_name, experiment, target)))
     if output is not None:
         plan_table.write(output, by_name, experiment, target, devices)

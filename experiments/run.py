@@ -22,8 +22,16 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.notes import named
 
-from .cli import algorithm_folders, distributed, flags, new_clients, provenance, run_folder, shell
-from .cli import console as shown
+from .cli import (
+    algorithm_folders,
+    console,
+    distributed,
+    flags,
+    new_clients,
+    provenance,
+    run_folder,
+    shell,
+)
 from .cli.algorithms import own_words, remarked
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
@@ -39,7 +47,7 @@ def main(argv: list[str]) -> int:
     if config.help:
         print(flags.help_text())
     elif config.list:
-        print(shown.catalogue())
+        print(console.catalogue())
     else:
         distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
         inputs = processes.agreed(lambda: load_inputs(config))
@@ -66,7 +74,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     config, output, identity = experiment.config, experiment.output, experiment.identity
     if config.compilation_cache:
         _cache_programs(config)
-    console = Console()
+    terminal = Console()
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
@@ -88,7 +96,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         )
         facts = provenance.describe(experiment)
         try:
-            with Stopper() as stop, shown.progress_display(console) as display:
+            with Stopper() as stop, console.progress_display(terminal) as display:
                 for name in config.instances:
                     if name not in done:
                         begin = partial(display.algorithm, memory=memory.get(name))
@@ -179,7 +187,7 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
     """Prints the table and its notes."""
     print()
     table = comparison_table.comparison(results, config.headline)
-    shown.print_comparison(Console(), table)
+    console.print_comparison(Console(), table)
     print("".join(f"\n{line}" for line in table.notes) + "\n" * bool(table.notes))
     clients = max(result.num_clients for result in results.values())
     lines = [f"Training: {training_line.describe_training(config, clients)}."]

@@ -21,8 +21,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
-from .cli import algorithm_folders, flags, identity, run_folder, shell
-from .cli import console as shown
+from .cli import algorithm_folders, console, flags, identity, run_folder, shell
 from .cli.algorithms import parse_algorithms
 from .cli.build import Folder, load_inputs, prepare
 from .cli.config import ExperimentConfig
@@ -215,7 +214,7 @@ def sweep(
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
-            with Stopper() as stop, shown.progress_display(Console()) as display:
+            with Stopper() as stop, console.progress_display(Console()) as display:
                 for program in queue:
                     result = run_program(program, output, display, stop)
                     ranked += outcomes(program.cell, result, config.rank_by)
