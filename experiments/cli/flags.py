@@ -27,7 +27,7 @@ OWN_PLACES += ("compilation_cache", "flagfile")
 
 
 def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
-    """Defines flags for the options of a group that can be given in one word.
+    """Define flags for the options of a group that are written as one word.
 
     Args:
       declared_in: the group.
@@ -201,7 +201,7 @@ def _run(group: Group) -> None:
 
 
 def metric_names() -> str:
-    """All metrics, by task."""
+    """Return all metrics, by task."""
     messages = []
     for name, task in pfl.models.OBJECTIVES.items():
         messages.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
@@ -209,7 +209,7 @@ def metric_names() -> str:
 
 
 def distributed(values: flags.FlagValues) -> None:
-    """The flag of a run in several processes."""
+    """Define the flag of a run in several processes."""
     meaning = "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX of this one"
     Group(values, "run").text("distributed", None, meaning)
 
@@ -220,7 +220,7 @@ def _help(group: Group) -> None:
 
 
 def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> FlagValues:
-    """The flags of a run, not parsed yet; those of libraries, such as --verbosity, included.
+    """Return the unparsed flags of a run, including those of libraries such as --verbosity.
 
     `define_more` adds the flags of another command that takes those of a run.
     """
@@ -241,7 +241,7 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
 def parse(
     argv: Sequence[str], define_more: Callable[[flags.FlagValues], None] | None = None
 ) -> ExperimentConfig:
-    """The configuration of a command line, `argv[0]` being the program's name.
+    """Parse a command line, whose `argv[0]` is the program's name, to a configuration.
 
     Names of algorithms, data sets and networks in other spellings become ours.
 
@@ -276,13 +276,13 @@ def parse(
 
 @cache
 def repeated() -> frozenset[str]:
-    """Names of the flags of a run that may be given many times, one word each time."""
+    """Return the names of repeatable flags."""
     values = define()
     return frozenset(name for name in values if isinstance(values[name], flags.MultiFlag))
 
 
 def given_words(config: ExperimentConfig) -> list[str]:
-    """The flags that were given, as words of a command line; none that names a place or code."""
+    """Return the given flags as words, without flags that name places or code."""
     words = []
     for name, one in config.settings.items():
         if not one.present or one.group not in GROUPS or name in OWN_PLACES:
@@ -309,6 +309,6 @@ algorithms, data sets, networks and presets, and each partition rule's options a
 
 
 def help_text() -> str:
-    """The text of --help."""
+    """Return the text of --help."""
     values = define()
     return "\n".join([USAGE, *map(values.module_help, (*GROUPS, "flagfiles", "help"))])

@@ -277,7 +277,7 @@ def _add(drawing: Drawing, run: Run, name: str, panel: str, model: str, values: 
 
 
 def _shifts(count: int) -> np.ndarray:
-    """Places of `count` points side by side, between -0.5 and 0.5."""
+    """Return the positions of `count` points side by side, between -0.5 and 0.5."""
     return (np.arange(count) + 0.5) / count - 0.5
 
 

@@ -136,7 +136,7 @@ def _key(run: Run, names: Sequence[str]) -> Key:
 
 
 def _order(key: Key) -> list:
-    """Numbers by size, before words."""
+    """Sort numbers by size, before words."""
     return [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in key]
 
 
@@ -145,7 +145,7 @@ def _text(key: Key) -> str:
 
 
 def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
-    """Each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
+    """Return each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
     numbers = [key[0] for key in keys]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
     if len(keys[0]) > 1 or not real or len(keys) == 1:
@@ -159,7 +159,7 @@ def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
 def _draw(
     drawing: Drawing, axes, points: Mapping[float, np.ndarray], style: int, label: str, scale: str
 ) -> None:
-    """Draws a line with its band, or points with whiskers, of values by place and seed."""
+    """Draw a line with its band, or points with whiskers, of values by place and seed."""
     look = plots.style(style) | {"marker": plots.marker(style), "markersize": 5}
     where, values = list(points), list(points.values())
     if scale == "places":
@@ -173,7 +173,7 @@ def _draw(
 
 
 def _last(run: Run, record: str) -> np.ndarray:
-    """A record's mean over clients in the last round [S], or the traffic of the whole run."""
+    """Return a record's mean over clients in the last round, [S], or the run's traffic."""
     if record == TRAFFIC:
         sent = run.record("traffic/up_bytes") + run.record("traffic/down_bytes")
         present = np.maximum(run.record("participated").sum(axis=(1, 2)), 1)

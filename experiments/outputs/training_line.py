@@ -23,7 +23,7 @@ SAID: dict[str, Callable[[str, Any], str]] = {
 
 
 def describe_training(args: Any, num_clients: int | None, varied: Collection[str] = ()) -> str:
-    """Local epochs or steps, minibatches, learning rate, participation, and what else was chosen.
+    """Format local epochs or steps, minibatches, learning rate, participation and further options.
 
     Args:
       args: the flags of a run.

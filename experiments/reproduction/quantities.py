@@ -1,4 +1,4 @@
-"""What a column of a paper's table measures: accuracy, or a cost of the run.
+"""Quantities in columns of papers' tables: accuracy, or a cost of the run.
 
 A cost is one number of a run for each seed, of the last round; a column's `times` multiplies it.
 """
@@ -15,7 +15,7 @@ ACCURACY = "accuracy"
 
 
 class Quantity(NamedTuple):
-    """One that a column can have.
+    """A quantity that a column can have.
 
     Attributes:
       unit: of its numbers.
@@ -37,7 +37,7 @@ class Quantity(NamedTuple):
 
 
 def _each(run: Run, sums: np.ndarray) -> np.ndarray:
-    """[S, T, N] to [S]: the last round's sum over its participants' number."""
+    """Reduce [S, T, N] to [S], the last round's mean over its participants."""
     took_part = np.full(len(sums), sums.shape[2])
     if "participated" in run.records:
         took_part = run.record("participated")[:, -1].sum(axis=1)

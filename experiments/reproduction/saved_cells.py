@@ -26,13 +26,13 @@ KEPT = "kept"
 
 
 def page_of(table: str, scale: str) -> str:
-    """A page's name: small tables are PAPER-TABLE, others name their scale."""
+    """Return a page's name: small tables are PAPER-TABLE, others name their scale."""
     table = table.replace("/", "-")
     return table if scale == SCALES[0] else f"{table}-{scale}"
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
-    """The content of a file: other facts first, then a line for each cell, sorted."""
+    """Format a file: other facts first, then a line per cell, sorted."""
     text = json.dumps({name: facts[name] for name in facts if name != KEPT}, indent=2)
     cells = sorted(facts.get(KEPT, {}).items())
     if not cells:
@@ -42,7 +42,7 @@ def as_text(facts: Mapping[str, Any]) -> str:
 
 
 def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
-    """The content of a table's file; without cells where there is none yet.
+    """Read a table's file; without one there are no cells.
 
     Raises:
       InputError: the file is damaged, or of another reading.
@@ -59,7 +59,7 @@ def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> di
 
 
 def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
-    """The saved cells of a column by row, without those of other runs than the present ones."""
+    """Return a column's saved cells by row whose run is current."""
     cells = {row: facts.get(KEPT, {}).get(f"{section.column.name}/{row}") for row in section.runs}
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 
@@ -67,7 +67,7 @@ def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, A
 def save(
     folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section
 ) -> None:
-    """Adds a column's finished cells to the table's file, beside those of others."""
+    """Add a column's finished cells to the table's file."""
     facts, new = load(folder, table, scale, reading), {}
     known = current(facts, section)
     for line in table.row if section.column.quantity != "seconds" else ():
