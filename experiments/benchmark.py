@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     if len(names) == 1:
         measured = {names[0]: _measure(names[0], args, torch)}
     else:
-        measured = _apart(names, args)
+        measured = _in_processes(names, args)
     if output is not None:
         with atomic_write(output) as path:
             path.write_text(json.dumps(measured, indent=2) + "\n")
@@ -122,7 +122,7 @@ def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
     }
 
 
-def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
+def _in_processes(names: Sequence[str], args: flags.FlagValues) -> dict:
     """Measure every case in its own process, one after the other."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:

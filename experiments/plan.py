@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
     output = _output(args.output)
     targets.check_installed(target)
     args.check()
-    with _never_kept():
+    with _uncached():
         return plan(args, target, output)
 
 
@@ -165,7 +165,7 @@ def _output(text: str | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def _never_kept() -> Iterator[None]:
+def _uncached() -> Iterator[None]:
     """Context in which JAX caches no programs, so that compile times are measured."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache

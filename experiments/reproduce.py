@@ -261,7 +261,7 @@ def several(queue: Queue) -> int:
     tables = sorted(one.table.name for one in queue.requests)
     entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
     run_folder.check(queue.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.waiting(one) for one in queue.requests}
+    parts = {one.table.name: overview.Part.pending(one) for one in queue.requests}
     title = f"The papers' tables again, {queue.scale} scale"
     if queue.reading:
         without = [one.table.name for one in queue.requests if one.reading is None]
@@ -278,7 +278,7 @@ def several(queue: Queue) -> int:
                 parts[name] = replace(parts[name], state=f"not made: {error}")
                 code, report = 0, None
             if report is not None:
-                parts[name] = overview.Part.made(one, report)
+                parts[name] = overview.Part.finished(one, report)
             overview.write(queue.output, title, list(parts.values()))
             if code:
                 return code

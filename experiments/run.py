@@ -85,7 +85,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
         memory[name] = simulation.estimate_memory(fit=True)
     accept = config.accept_changed_code
-    with distributed.held(lambda: run_folder.opened(output, identity, accept=accept)):
+    with distributed.in_first_process(lambda: run_folder.opened(output, identity, accept=accept)):
         done = processes.on_first(
             lambda: [
                 name for name in config.instances if algorithm_folders.is_complete(output / name)

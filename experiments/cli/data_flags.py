@@ -121,7 +121,7 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 
-def _give_way(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def _drop_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Drop a flagfile's split if --dataset on the command line has its own split."""
     split = _options(values) | {"partition", "partition_file"}
     if "dataset" in typed and not split & typed.keys():
@@ -135,7 +135,7 @@ def _unparse(
         values[name].unparse()
 
 
-def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def use_pfllib_folder(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Rewrite --dataset=FOLDER of PFLlib as pfllib:FOLDER with that folder's split.
 
     The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
@@ -161,7 +161,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     name = name_matching.canonical_name(name, pfl.data.DATASETS, aliases.DATASETS)
     dataset = values["dataset"].value = f"{name}{colon}{place}"
     if dataset.startswith(PREFIX):
-        _give_way(values, typed)
+        _drop_split(values, typed)
     dealt = values["partition_file"].value is not None or any(
         values[name].present for name in ANOTHER_SPLIT if name in values
     )

@@ -99,11 +99,11 @@ def _parsed(word: str) -> dict[str, Any]:
     }
     if number == 0 and (host in ("localhost", "[::1]") or host.startswith("127.")):
         options["coordinator_bind_address"] = f"{host}:{port}"  # other machines can't reach it
-    _hold(host, port, number)
+    _reserve(host, port, number)
     return options
 
 
-def _hold(host: str, port: int, number: int) -> None:
+def _reserve(host: str, port: int, number: int) -> None:
     """Reserve this number at this address for the life of the process, on Linux.
 
     JAX ends all processes of a run if two have the same number.
@@ -130,7 +130,7 @@ def _hold(host: str, port: int, number: int) -> None:
 
 
 @contextlib.contextmanager
-def held(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
+def in_first_process(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
     """Context that only the first process enters; all processes run its body."""
     with contextlib.ExitStack() as stack:
 

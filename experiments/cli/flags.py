@@ -261,7 +261,7 @@ def parse(
     model = value_of(values, "model")
     values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
-    data_flags.adopt(values, typed)
+    data_flags.use_pfllib_folder(values, typed)
     group_of = {
         flag.name: group
         for group, members in values.flags_by_module_dict().items()

@@ -106,7 +106,7 @@ def content(
             "share": config.share or algorithm.sharing(),
         }
         values |= {**algorithm.hyperparameters(), **config.training_of[name]}
-        entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
+        entries |= {f"{name}.{key}": _without_addresses(value) for key, value in values.items()}
     return entries
 
 
@@ -187,11 +187,11 @@ def _model(config: ExperimentConfig, dataset: pfl.Dataset) -> str:
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **config.model_options}
     network = pfl.models.make_model(config.model, shape, classes, config.initializer, **options)
-    text = f"{type(network).__qualname__} {_without_places(repr(network))}"
+    text = f"{type(network).__qualname__} {_without_addresses(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without_places(value: Any) -> Any:
+def _without_addresses(value: Any) -> Any:
     """Remove memory addresses, which differ between processes, from a text."""
     text = str(value) if callable(value) or isinstance(value, pfl.core.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text

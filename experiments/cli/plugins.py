@@ -121,7 +121,9 @@ def _import(file: str, path: Path) -> None:
         for new in set(sys.modules) - before:
             if new == name or _of_user(sys.modules[new], folder):
                 del sys.modules[new]
-        raise pfl.InputError(f"--import_file={file} does not run: {_told(error, path)}") from error
+        raise pfl.InputError(
+            f"--import_file={file} does not run: {_located_error(error, path)}"
+        ) from error
     finally:
         sys.path.remove(str(folder))
         if str(folder) not in sys.path:
@@ -183,7 +185,7 @@ def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
             yield from (base.joinpath(*parts[: k + 1]) for k in range(len(parts)))
 
 
-def _told(error: BaseException, path: Path) -> str:
+def _located_error(error: BaseException, path: Path) -> str:
     """Return an error of a user's file with the line where it occurred."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if Path(f.filename).resolve().is_relative_to(path.parent)]

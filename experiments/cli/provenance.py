@@ -78,7 +78,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **made_with(),
+            **versions(),
             **{name: importlib.metadata.version(name) for name in VERSIONED},
         },
         "git": git_state(),
@@ -162,10 +162,10 @@ def package() -> str:
     return total.hexdigest()[:16]
 
 
-def made_with() -> dict[str, str]:
+def versions() -> dict[str, str]:
     """Return the package's code digest and the versions of JAX in this process."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **versions}
+    libraries = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **libraries}
 
 
 def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str,
       record: the folder's last one, {} if there is none.
       accepted: how code has changed since, by entry.
     """
-    states, now = record.get(MADE_WITH, []), made_with()
+    states, now = record.get(MADE_WITH, []), versions()
     states = states if states and states[-1] == now else [*states, now]
     known = {**record.get(ACCEPTED, {})}
     for name, text in accepted.items():
@@ -186,7 +186,7 @@ def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str,
 def warn(output: Path, record: Mapping[str, Any]) -> None:
     """Warn if a folder was begun with other code of the package or another JAX."""
     states = record.get(MADE_WITH)
-    changed = identity.difference(states[-1], made_with()) if states else ""
+    changed = identity.difference(states[-1], versions()) if states else ""
     if changed:
         print(
             f"warning: {output} goes on with other code, so that its numbers may differ slightly "

@@ -191,7 +191,7 @@ def opened(
         if old is not None:
             provenance.warn(output, old)
             if verdict.way is not None:
-                set_aside(output, verdict.way, old["flags"])
+                move_to_earlier(output, verdict.way, old["flags"])
         history = provenance.history(old or {}, verdict.code)
         unchanged = old is not None and history.items() <= old.items()
         if verdict.way is not None or verdict.code or not unchanged:
@@ -207,7 +207,7 @@ def remarks(output: Path, algorithm: str) -> list[str]:
     return [] if record is None else provenance.remarks(record, algorithm)
 
 
-def set_aside(output: Path, way: str, before: Mapping[str, Any]) -> None:
+def move_to_earlier(output: Path, way: str, before: Mapping[str, Any]) -> None:
     """Move the files that a larger run replaces to a subfolder, the table first.
 
     If the process is killed meanwhile, the same command moves the rest.

@@ -112,7 +112,7 @@ def simulate(
     saved = pfl.Checkpoints(
         checkpoints, config.checkpoint_seconds, extendable=grows and config.keep_state
     )
-    with distributed.held(lambda: growing), contextlib.closing(saved):
+    with distributed.in_first_process(lambda: growing), contextlib.closing(saved):
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),

@@ -48,7 +48,7 @@ def hint(name: str, known: Collection[str]) -> str:
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if not ours and word in aliases.WITHOUT:
         return f"It is not needed here: {aliases.WITHOUT[word]}."
-    owners = _called_so(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
+    owners = _foreign_names(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
     if "set" in known and not ours:
         owners = list(dict.fromkeys([*owners, *_owners(name)]))
     if owners:
@@ -143,10 +143,10 @@ def _ours(name: str, values: FlagValues) -> list[str]:
 
 def _settings(name: str) -> list[str]:
     """Return hyperparameters that may correspond to a flag, such as "fedprox.mu"."""
-    return list(dict.fromkeys([*_called_so(name_matching.normalized(name)), *_owners(name)]))
+    return list(dict.fromkeys([*_foreign_names(name_matching.normalized(name)), *_owners(name)]))
 
 
-def _called_so(word: str) -> list[str]:
+def _foreign_names(word: str) -> list[str]:
     """Return an algorithm's hyperparameters of that foreign name, such as "fedfomo.downloads"."""
     known = aliases.HYPERPARAMETERS.items()
     return [f"{algorithm}.{names[word]}" for algorithm, names in known if word in names]

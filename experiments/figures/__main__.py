@@ -23,7 +23,7 @@ from ..cli import plugins, shell
 from ..cli.flag_groups import Group, new_path
 from ..cli.parsing import FlagValues, parse_words
 from ..cli.start import called
-from ..outputs import looks
+from ..outputs import line_styles
 from ..outputs.run_files import atomic_write, write_text
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
@@ -171,7 +171,7 @@ def read_colors(words: Sequence[str]) -> dict[int, str]:
             raise InputError(
                 f"--colors takes NAME=COLOUR with a colour such as red or #d62728, got {word!r}."
             )
-        result[looks.number(name)] = colour
+        result[line_styles.number(name)] = colour
     return result
 
 

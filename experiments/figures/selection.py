@@ -9,8 +9,8 @@ from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
-from ..cli.provenance import made_with
-from ..outputs import looks
+from ..cli import provenance
+from ..outputs import line_styles
 from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.
@@ -134,7 +134,11 @@ def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
 
 def _code(run: Run) -> dict[str, Any]:
     versions = run.config.get("versions")
-    return {} if not isinstance(versions, dict) else {k: versions.get(k) for k in made_with()}
+    return (
+        {}
+        if not isinstance(versions, dict)
+        else {k: versions.get(k) for k in provenance.versions()}
+    )
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:
@@ -202,7 +206,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def with_styles(runs: Sequence[Run]) -> list[tuple[Run, str, int]]:
     """Return each run with its label and the style of its algorithm's line."""
-    styles = looks.numbers([run.algorithm for run in runs])
+    styles = line_styles.numbers([run.algorithm for run in runs])
     return list(zip(runs, labels(runs), styles, strict=True))
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
-from ..outputs import looks
+from ..outputs import line_styles
 from .drawing import Drawing, figure, spread_of, words_of
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
@@ -87,7 +87,7 @@ def against_setting(
         lines = dict(sorted(lines.items()))  # words, such as algorithms, are in the runs' order
     styles = range(len(lines))
     if line_names == [ALGORITHM]:
-        styles = looks.numbers([str(line[0]) for line in lines])
+        styles = line_styles.numbers([str(line[0]) for line in lines])
     for k, (style, (line, points)) in enumerate(zip(styles, lines.items(), strict=True)):
         shift = 0.5 * ((k + 0.5) / len(lines) - 0.5) if scale == "places" else 0.0
         for axes, metric in zip(drawing.axes, metrics, strict=True):

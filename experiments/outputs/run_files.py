@@ -46,7 +46,7 @@ from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.summary import FIRST
 
-from . import comparison_table, looks
+from . import comparison_table, line_styles
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 
@@ -246,7 +246,7 @@ def write_comparison(
     write_text(folder / "comparison.csv", table.to_csv(missing="-"))
     below = [*table.notes, comparison_table.notes(results)]
     drawn = comparison_table.labelled(results)
-    styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
+    styles = dict(zip(drawn, line_styles.numbers(list(results)), strict=True))
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]

@@ -188,7 +188,7 @@ def verdict(cells: Cells, column: Column) -> dict[str, Any]:
     order = cells[~cells["single"]].dropna(subset=["paper", "ours"])
     # Of one seed: a count has no spread.
     halves = order["ci95_half_width"].fillna(0.0 if column.measure.blank else np.inf)
-    apart, pairs = told_apart(order["ours"], halves)
+    apart, pairs = separated_pairs(order["ours"], halves)
     return {
         "kendall_tau": kendall(order["paper"], order["ours"]),
         "rows": len(order),
@@ -208,7 +208,7 @@ def kendall(paper: pd.Series, ours: pd.Series) -> float | None:
     return None if np.isnan(tau) else tau
 
 
-def told_apart(means: pd.Series, halves: pd.Series) -> tuple[int, int]:
+def separated_pairs(means: pd.Series, halves: pd.Series) -> tuple[int, int]:
     """Return (pairs whose intervals do not overlap, all pairs) of means with half intervals."""
     pairs = list(itertools.combinations(zip(means, halves, strict=True), 2))
     return sum(abs(a - b) > wide + width for (a, wide), (b, width) in pairs), len(pairs)

@@ -52,12 +52,12 @@ class Part:
     cost: Cost | None = None
 
     @classmethod
-    def waiting(cls, request: Request) -> "Part":
+    def pending(cls, request: Request) -> "Part":
         """Return a table that has not been made yet."""
         return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
-    def made(cls, request: Request, report: Report) -> "Part":
+    def finished(cls, request: Request, report: Report) -> "Part":
         """Return a table with its finished runs; runs without data are left out."""
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))

@@ -36,7 +36,7 @@ class Quantity(NamedTuple):
     of: Callable[[Run], np.ndarray] | None = None
 
 
-def _each(run: Run, sums: np.ndarray) -> np.ndarray:
+def _per_participant(run: Run, sums: np.ndarray) -> np.ndarray:
     """Reduce [S, T, N] to [S], the last round's mean over its participants."""
     took_part = np.full(len(sums), sums.shape[2])
     if "participated" in run.records:
@@ -45,7 +45,7 @@ def _each(run: Run, sums: np.ndarray) -> np.ndarray:
 
 
 def _traffic(run: Run) -> np.ndarray:
-    return _each(run, run.traffic("up") + run.traffic("down")) / MIB
+    return _per_participant(run, run.traffic("up") + run.traffic("down")) / MIB
 
 
 def _models(run: Run) -> np.ndarray:
@@ -54,7 +54,7 @@ def _models(run: Run) -> np.ndarray:
 
 def _gflop(run: Run) -> np.ndarray:
     flops = run.flops()
-    return np.full(len(run.seeds), np.nan) if flops is None else _each(run, flops) / 1e9
+    return np.full(len(run.seeds), np.nan) if flops is None else _per_participant(run, flops) / 1e9
 
 
 def _seconds(run: Run) -> np.ndarray:

@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
-from fedjax_pfl.federation.config_field import Group, Option, again, declared, option
+from fedjax_pfl.federation.config_field import Group, Option, declared, option, shared_option
 from fedjax_pfl.federation.lr_schedules import named_schedule
 from fedjax_pfl.federation.optimizers import (
     SGD,
@@ -80,8 +80,8 @@ class LocalTraining(Group):
     optimizer_options: Mapping[str, Any] | None = option(
         None, "options of an optimizer given by name, such as {'b1': 0.8}"
     )
-    momentum: float = again(SGD, "momentum")
-    weight_decay: float = again(SGD, "weight_decay")
+    momentum: float = shared_option(SGD, "momentum")
+    weight_decay: float = shared_option(SGD, "weight_decay")
     clip_norm: float | None = option(
         None,
         "largest L2 norm of a minibatch's gradient; a longer one is scaled down to it",

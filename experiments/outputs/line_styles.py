@@ -35,7 +35,7 @@ def numbers(algorithms: Sequence[str]) -> list[int]:
     return [k if k not in own[:i] else next(free) for i, k in enumerate(own)]
 
 
-def apart(styles: Sequence[int]) -> list[int]:
+def distinct_colors(styles: Sequence[int]) -> list[int]:
     """Return styles with distinct colours, for pictures without lines.
 
     Of those that share a colour the first keeps its own.
