@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     meaning = "folder of the tables (default: those of this package)"
     group.text("tables", str(paper_tables.FOLDER), meaning)
     meaning = "folder of saved cells: they are not run again, and finished ones are added"
-    group.text("kept", None, meaning)
+    group.text("saved_cells", None, meaning)
     group.switch("list", False, "print the tables, their settings and rows")
     group.switch("help", False, "print this", short_name="h")
     return values, parse_words(values, argv, positional=None)[0]
@@ -161,7 +161,7 @@ def _request(chosen, more, table, args, output: Path, own: bool = False) -> Requ
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))
-    cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
+    cells = None if chosen.saved_cells is None else as_path("--saved_cells", chosen.saved_cells)
     return Request(table, chosen.scale, more, output, stand_in, reading, cells)
 
 
@@ -235,7 +235,7 @@ def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) ->
 
 
 def keep(request: Request, sections: Sequence[Section]) -> None:
-    """Add finished cells to the file of --kept, if there is one."""
+    """Add finished cells to the file of --saved_cells, if there is one."""
     if request.saved is None:
         return
     for section in sections:

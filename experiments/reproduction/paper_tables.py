@@ -26,7 +26,7 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
                           further settings at --scale=small and medium. A row with
                           beside = true is none of the paper's, another reading beside one for
                           instance: it has no numbers, and is run in every column.
-  [[explain]]             by (a name), says (a sentence), perhaps rows and columns: what is known to
+  [[explain]]             by (a name), text (a sentence), perhaps rows and columns: what is known to
                           move cells away from the paper's numbers; ours = "below" or "above" where
                           it moves them only so
 """
@@ -68,13 +68,13 @@ class Reading:
     """Changes by --reading to a table, a column or a row.
 
     Attributes:
-      says: the difference in words.
+      text: the difference in words.
       preset: of a column, instead of its own.
       flags: of `experiments.run`.
       settings: hyperparameters, as for --set.
     """
 
-    says: str = ""
+    text: str = ""
     preset: str | None = None
     flags: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Explanation:
     """
 
     by: str
-    says: str
+    text: str
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     ours: str = ""
@@ -218,7 +218,7 @@ class PaperTable:
 
     def differences(self, reading: str, scale: str = "full") -> list[str]:
         """Describe a reading's differences at a scale."""
-        return list(dict.fromkeys(one.says for one in self._read(reading, scale) if one.says))
+        return list(dict.fromkeys(one.text for one in self._read(reading, scale) if one.text))
 
     def _read(self, reading: str, scale: str) -> Iterator[Reading]:
         """Yield a reading's parts, without those that the scale's own flags override."""

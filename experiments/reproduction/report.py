@@ -168,7 +168,7 @@ class Report:
             name for cells in self.cells.values() for names in cells["explained_by"]
             for name in names
         }  # fmt: skip
-        known = KNOWN | {one.by: one.says for one in self.table.explain}
+        known = KNOWN | {one.by: one.text for one in self.table.explain}
         return {name: text for name, text in known.items() if name in used}
 
 
@@ -306,7 +306,7 @@ def summary(report: Report) -> dict[str, Any]:
             for cell in cells.itertuples()
             if cell.explained_by
         ],
-        "explanations": {one.by: one.says for one in report.table.explain},
+        "explanations": {one.by: one.text for one in report.table.explain},
     }
 
 

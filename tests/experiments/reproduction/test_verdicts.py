@@ -63,7 +63,7 @@ paper = [30, nan, nan]
 
 [[explain]]
 by = "rate"
-says = "it is not stated"
+text = "it is not stated"
 rows = ["b"]
 """
 
@@ -253,7 +253,7 @@ def test_files(made, tmp_path):
         ("times = 2", 'small = ["--rounds=3"]', "differ in runs of one preset"),
         ('algorithm = "local"', 'algorithm = "local"\nflags = ["--rounds={r}"]', "no value 'r'"),
         ('rows = ["b"]', 'rows = ["z"]', "'rate' explains cells of ['z']"),
-        ('score = "final"', 'score = "final"\nreading.new.says = ""', "a reading must be one of"),
+        ('score = "final"', 'score = "final"\nreading.new.text = ""', "a reading must be one of"),
     ],
 )
 def test_damaged_tables(folder, before, after, said):
