@@ -34,7 +34,7 @@ from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import atomic_write
 
 USAGE = f"""\
-Measures speed.
+Measure speed.
 
   {start.called("benchmark")} --case=a,c --output=speed.json
   {start.called("benchmark")} --list

@@ -1,4 +1,4 @@
-"""Draws a partition and its statistics without training: `python -m experiments.partition --help`.
+"""Partitions and their statistics without training: `python -m experiments.partition --help`.
 
 It writes into a new folder:
 
@@ -36,7 +36,7 @@ from .cli.start import called
 from .outputs.run_files import atomic_write, write_json, write_picture
 
 USAGE = f"""\
-Draws a partition and counts each client's samples, without training.
+Draw a partition and count each client's samples, without training.
 
   {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
   {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
@@ -44,8 +44,8 @@ Draws a partition and counts each client's samples, without training.
   {called("partition")} --dataset=fashion_mnist --data_dir=DATA \\
       --import_split=pfllib:PFLlib/dataset/FashionMNIST
 
-All flags of {called("run")} on data and partition are known; others are ignored, so
-that a --preset can be drawn. Options of an importer are --partition_option=NAME=VALUE.
+All flags of {called("run")} on data and partition are used; others are ignored, so
+that a --preset is accepted. Options of an importer are --partition_option=NAME=VALUE.
 """
 
 

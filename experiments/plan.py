@@ -1,4 +1,4 @@
-"""Compiles an experiment for a device that need not be there: `python -m experiments.plan --help`.
+"""Compilation of an experiment for a described device: `python -m experiments.plan --help`.
 
 Nothing is run. Reports, for every algorithm: seconds of compiling, memory of a device, transfers
 between devices, and on TPU the cycles that the compiler expects.
@@ -34,8 +34,8 @@ from .outputs import training_line
 from .planning import plan_table, plans, targets
 
 USAGE = f"""\
-Compiles an experiment for a device that need not be there, and runs nothing: does it fit, with how
-many clients side by side, how long does it compile, and on TPU about how fast is it.
+Compile an experiment for a device that this machine may lack, without running it: whether it fits,
+with how many clients side by side, its compilation time and, on TPU, an estimate of its speed.
 
   {called("plan")} --target=v5e --algorithms=fedavg,feddwa --dataset=digits
   {called("plan")} --target=v5e:2x2 --num_clients=100 --output=plan.json

@@ -1,4 +1,4 @@
-"""Repeats a paper's table: `python -m experiments.reproduce --help`."""
+"""Reproduction of a paper's table: `python -m experiments.reproduce --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -38,7 +38,7 @@ from .reproduction.planning import (
 )
 
 USAGE = f"""\
-Runs the cells of a paper's table and shows the measured numbers beside the paper's.
+Run the cells of a paper's table and show the measured numbers beside the paper's.
 
   {called("reproduce")} --list
   {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
@@ -54,20 +54,20 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     """Return (own flags, words for `experiments.run`)."""
     values = FlagValues()
     group = Group(values, "reproduce")
-    group.names("table", [], "PAPER/TABLE, one of --list; of several one report is made")
-    meaning = "every table, those with the fewest runs first, and one report of all"
+    group.names("table", [], "PAPER/TABLE of --list; several make one report")
+    meaning = "make all tables, those with the fewest runs first, and a report"
     group.switch("all", False, meaning)
     meaning = "'small' (minutes, not comparable), 'medium' (nearer to it) or 'full' (the paper's)"
     group.text("scale", "small", meaning)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
     group.text("reading", None, meaning)
-    group.names("columns", [], "only these settings of the table")
-    group.names("rows", [], "only these rows of it")
+    group.names("columns", [], "columns of the table (default: all)")
+    group.names("rows", [], "rows of the table (default: all)")
     meaning = "data sets to use where a setting's own is missing, such as mnist:fashion_mnist"
     group.names("stand_in", [], meaning)
     meaning = "folder of the tables (default: those of this package)"
     group.text("tables", str(paper_tables.FOLDER), meaning)
-    meaning = "folder of saved cells: they are not run again, and finished ones are added"
+    meaning = "folder of saved cells, which are not run again; finished ones are added"
     group.text("saved_cells", None, meaning)
     group.switch("list", False, "print the tables, their settings and rows")
     group.switch("help", False, "print this", short_name="h")

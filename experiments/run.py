@@ -1,4 +1,4 @@
-"""Compares algorithms on one federation: `python -m experiments.run --help`."""
+"""Comparison of algorithms on one federation: `python -m experiments.run --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch

@@ -1,4 +1,4 @@
-"""Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
+"""Sweep over a grid of hyperparameters: `python -m experiments.sweep --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -33,7 +33,7 @@ from .sweeps.grid import Cell, cells, changing_data, parse_grid
 from .sweeps.sweep_files import Outcome, footnotes, table, write
 
 USAGE = f"""\
-Runs algorithms over a grid of hyperparameters and ranks the settings by validation accuracy.
+Run algorithms over a grid of hyperparameters and rank the settings by validation accuracy.
 
   {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20

@@ -1,4 +1,4 @@
-"""Draws one figure from finished runs: `python -m experiments.figures --help`."""
+"""Figures from finished runs: `python -m experiments.figures --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from ..cli.start import launch
@@ -40,7 +40,7 @@ from .loading import find
 from .selection import labelled, read_labels
 
 USAGE = f"""\
-Draws a figure from finished runs of {called("run")}; docs/figures.md has examples of all of them.
+Draw a figure from finished runs of {called("run")}; docs/figures.md has examples of all figures.
 
   {called("figures")} --list
   {called("figures")} waffle/weights --runs=runs/waffle --output=weights.png
@@ -57,7 +57,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     values = FlagValues()
     group = Group(values, "figures")
     group.names("runs", [], "folders of finished runs")
-    group.names("algorithms", [], "only these algorithms of them")
+    group.names("algorithms", [], "algorithms to draw (default: all)")
     meaning = "a measure of the runs, such as macro_f1 (default: what their task leads with)"
     group.text("metric", None, meaning)
     group.text("output", None, "a new PNG, PDF or SVG file")
