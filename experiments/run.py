@@ -1,4 +1,4 @@
-"""Compares algorithms on one federation: `python -m experiments.run --help`."""
+"""Comparison of algorithms on one federation: `python -m experiments.run --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -42,7 +42,7 @@ from .outputs import clients_table, comparison_table, run_files, tracking, train
 
 @shell.script(shell.GOES_ON, "from what is kept")
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     config = flags.parse(argv, flags.distributed)
     if config.help:
         print(flags.help_text())
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(experiment: Experiment, quiet: bool = False) -> int:
-    """Simulates the algorithms one after the other, writes and prints; returns the exit code.
+    """Simulate the algorithms in turn, write and print; return the exit code.
 
     Algorithms with a complete folder are read from it; one with checkpoints continues from them.
     With `quiet` only progress is shown, without header and table.
@@ -85,7 +85,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
         memory[name] = simulation.estimate_memory(fit=True)
     accept = config.accept_changed_code
-    with distributed.held(lambda: run_folder.opened(output, identity, accept=accept)):
+    with distributed.in_first_process(lambda: run_folder.opened(output, identity, accept=accept)):
         done = processes.on_first(
             lambda: [
                 name for name in config.instances if algorithm_folders.is_complete(output / name)
@@ -110,7 +110,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
 
 
 def _finish(experiment: Experiment, name: str, results: dict[str, pfl.Result]) -> None:
-    """Reads the result of an algorithm whose folder is complete, if need be, and tracks it."""
+    """Read and track the result of an algorithm whose folder is complete."""
     if name not in results:
         results[name] = load(experiment.config, name, experiment.output)
     track(experiment, {name: results[name]}, experiment.output)
@@ -133,7 +133,7 @@ def _write_comparison(experiment: Experiment, results: dict[str, pfl.Result], fa
 
 
 def _cache_programs(config: ExperimentConfig) -> None:
-    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does.
+    """Let JAX cache compiled programs in a folder, which the first process checks.
 
     Raises:
       InputError: --compilation_cache was given, and is no path.
@@ -155,19 +155,19 @@ def _cache_programs(config: ExperimentConfig) -> None:
 
 
 def load(config: ExperimentConfig, name: str, output: Path) -> pfl.Result:
-    """A finished algorithm's result."""
+    """Return a finished algorithm's result."""
     result = algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
     return remarked(result, {}, provenance.of_other_code(config.import_file, output / name, name))
 
 
 def track(made: Inputs | Experiment, results: dict[str, pfl.Result], output: Path) -> None:
-    """Sends the trackers what they lack of finished algorithms."""
+    """Send finished algorithms' missing measurements to the trackers."""
     for name, result in results.items():
         tracking.finish(made.config, output, name, made.identity, result)
 
 
 def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
-    """Prints what is kept and how to continue; returns the exit code."""
+    """Print what is saved and how to continue; return the exit code."""
     number = stop.signal
     if isinstance(error, Stopped):  # all processes are, if only one got a signal
         number = max(processes.exchange(number))
@@ -184,7 +184,7 @@ def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
 
 
 def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Path) -> int:
-    """Prints the table and its notes."""
+    """Print the table and its notes."""
     print()
     table = comparison_table.comparison(results, config.headline)
     console.print_comparison(Console(), table)
@@ -198,7 +198,7 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
 
 
 def header(experiment: Experiment) -> list[str]:
-    """The header: a few lines on the run."""
+    """Format a few lines on the run."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.config
     shape = "x".join(map(str, dataset.input_shape))
     efficiency = pfl.engine.padding_efficiency(federation.steps(), federation.execution)
