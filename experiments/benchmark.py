@@ -1,4 +1,4 @@
-"""Measures speed: `python -m experiments.benchmark --help`.
+"""Benchmark of speed: `python -m experiments.benchmark --help`.
 
 Every case runs in its own process and its contestants take turns, so that they are measured within
 the same minutes. Nothing is downloaded: images are random.
@@ -34,7 +34,7 @@ from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import atomic_write
 
 USAGE = f"""\
-Measures speed.
+Measure speed.
 
   {start.called("benchmark")} --case=a,c --output=speed.json
   {start.called("benchmark")} --list
@@ -45,7 +45,7 @@ random.
 
 
 def parse(argv: Sequence[str]) -> flags.FlagValues:
-    """The flags of a command line (the program's name first)."""
+    """Return the flags of a command line (the program's name first)."""
     values = FlagValues()
     group = Group(values, "benchmark")
     group.names("case", ["a"], "cases to measure, or all")
@@ -66,7 +66,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     args = parse(argv)
     if args["help"].value:
         print(USAGE)
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
     if len(names) == 1:
         measured = {names[0]: _measure(names[0], args, torch)}
     else:
-        measured = _apart(names, args)
+        measured = _in_processes(names, args)
     if output is not None:
         with atomic_write(output) as path:
             path.write_text(json.dumps(measured, indent=2) + "\n")
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
 
 
 def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
-    """One case in this process: measured, shown, as plain data."""
+    """Measure and print a case in this process; return plain data."""
     print(f"Case {name}: {_about(name)}", flush=True)
     over = devices.prepare(args.devices, 4 if args.quick else 20)
     plan = Plan(
@@ -122,8 +122,8 @@ def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
     }
 
 
-def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
-    """Every case in its own process, one after the other."""
+def _in_processes(names: Sequence[str], args: flags.FlagValues) -> dict:
+    """Measure every case in its own process, one after the other."""
     measured = {}
     with tempfile.TemporaryDirectory() as folder:
         same = Path(folder) / "same.flags"
@@ -139,7 +139,7 @@ def _apart(names: Sequence[str], args: flags.FlagValues) -> dict:
 
 
 def show(report: Report) -> None:
-    """Prints the table of a case, and its ratios with their targets."""
+    """Print the table of a case, and its ratios with their targets."""
     table = Table(box=SIMPLE_HEAD)
     for column in ("", "s a round", "least", "most", "compiling, s"):
         table.add_column(column, justify="left" if not column else "right")

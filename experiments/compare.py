@@ -17,11 +17,10 @@ from .cli import plugins, shell
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
-from .figures.choice import choice_of, define_flags
 from .figures.loading import find
 from .figures.pivots import SPREADS, pivoted
 from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
-from .figures.scores import SCORES
+from .figures.scores import SCORES, choice_of, define_flags
 from .figures.selection import (
     labelled,
     read_labels,

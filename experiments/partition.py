@@ -1,4 +1,4 @@
-"""Draws a partition and its statistics without training: `python -m experiments.partition --help`.
+"""Partitions and their statistics without training: `python -m experiments.partition --help`.
 
 It writes into a new folder:
 
@@ -36,7 +36,7 @@ from .cli.start import called
 from .outputs.run_files import atomic_write, write_json, write_picture
 
 USAGE = f"""\
-Draws a partition and counts each client's samples, without training.
+Draw a partition and count each client's samples, without training.
 
   {called("partition")} --dataset=digits --partition=dirichlet --alphas=0.01,0.1,1
   {called("partition")} --dataset=digits --partition=waffle --num_clients=10 \\
@@ -44,13 +44,13 @@ Draws a partition and counts each client's samples, without training.
   {called("partition")} --dataset=fashion_mnist --data_dir=DATA \\
       --import_split=pfllib:PFLlib/dataset/FashionMNIST
 
-All flags of {called("run")} on data and partition are known; others are ignored, so
-that a --preset can be drawn. Options of an importer are --partition_option=NAME=VALUE.
+All flags of {called("run")} on data and partition are used; others are ignored, so
+that a --preset is accepted. Options of an importer are --partition_option=NAME=VALUE.
 """
 
 
 def define(values: absl.flags.FlagValues) -> None:
-    """The flags beside those of a run."""
+    """Define the flags beside those of a run."""
     group = Group(values, "partition")
     meaning = "SOURCE:PATH of a split of another tool, instead of a rule"
     group.text("import_split", None, meaning)
@@ -58,7 +58,7 @@ def define(values: absl.flags.FlagValues) -> None:
 
 
 def build(config: ExperimentConfig, dataset: pfl.Dataset) -> dict[str, pfl.Partition]:
-    """The chosen partitions by the ending of their files' names: one, or one for each alpha."""
+    """Make the chosen partitions, one or one per alpha, by their files' suffixes."""
     names = ("partition", "partition_file", "import_split")
     chosen = [name for name in names if config[name].present]
     if len(chosen) > 1:
@@ -103,7 +103,7 @@ def _imported(config: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
 
 
 def output_folder(args: ExperimentConfig) -> Path:
-    """The folder to write to, which must not exist yet."""
+    """Return the folder to write to, which must not exist yet."""
     if args.output_dir is None:
         rule = args.partition
         if args.partition_file is not None or args.import_split is not None:
@@ -120,7 +120,7 @@ def write(
     partitions: dict[str, pfl.Partition],
     statistics: dict[str, dict[str, Any]],
 ) -> None:
-    """Writes files, numbers (`partition_statistics`, by name) and pictures of every partition."""
+    """Write files, numbers (`partition_statistics`, by name) and pictures of every partition."""
     with writing(output):
         output.mkdir(parents=True)
     labels, num_classes = dataset.labels, dataset.num_classes
@@ -148,7 +148,7 @@ def write(
 
 
 def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
-    """The summary, and how unequal the clients are, in words."""
+    """Format the summary and the clients' heterogeneity."""
     classes, effective = facts["classes_per_client"]["mean"], facts["effective_classes"]["mean"]
     apart = facts["total_variation"]["mean"]
     text = [f"{name}: " if name else "", partition.summary(), "\n"]
@@ -163,7 +163,7 @@ def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
 
 
 def catalogue() -> str:
-    """Rules with their options, and importers."""
+    """Return rules with their options, and importers."""
     shown = ["Partition rules (--partition):"]
     for rule in sorted(pfl.data.RULES):
         defaults = pfl.data.rule_options(rule) | {"test_split": pfl.data.RULES[rule].test_split}
@@ -179,7 +179,7 @@ def catalogue() -> str:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     args = flags.parse(argv, define)
     if args.help:
         values = flags.define(define)

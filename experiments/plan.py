@@ -1,4 +1,4 @@
-"""Compiles an experiment for a device that need not be there: `python -m experiments.plan --help`.
+"""Compilation of an experiment for a described device: `python -m experiments.plan --help`.
 
 Nothing is run. Reports, for every algorithm: seconds of compiling, memory of a device, transfers
 between devices, and on TPU the cycles that the compiler expects.
@@ -24,8 +24,7 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import gigabytes, shown
 from fedjax_pfl.utils.typing import Device
 
-from .cli import console as printed
-from .cli import flags, shell
+from .cli import console, flags, shell
 from .cli.build import Experiment, load_inputs
 from .cli.build import prepare as prepare_inputs
 from .cli.config import ExperimentConfig
@@ -35,8 +34,8 @@ from .outputs import training_line
 from .planning import plan_table, plans, targets
 
 USAGE = f"""\
-Compiles an experiment for a device that need not be there, and runs nothing: does it fit, with how
-many clients side by side, how long does it compile, and on TPU about how fast is it.
+Compile an experiment for a device that this machine may lack, without running it: whether it fits,
+with how many clients side by side, its compilation time and, on TPU, an estimate of its speed.
 
   {called("plan")} --target=v5e --algorithms=fedavg,feddwa --dataset=digits
   {called("plan")} --target=v5e:2x2 --num_clients=100 --output=plan.json
@@ -50,7 +49,7 @@ ENDINGS = (".json", ".csv")
 
 
 def define(values: absl.flags.FlagValues) -> None:
-    """The flags beside those of a run."""
+    """Define the flags beside those of a run."""
     group = Group(values, "plan")
     meaning = "device to compile for: a chip such as v5e or h100, or several such as v5e:2x2"
     group.text("target", None, meaning)
@@ -59,13 +58,13 @@ def define(values: absl.flags.FlagValues) -> None:
 
 
 def parse(argv: Sequence[str]) -> ExperimentConfig:
-    """The flags of a command line, the program's name first."""
+    """Return the flags of a command line, the program's name first."""
     return flags.parse(argv, define)
 
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
+    """Run the script."""
     args = parse(argv)
     if args.help:
         print(f"{USAGE}\n{flags.define(define).module_help('plan')}\n{BELOW}")
@@ -79,12 +78,12 @@ def main(argv: list[str]) -> int:
     output = _output(args.output)
     targets.check_installed(target)
     args.check()
-    with _never_kept():
+    with _uncached():
         return plan(args, target, output)
 
 
 def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) -> int:
-    """Compiles everything, prints the table, writes the file; returns the exit code."""
+    """Compile everything, print the table and write the file; return the exit code."""
     devices = target.devices()
     experiment = prepare(args, target)
     count = _count(args, len(devices), experiment.federation.num_clients)
@@ -106,7 +105,7 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
             score_clients=args.scored_clients,
         )
     print()
-    printed.print_table(Console(), plan_table.table(by_name))
+    console.print_table(Console(), plan_table.table(by_name))
     print("".join(f"\n{line}" for line in plan_table.notes(by_name, experiment, target)))
     if output is not None:
         plan_table.write(output, by_name, experiment, target, devices)
@@ -115,14 +114,14 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
 
 
 def prepare(args: ExperimentConfig, target: targets.Target) -> Experiment:
-    """The experiment as it would be on the target; how devices share it is chosen later."""
+    """Build the experiment for the target, without its mesh of devices."""
     single = {"devices": 1, "mesh": "auto"}
     options = single | {"platform": target.chip.platform}
     return prepare_inputs(load_inputs(args), options=options)
 
 
 def header(experiment: Experiment, target: targets.Target, devices: Sequence[Device]) -> list[str]:
-    """A few lines on what is compiled."""
+    """Return a few lines on what is compiled."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.config
     shape = "x".join(map(str, dataset.input_shape))
     chip = target.chip
@@ -139,7 +138,7 @@ def header(experiment: Experiment, target: targets.Target, devices: Sequence[Dev
 
 
 def _count(args: ExperimentConfig, most: int, clients: int) -> int:
-    """How many of the target's devices are used; without --mesh at most one for each client.
+    """Return the number of used devices of the target; without --mesh at most one per client.
 
     Raises:
       InputError: more than it has, or no number; a mesh of another number.
@@ -166,8 +165,8 @@ def _output(text: str | None) -> Path | None:
 
 
 @contextlib.contextmanager
-def _never_kept() -> Iterator[None]:
-    """JAX keeps no compiled programs meanwhile: how long they compile would not be known."""
+def _uncached() -> Iterator[None]:
+    """Context in which JAX caches no programs, so that compile times are measured."""
     config: Any = jax.config
     before = config.jax_enable_compilation_cache
     jax.config.update("jax_enable_compilation_cache", False)

@@ -1,4 +1,4 @@
-"""Repeats a paper's table: `python -m experiments.reproduce --help`."""
+"""Reproduction of a paper's table: `python -m experiments.reproduce --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -38,7 +38,7 @@ from .reproduction.planning import (
 )
 
 USAGE = f"""\
-Runs the cells of a paper's table and shows the measured numbers beside the paper's.
+Run the cells of a paper's table and show the measured numbers beside the paper's.
 
   {called("reproduce")} --list
   {called("reproduce")} --table=pfedla/1 --scale=small --data_dir=DATA
@@ -51,24 +51,24 @@ AFTER = f"All other flags are those of {called('run')}; the table notes their ch
 
 
 def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
-    """(own flags, words for `experiments.run`)."""
+    """Return (own flags, words for `experiments.run`)."""
     values = FlagValues()
     group = Group(values, "reproduce")
-    group.names("table", [], "PAPER/TABLE, one of --list; of several one report is made")
-    meaning = "every table, those with the fewest runs first, and one report of all"
+    group.names("table", [], "PAPER/TABLE of --list; several make one report")
+    meaning = "make all tables, those with the fewest runs first, and a report"
     group.switch("all", False, meaning)
     meaning = "'small' (minutes, not comparable), 'medium' (nearer to it) or 'full' (the paper's)"
     group.text("scale", "small", meaning)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
     group.text("reading", None, meaning)
-    group.names("columns", [], "only these settings of the table")
-    group.names("rows", [], "only these rows of it")
+    group.names("columns", [], "columns of the table (default: all)")
+    group.names("rows", [], "rows of the table (default: all)")
     meaning = "data sets to use where a setting's own is missing, such as mnist:fashion_mnist"
     group.names("stand_in", [], meaning)
     meaning = "folder of the tables (default: those of this package)"
     group.text("tables", str(paper_tables.FOLDER), meaning)
-    meaning = "folder of saved cells: they are not run again, and finished ones are added"
-    group.text("kept", None, meaning)
+    meaning = "folder of saved cells, which are not run again; finished ones are added"
+    group.text("saved_cells", None, meaning)
     group.switch("list", False, "print the tables, their settings and rows")
     group.switch("help", False, "print this", short_name="h")
     return values, parse_words(values, argv, positional=None)[0]
@@ -85,7 +85,7 @@ class Queue:
 
 
 def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
-    """Checks the request for one table; nothing is read or written yet.
+    """Check the request for one table; nothing is read or written yet.
 
     Raises:
       InputError: it is not valid.
@@ -109,7 +109,7 @@ def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
 
 
 def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
-    """Checks the request for several tables; tables without the reading are as they are.
+    """Check the request for several tables; those without the reading are unchanged.
 
     Raises:
       InputError: it is not valid.
@@ -138,7 +138,7 @@ def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
 
 
 def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentConfig:
-    """The flags for `experiments.run`, once all that tables have in common is valid."""
+    """Return the flags for `experiments.run` after checking what tables have in common."""
     args = flags.parse(["run", *more])  # a mistyped --table would be among these
     if not value_of(chosen, "table") and not chosen["all"].value:
         raise pfl.InputError(
@@ -155,18 +155,18 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
 
 
 def _request(chosen, more, table, args, output: Path, own: bool = False) -> Request:
-    """A table's request; `own` if the output folder is below a queue's."""
+    """Return a table's request; `own` if the output folder is below a queue's."""
     if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))
-    cells = None if chosen.kept is None else as_path("--kept", chosen.kept)
+    cells = None if chosen.saved_cells is None else as_path("--saved_cells", chosen.saved_cells)
     return Request(table, chosen.scale, more, output, stand_in, reading, cells)
 
 
 def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
-    """What stands in for which data set; under "" for any.
+    """Return the substitute of each data set; that of "" is for any.
 
     Raises:
       InputError: an unknown data set, none, or two for one.
@@ -187,7 +187,7 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
 def reproduce(
     request: Request, columns: Sequence[str] = (), rows: Sequence[str] = ()
 ) -> tuple[int, reproduce_report.Report | None, list[Section]]:
-    """Makes the runs that are missing and writes the table.
+    """Make the missing runs and write the table.
 
     Returns:
       (exit code, the table, its requested sections); no table where a run was interrupted.
@@ -229,13 +229,13 @@ def reproduce(
 
 
 def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) -> dict[str, Any]:
-    """The identity of a table's folder, or of a queue's."""
+    """Return the identity of a table's folder, or of a queue's."""
     facts |= {"scale": request.scale} | ({"reading": request.reading} if request.reading else {})
     return identity.run_identity(args, facts)
 
 
 def keep(request: Request, sections: Sequence[Section]) -> None:
-    """Adds finished cells to the file of --kept, if there is one."""
+    """Add finished cells to the file of --saved_cells, if there is one."""
     if request.saved is None:
         return
     for section in sections:
@@ -243,7 +243,7 @@ def keep(request: Request, sections: Sequence[Section]) -> None:
 
 
 def one_table(request: Request, columns: Sequence[str], rows: Sequence[str]) -> int:
-    """Makes and prints one table; returns the exit code."""
+    """Make and print one table; return the exit code."""
     code, report, shown = reproduce(request, columns, rows)
     if report is not None:
         print()
@@ -253,7 +253,7 @@ def one_table(request: Request, columns: Sequence[str], rows: Sequence[str]) -> 
 
 
 def several(queue: Queue) -> int:
-    """Makes all tables of a queue, and their report anew after each; returns the exit code.
+    """Make all tables of a queue, updating their report after each; return the exit code.
 
     The report names a table that can't be made, and the others go on.
     """
@@ -261,7 +261,7 @@ def several(queue: Queue) -> int:
     tables = sorted(one.table.name for one in queue.requests)
     entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
     run_folder.check(queue.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.waiting(one) for one in queue.requests}
+    parts = {one.table.name: overview.Part.pending(one) for one in queue.requests}
     title = f"The papers' tables again, {queue.scale} scale"
     if queue.reading:
         without = [one.table.name for one in queue.requests if one.reading is None]
@@ -278,7 +278,7 @@ def several(queue: Queue) -> int:
                 parts[name] = replace(parts[name], state=f"not made: {error}")
                 code, report = 0, None
             if report is not None:
-                parts[name] = overview.Part.made(one, report)
+                parts[name] = overview.Part.finished(one, report)
             overview.write(queue.output, title, list(parts.values()))
             if code:
                 return code
@@ -287,7 +287,7 @@ def several(queue: Queue) -> int:
 
 
 def catalogue(folder: Path) -> str:
-    """The text of --list."""
+    """Return the text of --list."""
     lines = []
     for name in paper_tables.names(folder):
         table = paper_tables.load(name, folder)
@@ -304,7 +304,7 @@ def catalogue(folder: Path) -> str:
 
 @shell.script(shell.GOES_ON, "with the missing runs")
 def main(argv: list[str]) -> int:
-    """Runs the script."""
+    """Run the script."""
     args, more = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n\n{args.module_help('reproduce')}\n\n{AFTER}")

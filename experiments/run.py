@@ -1,4 +1,4 @@
-"""Compares algorithms on one federation: `python -m experiments.run --help`."""
+"""Comparison of algorithms on one federation: `python -m experiments.run --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -22,8 +22,16 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.notes import named
 
-from .cli import algorithm_folders, distributed, flags, new_clients, provenance, run_folder, shell
-from .cli import console as shown
+from .cli import (
+    algorithm_folders,
+    console,
+    distributed,
+    flags,
+    new_clients,
+    provenance,
+    run_folder,
+    shell,
+)
 from .cli.algorithms import own_words, remarked
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
@@ -34,12 +42,12 @@ from .outputs import clients_table, comparison_table, run_files, tracking, train
 
 @shell.script(shell.GOES_ON, "from what is kept")
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     config = flags.parse(argv, flags.distributed)
     if config.help:
         print(flags.help_text())
     elif config.list:
-        print(shown.catalogue())
+        print(console.catalogue())
     else:
         distributed.start(config.distributed, config.devices, config.mesh, config.num_clients)
         inputs = processes.agreed(lambda: load_inputs(config))
@@ -58,7 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(experiment: Experiment, quiet: bool = False) -> int:
-    """Simulates the algorithms one after the other, writes and prints; returns the exit code.
+    """Simulate the algorithms in turn, write and print; return the exit code.
 
     Algorithms with a complete folder are read from it; one with checkpoints continues from them.
     With `quiet` only progress is shown, without header and table.
@@ -66,7 +74,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     config, output, identity = experiment.config, experiment.output, experiment.identity
     if config.compilation_cache:
         _cache_programs(config)
-    console = Console()
+    terminal = Console()
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
@@ -77,7 +85,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
         memory[name] = simulation.estimate_memory(fit=True)
     accept = config.accept_changed_code
-    with distributed.held(lambda: run_folder.opened(output, identity, accept=accept)):
+    with distributed.in_first_process(lambda: run_folder.opened(output, identity, accept=accept)):
         done = processes.on_first(
             lambda: [
                 name for name in config.instances if algorithm_folders.is_complete(output / name)
@@ -88,7 +96,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         )
         facts = provenance.describe(experiment)
         try:
-            with Stopper() as stop, shown.progress_display(console) as display:
+            with Stopper() as stop, console.progress_display(terminal) as display:
                 for name in config.instances:
                     if name not in done:
                         begin = partial(display.algorithm, memory=memory.get(name))
@@ -102,7 +110,7 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
 
 
 def _finish(experiment: Experiment, name: str, results: dict[str, pfl.Result]) -> None:
-    """Reads the result of an algorithm whose folder is complete, if need be, and tracks it."""
+    """Read and track the result of an algorithm whose folder is complete."""
     if name not in results:
         results[name] = load(experiment.config, name, experiment.output)
     track(experiment, {name: results[name]}, experiment.output)
@@ -125,7 +133,7 @@ def _write_comparison(experiment: Experiment, results: dict[str, pfl.Result], fa
 
 
 def _cache_programs(config: ExperimentConfig) -> None:
-    """Lets JAX keep compiled programs in a folder, if it can be written; the first process does.
+    """Let JAX cache compiled programs in a folder, which the first process checks.
 
     Raises:
       InputError: --compilation_cache was given, and is no path.
@@ -147,19 +155,19 @@ def _cache_programs(config: ExperimentConfig) -> None:
 
 
 def load(config: ExperimentConfig, name: str, output: Path) -> pfl.Result:
-    """A finished algorithm's result."""
+    """Return a finished algorithm's result."""
     result = algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
     return remarked(result, {}, provenance.of_other_code(config.import_file, output / name, name))
 
 
 def track(made: Inputs | Experiment, results: dict[str, pfl.Result], output: Path) -> None:
-    """Sends the trackers what they lack of finished algorithms."""
+    """Send finished algorithms' missing measurements to the trackers."""
     for name, result in results.items():
         tracking.finish(made.config, output, name, made.identity, result)
 
 
 def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
-    """Prints what is kept and how to continue; returns the exit code."""
+    """Print what is saved and how to continue; return the exit code."""
     number = stop.signal
     if isinstance(error, Stopped):  # all processes are, if only one got a signal
         number = max(processes.exchange(number))
@@ -176,10 +184,10 @@ def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
 
 
 def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Path) -> int:
-    """Prints the table and its notes."""
+    """Print the table and its notes."""
     print()
     table = comparison_table.comparison(results, config.headline)
-    shown.print_comparison(Console(), table)
+    console.print_comparison(Console(), table)
     print("".join(f"\n{line}" for line in table.notes) + "\n" * bool(table.notes))
     clients = max(result.num_clients for result in results.values())
     lines = [f"Training: {training_line.describe_training(config, clients)}."]
@@ -190,7 +198,7 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
 
 
 def header(experiment: Experiment) -> list[str]:
-    """The header: a few lines on the run."""
+    """Format a few lines on the run."""
     federation, dataset, args = experiment.federation, experiment.dataset, experiment.config
     shape = "x".join(map(str, dataset.input_shape))
     efficiency = pfl.engine.padding_efficiency(federation.steps(), federation.execution)

@@ -1,4 +1,4 @@
-"""Tries a grid of hyperparameters: `python -m experiments.sweep --help`."""
+"""Sweep over a grid of hyperparameters: `python -m experiments.sweep --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -21,8 +21,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
-from .cli import algorithm_folders, flags, identity, run_folder, shell
-from .cli import console as shown
+from .cli import algorithm_folders, console, flags, identity, run_folder, shell
 from .cli.algorithms import parse_algorithms
 from .cli.build import Folder, load_inputs, prepare
 from .cli.config import ExperimentConfig
@@ -34,7 +33,7 @@ from .sweeps.grid import Cell, cells, changing_data, parse_grid
 from .sweeps.sweep_files import Outcome, footnotes, table, write
 
 USAGE = f"""\
-Runs algorithms over a grid of hyperparameters and ranks the settings by validation accuracy.
+Run algorithms over a grid of hyperparameters and rank the settings by validation accuracy.
 
   {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
@@ -64,7 +63,7 @@ class Program(NamedTuple):
 
 
 def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.Result:
-    """Simulates one program, or reads its finished result.
+    """Simulate one program, or read its finished result.
 
     Raises:
       InputError: its data have changed since the sweep began.
@@ -107,7 +106,7 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
 
 
 def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
-    """Each setting of a program."""
+    """Yield each setting of a program."""
 
     measure = result.measure()
 
@@ -125,7 +124,7 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
 
 
 def define(values: absl.flags.FlagValues) -> None:
-    """The flags beside those of a run."""
+    """Define the flags beside those of a run."""
     group = Group(values, "sweep")
     group.pairs("grid", "values of a setting, NAME=VALUE,VALUE")
     meaning = (
@@ -138,7 +137,7 @@ def define(values: absl.flags.FlagValues) -> None:
 
 @shell.script(shell.GOES_ON)
 def main(argv: list[str]) -> int:
-    """Runs the command."""
+    """Run the command."""
     config = flags.parse(argv, define)
     if config.help:
         print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
@@ -183,7 +182,7 @@ def main(argv: list[str]) -> int:
 
 
 def left_out(config: ExperimentConfig) -> list[str]:
-    """Sentences on flags of `experiments.run` that a sweep does not use."""
+    """Return sentences on flags of `experiments.run` that a sweep ignores."""
     messages = []
     if config.new_clients:
         messages.append("New clients take no part in the sweep and are not scored.")
@@ -200,7 +199,7 @@ def sweep(
     entries: Mapping[str, Any],
     heading: Sequence[str],
 ) -> int:
-    """Runs the queue, writes and prints; returns the exit code.
+    """Run the queue, write and print; return the exit code.
 
     Args:
       entries: the sweep's identity.
@@ -215,7 +214,7 @@ def sweep(
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
-            with Stopper() as stop, shown.progress_display(Console()) as display:
+            with Stopper() as stop, console.progress_display(Console()) as display:
                 for program in queue:
                     result = run_program(program, output, display, stop)
                     ranked += outcomes(program.cell, result, config.rank_by)

@@ -24,7 +24,7 @@ class Claim(NamedTuple):
 
     table: str
     column: str
-    says: str
+    statement: str
 
 
 CLAIMS = (
@@ -67,7 +67,7 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
         (column,) = (one for one in table.column if one.name == claim.column)
         text = f"{column.title}, {rows[0]['scale']} scale"
         note = rows[0]["note"].replace(" instead of the paper's data set", "")
-        panel.set_title(f"{claim.says}\n{text}{f' ({note})' if note else ''}", fontsize=8)
+        panel.set_title(f"{claim.statement}\n{text}{f' ({note})' if note else ''}", fontsize=8)
         panel.set_xlabel(rows[0]["unit"], fontsize=8)
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)

@@ -12,7 +12,7 @@ last). Each call, also without queues, marks them in the page; a page that is co
 With --superseded they are listed instead, with the least that they cost and the command that runs
 them.
 
-Cells that `experiments.reproduce --kept=docs/reproduced` keeps in a page's JSON file stay there. A
+Cells in a page's JSON file (`experiments.reproduce --saved_cells=docs/reproduced`) stay there. A
 page is not replaced by one with fewer measured cells.
 """
 
@@ -30,7 +30,7 @@ from experiments.reproduction.cells import NEAR, NO_NUMBER
 from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
-from experiments.reproduction.saved_cells import KEPT, as_text, page_of
+from experiments.reproduction.saved_cells import CELLS, as_text, page_of
 from fedjax_pfl.results.table import Table
 
 INDEX, COSTS = "README.md", "costs.csv"
@@ -74,7 +74,7 @@ def copy(queue: Path, docs: Path) -> list[str]:
         facts = {key: summary[key] for key in SAID}
         cells = sum(row["state"] != NO_NUMBER for row in rows)
         facts |= {"measured": count, "cells": cells}
-        write_text(docs / f"{name}.json", as_text(facts | {KEPT: before.get(KEPT, {})}))
+        write_text(docs / f"{name}.json", as_text(facts | {CELLS: before.get(CELLS, {})}))
         written.append(name)
     return written
 
@@ -146,7 +146,7 @@ def index(docs: Path) -> str:
     for page in sorted(docs.glob("*.json"), key=lambda path: order.get(path.stem, len(order))):
         facts = table_of(page)
         if "verdict" not in facts:
-            continue  # cells are kept, and there is no page yet
+            continue  # its cells are saved, but it has no page yet
         verdict, reading = facts["verdict"], facts["reading"]
         tau, near = verdict["kendall_tau"], "-"
         if verdict["compared"]:
@@ -201,7 +201,7 @@ def superseded(docs: Path) -> list[str]:
             said = f"{len(costs)} runs, over {hours:.2g} hours on {machine.name}{unknown}"
             lines.append(f"{path.stem}: {title}: {said}")
         rows = ",".join(line.name for line in table.row if line.title in old)
-        words = f"--table={table.name} --scale={facts['scale']} --rows={rows} --kept={docs}"
+        words = f"--table={table.name} --scale={facts['scale']} --rows={rows} --saved_cells={docs}"
         words += f" --reading={facts['reading']}" if facts["reading"] else ""
         lines.append(f"  python -m experiments.reproduce {words}")
     return lines

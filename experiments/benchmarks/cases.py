@@ -26,7 +26,7 @@ from .workloads import Workload
 
 @dataclass(frozen=True)
 class Plan:
-    """How a case is measured.
+    """Configuration of a measured case.
 
     Attributes:
       repeats: turns of every contestant.
@@ -96,7 +96,7 @@ def _fedavg() -> pfl.Algorithm:
 
 
 def _simulated(plan: Plan, workload: Workload, **options) -> list[Simulated]:
-    """The library's contestants, one for each distinct execution strategy."""
+    """Return the library's contestants, one for each distinct execution strategy."""
     seen, contestants = set(), []
     for name in plan.executions:
         federation = plan.federation(workload, client_execution=name, **options)
@@ -249,7 +249,7 @@ def sampling(plan: Plan) -> Report:
 
 
 def scale(plan: Plan, num_clients: int) -> Report:
-    """One size of a growing federation: seconds a round and the peak of the host's memory.
+    """One size of a growing federation: seconds per round and the peak of the host's memory.
 
     Compilation is not part of a round's peak: a small federation is compiled and run first, and
     the peak is that of the timed rounds.

@@ -1,4 +1,4 @@
-"""Times contestants in turns, so that the machine's noise is the same for all."""
+"""Timing of contestants in turns, so that the machine's noise is the same for all."""
 
 import contextlib
 import ctypes
@@ -110,7 +110,7 @@ def contest(
     say: Callable[[str], None] = lambda line: None,
     prepared: Callable[[], None] = lambda: None,
 ) -> dict[str, Timing]:
-    """Times contestants in turns, `repeats` times each; calls `prepared` before the first turn."""
+    """Time contestants in turns, `repeats` times each; call `prepared` before the first turn."""
     timings = {}
     for contestant in contestants:
         timings[contestant.name] = Timing(contestant.prepare(), [])
@@ -126,18 +126,18 @@ def contest(
 
 
 def peak_memory() -> int:
-    """Most bytes of host memory that this process has held, since `forget_peak` on Linux."""
+    """Return the peak bytes of this process in host memory, on Linux since `forget_peak`."""
     unit = 1 if platform.system() == "Darwin" else 1024
     return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def resident_memory() -> int:
-    """Bytes that this process holds now; the most it has held where that is unknown."""
+    """Return the bytes that this process holds, or the peak if unknown."""
     return _status("VmRSS") or peak_memory()
 
 
 def forget_peak() -> None:
-    """Returns freed memory to the system and resets `peak_memory`, where that is possible."""
+    """Return freed memory to the system and reset `peak_memory`, if possible."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -158,7 +158,7 @@ def _status(name: str) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of the measurements."""
+    """Describe the machine of the measurements."""
     model = platform.processor()
     with contextlib.suppress(OSError):
         names = re.findall(

@@ -17,7 +17,7 @@ from .workloads import Workload
 
 
 def network(workload: Workload) -> nn.Module:
-    """The workload's model with the same number of parameters."""
+    """Return the workload's model with the same number of parameters."""
     height, width, channels = workload.shape
     inputs = height * width * channels
     if workload.model == "softmax":
@@ -67,7 +67,7 @@ class TorchLoop:
         return time.perf_counter() - began
 
     def time_rounds(self, rounds: int) -> float:
-        """Seconds a round, the median over `rounds` of them."""
+        """Return the median seconds per round over `rounds` of them."""
         times = []
         for _ in range(rounds):
             began = time.perf_counter()

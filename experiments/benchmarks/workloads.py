@@ -31,7 +31,7 @@ class Workload:
     alpha: float | None = None
 
     def dataset(self) -> pfl.Dataset:
-        """Random uint8 images of ten classes, the same for the same workload."""
+        """Make random uint8 images of ten classes, the same for the same workload."""
         total = self.num_clients * (self.train + self.test)
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (total, *self.shape), dtype=np.uint8)
@@ -39,7 +39,7 @@ class Workload:
         return pfl.dataset_from_arrays("noise", images, labels, num_classes=10)
 
     def partition(self, dataset: pfl.Dataset) -> pfl.Partition:
-        """Equal consecutive parts, or a Dirichlet split of the same samples."""
+        """Make equal consecutive parts, or a Dirichlet split of the same samples."""
         if self.alpha is not None:
             return pfl.make_partition(
                 "dirichlet",
@@ -53,7 +53,7 @@ class Workload:
         return pfl.Partition.from_lists(parts[:, : self.train], parts[:, self.train :])
 
     def network(self):
-        """The model for `pfl.federate`."""
+        """Return the model for `pfl.federate`."""
         if self.model == "cnn_bn":
             return pfl.models.networks.CNN(10, (32, 64), 5, 0, 512, norm="before_relu")
         if self.model == "mlp":
@@ -73,7 +73,7 @@ class Workload:
         )
 
     def forward_flops(self) -> tuple[int, int]:
-        """FLOPs of the products in one sample's forward pass: (first layer, all layers)."""
+        """Return FLOPs of the products in one sample's forward pass: (first layer, all layers)."""
         height, width, channels = self.shape
         inputs = height * width * channels
         if self.model == "softmax":
@@ -89,7 +89,7 @@ class Workload:
         return first, first + second + 2 * flat * 512 + 2 * 512 * 10
 
     def round_flops(self) -> int:
-        """FLOPs of the products of one round of FedAvg, its evaluation included.
+        """Return FLOPs of the products of one round of FedAvg, its evaluation included.
 
         The backward pass takes two products where the forward pass takes one, but for the first
         layer, whose input needs no gradient.

@@ -26,7 +26,7 @@ CHECKPOINTS = "checkpoints"
 
 
 def seed_parts(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[int]:
-    """The number of seeds of each part of a run, those of the first command first.
+    """Return the number of seeds of each part of a run, those of the first command first.
 
     Args:
       record: content of the folder's `run.json`, or None where there is none yet.
@@ -40,19 +40,19 @@ def seed_parts(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list
 
 
 def part_name(seeds: Sequence[int], rounds: int) -> str:
-    """The name of the folder of some of the seeds."""
+    """Return the name of the folder of some of the seeds."""
     return f"seeds_{seeds[0]}-{seeds[-1]}_rounds_{rounds}"
 
 
 def part_folder(output: Path, algorithm: str, seeds: Sequence[int], rounds: int) -> Path:
-    """The folder of an algorithm's result for some of its seeds."""
+    """Return the folder of an algorithm's result for some of its seeds."""
     return output / EARLIER / part_name(seeds, rounds) / algorithm
 
 
 def plan(
     output: Path, algorithm: str, counts: Sequence[int], first: int, rounds: int
 ) -> Iterator[tuple[range, bool]]:
-    """Yields the seeds of each part of a result, and whether it is finished.
+    """Yield the seeds of each part of a result, and whether it is finished.
 
     A finished part may have the seeds of several of the counts.
 
@@ -69,13 +69,13 @@ def plan(
 
 
 def checkpoint_folder(output: Path, algorithm: str, seeds: Sequence[int], first: int) -> Path:
-    """The folder of a part's checkpoints."""
+    """Return the folder of a part's checkpoints."""
     own = "" if seeds[0] == first else f".seed_{seeds[0]}"
     return output / CHECKPOINTS / f"{algorithm}{own}"
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether an algorithm's folder exists, with the file that is written last.
+    """Return whether an algorithm's folder exists, with the file that is written last.
 
     Raises:
       InputError: it exists without that file.
@@ -94,7 +94,7 @@ def load_result(
     rounds: int,
     settings: Mapping[str, Sequence] | None = None,
 ) -> pfl.Result:
-    """The result in a folder of this run.
+    """Return the result in a folder of this run.
 
     Raises:
       InputError: it is damaged, or of another algorithm, other seeds, rounds or settings.
@@ -123,13 +123,13 @@ def load_result(
 
 
 def joined(folders: Mapping[Path, Sequence[int]], algorithm: str, rounds: int) -> pfl.Result:
-    """The result of all parts of an algorithm, from their folders and seeds."""
+    """Return the result of all parts of an algorithm, from their folders and seeds."""
     parts = [load_result(place, algorithm, seeds, rounds) for place, seeds in folders.items()]
     return join_seeds(parts)
 
 
 def joined_models(folders: Collection[Path]) -> dict[str, Any]:
-    """The models of all parts, as `pfl.save_models` takes them."""
+    """Return the models of all parts, as `pfl.save_models` takes them."""
     files = [folder / "models.npz" for folder in folders]
     first, *others = [load_models(file) for file in files]
     models = jax.tree.map(lambda *leaves: np.concatenate(leaves), first, *others)

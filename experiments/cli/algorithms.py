@@ -13,7 +13,7 @@ OWN = pfl.options.SETTABLE  # options of local training that --set takes
 
 
 def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str, pfl.Algorithm]:
-    """The algorithms of a comparison with their hyperparameters, in the order given."""
+    """Return the algorithms of a comparison with their hyperparameters, in the order given."""
     made = {}
     for name, values in _by_algorithm(names, settings).items():
         own = {key: value for key, value in values.items() if key not in OWN}
@@ -28,7 +28,7 @@ def parse_algorithms(names: Sequence[str], settings: Sequence[str]) -> dict[str,
 def own_training(
     names: Sequence[str], settings: Sequence[str], common: pfl.LocalTraining
 ) -> dict[str, dict[str, Any]]:
-    """Options of local training that --set gives to single algorithms.
+    """Return options of local training that --set gives to single algorithms.
 
     Args:
       names, settings: as of `parse_algorithms`.
@@ -63,7 +63,7 @@ def _settable(training: pfl.LocalTraining) -> dict[str, Any]:
 
 
 def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = ()) -> pfl.Result:
-    """The result, with remarks for tables: on the algorithm's own local training, and further ones.
+    """Return the result with remarks on the algorithm's own local training, and further ones.
 
     Args:
       own: its options, see `own_training`.
@@ -73,13 +73,13 @@ def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = (
 
 
 def own_words(own: Mapping[str, Any]) -> str:
-    """An algorithm's own options of local training, such as "learning rate 0.3"."""
+    """Format an algorithm's own options of local training, such as "learning rate 0.3"."""
     changed = {key: value for key, value in own.items() if value is not None}
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in changed.items())
 
 
 def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:
-    """Names of its flags."""
+    """Return the names of its flags."""
     return [f"--set={algorithm}.{key}={value}" for key, value in own.items() if value is not None]
 
 
@@ -90,7 +90,7 @@ def _text(value: Any) -> str:
 
 
 def canonical_names(names: Sequence[str], words: Sequence[str], typed: Collection[str]):
-    """(names of algorithms, words of --set) with our names, so that one run has one spelling.
+    """Return (names of algorithms, words of --set) with canonical names.
 
     Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them. A --set of
     a flagfile for an algorithm that the run does not have is left out, so that a preset can hold
@@ -107,14 +107,14 @@ def canonical_names(names: Sequence[str], words: Sequence[str], typed: Collectio
 
 
 def setting_of(word: str) -> str:
-    """A word such as "FedDWA.top_k=5" with the algorithm's name as ours."""
+    """Return a word such as "FedDWA.top_k=5" with the algorithm's canonical name."""
     target, equals, value = word.partition("=")
     name, dot, key = target.rpartition(".")
     return f"{_ours(name.strip())}{dot}{key}{equals}{value}" if dot else word
 
 
 def _algorithm_of(word: str) -> str:
-    """The algorithm that a word such as "feddwa.top_k=5" is for, by our name."""
+    """Return the canonical name of the algorithm of a word such as "feddwa.top_k=5"."""
     return setting_of(word).partition("=")[0].rpartition(".")[0].strip()
 
 
@@ -126,7 +126,7 @@ def _ours(name: str) -> str:
 
 
 def _by_algorithm(names: Sequence[str], settings: Sequence[str]) -> dict[str, dict[str, str]]:
-    """The values of --set for each algorithm, by name."""
+    """Return the values of --set for each algorithm, by name."""
     names = [name.strip() for name in names if name.strip()]
     if not names:
         raise pfl.InputError("--algorithms must name at least one algorithm; --list shows them.")

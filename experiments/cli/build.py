@@ -1,4 +1,4 @@
-"""From a configuration to its data and federation: nothing is compiled or written here."""
+"""Construction of data and federation from a configuration, without compiling or writing."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ class Folder(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run of which everything is checked, and nothing is compiled or written yet.
+    """A checked run before anything is compiled or written.
 
     Attributes:
       folder: where it is written.
@@ -70,14 +70,14 @@ class Experiment:
         return Path(self.folder.output)
 
     def federation_of(self, algorithm: str) -> pfl.Federation:
-        """The federation of an algorithm: with its own local training, if any."""
+        """Return the federation of an algorithm: with its own local training, if any."""
         own = self.config.training_of[algorithm]
         return self.federation.with_training(**own) if own else self.federation
 
     def simulation(
         self, algorithm: str, seeds: tuple[int, ...] | range | None = None, **options: Any
     ) -> pfl.Simulation:
-        """The simulation of one of the algorithms, by default with all seeds."""
+        """Return the simulation of one of the algorithms, by default with all seeds."""
         return pfl.Simulation(
             self.config.instances[algorithm],
             self.federation_of(algorithm),
@@ -88,7 +88,7 @@ class Experiment:
 
 
 def load_inputs(config: ExperimentConfig, dataset: pfl.Dataset | None = None) -> Inputs:
-    """Checks a configuration, loads its data set unless it is given, and deals it.
+    """Check a configuration, load its data set unless given, and partition it.
 
     Raises:
       InputError: a flag for these can't be.
@@ -107,7 +107,7 @@ def prepare(
     options: Mapping[str, Any] | None = None,
     runs: int | None = None,
 ) -> Experiment:
-    """Builds the federation, and checks it for every algorithm.
+    """Build the federation and check it for every algorithm.
 
     Args:
       folder: where the run is written.

@@ -63,14 +63,14 @@ class ExperimentConfig:
         return name in self.settings
 
     def replace(self, **values: Any) -> "ExperimentConfig":
-        """A copy with other values of some flags, as if they were given."""
+        """Return a copy with other values of some flags."""
         changed = {
             name: self[name]._replace(value=value, present=True) for name, value in values.items()
         }
         return ExperimentConfig({**self.settings, **changed})
 
     def by_group(self) -> dict[str, dict[str, Any]]:
-        """Values as {group: {flag: value}}, without help flags and libraries' flags."""
+        """Return values as {group: {flag: value}}, without help flags and libraries' flags."""
         return {
             group: {name: one.value for name, one in self.settings.items() if one.group == group}
             for group in GROUPS
@@ -170,7 +170,7 @@ class ExperimentConfig:
         return None
 
     def federation_options(self) -> dict[str, Any]:
-        """The options of `pfl.federate`, by name.
+        """Return the options of `pfl.federate` by name.
 
         Raises:
           InputError: a word that is no valid value.
@@ -185,7 +185,7 @@ class ExperimentConfig:
         }
 
     def check(self) -> None:
-        """Raises `InputError` for errors in the flags that show before data are loaded."""
+        """Raise `InputError` for errors in the flags that show before data are loaded."""
         for name in self.instances:
             check_name("Algorithm", name)
         if self.seed + self.num_seeds > 2**31:
@@ -204,7 +204,7 @@ _switched: list[str] = []  # settings of JAX that `set_precision` has switched o
 
 
 def set_precision(dtype: str) -> None:
-    """Gives JAX 64-bit types for float64, and takes them back for a later run in float32.
+    """Enable JAX's 64-bit types for float64 and disable them for float32.
 
     A process that began with 64-bit types keeps them.
     """

@@ -26,13 +26,13 @@ OPTIONAL_COLUMNS = (
 
 
 def first_line(documented) -> str:
-    """The first line of a docstring that was written, not inherited or generated."""
+    """Return the first line of a written docstring, not an inherited or generated one."""
     text = vars(documented).get("__doc__") if inspect.isclass(documented) else documented.__doc__
     return (text or "").strip().partition("\n")[0]
 
 
 def catalogue() -> str:
-    """The text of --list."""
+    """Return the text of --list."""
 
     def values(options) -> str:
         return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
@@ -97,7 +97,7 @@ class PlainProgress:
         return None
 
     def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """A callback for `pfl.simulate` that first shows what the simulation will take at most."""
+        """Print compilation and memory; return a callback for `pfl.simulate`."""
         about = "" if memory is None else f", memory about {memory}"
         print(f"{name}: compiling{about}", file=self.stream, flush=True)
         self.shown = time.monotonic()
@@ -133,7 +133,7 @@ class BarProgress:
         self.bars.stop()
 
     def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """A callback for `pfl.simulate` that first shows what the simulation will take at most."""
+        """Show compilation and memory; return a callback for `pfl.simulate`."""
         about = "" if memory is None else f", about {gigabytes(memory.total)}"
         task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
 
@@ -146,7 +146,7 @@ class BarProgress:
 
 
 def progress_display(console: Console) -> PlainProgress | BarProgress:
-    """Bars on a terminal, lines elsewhere."""
+    """Return bars on a terminal, lines elsewhere."""
     return BarProgress(console) if console.is_terminal else PlainProgress()
 
 
@@ -162,7 +162,7 @@ def _framed(table: Table) -> Framed:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table, framed on a terminal, elsewhere as aligned text."""
+    """Print a table, framed on a terminal, elsewhere as aligned text."""
     if console.is_terminal:
         console.print(_framed(table))
     else:
@@ -170,7 +170,7 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_comparison(console: Console, table: Table) -> None:
-    """Prints the comparison of algorithms; on a terminal, as many columns as fit."""
+    """Print the comparison of algorithms; on a terminal, as many columns as fit."""
     if not console.is_terminal:
         print_table(console, table)
         return

@@ -22,14 +22,14 @@ SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
 
 def rule_flags(rule: str) -> dict[str, object]:
-    """Flags of a partition rule's own options, and their defaults."""
+    """Return the flags of a partition rule's own options, and their defaults."""
     return {
         RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
     }
 
 
 def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
-    """The data set of --dataset, --data_dir and --data_option.
+    """Return the data set of --dataset, --data_dir and --data_option.
 
     A reader of chosen columns also keeps the one that defines the clients.
     """
@@ -44,14 +44,14 @@ def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
 
 
 def num_clients(args: ExperimentConfig) -> int | None:
-    """--num_clients; None, for all, where the data have clients and the flag is not given."""
+    """Return --num_clients; None for all clients of data that have them, unless given."""
     rule = pfl.data.RULES.get(args.partition)
     every = rule is not None and rule.natural and not args["num_clients"].present
     return None if every else args.num_clients
 
 
 def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
-    """The partition of a file or a rule, with its validation samples."""
+    """Return the partition of a file or a rule, with its validation samples."""
     names = [name for name in args if args[name].present and args[name].group == "rule"]
     if args.partition_file is not None:
         names += [name for name in ("partition",) if args[name].present]
@@ -104,7 +104,7 @@ def _options(values: absl.flags.FlagValues) -> set[str]:
 
 
 def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
-    """Lets --partition or --partition_file of the command line replace the split of a flagfile.
+    """Replace a flagfile's split by --partition or --partition_file of the command line.
 
     A preset's rule has options that another rule or a file does not take; they are left out.
 
@@ -121,8 +121,8 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 
-def _give_way(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
-    """Takes a flagfile's split back where a typed --dataset has a split of its own."""
+def _drop_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+    """Drop a flagfile's split if --dataset on the command line has its own split."""
     split = _options(values) | {"partition", "partition_file"}
     if "dataset" in typed and not split & typed.keys():
         _unparse(values, split | {"num_clients"}, typed)
@@ -135,8 +135,8 @@ def _unparse(
         values[name].unparse()
 
 
-def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
-    """Writes --dataset=FOLDER of PFLlib's as pfllib:FOLDER, split as that folder splits it.
+def use_pfllib_folder(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+    """Rewrite --dataset=FOLDER of PFLlib as pfllib:FOLDER with that folder's split.
 
     The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
     and a data set's name in another spelling, such as FashionMNIST, ours. Data sets that say whose
@@ -161,7 +161,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     name = name_matching.canonical_name(name, pfl.data.DATASETS, aliases.DATASETS)
     dataset = values["dataset"].value = f"{name}{colon}{place}"
     if dataset.startswith(PREFIX):
-        _give_way(values, typed)
+        _drop_split(values, typed)
     dealt = values["partition_file"].value is not None or any(
         values[name].present for name in ANOTHER_SPLIT if name in values
     )
@@ -173,7 +173,7 @@ def adopt(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
 
 
 def _of_flbench(place: Path) -> pfl.InputError:
-    """FL-bench's folders are called like its data sets; torchvision unpacks some of them there."""
+    """Return the error for --dataset=FOLDER of FL-bench."""
     name = place.resolve().name
     ours = name_matching.find_matches(name, pfl.data.DATASETS, aliases.DATASETS)
     raw = next((path for path in place.glob("*/raw") if path.is_dir()), None)

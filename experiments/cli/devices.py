@@ -15,7 +15,7 @@ MOST = 1024  # devices of one CPU; JAX takes seconds for them, and for 100,000 f
 
 
 def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
-    """The number of devices of a run, those of all processes together.
+    """Return the number of devices of a run in all its processes.
 
     "auto" is 1 on accelerators. On a CPU it is one device for each core, at most one for each
     client: a core that trains its own client never waits, while cores that share one client's
@@ -45,7 +45,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
 
 
 def start_share(devices: str, mesh: str, count: int, num_clients: int) -> None:
-    """Ask for this process's devices before `count` processes meet; on CPUs each makes as many.
+    """Request this process's devices before `count` processes connect.
 
     Raises:
       InputError: the number of devices of all processes is not a multiple of `count`.
@@ -58,7 +58,7 @@ def start_share(devices: str, mesh: str, count: int, num_clients: int) -> None:
 
 
 def _of_several(devices: str, mesh: str) -> int:
-    """The number of devices of a run in several processes, which have made them already.
+    """Return the number of devices that the processes of a run have created.
 
     Raises:
       InputError: processes have other words, which are no part of a run's identity.
@@ -74,7 +74,7 @@ def _of_several(devices: str, mesh: str) -> int:
 
 
 def _of_all(devices: str, mesh: str, count: int) -> int | None:
-    """The devices that all processes are asked for together; None for all that there are.
+    """Return the number of devices requested of all processes together; None for all.
 
     Raises:
       InputError: no multiple of the number of processes.
@@ -99,7 +99,7 @@ def _of_all(devices: str, mesh: str, count: int) -> int | None:
 
 
 def _start(count: int) -> bool:
-    """Asks for so many CPU devices; False if JAX has started already, with as many as it has.
+    """Request CPU devices; return whether this process has them.
 
     Raises:
       InputError: no process has so many.
@@ -117,7 +117,7 @@ def _start(count: int) -> bool:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -29,7 +29,7 @@ _held: list[socket.socket] = []
 
 
 def start(word: str | None, wanted: str = "auto", mesh: str = "auto", num_clients: int = 1) -> None:
-    """Join the processes of --distributed, before a device is used; nothing without the flag.
+    """Connect the processes of --distributed before a device is used, if the flag is given.
 
     All but the first print nothing from then on, except errors.
 
@@ -80,7 +80,7 @@ def start(word: str | None, wanted: str = "auto", mesh: str = "auto", num_client
 
 
 def _parsed(word: str) -> dict[str, Any]:
-    """Arguments of `jax.distributed.initialize` for HOST:PORT,COUNT,INDEX."""
+    """Return the arguments of `jax.distributed.initialize` for HOST:PORT,COUNT,INDEX."""
     parts = word.split(",")
     host, colon, port = parts[0].strip().rpartition(":")
     numbers = [decimal(part) for part in (port, *parts[1:])]
@@ -99,12 +99,12 @@ def _parsed(word: str) -> dict[str, Any]:
     }
     if number == 0 and (host in ("localhost", "[::1]") or host.startswith("127.")):
         options["coordinator_bind_address"] = f"{host}:{port}"  # other machines can't reach it
-    _hold(host, port, number)
+    _reserve(host, port, number)
     return options
 
 
-def _hold(host: str, port: int, number: int) -> None:
-    """Keep this number at this address, as long as this process lives; on Linux.
+def _reserve(host: str, port: int, number: int) -> None:
+    """Reserve this number at this address for the life of the process, on Linux.
 
     JAX ends all processes of a run if two have the same number.
 
@@ -130,8 +130,8 @@ def _hold(host: str, port: int, number: int) -> None:
 
 
 @contextlib.contextmanager
-def held(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
-    """A context that only the first process is in, while all are inside."""
+def in_first_process(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
+    """Context that only the first process enters; all processes run its body."""
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
@@ -142,7 +142,7 @@ def held(make: Callable[[], AbstractContextManager]) -> Iterator[None]:
 
 
 def end(code: int) -> None:
-    """Leave together with the others, which end with the same code.
+    """End together with the other processes, with the same exit code.
 
     Where one of them is gone already, this process ends at once.
     """
@@ -156,6 +156,6 @@ def end(code: int) -> None:
 
 
 def leave_at_once() -> None:
-    """Let this process end without the others; they notice."""
+    """End this process without waiting; the others notice."""
     if processes.several():
         processes.lost()

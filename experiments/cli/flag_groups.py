@@ -85,7 +85,7 @@ def new_path(
     endings: Sequence[str] = (),
     remedy: str | None = " and nothing is ever overwritten",
 ) -> Path | None:
-    """The path of an output flag, None where it is not given.
+    """Return the path of an output flag, or None.
 
     Args:
       endings: of which it has one.

@@ -27,7 +27,7 @@ OWN_PLACES += ("compilation_cache", "flagfile")
 
 
 def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
-    """Defines flags for the options of a group that can be given in one word.
+    """Define flags for the options of a group that are written as one word.
 
     Args:
       declared_in: the group.
@@ -75,7 +75,7 @@ SPELLED: dict[str, Callable[[Group], None]] = {
         "compress_option", "an option of the compressor, such as rate=0.01"
     ),
     "metrics": lambda group: group.names(
-        "metrics", [], f"measured beside the headline: {metric_names()}, or your own"
+        "metrics", [], f"metrics beside the headline: {metric_names()}, or your own"
     ),
     "initial_model": lambda group: group.text(
         "init_from",
@@ -119,13 +119,15 @@ def _data(group: Group) -> None:
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.whole("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
-    group.whole("partition_seed", 0, "fixes the partition, for all seeds of the run", 0)
+    group.whole("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)
     meaning = (
         "NPZ file with each client's samples, or a folder of PFLlib's or FL-bench's, instead of a "
         "rule"
     )
     group.text("partition_file", None, meaning)
-    group.number("validation_fraction", 0.0, "part of each client's training samples set aside")
+    group.number(
+        "validation_fraction", 0.0, "part of each client's training samples for validation"
+    )
 
 
 def _rule(group: Group) -> None:
@@ -174,11 +176,14 @@ def _run(group: Group) -> None:
         "num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.engine.MAX_RUNS
     )
     group.whole(
-        "seed", 0, "varies initialisation, cohorts and batches; the same for all algorithms", 0
+        "seed",
+        0,
+        "first seed of initial models, cohorts and batches, the same for all algorithms",
+        0,
     )
-    meaning = "score the models after every so many rounds, and the last"
+    meaning = "rounds between evaluations; the last round is always evaluated"
     group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
-    meaning = "end after so many rounds without a better mean validation accuracy (default: never)"
+    meaning = "rounds without better mean validation accuracy that end a run (default: no end)"
     group.whole("patience", None, meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
@@ -189,7 +194,7 @@ def _run(group: Group) -> None:
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
     _options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
-    group.whole("new_clients", 0, "how many of the last clients are new clients, in no round", 0)
+    group.whole("new_clients", 0, "number of last clients that take part in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"
@@ -200,14 +205,14 @@ def _run(group: Group) -> None:
     group.text("output_dir", None, meaning)
     meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
-    meaning = "keep the last checkpoint, so that a finished run is lengthened without a new start"
+    meaning = "keep the last checkpoint, from which more rounds continue a finished run"
     group.switch("keep_state", False, meaning)
-    meaning = "continue a run whose code has changed (--import_file, revisions); its rows say so"
+    meaning = "continue a run whose code has changed (--import_file, revisions), with a note"
     group.switch("accept_changed_code", False, meaning)
     meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")
-    group.switch("tensorboard", False, "also write TensorBoard's event files, which grow")
+    group.switch("tensorboard", False, "also write TensorBoard's event files during the run")
     group.text("wandb", None, "also log to this Weights & Biases project, or ENTITY/PROJECT")
     meaning = "also log to this MLflow experiment of the server at MLFLOW_TRACKING_URI"
     group.text("mlflow", None, meaning)
@@ -219,7 +224,7 @@ def _run(group: Group) -> None:
 
 
 def metric_names() -> str:
-    """All metrics, by task."""
+    """Return all metrics, by task."""
     messages = []
     for name, task in pfl.models.OBJECTIVES.items():
         messages.append(f"{name}: {', '.join(pfl.options.names_for(task))}")
@@ -227,7 +232,7 @@ def metric_names() -> str:
 
 
 def distributed(values: flags.FlagValues) -> None:
-    """The flag of a run in several processes."""
+    """Define the flag of a run in several processes."""
     meaning = "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX of this one"
     Group(values, "run").text("distributed", None, meaning)
 
@@ -238,7 +243,7 @@ def _help(group: Group) -> None:
 
 
 def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> FlagValues:
-    """The flags of a run, not parsed yet; those of libraries, such as --verbosity, included.
+    """Return the unparsed flags of a run, including those of libraries such as --verbosity.
 
     `define_more` adds the flags of another command that takes those of a run.
     """
@@ -261,7 +266,7 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
 def parse(
     argv: Sequence[str], define_more: Callable[[flags.FlagValues], None] | None = None
 ) -> ExperimentConfig:
-    """The configuration of a command line, `argv[0]` being the program's name.
+    """Parse a command line, whose `argv[0]` is the program's name, to a configuration.
 
     Names of algorithms, data sets and networks in other spellings become ours.
 
@@ -281,7 +286,7 @@ def parse(
     model = value_of(values, "model")
     values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
-    data_flags.adopt(values, typed)
+    data_flags.use_pfllib_folder(values, typed)
     group_of = {
         flag.name: group
         for group, members in values.flags_by_module_dict().items()
@@ -296,13 +301,13 @@ def parse(
 
 @cache
 def repeated() -> frozenset[str]:
-    """Names of the flags of a run that may be given many times, one word each time."""
+    """Return the names of repeatable flags."""
     values = define()
     return frozenset(name for name in values if isinstance(values[name], flags.MultiFlag))
 
 
 def given_words(config: ExperimentConfig) -> list[str]:
-    """The flags that were given, as words of a command line; none that names a place or code."""
+    """Return the given flags as words, without flags that name places or code."""
     words = []
     for name, one in config.settings.items():
         if not one.present or one.group not in GROUPS or name in OWN_PLACES:
@@ -318,7 +323,7 @@ def given_words(config: ExperimentConfig) -> list[str]:
 
 
 USAGE = f"""\
-Compares personalized federated learning algorithms and writes the results.
+Compare personalized federated learning algorithms and write the results.
 
   {called("run")} --algorithms=local,fedavg,feddwa --dataset=digits --alpha=0.1
   {called("run")} --preset=digits_quick --rounds=20
@@ -329,6 +334,6 @@ algorithms, data sets, networks and presets, and each partition rule's options a
 
 
 def help_text() -> str:
-    """The text of --help."""
+    """Return the text of --help."""
     values = define()
     return "\n".join([USAGE, *map(values.module_help, (*GROUPS, "flagfiles", "help"))])

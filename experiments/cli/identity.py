@@ -50,7 +50,7 @@ LENGTHENED = {"rounds", "patience", "matrix_rounds"}  # flags that may differ wi
 
 
 def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """All flags and facts that identify a run, by name, as JSON values.
+    """Return all flags and facts that identify a run, by name, as JSON values.
 
     Args:
       entries: they add to the flags or replace them (`content`).
@@ -68,7 +68,7 @@ def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> d
 def content(
     config: ExperimentConfig, dataset: pfl.Dataset, partition: pfl.Partition
 ) -> dict[str, Any]:
-    """Entries that replace flags' values or add to them, by name.
+    """Return entries by name that replace or extend the flags' values.
 
     Args:
       dataset, partition: as loaded and dealt, validation samples set aside.
@@ -106,29 +106,29 @@ def content(
             "share": config.share or algorithm.sharing(),
         }
         values |= {**algorithm.hyperparameters(), **config.training_of[name]}
-        entries |= {f"{name}.{key}": _without_places(value) for key, value in values.items()}
+        entries |= {f"{name}.{key}": _without_addresses(value) for key, value in values.items()}
     return entries
 
 
 def digest_of_names(names: Sequence[str]) -> str:
-    """Digest of the names of classes or clients; "" where they have none."""
+    """Return the digest of the names of classes or clients; "" without names."""
     text = json.dumps([str(name) for name in names])
     return hashlib.sha256(text.encode()).hexdigest()[:16] if names else ""
 
 
 def revision(algorithm: pfl.Algorithm | type[pfl.Algorithm]) -> str:
-    """The revisions of engine and algorithm, such as "1.1": the version of a run's numbers."""
+    """Return the revisions of engine and algorithm, such as "1.1"."""
     return f"{ENGINE_REVISION}.{algorithm.revision}"
 
 
 def of_algorithm(entries: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The entries (flags among them) without those of other algorithms."""
+    """Return the entries without those of other algorithms."""
     own = f"{name}."
     return {key: value for key, value in entries.items() if "." not in key or key.startswith(own)}
 
 
 def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of several programs: one where all agree, else "NAME of PROGRAM" of each."""
+    """Merge the entries of several programs; where they differ, as "NAME of PROGRAM"."""
     entries: dict[str, Any] = {}
     for name in dict.fromkeys(name for part in parts.values() for name in part):
         values = {program: part[name] for program, part in parts.items() if name in part}
@@ -141,7 +141,7 @@ def merged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6) -> str:
-    """The difference of two runs' records, as part of a sentence; "" if there is none."""
+    """Describe the difference of two runs' records, as part of a sentence; "" if equal."""
 
     def text_of(record: Mapping[str, Any], name: str, missing: str) -> str:
         if name not in record:
@@ -166,7 +166,7 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any], most: int = 6)
 
 
 def _from_first_difference(before: Any, now: Any) -> tuple[str, str]:
-    """Two long texts or lists, each from the first place on in which they differ."""
+    """Cut two long texts or lists to what follows their common beginning."""
     if not isinstance(before, str | list) or type(before) is not type(now):
         before, now = str(before), str(now)
     pairs = enumerate(zip(before, now, strict=False))
@@ -176,29 +176,29 @@ def _from_first_difference(before: Any, now: Any) -> tuple[str, str]:
 
 
 def _numerics(dtype: str) -> dict[str, Any]:
-    """The settings of `NUMERICS` that are not as JAX, or --dtype, has them."""
+    """Return the settings of `NUMERICS` that differ from the defaults of JAX or --dtype."""
     usual = {**NUMERICS, "jax_enable_x64": dtype == "float64"}
     now = {name: getattr(jax.config, name) for name in NUMERICS}
     return {f"JAX's {name}": now[name] for name in NUMERICS if now[name] != usual[name]}
 
 
 def _model(config: ExperimentConfig, dataset: pfl.Dataset) -> str:
-    """Digest of the network with all its sizes, before it has parameters."""
+    """Return the digest of the network with all its sizes, but without parameters."""
     shape, classes = dataset.input_shape, dataset.num_classes
     options = {"vocab_size": dataset.vocab_size, **config.model_options}
     network = pfl.models.make_model(config.model, shape, classes, config.initializer, **options)
-    text = f"{type(network).__qualname__} {_without_places(repr(network))}"
+    text = f"{type(network).__qualname__} {_without_addresses(repr(network))}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without_places(value: Any) -> Any:
-    """A function's text has its address in memory, which differs between processes."""
+def _without_addresses(value: Any) -> Any:
+    """Remove memory addresses, which differ between processes, from a text."""
     text = str(value) if callable(value) or isinstance(value, pfl.core.SharedLayers) else value
     return re.sub(r" at 0x[0-9a-f]+", "", text) if isinstance(text, str) else text
 
 
 def check_alike(entries: Mapping[str, Any]) -> None:
-    """Raises `InputError` where processes of a run have other flags or data."""
+    """Raise `InputError` if processes of a run have different flags or data."""
     for number, other in enumerate(processes.exchange(dict(entries))):
         changed = difference(other, entries)
         if changed:
@@ -232,7 +232,7 @@ def compare(
     ways: Collection[str] = EVERY_WAY,
     accept_code: bool = False,
 ) -> Verdict:
-    """Compares the identity of a folder's run with that of a command.
+    """Compare the identity of a folder's run with that of a command.
 
     Args:
       before, now: of `run_identity`.
@@ -255,7 +255,7 @@ def compare(
 def growth(
     before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY
 ) -> str | None:
-    """The way in which a command makes a run larger, or None.
+    """Return how a command extends a run, or None.
 
     New seeds may come together with new algorithms, and are the way then.
     """
@@ -279,12 +279,12 @@ def growth(
 
 
 def is_code(name: str) -> bool:
-    """Whether an entry of a run's identity names the code that it has."""
+    """Return whether an entry of a run's identity describes code."""
     return name == "import_file" or name.endswith(".revision") or ".revision of " in name
 
 
 def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """How the code of a run has changed, by entry; an algorithm that is new has none."""
+    """Return the changes of a run's code by entry, without those of new algorithms."""
     names = sorted({name for name in before if is_code(name)} | {"import_file"})
 
     def only(name: str, entries: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class NewClients:
 def split_new_clients(
     args: ExperimentConfig, federation: pfl.Federation
 ) -> tuple[pfl.Federation, NewClients | None]:
-    """(the federation of the clients that take part, the new clients or None).
+    """Return (the federation of participating clients, the new clients or None).
 
     Raises:
       pfl.InputError: more than there are, or steps or samples that can't be.
@@ -69,8 +69,7 @@ def split_new_clients(
 
 
 def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -> pd.DataFrame:
-    """The task's headline by `COLUMNS`: every seed, client, part of its samples and number of local
-    steps.
+    """Return the task's headline by seed, client, part of its samples and number of local steps.
 
     `own` are the algorithm's own options of local training.
     """
@@ -86,12 +85,12 @@ def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -
 
 
 def write(folder: Path, rows: pd.DataFrame) -> None:
-    """Writes an algorithm's rows."""
+    """Write an algorithm's rows."""
     write_text(folder / FILE, rows.to_csv(index=False, lineterminator="\r\n"))
 
 
 def _rows(path: Path, measure: pfl.models.Measure) -> pd.DataFrame:
-    """An algorithm's rows as they are written.
+    """Format an algorithm's rows.
 
     Raises:
       InputError: they can't be read as what `write` writes.
@@ -110,7 +109,7 @@ def _rows(path: Path, measure: pfl.models.Measure) -> pd.DataFrame:
 
 
 def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFrame:
-    """The rows of several folders of an algorithm.
+    """Return the rows of several folders of an algorithm.
 
     Raises:
       InputError: as of `_rows`.
@@ -119,7 +118,7 @@ def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFram
 
 
 def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> str:
-    """Writes and returns the table of new clients: mean over clients and seeds, by steps."""
+    """Write and return the table of new clients: mean over clients and seeds, by steps."""
     rows = pd.concat({name: _rows(folder / name / FILE, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
     means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]

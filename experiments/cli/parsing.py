@@ -28,7 +28,7 @@ CODE = re.compile(r"--?((import_file|trust_flagfiles)(=|\Z)|compilation_cache(=.
 
 
 def value_of(values: flags.FlagValues, name: str) -> Any:
-    """The value of a flag, of the type that its own parser returns."""
+    """Return the value of a flag, of the type that its own parser returns."""
     return values[name].value
 
 
@@ -86,7 +86,7 @@ class FlagValues(flags.FlagValues):
 
 
 def settings_of(folder: str) -> Path:
-    """The flagfile of a finished sweep.
+    """Return the flagfile of a finished sweep.
 
     Raises:
       InputError: there is no such sweep, or its algorithms' choices don't fit into one run.
@@ -108,14 +108,14 @@ def settings_of(folder: str) -> Path:
 
 
 def runs_code(word: str) -> bool:
-    """Whether a word of a command line makes a file's code run."""
+    """Return whether a word of a command line causes a file's code to run."""
     return bool(CODE.match(word))
 
 
 def parse_words(
     values: flags.FlagValues, argv: Sequence[str], positional: int | None = 0
 ) -> tuple[list[str], dict[str, Any]]:
-    """Parses a command line into `values`, and imports the files of --import_file.
+    """Parse a command line into `values` and import the files of --import_file.
 
     Args:
       values: the flags of a command; changed in place.
@@ -163,7 +163,7 @@ def parse_words(
 
 
 def _without_files(argv: Sequence[str]) -> list[str]:
-    """The words of a command line without those that name flagfiles."""
+    """Return the words of a command line without flagfiles."""
     result, words = [], iter(argv)
     for word in words:
         name, equals, _ = word.lstrip("-").partition("=")
@@ -175,7 +175,7 @@ def _without_files(argv: Sequence[str]) -> list[str]:
 
 
 def _check_trust(typed: Mapping[str, Any], own: Sequence[str], every: Sequence[str]) -> None:
-    """Raises `InputError` where a flagfile, perhaps a stranger's, has a flag that runs code.
+    """Raise `InputError` if a flagfile, perhaps a stranger's, has a flag that runs code.
 
     Args:
       typed: flags of the command line itself; only there --trust_flagfiles counts.
@@ -190,12 +190,12 @@ def _check_trust(typed: Mapping[str, Any], own: Sequence[str], every: Sequence[s
 
 
 def _short(message: str) -> str:
-    """The message without words of more than 80 characters."""
+    """Remove words of more than 80 characters from a message."""
     return re.sub(r"\S{80,}", lambda word: cut(word[0], 60), message)
 
 
 def name_and_value(flag: str, word: str) -> tuple[str, str]:
-    """The parts of a flag's word such as "hidden=128".
+    """Split a flag's word such as "hidden=128".
 
     Raises:
       InputError: it is no such word.
@@ -207,7 +207,7 @@ def name_and_value(flag: str, word: str) -> tuple[str, str]:
 
 
 def parse_pairs(args: Any, flag: str, texts: Collection[str] = ()) -> dict[str, int | float | str]:
-    """Options from words such as "hidden=128"; words that look like numbers become numbers.
+    """Parse options from words such as "hidden=128", with numbers where possible.
 
     Args:
       args: flags by name; each has a `value`.
@@ -229,7 +229,7 @@ def parse_pairs(args: Any, flag: str, texts: Collection[str] = ()) -> dict[str, 
 
 
 def last_of_each(words: Sequence[str]) -> list[str]:
-    """Of words NAME=VALUE with the same name, the last."""
+    """Return the last of the words NAME=VALUE of each name."""
     result: dict[str, str] = {}
     for word in words:
         name = name_matching.normalized(word.partition("=")[0])

@@ -42,7 +42,7 @@ _loaded: dict[str, _Loaded] = {}  # by module
 
 
 def define(group: Group) -> None:
-    """Defines the flags for plugins."""
+    """Define the flags for plugins."""
     group.pairs(
         "import_file",
         "a Python file of your own that registers algorithms, data sets, partition rules, models, "
@@ -53,7 +53,7 @@ def define(group: Group) -> None:
 
 
 def examples() -> dict[str, str]:
-    """The examples of this package by name, each with the first line of its docstring."""
+    """Return the examples of this package by name, each with the first line of its docstring."""
     result = {}
     for path in sorted(EXAMPLES.glob("*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -62,7 +62,7 @@ def examples() -> dict[str, str]:
 
 
 def _path(file: str) -> Path:
-    """The path of a file of --import_file.
+    """Return the path of a file of --import_file.
 
     Raises:
       InputError: no such example.
@@ -80,7 +80,7 @@ def _module(path: Path) -> str:
 
 
 def load(files: Sequence[str]) -> None:
-    """Imports each file once in a process; its neighbours can be imported from then on.
+    """Import each file once per process; its neighbours are then importable.
 
     Raises:
       InputError: it is not there, or it does not run.
@@ -97,7 +97,7 @@ def load(files: Sequence[str]) -> None:
 
 
 def _import(file: str, path: Path) -> None:
-    """Imports a file that is there."""
+    """Import an existing file."""
     name, folder = _module(path), path.parent
     contents = {one: one.read_bytes() for one in _imported(path)}
     for one in contents:
@@ -121,7 +121,9 @@ def _import(file: str, path: Path) -> None:
         for new in set(sys.modules) - before:
             if new == name or _of_user(sys.modules[new], folder):
                 del sys.modules[new]
-        raise pfl.InputError(f"--import_file={file} does not run: {_told(error, path)}") from error
+        raise pfl.InputError(
+            f"--import_file={file} does not run: {_located_error(error, path)}"
+        ) from error
     finally:
         sys.path.remove(str(folder))
         if str(folder) not in sys.path:
@@ -140,7 +142,7 @@ def _registered() -> list[set[str]]:
 
 
 def _of_user(module: object, folder: Path) -> Path | None:
-    """The file of a module below a folder, None of one that is no user's."""
+    """Return the file of a user's module below a folder; None for other modules."""
     file = getattr(module, "__file__", None)
     path = Path(file).resolve() if isinstance(file, str) else None
     if path is None or not path.is_relative_to(folder) or path.suffix != ".py":
@@ -150,7 +152,7 @@ def _of_user(module: object, folder: Path) -> Path | None:
 
 
 def _imported(path: Path) -> list[Path]:
-    """The file, and the files below its folder that its import statements lead to."""
+    """Return the file and the files below its folder that it imports, also indirectly."""
     result, queue = [], [path]
     while queue:
         one = queue.pop()
@@ -169,7 +171,7 @@ def _imported(path: Path) -> list[Path]:
 
 
 def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
-    """Where the modules of import statements are found, packages on the way included."""
+    """Yield the files of the modules of import statements, with their packages."""
     for node in ast.walk(tree):
         base, names = root, []
         if isinstance(node, ast.Import):
@@ -183,8 +185,8 @@ def _places(tree: ast.AST, file: Path, root: Path) -> Iterator[Path]:
             yield from (base.joinpath(*parts[: k + 1]) for k in range(len(parts)))
 
 
-def _told(error: BaseException, path: Path) -> str:
-    """An error of a user's file, and in which of its lines, or of its neighbours' lines."""
+def _located_error(error: BaseException, path: Path) -> str:
+    """Return an error of a user's file with the line where it occurred."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if Path(f.filename).resolve().is_relative_to(path.parent)]
     where = ""  # a SyntaxError has its own
@@ -197,7 +199,7 @@ def _told(error: BaseException, path: Path) -> str:
 
 
 def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
-    """The digests of the files and of those that they import: a run with others is another run.
+    """Return the digests of files and their imports, which are part of a run's identity.
 
     Args:
       algorithm: leaves out the files that registered nothing but other algorithms.
@@ -210,7 +212,7 @@ def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
 
 
 def require(run: str, before: Sequence[str] | None, files: Sequence[str]) -> None:
-    """Raises `InputError` unless this process has imported the code of a finished run.
+    """Raise `InputError` unless this process has imported the code of a finished run.
 
     Nothing is imported here: a run's folder may be a stranger's.
 

@@ -16,19 +16,19 @@ FOLDER = Path(__file__).parents[1] / "presets"
 
 @cache
 def names() -> tuple[str, ...]:
-    """All presets, and the parts that they include."""
+    """Return the names of all presets and of the parts that they include."""
     paths = (path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.flags"))
     return tuple(sorted(path.as_posix() for path in paths))
 
 
 def complete_presets() -> list[str]:
-    """The presets, without parts."""
+    """Return the names of presets, without parts."""
     complete = [name for name in names() if "/parts/" not in name]
     return sorted(complete, key=lambda name: ("/" in name, name))
 
 
 def file(name: str) -> Path:
-    """The flagfile of a preset.
+    """Return the flagfile of a preset.
 
     Raises:
       InputError: there is none of that name.
@@ -41,7 +41,7 @@ def file(name: str) -> Path:
 
 
 def catalogue() -> list[str]:
-    """Lines with all of them, by folder."""
+    """Return lines with all presets by folder."""
     folders: dict[str, list[str]] = {}
     for name in complete_presets():
         folder, slash, own = name.rpartition("/")

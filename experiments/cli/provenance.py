@@ -33,7 +33,7 @@ FOLDERS = (Path(__file__).parents[1], Path(pfl.__file__).parent)
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
-    """Facts common to all algorithms of a run; those in "summary" are for `summary.json`."""
+    """Return facts common to all algorithms of a run; those in "summary" are for `summary.json`."""
     federation, dataset, partition = (
         experiment.federation, experiment.dataset, experiment.partition
     )  # fmt: skip
@@ -78,7 +78,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         },
         "versions": {
             "python": platform.python_version(),
-            **made_with(),
+            **versions(),
             **{name: importlib.metadata.version(name) for name in VERSIONED},
         },
         "git": git_state(),
@@ -87,7 +87,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 
 
 def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) -> dict[str, Any]:
-    """Content of an algorithm's `config.json`.
+    """Return the content of an algorithm's `config.json`.
 
     `config_hash` is the SHA-256 of everything that determines the numbers: the algorithm and its
     hyperparameters, the content of the data set and of the partition, the execution, and all flags
@@ -119,7 +119,7 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
 
 
 def of_other_code(files: Sequence[str], folder: Path, algorithm: str) -> list[str]:
-    """Remarks on the row of a finished algorithm after its code has changed.
+    """Return remarks on the row of a finished algorithm after its code has changed.
 
     Args:
       files: of --import_file.
@@ -134,7 +134,7 @@ def of_other_code(files: Sequence[str], folder: Path, algorithm: str) -> list[st
 
 
 def git_state() -> dict[str, Any] | None:
-    """Commit of this file's checkout, and whether it has changes; None outside of one."""
+    """Return the commit of this file's checkout and whether it has changes, or None."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*words: str) -> str:
@@ -153,7 +153,7 @@ def git_state() -> dict[str, Any] | None:
 
 @cache
 def package() -> str:
-    """Digest of the Python files of the package and its commands."""
+    """Return the digest of the Python files of the package and its commands."""
     total = hashlib.sha256()
     for folder in FOLDERS:
         for path in sorted(folder.rglob("*.py")):
@@ -162,20 +162,20 @@ def package() -> str:
     return total.hexdigest()[:16]
 
 
-def made_with() -> dict[str, str]:
-    """The package's code and the versions of JAX that this process has."""
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **versions}
+def versions() -> dict[str, str]:
+    """Return the package's code digest and the versions of JAX in this process."""
+    libraries = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **libraries}
 
 
 def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str, Any]:
-    """The entries on code of a folder's next record.
+    """Return the code entries of a folder's next record.
 
     Args:
       record: the folder's last one, {} if there is none.
       accepted: how code has changed since, by entry.
     """
-    states, now = record.get(MADE_WITH, []), made_with()
+    states, now = record.get(MADE_WITH, []), versions()
     states = states if states and states[-1] == now else [*states, now]
     known = {**record.get(ACCEPTED, {})}
     for name, text in accepted.items():
@@ -184,9 +184,9 @@ def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str,
 
 
 def warn(output: Path, record: Mapping[str, Any]) -> None:
-    """Warns that a folder was begun with another package's code or another JAX."""
+    """Warn if a folder was begun with other code of the package or another JAX."""
     states = record.get(MADE_WITH)
-    changed = identity.difference(states[-1], made_with()) if states else ""
+    changed = identity.difference(states[-1], versions()) if states else ""
     if changed:
         print(
             f"warning: {output} goes on with other code, so that its numbers may differ slightly "
@@ -196,6 +196,6 @@ def warn(output: Path, record: Mapping[str, Any]) -> None:
 
 
 def remarks(record: Mapping[str, Any], algorithm: str) -> list[str]:
-    """Remarks on the row of an algorithm that was simulated in a folder of that record."""
+    """Return remarks on the row of an algorithm that was simulated in a folder of that record."""
     known = identity.of_algorithm(record.get(ACCEPTED, {}), algorithm)
     return [f"code changed while the run was made: {text}" for text in known.values()]

@@ -41,7 +41,7 @@ except ImportError:  # a system without locks
 
 
 def output_folder(config: ExperimentConfig, entries: Mapping[str, Any]) -> Path:
-    """The folder of --output_dir, by default runs/DATASET-PARTITION-HASH.
+    """Return the folder of --output_dir, by default runs/DATASET-PARTITION-HASH.
 
     Args:
       entries: the run's identity, of which the hash is.
@@ -57,7 +57,7 @@ def output_folder(config: ExperimentConfig, entries: Mapping[str, Any]) -> Path:
 
 
 def inspect(config: ExperimentConfig, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of `build.Folder` for a run, as JSON values.
+    """Return the fields of `build.Folder` for a run, as JSON values.
 
     Args:
       entries: the run's identity.
@@ -80,7 +80,7 @@ def inspect(config: ExperimentConfig, entries: Mapping[str, Any]) -> dict[str, A
 def check(
     output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
 ) -> Verdict:
-    """Compares a command with the run of the folder that it would write to.
+    """Compare a command with the run of its output folder.
 
     Args:
       now: the command's identity.
@@ -113,7 +113,7 @@ def check(
 
 
 def _remedy(before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str]) -> str:
-    """A sentence on what else the command may be, where it is no run of the folder."""
+    """Suggest other commands if the folder holds another run."""
     if SEEDS not in ways:
         return "Give the same flags and data to continue it, or another --output_dir."
     if now.get("patience") is not None and identity.growth(before, {**now, "patience": None}, ways):
@@ -128,7 +128,7 @@ def _remedy(before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[
 
 
 def _record(output: Path) -> dict[str, Any]:
-    """A folder's record: the version, the flags, and the parts of the seeds if there are any."""
+    """Return a folder's record: version, flags, and parts of the seeds if any."""
     path, what = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
@@ -153,13 +153,13 @@ def _known(output: Path) -> dict[str, Any] | None:
 
 
 def digest_of(record: Mapping[str, Any]) -> str:
-    """SHA-256 of a record's other entries."""
+    """Return the SHA-256 of a record's other entries."""
     plain = {name: value for name, value in record.items() if name != DIGEST}
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def finished(output: Path, names: Collection[str]) -> bool:
-    """Whether the folder has all algorithms' results and their comparison."""
+    """Return whether the folder has all algorithms' results and their comparison."""
     files = [*(Path(name) / LAST for name in names), Path("comparison.md")]
     return all((output / file).exists() for file in files)
 
@@ -168,7 +168,7 @@ def finished(output: Path, names: Collection[str]) -> bool:
 def opened(
     output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
 ) -> Iterator[None]:
-    """Makes the folder, or takes it over, for this process only; arguments as of `check`.
+    """Create or take over the folder, locked for this process; arguments as of `check`.
 
     Raises:
       InputError: another process writes to it.
@@ -191,7 +191,7 @@ def opened(
         if old is not None:
             provenance.warn(output, old)
             if verdict.way is not None:
-                set_aside(output, verdict.way, old["flags"])
+                move_to_earlier(output, verdict.way, old["flags"])
         history = provenance.history(old or {}, verdict.code)
         unchanged = old is not None and history.items() <= old.items()
         if verdict.way is not None or verdict.code or not unchanged:
@@ -202,13 +202,13 @@ def opened(
 
 
 def remarks(output: Path, algorithm: str) -> list[str]:
-    """Remarks on the row of an algorithm that is simulated in a run's folder now."""
+    """Return remarks on the row of an algorithm now simulated in a run's folder."""
     record = _known(output)  # None if it was deleted meanwhile: the next write will fail
     return [] if record is None else provenance.remarks(record, algorithm)
 
 
-def set_aside(output: Path, way: str, before: Mapping[str, Any]) -> None:
-    """Moves the files that a larger run replaces to a folder of their own, the table first.
+def move_to_earlier(output: Path, way: str, before: Mapping[str, Any]) -> None:
+    """Move the files that a larger run replaces to a subfolder, the table first.
 
     If the process is killed meanwhile, the same command moves the rest.
     """

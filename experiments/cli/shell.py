@@ -31,7 +31,7 @@ GOES_ON = "Finished work is kept; once this is fixed, the same command continues
 
 
 def script(more: str = "", continues: str = "") -> Callable:
-    """Decorator of a command's `main(argv)` that prints an error as one line.
+    """Decorate a command's `main(argv)` to print an error as one line.
 
     `argv` has the program's name first; without it `main` takes the process's own. It returns the
     exit code.
@@ -64,7 +64,7 @@ def script(more: str = "", continues: str = "") -> Callable:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """Prints warnings of this package in one line, without the place in its code."""
+    """Print warnings of this package in one line, without their location."""
     before = warnings.formatwarning
 
     def one_line(message, category, filename, lineno, line=None):
@@ -80,14 +80,14 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def refuse(error: Exception) -> int:
-    """Prints an error of the input in one line; returns the exit code."""
+    """Print an input error in one line; return the exit code."""
     text = str(error) if isinstance(error, InputError) else sentence(error)
     print(f"error: {text}", file=sys.stderr)
     return INPUT
 
 
 def fault(error: OSError, more: str = "") -> int:
-    """Prints an error of the system; returns the exit code."""
+    """Print a system error; return the exit code."""
     text = str(error)
     if not isinstance(error, OutputError) and error.strerror is not None:
         where = "" if error.filename is None else f"{cut(os.fsdecode(error.filename), 300)}: "
@@ -97,7 +97,7 @@ def fault(error: OSError, more: str = "") -> int:
 
 
 def leave(main: Callable[[], int]) -> NoReturn:
-    """Ends the process with what `main` returns, when all that it printed is written.
+    """End the process with the exit code of `main` after flushing its output.
 
     If the reader is gone (a closed pipe, as after `| head -1`), nothing more is written, and the
     command still does its work. If the output is lost for another reason, such as a full disk, the
@@ -162,7 +162,7 @@ class _Stream:
             self.lost = error
 
     def close_if_lost(self) -> None:
-        """Lets the interpreter's last flush write what is left to nowhere."""
+        """Discard unwritten output, so that the interpreter's last flush succeeds."""
         if self.lost is not None:
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 nowhere = os.open(os.devnull, os.O_WRONLY)

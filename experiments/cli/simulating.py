@@ -24,7 +24,7 @@ Display = Callable[[str, int], Callable[[pfl.Progress], None]]
 
 
 class Stopped(Exception):
-    """A simulation ended early because it was asked to.
+    """Error: a simulation ended early on request.
 
     Attributes:
       round: rounds done; the checkpoints hold them.
@@ -83,7 +83,7 @@ def simulate(
     grows: bool = False,
     **options: Any,
 ) -> tuple[pfl.Result, live.Live]:
-    """Simulates an algorithm, from its checkpoints if there are any.
+    """Simulate an algorithm, from its latest checkpoint if any.
 
     Args:
       place: its name in the folder, or that of a sweep's program.
@@ -112,7 +112,7 @@ def simulate(
     saved = pfl.Checkpoints(
         checkpoints, config.checkpoint_seconds, extendable=grows and config.keep_state
     )
-    with distributed.held(lambda: growing), contextlib.closing(saved):
+    with distributed.in_first_process(lambda: growing), contextlib.closing(saved):
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),
@@ -143,7 +143,7 @@ def run_algorithm(
     display: Display,
     stop: Callable[..., bool],
 ) -> pfl.Result | None:
-    """Simulates an algorithm of a run, and writes its folder.
+    """Simulate an algorithm of a run and write its folder.
 
     Args:
       counts: how many seeds are simulated together, see `algorithm_folders.seed_parts`.
@@ -181,7 +181,7 @@ def _run_seeds(
     show: Callable[[pfl.Progress], None],
     stop: Callable[..., bool],
 ) -> pfl.Result:
-    """Simulates an algorithm with some of the seeds, and writes the result's folder."""
+    """Simulate an algorithm with some of the seeds and write the result's folder."""
     config, output = experiment.config, experiment.output
     result, growing = simulate(
         experiment,
@@ -218,7 +218,7 @@ def _run_seeds(
 def _join(
     experiment: Experiment, name: str, parts: Sequence[range], facts: Mapping[str, Any]
 ) -> None:
-    """Writes the folder of an algorithm whose parts are finished."""
+    """Join the finished parts of an algorithm into its folder."""
     config, output = experiment.config, experiment.output
     folders = {algorithm_folders.part_folder(output, name, s, config.rounds): s for s in parts}
     result = algorithm_folders.joined(folders, name, config.rounds)
@@ -232,7 +232,7 @@ def _join(
 
 
 def final_models(result: pfl.Result) -> dict[str, Any]:
-    """The models after the last round, by name, and the leaves that none of them holds."""
+    """Return the models after the last round by name, and the leaves outside all models."""
     backbone = result.final.backbone()
     frozen = {} if backbone is None else {"backbone": pfl.Broadcast(backbone)}
     return {**result.final.models(), **frozen}

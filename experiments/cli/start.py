@@ -20,17 +20,17 @@ MODE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def called(name: str) -> str:
-    """The words to type for one of these commands, such as "run"."""
+    """Return the words to type for a command, such as "run"."""
     return f"pfl-{name}" if PACKAGE == INSTALLED else f"python -m {PACKAGE}.{name}"
 
 
 def words(name: str) -> list[str]:
-    """The beginning of a command line that starts such a command in another process."""
+    """Return the first words of a command line that starts a command in another process."""
     return [sys.executable, "-m", f"{PACKAGE}.{name}"]
 
 
 def launch(name: str) -> NoReturn:
-    """Starts a command in this process, which ends with it.
+    """Run a command, then end this process.
 
     While libraries are imported, Ctrl-C ends the process at once instead of raising
     `KeyboardInterrupt`: Python drops exceptions in some callbacks, such as JAX's on garbage
@@ -49,7 +49,7 @@ def launch(name: str) -> NoReturn:
 
 
 def request_huge_pages(name: str) -> None:
-    """Restarts this process with memory in pages of 2 MB, where the system leaves the choice.
+    """Restart this process with memory in pages of 2 MB, if the system allows the choice.
 
     Stacks of models are written two to four times faster in them. The allocator of Linux's C
     library reads its settings only when a process begins. Nothing happens if `GLIBC_TUNABLES` is

@@ -1,4 +1,4 @@
-"""Answers to unknown flags: ours where another library has them, or the nearest."""
+"""Suggestions for unknown flags: counterparts of other libraries' flags, or the nearest."""
 
 import re
 import shlex
@@ -16,7 +16,7 @@ _FLAG = re.compile(r"--?([A-Za-z][-\w]{0,30})(=|$)")  # a word that names a flag
 
 
 def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
-    """Sentences on all unknown flags of a command, and the command with ours in their place.
+    """Return sentences on all unknown flags of a command, and the corrected command.
 
     Args:
       argv: the words of the command, the program's name first.
@@ -35,7 +35,7 @@ def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
 
 
 def hint(name: str, known: Collection[str]) -> str:
-    """A sentence on an unknown flag, '' where there is nothing to say.
+    """Return a sentence on an unknown flag, or ''.
 
     Args:
       name: of the flag, without dashes.
@@ -48,7 +48,7 @@ def hint(name: str, known: Collection[str]) -> str:
     sentences = [f"It is {' or '.join(f'--{one}' for one in ours)} here."] if ours else []
     if not ours and word in aliases.WITHOUT:
         return f"It is not needed here: {aliases.WITHOUT[word]}."
-    owners = _called_so(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
+    owners = _foreign_names(word) if "set" in known and name.upper() not in aliases.CAPITALS else []
     if "set" in known and not ours:
         owners = list(dict.fromkeys([*owners, *_owners(name)]))
     if owners:
@@ -62,7 +62,7 @@ def hint(name: str, known: Collection[str]) -> str:
 
 
 def _corrected(argv: Sequence[str], values: FlagValues) -> str:
-    """The flags of a command with ours in place of other libraries'.
+    """Replace other libraries' flags of a command by their counterparts.
 
     Hyperparameters are those of the command's algorithms. What is not needed here is left out, and
     so is what is off ("-ld False"). '' where a flag has no single counterpart or counts in other
@@ -100,7 +100,7 @@ def _corrected(argv: Sequence[str], values: FlagValues) -> str:
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
-    """(flag, value or None) of each flag of a command; None where a word is neither."""
+    """Return (flag, value or None) of each flag of a command; None if a word is neither."""
     result: list[tuple[str, str | None]] = []
     for word in words:
         match = _FLAG.match(word)
@@ -114,7 +114,7 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str | None]] | None:
 
 
 def _algorithms(pairs: Sequence[tuple[str, str | None]]) -> set[str]:
-    """The algorithms that a command names, under whatever flag."""
+    """Return the algorithms that a command names by any flag."""
     result = set()
     for name, value in pairs:
         if value and "algorithms" in name_matching.find_matches(
@@ -128,7 +128,7 @@ def _algorithms(pairs: Sequence[tuple[str, str | None]]) -> set[str]:
 
 
 def _fits(values: FlagValues, name: str, value: str) -> bool:
-    """Whether a flag takes the value, as far as its type goes."""
+    """Return whether a value has a flag's type."""
     try:
         values[name].parser.parse(value)
     except (ValueError, TypeError, pfl.InputError):
@@ -137,23 +137,23 @@ def _fits(values: FlagValues, name: str, value: str) -> bool:
 
 
 def _ours(name: str, values: FlagValues) -> list[str]:
-    """Our flags that another library's may stand for."""
+    """Return possible counterparts of another library's flag."""
     return name_matching.find_matches(name, values, aliases.OPTIONS)
 
 
 def _settings(name: str) -> list[str]:
-    """Hyperparameters that a flag may stand for, such as "fedprox.mu"."""
-    return list(dict.fromkeys([*_called_so(name_matching.normalized(name)), *_owners(name)]))
+    """Return hyperparameters that may correspond to a flag, such as "fedprox.mu"."""
+    return list(dict.fromkeys([*_foreign_names(name_matching.normalized(name)), *_owners(name)]))
 
 
-def _called_so(word: str) -> list[str]:
-    """Hyperparameters that others call so in that algorithm, such as "fedfomo.downloads"."""
+def _foreign_names(word: str) -> list[str]:
+    """Return an algorithm's hyperparameters of that foreign name, such as "fedfomo.downloads"."""
     known = aliases.HYPERPARAMETERS.items()
     return [f"{algorithm}.{names[word]}" for algorithm, names in known if word in names]
 
 
 def _owners(name: str) -> list[str]:
-    """Hyperparameters that a name may mean in any algorithm, such as "feddwa.top_k"."""
+    """Return any algorithm's hyperparameters of that name, such as "feddwa.top_k"."""
     classes = sorted(pfl.core.ALGORITHMS.items())
     every = {key for _, one in classes for key in one.__dataclass_fields__}
     keys = name_matching.find_matches(name, every, aliases.OPTIONS)

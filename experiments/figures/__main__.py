@@ -1,4 +1,4 @@
-"""Draws one figure from finished runs: `python -m experiments.figures --help`."""
+"""Figures from finished runs: `python -m experiments.figures --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from ..cli.start import launch
@@ -23,7 +23,7 @@ from ..cli import plugins, shell
 from ..cli.flag_groups import Group, new_path
 from ..cli.parsing import FlagValues, parse_words
 from ..cli.start import called
-from ..outputs import looks
+from ..outputs import line_styles
 from ..outputs.run_files import atomic_write, write_text
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
@@ -40,7 +40,7 @@ from .loading import find
 from .selection import labelled, read_labels
 
 USAGE = f"""\
-Draws a figure from finished runs of {called("run")}; docs/figures.md has examples of all of them.
+Draw a figure from finished runs of {called("run")}; docs/figures.md has examples of all figures.
 
   {called("figures")} --list
   {called("figures")} waffle/weights --runs=runs/waffle --output=weights.png
@@ -53,11 +53,11 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
-    """(name of the figure, flag values); every option of any figure is a flag of text."""
+    """Return (name of the figure, flag values); all options of figures are text flags."""
     values = FlagValues()
     group = Group(values, "figures")
     group.names("runs", [], "folders of finished runs")
-    group.names("algorithms", [], "only these algorithms of them")
+    group.names("algorithms", [], "algorithms to draw (default: all)")
     meaning = "a measure of the runs, such as macro_f1 (default: what their task leads with)"
     group.text("metric", None, meaning)
     group.text("output", None, "a new PNG, PDF or SVG file")
@@ -85,13 +85,13 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
 
 
 def options_given(args: absl.flags.FlagValues) -> dict[str, str]:
-    """The figure's options that were given, as text."""
+    """Return the given options of the figure, as text."""
     present = [flag for flag in args.get_flags_for_module("options") if flag.present]
     return {flag.name: _text(flag.value) for flag in present}
 
 
 def catalogue() -> str:
-    """All figures with their options."""
+    """Return all figures with their options."""
     lines = []
     for name, plot in FIGURES.items():
         options = " ".join(f"{k}={_text(v)}" for k, v in plot.options.items())
@@ -100,7 +100,7 @@ def catalogue() -> str:
 
 
 def one_figure(name: str) -> str:
-    """A figure, its options with their defaults, and their description.
+    """Return a figure, its options with their defaults, and their description.
 
     Raises:
       InputError: there is none of that name.
@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 
 
 def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
-    """The chosen figure, not written yet.
+    """Draw the chosen figure, without writing it.
 
     Raises:
       InputError: an unknown figure or option, or runs without the data for it.
@@ -144,7 +144,7 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
 
 
 def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None) -> str:
-    """Gives the picture its title and size; returns the sentence on what it shows."""
+    """Set title and size of the picture; return the caption."""
     chart: Any = drawing.figure
     text = " ".join(chart.get_suptitle().split())
     if title is None and chart._suptitle is not None:
@@ -158,7 +158,7 @@ def finish(drawing: Drawing, title: str | None, size: tuple[float, float] | None
 
 
 def read_colors(words: Sequence[str]) -> dict[int, str]:
-    """Colours by the number of the algorithm's style, of words such as spfl=#d62728.
+    """Parse words such as spfl=#d62728 to colours by the number of the algorithm's style.
 
     Raises:
       InputError: a word of another form, an unknown algorithm, or no colour of Matplotlib's.
@@ -171,12 +171,12 @@ def read_colors(words: Sequence[str]) -> dict[int, str]:
             raise InputError(
                 f"--colors takes NAME=COLOUR with a colour such as red or #d62728, got {word!r}."
             )
-        result[looks.number(name)] = colour
+        result[line_styles.number(name)] = colour
     return result
 
 
 def inches(text: str | None) -> tuple[float, float] | None:
-    """Width and height, of words such as 3.5x2.5.
+    """Parse width and height, such as 3.5x2.5.
 
     Raises:
       InputError: other words, or numbers outside 1..50.
@@ -193,7 +193,7 @@ def inches(text: str | None) -> tuple[float, float] | None:
 
 
 def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
-    """Writes the picture and the numbers."""
+    """Write the picture and the numbers."""
     for path in filter(None, (output, data)):
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +206,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
+    """Run the script."""
     name, args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n")

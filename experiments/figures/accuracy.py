@@ -9,7 +9,7 @@ from fedjax_pfl.results import plots
 from fedjax_pfl.results.intervals import interval
 from fedjax_pfl.utils.errors import require, require_name
 
-from ..outputs import looks
+from ..outputs import line_styles
 from ..outputs.run_files import mean_over_clients
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, words_of
 from .runs import Run
@@ -52,7 +52,7 @@ def by_round(
     for run, name in names.items():
         algorithms.setdefault(name, set()).add(run.algorithm)
     single = [next(iter(one)) if len(one) == 1 else "" for one in algorithms.values()]
-    styles = dict(zip(algorithms, looks.numbers(single), strict=True))
+    styles = dict(zip(algorithms, line_styles.numbers(single), strict=True))
     rows = dict(zip(runs, chosen_clients(runs, clients, model, split), strict=True))
     measure, only, last = runs[0].measure, len(groups) == 1, {}
     drawing = Drawing.panels(len(groups), *((5.8, 4.0) if only else (3.6, 3.0)))
@@ -105,7 +105,7 @@ def of_models(
     drawing = Drawing.panels(len(panels), 3.8, 3.2, sharey=by_run)
     axes_of = dict(zip(panels, drawing.axes, strict=True))
     for run, name, style in with_styles(runs):
-        for model, average, k in zip(chosen, means, looks.of_models(chosen), strict=True):
+        for model, average, k in zip(chosen, means, line_styles.of_models(chosen), strict=True):
             (rows,) = chosen_clients([run], "", model, split)
             values = curve(run, rows, model, split, average)
             if by_run:
@@ -149,7 +149,7 @@ def side_by_side(
     names, measure = labels(runs), runs[0].measure
     drawing = Drawing(6.2, 1.5 + 0.45 * len(runs))
     (axes,) = drawing.axes
-    for k, (model, style) in enumerate(zip(chosen, looks.of_models(chosen), strict=True)):
+    for k, (model, style) in enumerate(zip(chosen, line_styles.of_models(chosen), strict=True)):
         points = []
         for run, name in zip(runs, names, strict=True):
             (rows,) = chosen_clients([run], "", model, split)
@@ -186,7 +186,7 @@ def by_client(
     most, measure = max(run.num_clients for run in runs), runs[0].measure
     drawing = Drawing(float(np.clip(4.5 + 0.22 * most, 6.5, 13.0)), 4.0)
     (axes,), places = drawing.axes, _shifts(len(runs))
-    styles = looks.apart([style for *_, style in with_styles(runs)])
+    styles = line_styles.distinct_colors([style for *_, style in with_styles(runs)])
     for run, name, style, shift in zip(runs, labels(runs), styles, places, strict=True):
         values = measure.scale * run.values(model, split).astype(float)  # [S, E, N]
         scored = np.flatnonzero(np.isfinite(values).any(axis=(0, 1)))
@@ -229,7 +229,7 @@ def bars(
     """
     runs = with_scores(runs, [model], split)
     names, chosen = labels(runs), chosen_clients(runs, clients, model, split)
-    styles = looks.apart([style for *_, style in with_styles(runs)])
+    styles = line_styles.distinct_colors([style for *_, style in with_styles(runs)])
     drawing, measure = Drawing(1.6 + 0.9 * len(runs), 3.8), runs[0].measure
     (axes,) = drawing.axes
     for k, (run, name, rows) in enumerate(zip(runs, names, chosen, strict=True)):
@@ -277,7 +277,7 @@ def _add(drawing: Drawing, run: Run, name: str, panel: str, model: str, values: 
 
 
 def _shifts(count: int) -> np.ndarray:
-    """Places of `count` points side by side, between -0.5 and 0.5."""
+    """Return the positions of `count` points side by side, between -0.5 and 0.5."""
     return (np.arange(count) + 0.5) / count - 0.5
 
 

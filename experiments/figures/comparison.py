@@ -22,7 +22,7 @@ TIE = "0.45"  # the grey of clients that are neither better nor worse
 
 
 def cost_curve(run: Run, cost: str) -> np.ndarray:
-    """The cost of a run up to its evaluated rounds, [S, E]; seconds at its median pace.
+    """Return the cumulated cost of a run at its evaluated rounds, [S, E].
 
     Raises:
       InputError: a run of a version that did not count that cost.

@@ -95,7 +95,7 @@ def minibatches(
 
 
 def _coloured(truth: np.ndarray) -> list[int]:
-    """The classes with most samples, without empty ones."""
+    """Return the classes with most samples, without empty ones."""
     return [int(c) for c in np.argsort(-truth, kind="stable")[:COLOURED] if truth[c] > 0]
 
 

@@ -44,7 +44,7 @@ class Drawing:
     def panels(
         cls, count: int, width: float, height: float, columns: int = 3, **options: Any
     ) -> "Drawing":
-        """A figure of `count` axes of `width` x `height` inches, row by row."""
+        """Make a figure of `count` axes of `width` x `height` inches, row by row."""
         columns = 2 if count == 4 and columns == 3 else min(columns, count)
         counts = [min(columns, count - first) for first in range(0, count, columns)]
         return cls(width * columns, height * len(counts) + 0.4, counts, **options)
@@ -55,7 +55,7 @@ class Drawing:
         return pd.concat(self.tables, ignore_index=True)
 
     def add(self, values: Mapping[str, Any], axes: Mapping[str, Iterable], **facts: Any) -> None:
-        """Adds arrays to the numbers, a row for each entry; those that are not finite are omitted.
+        """Add arrays to the numbers, a row for each entry; those that are not finite are omitted.
 
         Args:
           values: arrays of one shape by the name of their column.
@@ -69,14 +69,14 @@ class Drawing:
         self.tables.append(frame.loc[known].assign(**facts).loc[:, [*facts, *axes, *values]])
 
     def band(self, axes, x, values: np.ndarray, k: int | None, label: str, **look: Any) -> None:
-        """Draws a line with its band over seeds, see `plots.band`."""
+        """Draw a line with its band over seeds, see `plots.band`."""
         self.handles[label] = plots.band(axes, x, values, k, label, **look)
 
     def points(
         self, axes, where, values: Sequence[np.ndarray], k: int, label: str,
         across: bool = False, **look: Any,
     ) -> np.ndarray:  # fmt: skip
-        """Draws means over seeds with whiskers from the lowest to the highest; returns the means.
+        """Draw means over seeds with whiskers from the lowest to the highest; return the means.
 
         Args:
           where: places of the points along x, or along y with `across`.
@@ -92,14 +92,14 @@ class Drawing:
         return mean
 
     def by_round(self, ylabel: str) -> None:
-        """Gives all axes whole rounds along x; only the leftmost ones have a label along y."""
+        """Label x with whole rounds on all axes, and y on the leftmost ones."""
         for axes in self.axes:
             plots.tidy(axes, ylabel=ylabel if axes.get_subplotspec().is_first_col() else "")
             axes.set_xlabel("round")
             axes.xaxis.get_major_locator().set_params(integer=True)
 
     def legend(self, title: str | None = None, handles: Mapping[str, Any] | None = None) -> None:
-        """Adds a legend beside the axes, where it covers nothing; the figure grows for it."""
+        """Add a legend beside the axes and enlarge the figure for it."""
         handles = self.handles if handles is None else handles
         longest = max(len(line) for text in (title or "", *handles) for line in text.split("\n"))
         self.figure.set_figwidth(self.figure.get_figwidth() + 0.5 + 0.075 * longest)
@@ -109,11 +109,11 @@ class Drawing:
         )  # fmt: skip
 
     def colorbar(self, image, axes, label: str) -> None:
-        """Adds a colour scale beside axes."""
+        """Add a colour scale beside axes."""
         self.figure.colorbar(image, ax=axes, label=label, pad=0.02, fraction=0.05)
 
     def title(self, text: str) -> None:
-        """Gives the figure a title, in lines of similar length that fit its width."""
+        """Set a title in lines of similar length that fit the figure's width."""
         most = int(13 * self.figure.get_figwidth())
         even = -(-len(text) // -(-len(text) // most))
         widths = (even + spare for spare in range(0, most, 4))
@@ -144,7 +144,7 @@ FIGURES: dict[str, Plot] = {}
 
 
 def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool = True, **presets):
-    """Registers `draw(runs, *, options)`; `presets` are other defaults of its options.
+    """Register `draw(runs, *, options)`; `presets` are other defaults of its options.
 
     Without `draw`, a decorator.
     """
@@ -158,17 +158,17 @@ def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool
 
 
 def of_run(run, label: str) -> dict[str, str]:
-    """The first columns of a run's numbers."""
+    """Return the first columns of a run's numbers."""
     return {"run": str(run.folder), "label": label}
 
 
 def words_of(text: str) -> list[str]:
-    """The words of an option with commas, each once."""
+    """Split an option at its commas, without repetitions."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def numbers_of(name: str, text: str, example: str) -> list[float]:
-    """The numbers of an option with commas.
+    """Parse the comma-separated numbers of an option.
 
     Raises:
       InputError: a word is no number.
@@ -180,7 +180,7 @@ def numbers_of(name: str, text: str, example: str) -> list[float]:
 
 
 def require_rounds(runs: Sequence, name: str) -> None:
-    """Raises `InputError` where no run has two scored rounds: a picture of one point."""
+    """Raise `InputError` if no run has two scored rounds, which a curve needs."""
     if all(len(run.eval_rounds) < 2 for run in runs):
         raise InputError(
             f"{name} would be a picture of one point, as these runs scored one round: run with a "
@@ -189,10 +189,10 @@ def require_rounds(runs: Sequence, name: str) -> None:
 
 
 def over_seeds(runs: Sequence, mark: str = "band") -> str:
-    """The end of a title, on lines or points of several seeds."""
+    """Return the end of a title about lines or points of several seeds."""
     return spread_of(max(len(run.seeds) for run in runs), mark)
 
 
 def spread_of(count: int, mark: str = "band") -> str:
-    """The end of a title, on lines or points of that number of seeds."""
+    """Return the end of a title about lines or points of that number of seeds."""
     return f"; mean of {count} seeds, {mark} from lowest to highest" if count > 1 else ""

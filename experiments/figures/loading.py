@@ -30,7 +30,7 @@ KINDS = {str: "a text", dict: "an object", list: "a list"}
 def find(
     folders: Sequence[str], algorithms: Sequence[str] = (), metric: str | None = None
 ) -> list[Run]:
-    """Finished runs in the folders given and below them, in that order, each once.
+    """Find the finished runs in and below folders, in that order, each once.
 
     Args:
       folders: an algorithm's folder, a comparison's, or one of many comparisons; * and ? match
@@ -73,7 +73,7 @@ def find(
 
 
 def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
-    """The runs with the measure that is shown.
+    """Return the runs with the measure to show.
 
     Raises:
       InputError: a run lacks it, or they have several headlines and none is chosen.
@@ -95,13 +95,13 @@ def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
 
 
 def natural(path: str | Path) -> list:
-    """Sorts k2 before k10."""
+    """Return a sort key by which k2 precedes k10."""
     parts = re.split(r"(\d+(?:\.\d+)?)", str(path))
     return [(0, float(part), "") if part[:1].isdigit() else (1, 0.0, part) for part in parts]
 
 
 def sorted_by_given(runs: list[Run]) -> list[Run]:
-    """Algorithms of one comparison in the order that its --algorithms names them."""
+    """Sort the algorithms of one comparison by its --algorithms."""
     places = {run.folder.parent: i for i, run in reversed(list(enumerate(runs)))}
 
     def key(run: Run):
@@ -113,7 +113,7 @@ def sorted_by_given(runs: list[Run]) -> list[Run]:
 
 
 def read(folder: Path) -> Run:
-    """The run of an algorithm's folder.
+    """Read the run of an algorithm's folder.
 
     Raises:
       InputError: its files aren't as `experiments.run` writes them; names the file and the remedy.
@@ -133,7 +133,7 @@ def read(folder: Path) -> Run:
 
 
 def _trouble(config: Mapping[str, Any]) -> str | None:
-    """A sentence on an entry that is missing or of another form, None where all are as written."""
+    """Return a sentence on a missing or malformed entry, or None."""
     for place, kind in ENTRIES.items():
         value: Any = config
         for name in place.split("."):

@@ -15,7 +15,7 @@ Recorded = tuple[Run, str, int, int, np.ndarray]
 
 
 def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) -> Iterator[Recorded]:
-    """Yields (run, its label, seed, round, weights [G, N, N]) of each run and chosen round.
+    """Yield (run, its label, seed, round, weights [G, N, N]) of each run and chosen round.
 
     Args:
       matrix: its name; runs without it are left out.
@@ -31,7 +31,7 @@ def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) ->
 
 
 def seed_row(run: Run, seed: int | None) -> int:
-    """Position of a seed of the run, the first by default.
+    """Return the position of a seed of the run, the first by default.
 
     Raises:
       InputError: the run doesn't have it.
@@ -46,7 +46,7 @@ def seed_row(run: Run, seed: int | None) -> int:
 
 
 def rounds_at(run: Run, words: str) -> list[int]:
-    """Positions of rounds in the run's matrices: numbers, "first", "last" or "" for all.
+    """Return the positions of rounds in the run's matrices: numbers, "first", "last" or "" for all.
 
     Raises:
       InputError: a round that was not recorded.
@@ -67,7 +67,7 @@ def rounds_at(run: Run, words: str) -> list[int]:
 
 
 def block_rows(run: Run, count: int, words: str) -> list[int]:
-    """Positions of groups of layers by name, "" for all.
+    """Return the positions of groups of layers by name, "" for all.
 
     Raises:
       InputError: an unknown name.
@@ -80,7 +80,7 @@ def block_rows(run: Run, count: int, words: str) -> list[int]:
 
 
 def check_client(runs: Sequence[Run], client: int) -> None:
-    """Raises `InputError` unless all runs have the client."""
+    """Raise `InputError` unless all runs have the client."""
     for run in runs:
         if not 0 <= client < run.num_clients:
             raise InputError(
@@ -89,7 +89,7 @@ def check_client(runs: Sequence[Run], client: int) -> None:
 
 
 def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
-    """bool [N, N]: the `top_k` largest weights of each row, those of 0 left out.
+    """Return the `top_k` largest weights of each row, without weights of 0, bool [N, N].
 
     Weights equal to the smallest chosen one are chosen too: a matrix of equal weights chooses all
     clients.
@@ -99,14 +99,14 @@ def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
 
 
 def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts) -> None:
-    """Adds weights [receiver, sender] to the numbers."""
+    """Add weights [receiver, sender] to the numbers."""
     receivers, senders = map(range, weights.shape)
     places = {"receiver": receivers, "sender": senders}
     drawing.add({"weight": weights}, places, **of_run(run, name), **facts)
 
 
 def square_clients(axes, run: Run) -> None:
-    """Square cells of a matrix, ticks of the clients, lines between groups."""
+    """Draw square cells of a matrix, ticks of the clients, and lines between groups."""
     axes.set_aspect("equal")
     plots.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)
     plots.client_ticks(axes.yaxis, run.num_clients, 8, run.client_names)
@@ -116,13 +116,13 @@ def square_clients(axes, run: Run) -> None:
 
 
 def client_groups(run: Run) -> list[int] | None:
-    """The group of each client, if the partition has groups."""
+    """Return the group of each client, if the partition has groups."""
     groups = run.config["partition"]["options"].get("client_groups")
     return None if groups is None or len(groups) != run.num_clients else groups
 
 
 def group_borders(run: Run) -> np.ndarray:
-    """Positions between clients of different groups, if the partition has groups side by side."""
+    """Return the positions between consecutive groups of clients, if the partition has groups."""
     groups = client_groups(run)
     if groups is None or groups != sorted(groups):
         return np.array([])
@@ -130,7 +130,7 @@ def group_borders(run: Run) -> np.ndarray:
 
 
 def within_groups(run: Run, chosen: np.ndarray) -> float | None:
-    """Part of the chosen neighbours that are of the client's own group; None without groups."""
+    """Return the fraction of neighbours in the client's own group; None without groups."""
     groups = client_groups(run)
     if groups is None or not chosen.any():
         return None

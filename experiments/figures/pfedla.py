@@ -121,7 +121,7 @@ def evolution(
 
 
 def _roles(run: Run) -> list[str]:
-    """Each client's role in the partition, such as ", twin"; [] where there are none."""
+    """Return each client's role in the partition, such as ", twin"; [] where there are none."""
     return [f", {role}" for role in run.config["partition"]["options"].get("roles", ())]
 
 
@@ -166,7 +166,7 @@ def matrices(
 
 
 def _roots(weights: Sequence[np.ndarray]) -> PowerNorm:
-    """The colour scale of square roots from 0 to the largest weight."""
+    """Return a colour scale by square roots, from 0 to the largest weight."""
     top = max(float(np.nanmax(one)) for one in weights) or 1.0
     return PowerNorm(0.5, vmin=0.0, vmax=top)
 

@@ -15,10 +15,9 @@ from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from .choice import Choice
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
-from .scores import chosen_clients, curve, one_number, who
+from .scores import Choice, chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, mixed_code, renamed, setting, shown, varying, with_scores
 
 SPREADS = ("std", "interval")

@@ -38,7 +38,7 @@ _LEFT_OUT = {
 
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:
-    """The experiment of a run, from its flags and saved partition.
+    """Rebuild the experiment of a run from its flags and saved partition.
 
     Args:
       data_dir: folder with the data set, if it isn't that of the run's flags.
@@ -78,14 +78,14 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
 
 
 def _words(run: Run, name: str, value: Any) -> list[str]:
-    """A list of texts of a run's configuration."""
+    """Return a list of texts of a run's configuration."""
     if not (isinstance(value, list) and all(isinstance(word, str) for word in value)):
         raise damaged(run.folder / CONFIG, f"{name} must be a list of texts, and is {shown(value)}")
     return value
 
 
 def _check_initial(run: Run, experiment: Experiment) -> None:
-    """Raises `InputError` where the file of initial values is not the one that the run had."""
+    """Raise `InputError` if the run had another file of initial values."""
     record = run.folder.parent / run_folder.RECORD
     now = experiment.identity.get(identity.INITIAL)
     if now is None or not record.exists():
@@ -99,27 +99,27 @@ def _check_initial(run: Run, experiment: Experiment) -> None:
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """What gives a flag that value; flags that may be given many times, once for each."""
+    """Return the words that set a flag to a value; repeatable flags have several."""
     if name in flags.repeated():
         return [f"--{name}={word}" for word in value]
     return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
 
 
 def settings(algorithm: str, hyperparameters: Mapping[str, Any]) -> list[str]:
-    """What --set takes for such an algorithm; None stands for no value, and is the default."""
+    """Return the words of --set for an algorithm, without values of None."""
     values = hyperparameters.items()
     return [f"{algorithm}.{name}={value}" for name, value in values if value is not None]
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:
-    """The federation of a run, prepared by its algorithm."""
+    """Return the prepared federation of a run."""
     experiment = rebuild(run, data_dir, without)
     algorithm = experiment.config.instances[run.algorithm]
     return algorithm.prepare(experiment.federation_of(run.algorithm))
 
 
 def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> Tree:
-    """Models [N, ...] of the seed at `row`, in the form of the federation's task.
+    """Return models [N, ...] of the seed at `row`, in the form of the federation's task.
 
     Raises:
       InputError: no such model was saved.
@@ -156,14 +156,14 @@ def _paths(model: Tree) -> list[str]:
 
 
 def _within(model: Tree, path: str) -> np.ndarray | None:
-    """The array at a path of a saved model, None where there is none."""
+    """Return the array at a path of a saved model, or None."""
     for part in path.split("/"):
         model = model.get(part) if isinstance(model, dict) else None
     return model if isinstance(model, np.ndarray) else None
 
 
 def saved_names(run: Run, prefix: str) -> list[str]:
-    """Names of saved models that are a prefix and a number, by that number."""
+    """Return names of saved models that are a prefix and a number, by that number."""
     ends = {
         name.removeprefix(prefix): name
         for name in pfl.results.model_axes(run.folder / "models.npz")
@@ -172,7 +172,7 @@ def saved_names(run: Run, prefix: str) -> list[str]:
 
 
 def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
-    """The round that would follow after `rounds` rounds.
+    """Return the round that would follow after `rounds` rounds.
 
     A schedule of the rate has ended by then, perhaps at zero: the rate is that of the last round.
     """
@@ -189,7 +189,7 @@ def context(federation: pfl.Federation, seed, rounds) -> pfl.Context:
 def similarity_by_block(
     run: Run, row: int, federation: pfl.Federation, name: str
 ) -> tuple[list[str], np.ndarray]:
-    """How alike the updates of one local epoch are, block by block.
+    """Return the similarity of the updates of one local epoch by block.
 
     Every client trains one epoch from its own model; its update is the change.
 
@@ -231,7 +231,7 @@ def _trainable_blocks(plan: pfl.core.LeafPlan) -> list[str]:
 def norms_by_minibatch(
     run: Run, row: int, federation: pfl.Federation, name: str, client: int, weight: float
 ) -> np.ndarray:
-    """Class norms of a client's model before and after each minibatch of one epoch, [1 + K, C].
+    """Return a client's class norms before and after each minibatch of an epoch, [1 + K, C].
 
     Args:
       weight: lambda of the weight distribution regularizer during that epoch.
@@ -275,14 +275,14 @@ def _norms(federation, model, seed, rounds, client, weight, steps):
 
 
 def model_class_norms(federation: pfl.Federation, models: Tree) -> np.ndarray:
-    """Class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
+    """Return class norms [N, C] of a stack of models (cwFedAVG, eq. 9)."""
     plan, num_classes = federation.plan, federation.data.num_classes
     one = jax.vmap(lambda params: pfl.training.estimated_class_shares(params, plan, num_classes))
     return np.asarray(one(models["params"]), float)
 
 
 def class_shares(federation: pfl.Federation) -> np.ndarray:
-    """Parts of each client's training samples that are of each class, [N, C].
+    """Return the class shares of each client's training samples, [N, C].
 
     Raises:
       InputError: the data set's task has no classes.

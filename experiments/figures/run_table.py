@@ -24,9 +24,8 @@ from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
-from .choice import Choice
 from .runs import ALGORITHM, Run, same_data
-from .scores import SCORES, chosen_clients, curve, one_number, who
+from .scores import SCORES, Choice, chosen_clients, curve, one_number, who
 from .selection import REPEATS, apart, labels, mixed_code, varying, with_scores
 
 

@@ -139,12 +139,12 @@ class Run:
         return np.arange(1, self.result.rounds + 1)
 
     def scored(self, split: str = "test") -> list[str]:
-        """Names of the models that were scored."""
+        """Return names of the models that were scored."""
         end = f"/{split}/{self.measure.name}"
         return [name.removesuffix(end) for name in self.result.scores if name.endswith(end)]
 
     def values(self, model: str = "personalized", split: str = "test") -> np.ndarray:
-        """The measure, [S, E, N]; accuracies are fractions; NaN for clients without a score.
+        """Return the measure, [S, E, N]; accuracies are fractions; NaN for clients without a score.
 
         Raises:
           InputError: it wasn't scored.
@@ -159,7 +159,7 @@ class Run:
         return client_records(self.result)
 
     def record(self, name: str) -> np.ndarray:
-        """The record of that name, [S, T, N].
+        """Return the record of a name, [S, T, N].
 
         Raises:
           InputError: there is none.
@@ -169,15 +169,15 @@ class Run:
         return self.records[name]
 
     def traffic(self, way: str) -> np.ndarray:
-        """Bytes that each client sent ("up") or received ("down") in each round, [S, T, N]."""
+        """Return the bytes sent ("up") or received ("down") by each client, [S, T, N]."""
         return self.records[f"traffic/{way}_bytes"]
 
     def flops(self) -> np.ndarray | None:
-        """FLOPs of each client's local training in each round, [S, T, N]; None in an older run."""
+        """Return the FLOPs of local training, [S, T, N]; None for older runs."""
         return self.records.get("computation/flops")
 
     def matrix(self, name: str) -> np.ndarray:
-        """Recorded matrices [S, Q, G, N, N] of G groups of layers (1 for the whole model).
+        """Return recorded matrices [S, Q, G, N, N] of G groups of layers (1 for the whole model).
 
         A single server's weights, one row for all receivers, are shown N times.
 
@@ -196,7 +196,7 @@ class Run:
         return self.result.matrix_rounds
 
     def blocks(self, count: int) -> list[str]:
-        """Names of the G groups of layers of a matrix."""
+        """Return names of the G groups of layers of a matrix."""
         names = self.result.blocks
         if count == len(names):
             return list(names)
@@ -228,6 +228,6 @@ class Run:
 
 
 def same_data(run: Run, other: Run) -> bool:
-    """Whether both have the same data set and partition, as far as both record it."""
+    """Return whether both have the same data set and partition, as far as both record it."""
     common = run.data.keys() & other.data.keys()
     return all(run.data[name] == other.data[name] for name in common)

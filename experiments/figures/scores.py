@@ -1,16 +1,30 @@
-"""Averages the accuracies of finished runs for figures and tables."""
+"""Averages of finished runs' accuracies, and the flags that choose among them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
+import absl.flags
 import numpy as np
 
 from fedjax_pfl.results.notes import named
-from fedjax_pfl.results.summary import AVERAGES, SCORES, one_number
+from fedjax_pfl.results.summary import (
+    AVERAGES,
+    FIRST,
+    HEADLINES,
+    SCORES,
+    headline_of,
+    one_number,
+)
 from fedjax_pfl.utils.errors import InputError, require_name
 
+from ..cli.flag_groups import Group
+from ..cli.parsing import value_of
 from .runs import Run, same_data
 
-__all__ = ["AVERAGES", "OVER", "SCORES", "chosen_clients", "curve", "one_number", "who"]
+__all__ = [
+    "AVERAGES", "OVER", "SCORES", "Choice", "choice_of", "chosen_clients", "curve", "define_flags",
+    "one_number", "who",
+]  # fmt: skip
 
 OVER = ("all", "next_participants")
 
@@ -112,3 +126,51 @@ def curve(
     total = weights.sum(axis=-1)
     mean = (np.where(known, values, 0) * weights).sum(axis=-1) / np.where(total > 0, total, 1)
     return np.where(total > 0, run.measure.scale * mean, np.nan)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which scores.
+
+    Attributes:
+      score: of the rounds, a name in `SCORES`.
+      model, split, average: as of `curve`.
+      clients: their numbers; by default those that all runs on the same data score.
+      different_data: whether a table (a column of a pivot) may have runs on different data sets or
+        partitions.
+    """
+
+    score: str = "final"
+    model: str = "personalized"
+    split: str = "test"
+    average: str = "clients"
+    clients: str = ""
+    different_data: bool = False
+
+
+def define_flags(group: Group) -> None:
+    """Defines the flags of a `Choice`, and --headline."""
+    group.text("score", "final", f"{', '.join(SCORES)}")
+    group.text("model", "personalized", "model that was scored")
+    group.text("split", "test", "samples it was scored on")
+    meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
+    group.text("headline", FIRST, meaning)
+    group.text("average", "clients", f"mean over {' or '.join(AVERAGES)}")
+    group.text("clients", "", "numbers of the clients (default: those that all runs score)")
+    group.switch("different_data", False, "rows on other data or partitions")
+
+
+def choice_of(values: absl.flags.FlagValues) -> Choice:
+    """The choice that the flags make.
+
+    Raises:
+      InputError: --headline beside a flag that it stands for.
+    """
+    options = {field.name: value_of(values, field.name) for field in fields(Choice)}
+    if values["headline"].present:
+        how = headline_of(value_of(values, "headline"))
+        twice = [name for name in ("score", "average") if values[name].present]
+        if twice:
+            raise InputError(f"--headline says what --{twice[0]} does: leave one of them out.")
+        options |= {"score": how.score, "average": how.average}
+    return Choice(**options)

@@ -9,8 +9,8 @@ from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
-from ..cli.provenance import made_with
-from ..outputs import looks
+from ..cli import provenance
+from ..outputs import line_styles
 from .runs import ALGORITHM, REVISION, Run, same_data
 
 # Flags of additional measurements.
@@ -31,7 +31,7 @@ DATASET = "dataset"
 
 
 def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: str) -> list[Run]:
-    """The runs for which `has(run)` holds.
+    """Return the runs for which `has(run)` holds.
 
     Raises:
       InputError: there is none; "none of the runs has `what`: `remedy`".
@@ -44,7 +44,7 @@ def having(runs: Sequence[Run], has: Callable[[Run], bool], what: str, remedy: s
 
 
 def with_record(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs whose algorithm records `name` for each client."""
+    """Return the runs whose algorithm records `name` for each client."""
     known = sorted({name for run in runs for name in run.records})
     return having(
         runs, lambda run: name in run.records, f"the record {name!r}",
@@ -53,7 +53,7 @@ def with_record(runs: Sequence[Run], name: str) -> list[Run]:
 
 
 def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs whose algorithm records the matrix `name`."""
+    """Return the runs whose algorithm records the matrix `name`."""
     known = sorted({name for run in runs for name in run.result.matrices})
     have = f"these record {', '.join(known)} (choose with --matrix)" if known else "these have none"
     return having(
@@ -71,7 +71,7 @@ SCORED_WITH = {
 
 
 def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test") -> list[Run]:
-    """Runs that scored all of `models` on `split`."""
+    """Return the runs that scored all of `models` on `split`."""
     for model in models:
         known = sorted({name for run in runs for name in run.scored(split)})
         other = f"these scored {', '.join(known)}" if known else "these scored no such samples"
@@ -86,7 +86,7 @@ def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test")
 
 
 def with_models(runs: Sequence[Run]) -> list[Run]:
-    """Runs that saved their final models."""
+    """Return the runs that saved their final models."""
     return having(
         runs, lambda run: (run.folder / "models.npz").exists(),
         "saved models", "run with --save_models",
@@ -94,7 +94,7 @@ def with_models(runs: Sequence[Run]) -> list[Run]:
 
 
 def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
-    """Names of settings in which runs differ, an algorithm's own only among runs of that algorithm.
+    """Return the names of settings in which runs differ, hyperparameters within an algorithm.
 
     Flags of additional measurements are left out.
     """
@@ -112,7 +112,7 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
 
 
 def apart(runs: Sequence[Run]) -> list[str]:
-    """Names of settings in which runs differ that are to be pooled as one with several seeds.
+    """Return the names of settings other than seeds in which runs to be pooled differ.
 
     A run without a recorded revision differs from any other: its numbers may be another version's.
     """
@@ -122,7 +122,7 @@ def apart(runs: Sequence[Run]) -> list[str]:
 
 
 def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
-    """A note where pooled runs were made with other versions of JAX or of this package's code."""
+    """Return a note if pooled runs differ in the version of JAX or in the package's code."""
     mixed = [run.folder for runs in groups for run in runs if _code(run) != _code(runs[0])]
     if not mixed:
         return []
@@ -134,11 +134,15 @@ def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
 
 def _code(run: Run) -> dict[str, Any]:
     versions = run.config.get("versions")
-    return {} if not isinstance(versions, dict) else {k: versions.get(k) for k in made_with()}
+    return (
+        {}
+        if not isinstance(versions, dict)
+        else {k: versions.get(k) for k in provenance.versions()}
+    )
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:
-    """Runs that have a setting; as a data set, data of a path are called by their name.
+    """Return the runs that have a setting; data sets of files are named without their path.
 
     Raises:
       InputError: none has it; names the nearest.
@@ -154,7 +158,7 @@ def setting(runs: Sequence[Run], name: str) -> list[Run]:
 
 
 def _name_data(runs: Sequence[Run]) -> None:
-    """Writes a data set's name in place of its path, such as npz:a/mine.npz, if no other has it."""
+    """Replace a data set's path, such as npz:a/mine.npz, by its name if unique."""
     paths = [str(run.settings[DATASET]) for run in runs]
     names = [str(run.summary.get(DATASET, where)) for run, where in zip(runs, paths, strict=True)]
     pairs = set(zip(paths, names, strict=True))
@@ -164,7 +168,7 @@ def _name_data(runs: Sequence[Run]) -> None:
 
 
 def shown(value: Any) -> str:
-    """A setting's value for readers; "default" for a missing one, as --share has a value "none"."""
+    """Format a setting's value; missing ones are "default", as --share has a value "none"."""
     if value is None:
         return "default"
     if isinstance(value, list):
@@ -175,7 +179,7 @@ def shown(value: Any) -> str:
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run: its algorithm, then the settings in which runs differ.
+    """Return a name for each run: its algorithm, then the settings in which runs differ.
 
     Where these are too many or don't tell runs apart, the name of the comparison's folder.
     """
@@ -201,8 +205,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def with_styles(runs: Sequence[Run]) -> list[tuple[Run, str, int]]:
-    """Each run with its label and the style of its algorithm's line."""
-    styles = looks.numbers([run.algorithm for run in runs])
+    """Return each run with its label and the style of its algorithm's line."""
+    styles = line_styles.numbers([run.algorithm for run in runs])
     return list(zip(runs, labels(runs), styles, strict=True))
 
 
@@ -211,7 +215,7 @@ _LABELS: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=Non
 
 @contextlib.contextmanager
 def labelled(labels: Mapping[str, str]) -> Iterator[None]:
-    """A context in which `labels` and `renamed` write these in place of names."""
+    """Context in which `labels` and `renamed` write these labels."""
     token = _LABELS.set(labels)
     try:
         yield
@@ -220,14 +224,14 @@ def labelled(labels: Mapping[str, str]) -> Iterator[None]:
 
 
 def renamed(name: str) -> str:
-    """A label as --labels writes it: the whole of it, or the algorithm that it begins with."""
+    """Replace a label, or the algorithm at its beginning, as --labels says."""
     labels = _LABELS.get() or {}
     first, comma, rest = name.partition(", ")
     return labels.get(name) or f"{labels.get(first, first)}{comma}{rest}"
 
 
 def read_labels(file: str | None) -> dict[str, str]:
-    """Labels by name, from lines NAME=LABEL; lines that begin with # are passed over.
+    """Read labels by name from lines NAME=LABEL; lines that begin with # are skipped.
 
     Raises:
       InputError: no such file, or a line of another form.

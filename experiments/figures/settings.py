@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
-from ..outputs import looks
+from ..outputs import line_styles
 from .drawing import Drawing, figure, spread_of, words_of
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, one_number, who
@@ -87,7 +87,7 @@ def against_setting(
         lines = dict(sorted(lines.items()))  # words, such as algorithms, are in the runs' order
     styles = range(len(lines))
     if line_names == [ALGORITHM]:
-        styles = looks.numbers([str(line[0]) for line in lines])
+        styles = line_styles.numbers([str(line[0]) for line in lines])
     for k, (style, (line, points)) in enumerate(zip(styles, lines.items(), strict=True)):
         shift = 0.5 * ((k + 0.5) / len(lines) - 0.5) if scale == "places" else 0.0
         for axes, metric in zip(drawing.axes, metrics, strict=True):
@@ -136,7 +136,7 @@ def _key(run: Run, names: Sequence[str]) -> Key:
 
 
 def _order(key: Key) -> list:
-    """Numbers by size, before words."""
+    """Sort numbers by size, before words."""
     return [(0, v, "") if isinstance(v, int | float) else (1, 0, str(v)) for v in key]
 
 
@@ -145,7 +145,7 @@ def _text(key: Key) -> str:
 
 
 def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
-    """Each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
+    """Return each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
     numbers = [key[0] for key in keys]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
     if len(keys[0]) > 1 or not real or len(keys) == 1:
@@ -159,7 +159,7 @@ def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
 def _draw(
     drawing: Drawing, axes, points: Mapping[float, np.ndarray], style: int, label: str, scale: str
 ) -> None:
-    """Draws a line with its band, or points with whiskers, of values by place and seed."""
+    """Draw a line with its band, or points with whiskers, of values by place and seed."""
     look = plots.style(style) | {"marker": plots.marker(style), "markersize": 5}
     where, values = list(points), list(points.values())
     if scale == "places":
@@ -173,7 +173,7 @@ def _draw(
 
 
 def _last(run: Run, record: str) -> np.ndarray:
-    """A record's mean over clients in the last round [S], or the traffic of the whole run."""
+    """Return a record's mean over clients in the last round, [S], or the run's traffic."""
     if record == TRAFFIC:
         sent = run.record("traffic/up_bytes") + run.record("traffic/down_bytes")
         present = np.maximum(run.record("participated").sum(axis=(1, 2)), 1)

@@ -16,7 +16,7 @@ SPLITS = ("train", "test", "validation")
 
 
 def write(folder: Path, partition: pfl.Partition, results: Mapping[str, pfl.Result]) -> None:
-    """Writes each client's number, name, samples, and its models' last test scores.
+    """Write each client's number, name, samples, and its models' last test scores.
 
     A score is the mean over seeds of the personalized model's; it is empty for a client that was
     not scored, such as a new one. Nothing is written where clients have no names.

@@ -33,7 +33,7 @@ NOTES = (
 
 
 def comparison(results: Mapping[str, pfl.Result], headline: str = results_summary.FIRST) -> Table:
-    """One row for each algorithm, with notes on single rows and on intervals.
+    """Return a table with one row per algorithm, and notes on rows and intervals.
 
     Values of fractions, such as accuracies, are fractions. Under "accuracy" is the headline of the
     task, whatever it is. "clients" are the ids of the clients that the row's means are over;
@@ -98,7 +98,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
 
 
 def _columns(measure: Measure, more: Sequence[Measure], headline: str) -> list[Column]:
-    """All columns, of which a table shows some."""
+    """Return all columns that a table may show."""
     end = f"personalized_test_{measure.name}"
     last, lead = f"{end}_last_round", f"{end}_headline_{headline}"
 
@@ -140,18 +140,18 @@ def _columns(measure: Measure, more: Sequence[Measure], headline: str) -> list[C
 
 
 def _key(measure: Measure) -> str:
-    """The key of the column of a further measure, which no other column has."""
+    """Return a unique key for the column of a further measure."""
     return f"metric {measure.name}"
 
 
 def _common(results: Mapping[str, pfl.Result]) -> list[int]:
-    """Ids of the clients that all rows score."""
+    """Return the ids of the clients that all rows score."""
     each = [set(results_notes.scored_clients(result)) for result in results.values()]
     return sorted(set.intersection(*each))
 
 
 def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
-    """The results by names with the clients of their means, where rows differ in them."""
+    """Return the results by name; names state the averaged clients where rows differ."""
     each = {name: results_notes.scored_clients(result) for name, result in results.items()}
     if len(set(map(tuple, each.values()))) == 1:
         return dict(results)
@@ -161,7 +161,7 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
 
 
 def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
-    """A sentence on the headline, where it is another one than the last round's mean."""
+    """Return a sentence on the headline, unless it is the last round's mean."""
     if headline == results_summary.FIRST:
         return []
     how = results_summary.headline_of(headline)
@@ -171,7 +171,7 @@ def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str
 
 
 def headline(results: Mapping[str, pfl.Result]) -> str:
-    """The meaning of the accuracies, and the clients of the mean."""
+    """Describe the accuracies and the averaged clients."""
     measure = next(iter(results.values())).measure()
     what = f"{measure.label[:1].upper()}{measure.label[1:]}"
     what += "" if measure.higher else " (lower is better)"
@@ -201,7 +201,7 @@ def headline(results: Mapping[str, pfl.Result]) -> str:
 
 
 def notes(results: Mapping[str, pfl.Result]) -> str:
-    """What the columns mean."""
+    """Describe the columns."""
     seeds = max(len(result.seeds) for result in results.values())
     measure = next(iter(results.values())).measure()
     pooled = "all correct test predictions over all test samples"

@@ -1,4 +1,4 @@
-"""Measurements that grow while a run goes on: OUTPUT/running/ALGORITHM/metrics.csv, and trackers.
+"""Live metrics of a running simulation: OUTPUT/running/ALGORITHM/metrics.csv, and trackers.
 
 The lines are those of the `metrics.csv` that a finished algorithm's folder has, chunk by chunk. The
 file is removed once that folder is complete.
@@ -19,7 +19,7 @@ FOLDER = "running"
 
 
 class Live:
-    """What a simulation measures while it goes on: a context in which its trackers are open.
+    """Live measurements of a simulation: a context in which its trackers are open.
 
     The file is begun anew by each process that runs the algorithm.
 
@@ -43,7 +43,7 @@ class Live:
         self.streams.__exit__(*exception)
 
     def add(self, progress: pfl.Progress) -> None:
-        """Appends what was measured since the last call, if that is some time ago."""
+        """Append the measurements since the last call, at most once in some seconds."""
         now, used = time.monotonic(), self.grows or self.streams.opened
         if not used or progress.result is None or now - self._last < EVERY:
             return
@@ -69,7 +69,7 @@ class Live:
                     lines.writerow((seed, number, metric, value))
 
     def remove(self) -> None:
-        """Removes the file, and the folder of all algorithms if it is empty."""
+        """Remove the file, and the folder of all algorithms if it is empty."""
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             self.folder.parent.rmdir()

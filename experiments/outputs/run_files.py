@@ -46,7 +46,7 @@ from fedjax_pfl.results import partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.summary import FIRST
 
-from . import comparison_table, looks
+from . import comparison_table, line_styles
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 
@@ -57,12 +57,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Strict JSON: NaN becomes null, infinities the texts "inf" and "-inf"."""
+    """Write strict JSON: NaN becomes null, infinities the texts "inf" and "-inf"."""
     write_text(path, json.dumps(plain(value), indent=2, allow_nan=False) + "\n")
 
 
 def plain(value: Any) -> Any:
-    """The same in JSON's types."""
+    """Convert a value to JSON's types."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.ndarray | np.generic):
@@ -84,7 +84,7 @@ def write_algorithm(
     models: Mapping | None,
     more: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes one algorithm's folder.
+    """Write one algorithm's folder.
 
     Args:
       folder: created here, under another name until it is complete.
@@ -130,7 +130,7 @@ def write_algorithm(
 
 
 def metric_lines(result: pfl.Result) -> str:
-    """The rows as JSON, one line for each seed and round."""
+    """Return the rows as JSON, one line for each seed and round."""
     lines: dict[tuple[int, int], dict[str, float]] = {}
     for seed, number, name, value in metric_rows(result):
         start: dict[str, float] = {"seed": seed, "round": number}
@@ -139,7 +139,7 @@ def metric_lines(result: pfl.Result) -> str:
 
 
 def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int, str, float]]:
-    """Rows (seed, round, metric, value): scores of the evaluated rounds, records of every round."""
+    """Yield rows (seed, round, metric, value): scores of evaluated rounds, records of all."""
     table: dict[str, np.ndarray] = {}
     measures = {one.name: one for one in result.measures}
     for name, values in result.scores.items():
@@ -199,14 +199,14 @@ def _rows(result: pfl.Result, table: Mapping[str, np.ndarray], rounds: np.ndarra
 
 
 def mean_over_clients(values: np.ndarray) -> np.ndarray:
-    """Mean over the last axis without NaN; NaN, and no warning, where nothing is left."""
+    """Return the mean over the last axis without NaN; NaN if nothing is left."""
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=-1)
     return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
 
 
 def client_records(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Records of clients, their traffic and computation, [seed, round, client] by name."""
+    """Return records, traffic and computation by name, [seed, round, client]."""
     records = {name: values[:, 0] for name, values in result.clients.items()}
     traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
     flops = result.flops()
@@ -215,7 +215,7 @@ def client_records(result: pfl.Result) -> dict[str, np.ndarray]:
 
 
 def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Arrays [seed, round, client] by name, and the names of their axes."""
+    """Return arrays [seed, round, client] by name, and their axes' names."""
     return {
         **{name: values[:, 0] for name, values in result.scores.items()},
         **client_records(result),
@@ -234,7 +234,7 @@ def write_comparison(
     training: str = "",
     headline: str = FIRST,
 ) -> None:
-    """Writes the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves.
+    """Write the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves.
 
     The Markdown comes last: a folder that has it has all the rest.
 
@@ -246,7 +246,7 @@ def write_comparison(
     write_text(folder / "comparison.csv", table.to_csv(missing="-"))
     below = [*table.notes, comparison_table.notes(results)]
     drawn = comparison_table.labelled(results)
-    styles = dict(zip(drawn, looks.numbers(list(results)), strict=True))
+    styles = dict(zip(drawn, line_styles.numbers(list(results)), strict=True))
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
@@ -261,7 +261,7 @@ def write_picture(path: Path, figure) -> None:
 
 
 def write_partition(folder: Path, partition: pfl.Partition, dataset: pfl.Dataset) -> None:
-    """Writes the partition and its picture."""
+    """Write the partition and its picture."""
     with atomic_write(folder / "partition.npz") as part:
         partition.save(part)
     picture = partition_plots.heatmap(

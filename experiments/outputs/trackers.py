@@ -1,4 +1,4 @@
-"""Where measurements go beside files: TensorBoard's event files, Weights & Biases, MLflow.
+"""Trackers: TensorBoard's event files, Weights & Biases, MLflow.
 
 A tracker opens a stream for each algorithm, setting and seed, and gets rows (round, metric, value).
 Its package is an extra, imported where it is first used.
@@ -61,14 +61,14 @@ class Opened(Protocol):
     where: str
 
     def log(self, rows: Sequence[Row]) -> None:
-        """Takes rows, ascending by round; all of them or, with an exception, none."""
+        """Log rows, ascending by round; all of them or, with an exception, none."""
         ...
 
     def close(self, complete: bool) -> None: ...
 
 
 class Tracker(NamedTuple):
-    """One kind of place.
+    """A kind of tracker.
 
     Attributes:
       key: names it in the record of what was logged.
@@ -84,7 +84,7 @@ class Tracker(NamedTuple):
 
 
 def chosen(args: Any) -> list[Tracker]:
-    """The trackers that the flags ask for.
+    """Return the trackers that the flags ask for.
 
     Raises:
       InputError: a package is missing, or a name is empty.
@@ -110,7 +110,7 @@ def chosen(args: Any) -> list[Tracker]:
 
 
 def _imported(flag: str, package: str) -> Any:
-    """The package of a flag.
+    """Import the package of a flag.
 
     Raises:
       InputError: it is missing.

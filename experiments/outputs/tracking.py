@@ -75,13 +75,13 @@ class Tracking:
         self.opened.clear()
 
     def add(self, result: pfl.Result, last: bool = False) -> None:
-        """Sends what the streams don't have yet; with `last` a stream is whole then."""
+        """Send what the streams lack; `last` completes them."""
         for key in list(self.opened):
             self._try(key, lambda key=key: self._add(key, result))
         self.is_whole = last and result.stopped != "asked"
 
     def _streams(self) -> list[list[Stream]]:
-        """By setting and seed."""
+        """Return the streams by setting and seed."""
         values = list(zip(*self.swept.values(), strict=True)) or [()]
         names = named_settings(self.swept) or [""]
         result = []
@@ -132,7 +132,7 @@ class Tracking:
             self._send(key, batches)
 
     def _send(self, key: str, batches: Sequence[tuple[str, list[Row]]]) -> None:
-        """Sends rows that the record has already; it forgets those that are refused."""
+        """Send rows that are already recorded, and remove refused ones from the record."""
         write_json(self.path, self.record)
         for k, (name, rows) in enumerate(batches):
             try:
@@ -152,7 +152,7 @@ class Tracking:
         write_json(self.path, self.record)
 
     def _try(self, key: str, act: Callable[[], None]) -> None:
-        """Calls a tracker; where it fails, it is called no more in this process.
+        """Call a tracker; after a failure it is not called again in this process.
 
         Raises:
           OutputError: files of this run can't be written.
@@ -173,7 +173,7 @@ class Tracking:
 
 
 def _checked(path: Path) -> dict[str, Any]:
-    """The record; raises `InputError` where an entry isn't of the form that `_entry` makes."""
+    """Return the record; raise `InputError` if an entry isn't of the form of `_entry`."""
 
     def fits(entry: Any) -> bool:
         if not isinstance(entry, dict) or entry.keys() != {"id", "rounds", "whole"}:
@@ -193,7 +193,7 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def finish(args: Any, output: Path, place: str, facts: Mapping, result: pfl.Result) -> None:
-    """Sends what trackers lack of a finished result; `facts` without its hyperparameters.
+    """Send what trackers lack of a finished result; `facts` without its hyperparameters.
 
     Raises:
       InputError: see `Tracking`.

@@ -23,7 +23,7 @@ SAID: dict[str, Callable[[str, Any], str]] = {
 
 
 def describe_training(args: Any, num_clients: int | None, varied: Collection[str] = ()) -> str:
-    """Local epochs or steps, minibatches, learning rate, participation, and what else was chosen.
+    """Format local epochs or steps, minibatches, learning rate, participation and further options.
 
     Args:
       args: the flags of a run.
@@ -51,9 +51,9 @@ def describe_training(args: Any, num_clients: int | None, varied: Collection[str
     for extra in EXTRAS:
         flag = args[extra]
         if flag.value != flag.default:
-            parts[extra] = SAID.get(extra, _said)(extra.replace("_", " "), flag.value)
+            parts[extra] = SAID.get(extra, _format)(extra.replace("_", " "), flag.value)
     return ", ".join(text for flag, text in parts.items() if flag not in varied)
 
 
-def _said(name: str, value: Any) -> str:
+def _format(name: str, value: Any) -> str:
     return f"{name} {' '.join(value) if isinstance(value, list) else value}"

@@ -1,1 +1,1 @@
-"""Programs compiled for devices that are only described, and what their text tells."""
+"""Programs compiled for described devices, and costs read from their text."""

@@ -1,4 +1,4 @@
-"""What one round of a compiled program costs: cycles of its parts, and transfers between devices.
+"""Costs of one round of a compiled program: cycles of its parts, and transfers between devices.
 
 XLA's own cost analysis counts a loop's body once; here it counts as often as it runs. The library
 names its loops by that, such as "steps[45]" (`fedjax_pfl.execution.packed_vmap.Counts`); those with
@@ -31,7 +31,7 @@ _CONDITION = re.compile(r"(\w+)\)*/cond$")
 
 @dataclass
 class Costs:
-    """Of one round of all runs on one device; cycles are 0 where the compiler estimates none.
+    """Costs of one round of all runs on one device; cycles are 0 if the compiler estimates none.
 
     Attributes:
       step: cycles of one local step of all lanes, on average over the loops of local steps.
@@ -52,12 +52,12 @@ class Costs:
     unknown: list[str] = field(default_factory=list)
 
     def cycles(self, eval_every: int = 1) -> float:
-        """Cycles of a round, models being scored after every `eval_every` rounds."""
+        """Return the cycles of a round if models are scored every `eval_every` rounds."""
         return self.step * self.steps + self.rest + self.evaluation / eval_every
 
 
 def count(module: Module) -> Costs:
-    """The costs of one round of a program of `Lowered.rounds`."""
+    """Count the costs of one round of a program of `Lowered.rounds`."""
     walk = _Walk(module)
     walk.visit(module.entry, 1.0, None)
     steps = sum(times for _, times, _ in walk.loops)
@@ -79,18 +79,18 @@ def count(module: Module) -> Costs:
 
 
 def total_cycles(module: Module) -> float:
-    """Cycles of a program, loops included."""
+    """Return the cycles of a program, including loops."""
     return _Walk(module).total(module.entry)
 
 
 def counted(scope: str) -> tuple[str, float] | None:
-    """("steps", 45.0) for a scope that ends in such a count; None for one without."""
+    """Return a scope's name and count, such as ("steps", 45.0), or None."""
     match = _COUNTED.search(scope)
     return (match[1], float(match[2])) if match else None
 
 
 def condition(scope: str) -> str:
-    """ "seldom" of a condition in a scope of that name."""
+    """Return "seldom" for a condition in a scope of that name."""
     match = _CONDITION.search(scope)
     return match[1] if match else ""
 
@@ -107,7 +107,7 @@ class _Walk:
         self.known = {} if known is None else known  # totals by computation
 
     def visit(self, name: str, times: float, part: str | None) -> None:
-        """Adds a computation that runs so often in a round.
+        """Add a computation that runs `times` times in a round.
 
         `part` is the part of a round that they belong to; None outside of a round.
         """
@@ -130,7 +130,7 @@ class _Walk:
                 self.visit(one.attribute("calls") or "", times, FUSED)
 
     def taken(self, one: Instruction) -> str:
-        """The branch of a condition that counts."""
+        """Return the branch of a condition that counts."""
         choose = min if condition(one.scope) == SELDOM else max
         return choose(one.branches, key=self.total)
 
@@ -148,7 +148,7 @@ class _Walk:
         self.visit(body, times * often, part)
 
     def total(self, name: str) -> float:
-        """Cycles of a computation and of all that it calls, loops included."""
+        """Return the cycles of a computation and of all that it calls, including loops."""
         if name not in self.known:
             walk = _Walk(self.module, self.known)
             walk.visit(name, 1.0, ALL)
@@ -156,7 +156,7 @@ class _Walk:
         return self.known[name]
 
     def transfer(self, one: Instruction, times: float, where: str) -> None:
-        """Adds a transfer; `where` tells it from others."""
+        """Add a transfer; `where` identifies it."""
         kind = one.kind.removesuffix("-start")
         if kind in TRANSFERS and times:
             before = self.transfers.get(where, (kind, 0.0, 0))

@@ -21,7 +21,7 @@ class Instruction(NamedTuple):
     text: str
 
     def find(self, pattern: str) -> str | None:
-        """The first group of a pattern in the text."""
+        """Return the first match of a pattern in the text."""
         match = re.search(pattern, self.text)
         return match[1] if match else None
 
@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
         return self.find(r"channel_id=(\d+)")
 
     def attribute(self, name: str) -> str | None:
-        """The computation that an attribute such as "body" names."""
+        """Return the computation that an attribute such as "body" names."""
         return self.find(rf"[ ,]{name}=%?([\w.\-]+)")
 
     @property
@@ -79,7 +79,7 @@ class Module:
     entry: str
 
     def trip_count(self, loop: Instruction) -> int | None:
-        """How often a loop's body runs, if the compiler or a constant bound tells."""
+        """Return a loop's iterations, if the compiler or a constant bound gives them."""
         known = loop.find(r'"known_trip_count":\{"n":"(\d+)"\}')
         if known:
             return int(known)
@@ -97,7 +97,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-    """The program of a text.
+    """Parse the text of a program.
 
     Raises:
       ValueError: it has no computation to begin with.

@@ -23,7 +23,7 @@ COMPILERS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
 def catalogue() -> str:
-    """The text of --list: targets and their facts."""
+    """Return the text of --list: targets and their facts."""
     lines = ["Targets (--target): a name alone is one device, NAME:TOPOLOGY all of an arrangement."]
     for chip in chips().values():
         speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
@@ -36,7 +36,7 @@ def catalogue() -> str:
 
 
 def _size(count: int) -> str:
-    """A number of bytes to three digits, with its unit."""
+    """Format bytes to three digits with their unit."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         value = count / unit
         if value >= 0.9995:
@@ -45,7 +45,7 @@ def _size(count: int) -> str:
 
 
 def _millions(count: float) -> str:
-    """A number in millions; a small one to two digits instead of as nothing."""
+    """Format a number in millions; small ones have two digits."""
     return f"{count / 1e6:.3f}" if count >= 1e4 or not count else f"{count / 1e6:.2g}"
 
 
@@ -73,7 +73,7 @@ WITHOUT_ZERO = ("lanes", "compile_seconds", "transfers", "transfer_bytes")  # of
 
 
 def rows(by_name: Mapping[str, Plan]) -> list[dict[str, Any]]:
-    """A row of plain values for each algorithm: columns of the CSV file."""
+    """Return a row of plain values for each algorithm: columns of the CSV file."""
     result = []
     for name, plan in by_name.items():
         costs = plan.costs or Costs()
@@ -102,7 +102,7 @@ def rows(by_name: Mapping[str, Plan]) -> list[dict[str, Any]]:
 
 
 def table(by_name: Mapping[str, Plan]) -> Table:
-    """The printed table; columns without any value are left out."""
+    """Return the printed table, without empty columns."""
     lines = []
     for row in rows(by_name):
         known = {k: v for k, v in row.items() if v is not None and (v or k not in WITHOUT_ZERO)}
@@ -111,7 +111,7 @@ def table(by_name: Mapping[str, Plan]) -> Table:
 
 
 def notes(by_name: Mapping[str, Plan], experiment: Experiment, target: Target) -> list[str]:
-    """What the table means, and what the compilers said."""
+    """Return notes on the table and the compilers' messages."""
     seeds, chip = len(experiment.config.seeds), target.chip
     lines = [
         f"Memory and transfers are of one device, which has {gigabytes(chip.memory)} for programs; "
@@ -150,7 +150,7 @@ def write(
     target: Target,
     devices: Sequence[Device],
 ) -> None:
-    """Writes everything as JSON, or the rows as CSV, by the file's ending."""
+    """Write everything as JSON, or the rows as CSV, by the file's ending."""
     if path.suffix == ".csv":
         write_text(path, pd.DataFrame(rows(by_name), dtype=object).to_csv(index=False))
         return
@@ -174,6 +174,6 @@ def write(
 
 
 def _compilers() -> dict[str, str]:
-    """Versions of the compilers that are installed."""
+    """Return the versions of installed compilers."""
     installed = {one.metadata["Name"]: one.version for one in metadata.distributions()}
     return {name: installed[name] for name in COMPILERS if name in installed}

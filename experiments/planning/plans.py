@@ -24,7 +24,7 @@ NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that 
 
 @dataclass
 class Plan:
-    """What is known of an algorithm's program on a target.
+    """Compiled facts of an algorithm's program on a target.
 
     Attributes:
       lanes: clients that one device trains side by side.
@@ -67,7 +67,7 @@ def widest(
     devices: Sequence[Device],
     **options: Any,
 ) -> Plan:
-    """Compiles with as many lanes as fit, halving their number where it is automatic.
+    """Compile with as many lanes as fit, halving an automatic number.
 
     `options` are those of `simulate`.
     """
@@ -139,7 +139,7 @@ def _compiled(
 
 
 def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | None:
-    """Cycles that a local step of so many lanes takes at least, by the memory's bandwidth.
+    """Return the fewest cycles of a local step of some lanes, by the memory's bandwidth.
 
     Activations and samples, which may stay on the chip, are not counted.
     """
@@ -150,7 +150,7 @@ def step_floor(federation: pfl.Federation, lanes: int, chip: Chip) -> float | No
 
 
 def _memory(compiled: jax.stages.Compiled, coming: int) -> dict[str, int]:
-    """Bytes of one device by kind, and "total"; aliased outputs count once.
+    """Return the bytes of one device by kind, and "total"; aliased outputs count once.
 
     `coming` are the bytes of the next block from the host, for clients' state in host memory.
     """

@@ -1,4 +1,4 @@
-"""Devices that are only described: their names, facts and compilers."""
+"""Described devices: names, facts and compilers."""
 
 import importlib.util
 import os
@@ -63,7 +63,7 @@ class Target:
     single: bool
 
     def devices(self) -> list[Device]:
-        """Described devices; none of them need be there.
+        """Return described devices, which need not exist.
 
         Raises:
           InputError: the compiler is not installed, or knows no such topology.
@@ -102,19 +102,19 @@ class Target:
 
 @cache
 def chips() -> dict[str, Chip]:
-    """All that `chips.toml` describes, by name."""
+    """Return the chips of `chips.toml` by name."""
     facts = tomllib.loads((FOLDER / "chips.toml").read_text(encoding="utf-8"))
     return {name: Chip(name, **known) for name, known in facts.items()}
 
 
 def names() -> list[str]:
-    """Targets to suggest."""
+    """Return the targets to suggest."""
     pairs = [f"{chip.name}:{shape}" for chip in chips().values() for shape in chip.topologies]
     return [*chips(), *pairs]
 
 
 def parse(text: str) -> Target:
-    """The target of a word such as "v5e", one chip, or "v5e:2x2", four.
+    """Return the target of a word such as "v5e", one chip, or "v5e:2x2", four.
 
     Raises:
       InputError: no such chip, or a topology that is not written like one.
@@ -133,7 +133,7 @@ def parse(text: str) -> Target:
 
 
 def check_installed(target: Target) -> None:
-    """Raises `InputError` where the target's compiler is not installed."""
+    """Raise `InputError` unless the target's compiler is installed."""
     if target.chip.platform == "tpu":
         installed, what, extra = _found("libtpu"), "libtpu, the compiler of TPUs", "aot-tpu"
     else:

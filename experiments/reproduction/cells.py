@@ -59,13 +59,13 @@ class Section:
         return f"times {column.relative}" if column.relative else column.measure.unit
 
     def heading(self, scale: str) -> str:
-        """The title, and this column's further changes at that scale."""
+        """Return the title, and this column's further changes at that scale."""
         also = " ".join(self.column.changes(scale))
         return f"{self.title}, {scale} by {also} too" if also else self.title
 
 
 def cells_of(table: PaperTable, scale: str, section: Section) -> Cells:
-    """The cells of a column, see `compared`."""
+    """Return the cells of a column, see `compared`."""
     return compared([_cell(table, section, line) for line in table.row], table, scale, section)
 
 
@@ -87,7 +87,7 @@ def _cell(table: PaperTable, section: Section, line: Line) -> dict[str, Any]:
 
 
 def measured(table: PaperTable, column: Column, line: Line, folder: Path) -> dict[str, Any]:
-    """Our "scores" by seed in the column's unit, the "clients" of the mean, the run's "remarks".
+    """Return "scores" by seed in the column's unit, the averaged "clients", and "remarks".
 
     Accuracies are averaged as in the paper's table.
     """
@@ -103,14 +103,14 @@ def measured(table: PaperTable, column: Column, line: Line, folder: Path) -> dic
 
 
 def clients_of(run: Run, column: Column, line: Line) -> np.ndarray:
-    """Rows of the clients that a cell averages."""
+    """Return the rows of the clients that a cell averages."""
     words = "" if line.client is None else str(line.client)
     (rows,) = chosen_clients([run], words, line.model or column.model, "test")
     return rows
 
 
 def compared(cells: list[dict[str, Any]], table: PaperTable, scale: str, section: Section) -> Cells:
-    """Cells with our means beside the paper's numbers.
+    """Return the cells with our means beside the paper's numbers.
 
     Args:
       cells: "line", "state", "paper", "paper_std" (None where there is none), "scores" (by seed, or
@@ -160,7 +160,7 @@ def compared(cells: list[dict[str, Any]], table: PaperTable, scale: str, section
 def why(
     table: PaperTable, scale: str, section: Section, cell: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """Names of what explains a cell that is far off."""
+    """Return the names of explanations of a cell's difference."""
     names = [DIVERGED] if any("non-finite" in remark for remark in cell["remarks"]) else []
     names += [SCALE] if scale != "full" and section.column.measure.scaled else []
     where = "below" if cell["difference"] < 0 else "above"
@@ -169,12 +169,12 @@ def why(
 
 
 def ranked(value: float) -> float:
-    """A number for places: six digits, so that equal means of single-precision fractions tie."""
+    """Round a number to six digits, so that equal means in single precision tie."""
     return float(f"{value:.6g}")
 
 
 def verdict(cells: Cells, column: Column) -> dict[str, Any]:
-    """How a column agrees with the paper's.
+    """Return how a column agrees with the paper's.
 
     Rows of single clients have no place in the order: which classes a client has is drawn anew.
 
@@ -188,7 +188,7 @@ def verdict(cells: Cells, column: Column) -> dict[str, Any]:
     order = cells[~cells["single"]].dropna(subset=["paper", "ours"])
     # Of one seed: a count has no spread.
     halves = order["ci95_half_width"].fillna(0.0 if column.measure.blank else np.inf)
-    apart, pairs = told_apart(order["ours"], halves)
+    apart, pairs = separated_pairs(order["ours"], halves)
     return {
         "kendall_tau": kendall(order["paper"], order["ours"]),
         "rows": len(order),
@@ -201,21 +201,21 @@ def verdict(cells: Cells, column: Column) -> dict[str, Any]:
 
 
 def kendall(paper: pd.Series, ours: pd.Series) -> float | None:
-    """Tau-b of two lists of numbers; None where it isn't defined."""
+    """Return Tau-b of two lists of numbers; None where it isn't defined."""
     if len(paper) < 2:
         return None
     tau = float(paper.map(ranked).corr(ours.map(ranked), method="kendall"))
     return None if np.isnan(tau) else tau
 
 
-def told_apart(means: pd.Series, halves: pd.Series) -> tuple[int, int]:
-    """(pairs whose intervals do not overlap, all pairs) of means with half of their interval."""
+def separated_pairs(means: pd.Series, halves: pd.Series) -> tuple[int, int]:
+    """Return (pairs whose intervals do not overlap, all pairs) of means with half intervals."""
     pairs = list(itertools.combinations(zip(means, halves, strict=True), 2))
     return sum(abs(a - b) > wide + width for (a, wide), (b, width) in pairs), len(pairs)
 
 
 def verdict_of_table(columns: list[dict[str, Any]]) -> dict[str, Any]:
-    """That of all columns: the mean of their taus, and the sums of their cells."""
+    """Return the verdict on all columns: the mean of their taus, and the sums of their cells."""
     ordered = [one for one in columns if one["kendall_tau"] is not None]
     taus = [one["kendall_tau"] for one in ordered]
     totals = {name: sum(one[name] for one in ordered) for name in ("rows", "apart", "pairs")}

@@ -61,7 +61,7 @@ UNEQUAL = ("emnist/byclass",)
 def blank(
     name: str, most: int | None = None, most_test: int | None = None, title: str | None = None
 ) -> pfl.Dataset:
-    """A data set of the published sizes, shape and classes whose samples are all zero.
+    """Make a data set of the published sizes, shape and classes whose samples are zero.
 
     Args:
       name: a key of `KINDS`.
@@ -80,7 +80,7 @@ def blank(
 
 
 def register_blank(name: str) -> str | None:
-    """Registers the blank data set of `name`, for costs that don't depend on what samples show.
+    """Register the blank data set of `name`, for costs that don't depend on samples.
 
     Returns:
       its own name; None if facts are missing. Classes have as many samples as the published data
@@ -101,7 +101,7 @@ def register_blank(name: str) -> str | None:
 
 
 def trouble(args: ExperimentConfig, complete: bool) -> tuple[str | None, str | None]:
-    """(why the data set of --dataset can't be used, a note on it); None each if all is well.
+    """Return (an error of the data set of --dataset, a note on it), or None for each.
 
     Folders can hold the files of another data set under the same names, or only a part of it.
 

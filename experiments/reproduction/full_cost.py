@@ -1,4 +1,4 @@
-"""What a table costs at the paper's scale, in GFLOP of local training; nothing is run for it."""
+"""Cost of a table at the paper's scale, in GFLOP of local training, without running it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ RATES = "\n".join(f"- {one.name}: {one.rate:,g} GFLOP a second, {one.source}." f
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a table at full scale.
+    """Cost of a table at full scale.
 
     Attributes:
       gflop: local training of all runs, as far as it can be counted.
@@ -65,7 +65,7 @@ class Cost:
 
 
 def of_table(request: Request, sections: Sequence[Section]) -> Cost:
-    """The cost of all runs of the table at full scale, with its finished runs' kinds of steps."""
+    """Return the cost of all runs of the table at full scale."""
     full = Request(request.table, "full", (), request.output, {}, request.reading)
     folders = {one.column.name: one.folders for one in sections}
     cells: dict[Path, tuple[str, Cell]] = {}  # rows may share a run
@@ -85,7 +85,7 @@ def of_table(request: Request, sections: Sequence[Section]) -> Cost:
 
 
 def training(words: Sequence[str]) -> float | None:
-    """GFLOP of a run's plain local training: its epochs on its clients, all rounds and seeds.
+    """Return the GFLOP of a run's plain local training in all rounds and seeds.
 
     None where the data set's facts or the network's FLOPs aren't known.
     """
@@ -99,22 +99,22 @@ def training(words: Sequence[str]) -> float | None:
 
 @lru_cache(maxsize=256)  # rows of a column share it
 def _round(words: tuple[str, ...]) -> float | None:
-    """FLOPs of one round of all clients."""
+    """Return the FLOPs of one round of all clients."""
     args = flags.parse(["run", *words])
     if args.dataset not in datasets.KINDS:
         return None
     partition = data_flags.make_partition(args, datasets.blank(args.dataset))
     each = _step(args)
-    return None if each is None else float(steps(args, held(partition)).sum()) * each
+    return None if each is None else float(steps(args, train_sizes(partition)).sum()) * each
 
 
-def held(partition: pfl.Partition) -> np.ndarray:
-    """Training samples of each client, [N]."""
+def train_sizes(partition: pfl.Partition) -> np.ndarray:
+    """Return each client's number of training samples, [N]."""
     return np.array([len(own) for own in partition.train.lists()])
 
 
 def steps(args: ExperimentConfig, sizes: np.ndarray) -> np.ndarray:
-    """Local steps of each client in a round."""
+    """Return the local steps of each client in a round."""
     if args.local_steps is not None:
         return np.full(len(sizes), args.local_steps)
     batches = sizes // args.batch_size if args.drop_last else -(-sizes // args.batch_size)
@@ -122,7 +122,7 @@ def steps(args: ExperimentConfig, sizes: np.ndarray) -> np.ndarray:
 
 
 def _step(args: ExperimentConfig) -> float | None:
-    """FLOPs of one step, of two clients with one minibatch each."""
+    """Return the FLOPs of one step, of two clients with one minibatch each."""
     count = args.batch_size
     dataset = datasets.blank(args.dataset, 2 * count, 2)
     order = np.arange(2 * count)
@@ -138,7 +138,7 @@ def _step(args: ExperimentConfig) -> float | None:
 
 
 def passes(folders: Mapping[str, Path], row: str) -> float | None:
-    """GFLOP of a finished run as multiples of its plain local training; None without one."""
+    """Return a finished run's GFLOP over those of plain local training; None without a run."""
     folder = folders.get(row)
     if folder is None or not (folder / "summary.json").exists():
         return None
@@ -150,6 +150,6 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
     args = flags.parse(["run"])
     names = ("local_steps", "local_epochs", "batch_size", "drop_last")
     args = args.replace(**{name: run.flags[name] for name in names if name in run.flags})
-    own = steps(args, held(pfl.Partition.load(folder.parent / "partition.npz")))
+    own = steps(args, train_sizes(pfl.Partition.load(folder.parent / "partition.npz")))
     plain = (run.record("participated") * own).sum() * step
     return float(flops.sum() / plain) if plain else None

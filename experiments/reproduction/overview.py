@@ -52,13 +52,13 @@ class Part:
     cost: Cost | None = None
 
     @classmethod
-    def waiting(cls, request: Request) -> "Part":
-        """A table that has not been made yet."""
+    def pending(cls, request: Request) -> "Part":
+        """Return a table that has not been made yet."""
         return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
-    def made(cls, request: Request, report: Report) -> "Part":
-        """A table with its finished runs; runs without data are left out."""
+    def finished(cls, request: Request, report: Report) -> "Part":
+        """Return a table with its finished runs; runs without data are left out."""
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
         state = f"{measured} of {count} cells"
@@ -71,7 +71,7 @@ class Part:
 
 
 def saved_cost(request: Request, report: Report, measured: int) -> Cost:
-    """The cost at full scale, from the table's folder if as many cells were measured then."""
+    """Return the cost at full scale, saved if as many cells were measured."""
     path = request.output / "full_cost.json"
     if path.exists():
         saved = read_json(path)
@@ -83,7 +83,7 @@ def saved_cost(request: Request, report: Report, measured: int) -> Cost:
 
 
 def write(output: Path, title: str, parts: Sequence[Part]) -> None:
-    """Writes the report as far as it goes, again after each table."""
+    """Write the report of the tables so far."""
     text = markdown(title, parts, output)
     write_text(output / "report.md", text)
     write_text(output / "report.html", as_html(title, text, output))
@@ -91,7 +91,7 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
 
 
 def overview_table(parts: Sequence[Part]) -> Table:
-    """A row for each table: its state, its verdict and its cost at full scale."""
+    """Return a row for each table: its state, its verdict and its cost at full scale."""
 
     def pair(some: str, every: str) -> Callable[[Mapping], str]:
         return lambda row: f"{row[some]} of {row[every]}" if row[every] else "-"
@@ -128,7 +128,7 @@ def overview_table(parts: Sequence[Part]) -> Table:
 
 
 def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
-    """The whole report; pictures that are there are shown."""
+    """Format the report with its existing pictures."""
     lines = [
         f"# {title}",
         overview_table(parts).to_markdown(),
@@ -145,7 +145,7 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
 
 
 def cost_lines(parts: Sequence[Part]) -> list[str]:
-    """What the costs at full scale are."""
+    """Describe the costs at full scale."""
     costs = [part.cost for part in parts if part.cost is not None]
     if not costs:
         return []
@@ -161,7 +161,7 @@ def cost_lines(parts: Sequence[Part]) -> list[str]:
 
 
 def missing(parts: Sequence[Part]) -> list[str]:
-    """A sentence for each data set that isn't there, once, with the columns that need it."""
+    """Return a sentence per missing data set, with the columns that need it."""
     problems: dict[str, list[str]] = {}
     for part in parts:
         for section in part.report.sections if part.report is not None else ():
@@ -174,7 +174,7 @@ def missing(parts: Sequence[Part]) -> list[str]:
 
 
 def picture(report: Report) -> Drawing | None:
-    """Each column's rows: the paper's numbers (hollow) and ours (filled), in the paper's order."""
+    """Draw each column's rows: the paper's numbers hollow, ours filled."""
     if not report.measured:
         return None
     most = max(len(report.cells[one.column.name]) for one in report.measured)
@@ -200,14 +200,14 @@ def picture(report: Report) -> Drawing | None:
 
 
 def write_table_picture(output: Path, report: Report) -> None:
-    """Writes the picture of a table into its folder, if a cell was measured."""
+    """Write the picture of a table into its folder, if a cell was measured."""
     drawing = picture(report)
     if drawing is not None:
         write_picture(output / PICTURE, drawing.figure)
 
 
 def as_html(title: str, text: str, output: Path) -> str:
-    """The Markdown of a report as one file with its pictures in it; HTML in it is escaped."""
+    """Convert a report to one HTML file with its pictures; HTML in it is escaped."""
 
     def embedded(match: re.Match) -> str:
         data = base64.b64encode((output / unquote(match[1])).read_bytes()).decode()

@@ -26,7 +26,7 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
                           further settings at --scale=small and medium. A row with
                           beside = true is none of the paper's, another reading beside one for
                           instance: it has no numbers, and is run in every column.
-  [[explain]]             by (a name), says (a sentence), perhaps rows and columns: what is known to
+  [[explain]]             by (a name), text (a sentence), perhaps rows and columns: what is known to
                           move cells away from the paper's numbers; ours = "below" or "above" where
                           it moves them only so
 """
@@ -65,16 +65,16 @@ MEDIUM = (
 
 @dataclass(frozen=True)
 class Reading:
-    """What --reading changes: of a table, a column or a row.
+    """Changes by --reading to a table, a column or a row.
 
     Attributes:
-      says: the difference in words.
+      text: the difference in words.
       preset: of a column, instead of its own.
       flags: of `experiments.run`.
       settings: hyperparameters, as for --set.
     """
 
-    says: str = ""
+    text: str = ""
     preset: str | None = None
     flags: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -85,13 +85,13 @@ NONE = Reading()
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is known to move cells; no rows or columns are all of them.
+    """A known cause of differences; without rows or columns, in all of them.
 
     `ours` is where it puts our numbers, "below" or "above" the paper's; "" is either.
     """
 
     by: str
-    says: str
+    text: str
     rows: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     ours: str = ""
@@ -126,7 +126,7 @@ class Column:
         return chosen if scale == "full" else self.small_preset or chosen
 
     def changes(self, scale: str) -> tuple[str, ...]:
-        """Further flags of this column at that scale."""
+        """Return the further flags of this column at that scale."""
         medium = self.small if self.medium is None else self.medium
         return {"small": self.small, "medium": medium}.get(scale, ())
 
@@ -157,7 +157,7 @@ class Line:
         return self.algorithm in pfl.core.ALGORITHMS
 
     def same_run(self, other: "Line") -> bool:
-        """Whether both are scores of one run."""
+        """Return whether both are scores of one run."""
         mine, theirs = (
             (one.algorithm, one.settings, one.reduced, one.flags, dict(one.reading))
             for one in (self, other)
@@ -189,39 +189,39 @@ class PaperTable:
     explain: tuple[Explanation, ...] = ()
 
     def paper_number(self, line: Line, column: Column) -> tuple[float | None, float | None]:
-        """(mean, deviation) as printed, None where there is none."""
+        """Return (mean, deviation) as printed, None where there is none."""
         if line.beside:
             return None, None
         at = self.column.index(column)
         return _known(line.paper[at]), _known(line.std[at]) if line.std else None
 
     def is_run(self, line: Line, column: Column) -> bool:
-        """Whether the cell has a run: the paper or a row of ours has it; the algorithm is here."""
+        """Return whether the cell has a run: a number of the paper or of ours, and an algorithm."""
         printed = self.paper_number(line, column)[0] is not None
         return line.registered and (line.beside or not self.printed or printed)
 
     def run_of(self, line: Line) -> Line:
-        """The first row whose run has this row's score."""
+        """Return the first row whose run has this row's score."""
         return next(one for one in self.row if one.same_run(line))
 
     def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
-        """Further settings of single rows at that scale, by their titles."""
+        """Return the further settings of single rows at that scale, by their titles."""
         return {line.title: line.reduced for line in self.row if line.reduced and scale != "full"}
 
     def changes(self, scale: str) -> tuple[str, ...]:
-        """Further flags of all cells at that scale."""
+        """Return the further flags of all cells at that scale."""
         return {"small": self.small, "medium": self.medium}.get(scale, ())
 
     def readings(self, scale: str = "full") -> list[str]:
-        """Those that change something at that scale, a part of the table."""
+        """Return the readings that change something at a scale, for a part of the table."""
         return [name for name in READINGS if any(self._read(name, scale))]
 
     def differences(self, reading: str, scale: str = "full") -> list[str]:
-        """A reading's differences at that scale in words."""
-        return list(dict.fromkeys(one.says for one in self._read(reading, scale) if one.says))
+        """Describe a reading's differences at a scale."""
+        return list(dict.fromkeys(one.text for one in self._read(reading, scale) if one.text))
 
     def _read(self, reading: str, scale: str) -> Iterator[Reading]:
-        """A reading's parts, without those that the scale's own flags override."""
+        """Yield a reading's parts, without those that the scale's own flags override."""
         for part in (self, *self.column, *self.row):
             own = part.changes(scale) if isinstance(part, Column) else ()
             later = {word.partition("=")[0] for word in (*self.changes(scale), *own)}
@@ -231,7 +231,7 @@ class PaperTable:
                 yield one
 
     def explanations(self, line: Line, column: Column, ours: str) -> list[str]:
-        """Names of what is known to move a cell there: "below" or "above" the paper's number."""
+        """Return the names of known causes of a cell "below" or "above" the paper's number."""
         return [
             one.by
             for one in self.explain
@@ -246,7 +246,7 @@ def _known(number: float) -> float | None:
 
 
 def names(folder: Path = FOLDER) -> list[str]:
-    """All tables, such as "feddwa/1".
+    """Return the names of all tables, such as "feddwa/1".
 
     Raises:
       InputError: there is none.
@@ -260,7 +260,7 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 
 def load(name: str, folder: Path = FOLDER) -> PaperTable:
-    """Reads and checks one table.
+    """Read and check one table.
 
     Raises:
       InputError: no such table, or a file of the wrong form.
@@ -273,7 +273,7 @@ def load(name: str, folder: Path = FOLDER) -> PaperTable:
 
 
 def check(table: PaperTable, path: Path) -> None:
-    """Raises `InputError` where the parts of a table don't match each other or this version."""
+    """Raise `InputError` if parts of a table don't match each other or this version."""
     need = needs(path)
     for kind, parts in (("column", table.column), ("row", table.row)):
         own = [one.name for one in parts]

@@ -34,7 +34,7 @@ class Cell:
         return flags.parse(["run", *self.words])
 
     def inputs(self) -> build.Inputs:
-        """The run's configuration and data.
+        """Return the run's configuration and data.
 
         Raises:
           InputError: invalid flags, or no data set.
@@ -45,7 +45,7 @@ class Cell:
         )
 
     def finished(self) -> bool:
-        """Whether the folder has all results of the run.
+        """Return whether the folder has all results of the run.
 
         If the data set is gone, its content can't be compared.
 
@@ -61,7 +61,7 @@ class Cell:
         return run_folder.finished(self.folder, [self.line.algorithm])
 
     def has_data(self) -> bool:
-        """Whether the data set is there."""
+        """Return whether the data set exists."""
         args = self.args()
         try:
             _loaded(args.dataset, args.data_dir, tuple(args.data_option))
@@ -70,17 +70,17 @@ class Cell:
         return True
 
     def identity(self, *more: object) -> str | None:
-        """Digest of what identifies the run and `more`; None where its data set isn't there."""
+        """Return the digest of the run's identity and `more`; None without its data set."""
         return digest([self.inputs().identity, *more]) if self.has_data() else None
 
     def experiment(self) -> build.Experiment:
-        """The run, checked; its folder is new or that of the same run."""
+        """Return the checked run, whose folder is new or that of the same run."""
         inputs = build.load_inputs(self.args())
         folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
         return build.prepare(inputs, folder)
 
     def check(self) -> None:
-        """Raises `InputError` where an algorithm lacks what it needs, or the row's client isn't."""
+        """Raise `InputError` if an algorithm's needs or the row's client are missing."""
         inputs = self.inputs()
         build.prepare(inputs)
         client, count = self.line.client, inputs.partition.num_clients
@@ -122,7 +122,7 @@ class Request:
     saved: Path | None = None
 
     def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
-        """The runs of a column, on another data set if one is named: its rows that have one."""
+        """Yield the runs of a column's rows, on another data set if one is named."""
         table, scale = self.table, self.scale
         preset = column.preset_of(scale, self.reading)
         place = Path(preset).name + (f"-on-{other}" if other else "")
@@ -152,7 +152,7 @@ class Request:
             yield Cell(line, (*words, *self.more, *last, f"--output_dir={folder}"), folder)
 
     def substitutes(self, column: Column, name: str) -> list[str]:
-        """Data sets that may take the place of the column's own, `name`, the best first."""
+        """Return substitutes for the column's data set `name`, the best first."""
         general = self.stand_in.get("") if column.stand_in else None
         another = self.stand_in.get(name, general)
         blank = datasets.register_blank(name) if column.measure.blank else None
@@ -170,13 +170,13 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
 def default_folder(
     table: PaperTable, scale: str, args: ExperimentConfig, reading: str | None = None
 ) -> Path:
-    """runs/reproduce-PAPER-TABLE-SCALE, and a hash of further flags if they change anything."""
+    """Return runs/reproduce-PAPER-TABLE-SCALE, with a hash of further flags if any."""
     name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
     return Path("runs") / f"{name}{f'-{reading}' if reading else ''}{marked(args)}"
 
 
 def marked(args: ExperimentConfig) -> str:
-    """The end of a default folder's name: a hash of flags that change anything, or nothing."""
+    """Return the end of a default folder's name: a hash of effective flags, or nothing."""
     now = identity.run_identity(args)
     if now == identity.run_identity(flags.parse(["run"])):
         return ""
@@ -184,12 +184,12 @@ def marked(args: ExperimentConfig) -> str:
 
 
 def digest(value: object) -> str:
-    """Eight letters of a hash of JSON values."""
+    """Return eight digits of the hash of a JSON value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
-    """(the table's section of a column, its missing runs).
+    """Return (the table's section of a column, its missing runs).
 
     Raises:
       InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
@@ -219,7 +219,7 @@ def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section
 
 
 def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
-    """A column on its own data set, or on the one that the command names in its place."""
+    """Return a column on its own data set, or on the one that the command names."""
     cells = list(request.cells(column))
     section = _section(request, column, cells)
     names = {cell.args().dataset for cell in cells[:1]}
@@ -230,7 +230,7 @@ def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
 
 
 def other(request: Request, column: Column, name: str) -> tuple[Section, list[Cell]]:
-    """A column on the data set that stands in, or on blank samples."""
+    """Return a column on the substitute data set, or on blank samples."""
     cells = list(request.cells(column, name))
     section = _section(request, column, cells)
     if name.startswith(datasets.BLANK):
@@ -239,7 +239,7 @@ def other(request: Request, column: Column, name: str) -> tuple[Section, list[Ce
 
 
 def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section:
-    """A column with its runs, and with its saved cells if the command has any."""
+    """Return a column with its runs, and with its saved cells if the command has any."""
     section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
     if request.saved is None:
         return section
@@ -256,13 +256,13 @@ def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section
 
 
 def on_other_data(section: Section, name: str) -> Section:
-    """The column's section on a data set that isn't the paper's."""
+    """Return the column's section on another data set than the paper's."""
     note = f"on {name} instead of the paper's data set"
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
 
 
 def finished_section(request: Request, column: Column) -> Section:
-    """A column that was not requested, with its finished runs."""
+    """Return a column that was not requested, with its finished runs."""
     section, cells = own(request, column)
     if not cells or section.saved or any(cell.finished() for cell in cells):
         return section

@@ -1,4 +1,4 @@
-"""What a column of a paper's table measures: accuracy, or a cost of the run.
+"""Quantities in columns of papers' tables: accuracy, or a cost of the run.
 
 A cost is one number of a run for each seed, of the last round; a column's `times` multiplies it.
 """
@@ -15,7 +15,7 @@ ACCURACY = "accuracy"
 
 
 class Quantity(NamedTuple):
-    """One that a column can have.
+    """A quantity that a column can have.
 
     Attributes:
       unit: of its numbers.
@@ -36,8 +36,8 @@ class Quantity(NamedTuple):
     of: Callable[[Run], np.ndarray] | None = None
 
 
-def _each(run: Run, sums: np.ndarray) -> np.ndarray:
-    """[S, T, N] to [S]: the last round's sum over its participants' number."""
+def _per_participant(run: Run, sums: np.ndarray) -> np.ndarray:
+    """Reduce [S, T, N] to [S], the last round's mean over its participants."""
     took_part = np.full(len(sums), sums.shape[2])
     if "participated" in run.records:
         took_part = run.record("participated")[:, -1].sum(axis=1)
@@ -45,7 +45,7 @@ def _each(run: Run, sums: np.ndarray) -> np.ndarray:
 
 
 def _traffic(run: Run) -> np.ndarray:
-    return _each(run, run.traffic("up") + run.traffic("down")) / MIB
+    return _per_participant(run, run.traffic("up") + run.traffic("down")) / MIB
 
 
 def _models(run: Run) -> np.ndarray:
@@ -54,7 +54,7 @@ def _models(run: Run) -> np.ndarray:
 
 def _gflop(run: Run) -> np.ndarray:
     flops = run.flops()
-    return np.full(len(run.seeds), np.nan) if flops is None else _each(run, flops) / 1e9
+    return np.full(len(run.seeds), np.nan) if flops is None else _per_participant(run, flops) / 1e9
 
 
 def _seconds(run: Run) -> np.ndarray:

@@ -99,7 +99,7 @@ class Report:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
 
     def meaning(self) -> list[str]:
-        """The meaning of the numbers, in sentences."""
+        """Describe the numbers in sentences."""
         table, lines = self.table, []
         quantities = {one.quantity: one.measure for one in table.column}
         if quantities.pop(ACCURACY, None):
@@ -132,7 +132,7 @@ class Report:
         return lines
 
     def missing(self, sections: Sequence[Section]) -> list[str]:
-        """A sentence for every data set that isn't there, with the columns that need it."""
+        """Return a sentence per missing data set, with the columns that need it."""
         problems: dict[str, list[str]] = {}
         for section in sections:
             if section.problem:
@@ -140,7 +140,7 @@ class Report:
         return [f"Not run: {'; '.join(who)}. {text}" for text, who in problems.items()]
 
     def verdict_lines(self) -> list[str]:
-        """The verdict in sentences."""
+        """Describe the verdict in sentences."""
         total, lines = self.verdict, []
         if total["kendall_tau"] is not None:
             lines.append(
@@ -163,12 +163,12 @@ class Report:
         return lines or ["No cell can be compared with the paper yet."]
 
     def explanations(self) -> dict[str, str]:
-        """What the names in the column "Explained by" mean."""
+        """Describe the names in the column "Explained by"."""
         used = {
             name for cells in self.cells.values() for names in cells["explained_by"]
             for name in names
         }  # fmt: skip
-        known = KNOWN | {one.by: one.says for one in self.table.explain}
+        known = KNOWN | {one.by: one.text for one in self.table.explain}
         return {name: text for name, text in known.items() if name in used}
 
 
@@ -183,7 +183,7 @@ def _scale(table: PaperTable, scale: str) -> str:
 
 
 def footnotes(section: Section, cells: Cells) -> list[str]:
-    """Notes below a column's table, a line each."""
+    """Return the notes below a column's table, a line each."""
     accuracy = section.column.quantity == ACCURACY
     ours = cells[cells["seeds"] > 0]
     means = ours[~ours["single"]]
@@ -201,13 +201,13 @@ def _range(accuracy: bool) -> tuple[float, float]:
 
 
 def places(numbers: pd.Series) -> list[str]:
-    """1 for the largest; equal ones share a place; "-" where there is no number."""
+    """Return ranks, 1 for the largest; equal numbers share a rank; "-" without a number."""
     rank = numbers.map(ranked, na_action="ignore").rank(method="min", ascending=False)
     return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 
 def column_table(section: Section, cells: Cells) -> Table:
-    """The table of a column."""
+    """Return the table of a column."""
     low, high = ends = _range(section.column.quantity == ACCURACY)
     sign = 1 if section.column.measure.more else -1
     placed = cells["ours"].notna()
@@ -244,7 +244,7 @@ def column_table(section: Section, cells: Cells) -> Table:
 
 
 def verdict_table(report: Report) -> Table:
-    """The verdicts on the columns."""
+    """Return the verdicts on the columns."""
     body = []
     for section in report.measured:
         one = report.verdicts[section.column.name]
@@ -259,7 +259,7 @@ def verdict_table(report: Report) -> Table:
 
 
 def markdown(report: Report, level: int = 1) -> str:
-    """The page of a table; `level` is that of its title."""
+    """Format the page of a table; `level` is that of its title."""
     sharps = "#" * level
     parts = [f"{sharps} {report.title()}", *report.meaning(), *report.missing(report.sections)]
     parts += [f"{sharps}# Verdict", *report.verdict_lines(), verdict_table(report).to_markdown()]
@@ -273,7 +273,7 @@ def markdown(report: Report, level: int = 1) -> str:
 
 
 def write(output: Path, report: Report) -> None:
-    """Writes `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
+    """Write `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
     facts = {"table": report.table.name, "scale": report.scale, "reading": report.reading}
@@ -291,7 +291,7 @@ def write(output: Path, report: Report) -> None:
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The verdict as JSON values."""
+    """Return the verdict as JSON values."""
     return {
         "table": report.table.name,
         "title": report.title(),
@@ -306,12 +306,12 @@ def summary(report: Report) -> dict[str, Any]:
             for cell in cells.itertuples()
             if cell.explained_by
         ],
-        "explanations": {one.by: one.says for one in report.table.explain},
+        "explanations": {one.by: one.text for one in report.table.explain},
     }
 
 
 def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
-    """Prints the requested columns; sentences at the end name those that can't be run."""
+    """Print the requested columns, and sentences on those that can't be run."""
     print("\n".join([report.title(), *report.meaning()]))
     for section in sections:
         if section in report.measured:

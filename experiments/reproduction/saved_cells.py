@@ -22,27 +22,27 @@ from ..outputs.run_files import plain, write_text
 from .cells import Section, measured
 from .paper_tables import SCALES, PaperTable
 
-KEPT = "kept"
+CELLS = "kept"
 
 
 def page_of(table: str, scale: str) -> str:
-    """A page's name: small tables are PAPER-TABLE, others name their scale."""
+    """Return a page's name: small tables are PAPER-TABLE, others name their scale."""
     table = table.replace("/", "-")
     return table if scale == SCALES[0] else f"{table}-{scale}"
 
 
 def as_text(facts: Mapping[str, Any]) -> str:
-    """The content of a file: other facts first, then a line for each cell, sorted."""
-    text = json.dumps({name: facts[name] for name in facts if name != KEPT}, indent=2)
-    cells = sorted(facts.get(KEPT, {}).items())
+    """Format a file: other facts first, then a line per cell, sorted."""
+    text = json.dumps({name: facts[name] for name in facts if name != CELLS}, indent=2)
+    cells = sorted(facts.get(CELLS, {}).items())
     if not cells:
         return text + "\n"
     lines = (f"    {json.dumps(name)}: {json.dumps(cell, sort_keys=True)}" for name, cell in cells)
-    return f'{text[:-2]},\n  "{KEPT}": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
+    return f'{text[:-2]},\n  "{CELLS}": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 
 def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
-    """The content of a table's file; without cells where there is none yet.
+    """Read a table's file; without one there are no cells.
 
     Raises:
       InputError: the file is damaged, or of another reading.
@@ -53,21 +53,21 @@ def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> di
     if facts["reading"] != reading:
         raise pfl.InputError(
             f"{path} keeps cells of the reading {facts['reading'] or 'of the presets'}: give "
-            "another folder as --kept."
+            "another folder as --saved_cells."
         )
     return facts
 
 
 def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
-    """The saved cells of a column by row, without those of other runs than the present ones."""
-    cells = {row: facts.get(KEPT, {}).get(f"{section.column.name}/{row}") for row in section.runs}
+    """Return a column's saved cells by row whose run is current."""
+    cells = {row: facts.get(CELLS, {}).get(f"{section.column.name}/{row}") for row in section.runs}
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 
 
 def save(
     folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section
 ) -> None:
-    """Adds a column's finished cells to the table's file, beside those of others."""
+    """Add a column's finished cells to the table's file."""
     facts, new = load(folder, table, scale, reading), {}
     known = current(facts, section)
     for line in table.row if section.column.quantity != "seconds" else ():
@@ -85,5 +85,5 @@ def save(
             })  # fmt: skip
     if new:
         folder.mkdir(parents=True, exist_ok=True)
-        facts[KEPT] = {**facts.get(KEPT, {}), **new}
+        facts[CELLS] = {**facts.get(CELLS, {}), **new}
         write_text(folder / f"{page_of(table.name, scale)}.json", as_text(facts))

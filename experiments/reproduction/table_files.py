@@ -15,7 +15,7 @@ Need = Callable[[bool, str], None]
 
 
 def needs(path: Path) -> Need:
-    """A function that raises an `InputError` on the file unless its condition holds."""
+    """Return a function that raises an `InputError` on the file unless its condition holds."""
 
     def need(condition: bool, text: str) -> None:
         if not condition:
@@ -25,7 +25,7 @@ def needs(path: Path) -> Need:
 
 
 def read(kind: type, path: Path, **more: Any) -> Any:
-    """An instance of the dataclass `kind` from a file; `more` are fields that it doesn't have.
+    """Read an instance of the dataclass `kind` from a file; `more` are further fields.
 
     Raises:
       InputError: it can't be read, or a part has the wrong keys or values.
@@ -54,7 +54,7 @@ def _made(kind: type, content: object, what: str, need: Need) -> Any:
 
 
 def _value(value: object, hint: Any, name: str, place: str, need: Need) -> Any:
-    """What a field holds; parts of its own are made, lists become tuples."""
+    """Convert a field's value: nested parts to dataclasses, lists to tuples."""
     kind, inner = typing.get_origin(hint) or hint, typing.get_args(hint)
     if is_dataclass(kind):
         return _made(typing.cast(type, kind), value, f"{name}{place}", need)

@@ -1,1 +1,1 @@
-"""What a sweep tries and what it writes."""
+"""Grids of sweeps, and the files that sweeps write."""

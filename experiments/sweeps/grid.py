@@ -1,4 +1,4 @@
-"""What a sweep tries: its grid, and the queue of programs that the grid makes."""
+"""The grid of a sweep, and the queue of its programs."""
 
 import hashlib
 import itertools
@@ -21,7 +21,7 @@ RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon")
 
 
 def _read(value: str) -> float | str:
-    """A value of a grid for comparison: 0.1 and 0.10 are the same."""
+    """Normalize a value of a grid for comparison: 0.1 and 0.10 are equal."""
     try:
         return float(value)
     except ValueError:
@@ -29,7 +29,7 @@ def _read(value: str) -> float | str:
 
 
 def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
-    """Values by name, from words such as "feddwa.top_k=1,3,5"."""
+    """Parse values by name from words such as "feddwa.top_k=1,3,5"."""
     grid: dict[str, list[str]] = {}
     for word in words:
         name, text = name_and_value("grid", setting_of(word))
@@ -45,7 +45,7 @@ def parse_grid(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
-    """Whether a name of the grid varies inside the program.
+    """Return whether a name of the grid varies inside the program.
 
     Raises:
       InputError: neither a hyperparameter of an algorithm here nor a flag.
@@ -74,7 +74,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
 
 
 def changing_data(grid: Collection[str]) -> list[str]:
-    """Names of the grid whose values change the data."""
+    """Return the names of the grid whose values change the data."""
     known = flags.parse(["sweep"]).by_group()
     return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
 
@@ -92,7 +92,7 @@ class Cell:
     inside: list[dict[str, str]]
 
     def words(self) -> list[str]:
-        """The flags that make its program."""
+        """Return the flags of its program."""
         words = [f"--algorithms={self.algorithm}"]
         for name, value in self.fixed.items():
             words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
@@ -101,7 +101,7 @@ class Cell:
     def parsed(
         self, argv: Sequence[str], define_more: Callable[..., None] | None = None
     ) -> ExperimentConfig:
-        """The configuration of its program, from the sweep's words; `define_more` as of `parse`.
+        """Return the configuration of its program; `define_more` as of `parse`.
 
         Raises:
           InputError, absl.flags.Error: see `flags.parse`.
@@ -143,7 +143,7 @@ def cells(
     grid: Mapping[str, Sequence[str]],
     set_names: Collection[str] = (),
 ) -> list[Cell]:
-    """The queue of programs: structural settings times algorithms.
+    """Return the queue of programs: structural settings times algorithms.
 
     An algorithm's own value, in the grid or by --set (`set_names`, names such as
     "feddwa.learning_rate"), replaces the flag of that name.

@@ -11,7 +11,7 @@ from ..figures.drawing import Drawing, spread_of
 
 
 def number(text: str) -> float | None:
-    """The number that a text is, or None."""
+    """Convert a text to a number, or None."""
     try:
         return float(text)
     except ValueError:
@@ -19,7 +19,7 @@ def number(text: str) -> float | None:
 
 
 def _ordered(values: Sequence[str]) -> list[str]:
-    """Numbers by size, words in their order."""
+    """Sort numbers by size; words keep their order."""
     distinct = list(dict.fromkeys(values))
     if all(number(value) is not None for value in distinct):
         return sorted(distinct, key=float)
@@ -27,8 +27,10 @@ def _ordered(values: Sequence[str]) -> list[str]:
 
 
 def picture(outcomes: Sequence, algorithm: str) -> Figure | None:
-    """The outcomes of one algorithm: validation and test accuracy over one name of the grid, or
-    validation accuracy over two; None for any other number of names.
+    """Draw an algorithm's validation and test accuracy over one name, or validation over two.
+
+    Returns:
+        The figure; None for any other number of names.
     """
     names = [
         name for name in outcomes[0].setting if len({one.setting[name] for one in outcomes}) > 1

@@ -47,7 +47,7 @@ class Outcome:
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Algorithm by algorithm, the best mean validation score first; not-a-number last."""
+    """Rank by algorithm, the best mean validation score first; NaN last."""
     order = list(dict.fromkeys(one.algorithm for one in outcomes))
 
     def key(one: Outcome):
@@ -60,7 +60,7 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:
-    """Every setting, ranked; the chosen one of each algorithm in bold."""
+    """Return a ranked row per setting, with each algorithm's choice in bold."""
     measure, order = outcomes[0].measure, ranked(outcomes)
     chosen = {one.name for one in best(outcomes)}
     columns = [
@@ -91,7 +91,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
 
 
 def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
-    """Notes below the table, a line each.
+    """Return the notes below the table, a line each.
 
     Args:
       data: names of the grid that change the data.
@@ -112,7 +112,7 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
 
 
 def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
-    """A warning for each chosen number that is the smallest or largest that was tried.
+    """Return a warning per chosen number that is the smallest or largest one tried.
 
     There is none where another number is as good.
     """
@@ -137,7 +137,7 @@ def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Remarks on each algorithm in all its settings, and on single settings."""
+    """Return remarks on each algorithm in all its settings, and on single settings."""
     remarks: dict[str, list[str]] = {}
     for chosen in best(outcomes):
         settings = [one for one in ranked(outcomes) if one.algorithm == chosen.algorithm]
@@ -150,7 +150,7 @@ def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
 
 
 def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The chosen setting of each algorithm."""
+    """Return the chosen setting of each algorithm."""
     chosen: dict[str, Outcome] = {}
     for one in ranked(outcomes):
         chosen.setdefault(one.algorithm, one)
@@ -158,7 +158,7 @@ def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def chosen_flags(one: Outcome) -> str:
-    """A flagfile with an algorithm and its chosen values of the grid; other flags are the
+    """Return a flagfile with an algorithm and its chosen values of the grid; other flags are the
     sweep's."""
     measure = one.measure
     mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
@@ -170,7 +170,7 @@ def chosen_flags(one: Outcome) -> str:
 
 
 def all_chosen(outcomes: Sequence[Outcome]) -> str:
-    """A flagfile with all algorithms, each with its chosen values of the grid.
+    """Return a flagfile with all algorithms, each with its chosen values of the grid.
 
     Flags that can't differ between algorithms of one run are left out where their choices do.
     """
@@ -199,7 +199,7 @@ def write(
     data: Sequence[str],
     words: Sequence[str] = (),
 ) -> None:
-    """Writes `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
+    """Write `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
     after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
 
     `heading` are sentences on all settings, `data` is that of `footnotes`; `words` are the sweep's

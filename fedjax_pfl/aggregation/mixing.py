@@ -231,7 +231,7 @@ def masked_average(weights: PerMember, models: Stack, masks: Tree) -> Stack:
         mean = ratio(jnp.sum(weight * jnp.where(weight > 0, leaf, 0), axis=0), total)
         return jnp.where(shared & (total > 0), mean, leaf)
 
-    return jax.tree.map(average, streamed.here(models), masks)
+    return jax.tree.map(average, streamed.materialize(models), masks)
 
 
 def combine(weights: PerMember, senders: Stack) -> Tree:

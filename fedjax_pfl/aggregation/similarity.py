@@ -32,7 +32,7 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     if streamed.blocks(b) is not None:
         centre = _centre(b) if centred else None
         return streamed.columns(lambda some: gram(a, _shifted(some, centre)), b)
-    b = streamed.here(b)
+    b = streamed.materialize(b)
 
     def block(x, y):
         return products.pairs(x, y - _mean_row(y) if centred else y)
@@ -87,7 +87,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     if far:
         crossed, norms_a, norms_b, paired = _far_sums(a, b, partners)
     else:
-        b = streamed.here(b)
+        b = streamed.materialize(b)
         crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
     scale = norms_a[:, None] + norms_b[None, :]
     distances = jnp.maximum(scale - 2 * crossed, 0)

@@ -52,7 +52,7 @@ def blocks(stack: Stack) -> Blocks | None:
     return Blocks(jnp.minimum(at, count - 1), at < count, count)
 
 
-def here(stack: Stack) -> Stack:
+def materialize(stack: Stack) -> Stack:
     """Return a stack with all its rows on the device."""
     if not is_offloaded(stack):
         return stack
@@ -64,30 +64,30 @@ def columns(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
     """Return `fn(stack)`, [A, N], where `fn` maps a block to columns [A, B]."""
     divided = blocks(stack)
     if divided is None:
-        return fn(here(stack))
+        return fn(materialize(stack))
     parts = lax.map(lambda rows: fn(trees.take(stack, rows)), divided.rows)
     return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : divided.count]
 
 
 def added(
-    fn: Callable[[Stack, Rows, Mask], Tree], stack: Stack, wanted: Mask | None = None
+    fn: Callable[[Stack, Rows, Mask], Tree], stack: Stack, contributing: Mask | None = None
 ) -> Tree:
     """Sum `fn(block, rows [B], real [B])` over a stack's blocks.
 
     Args:
       fn: function of a block, its rows, and which of them are no padding.
       stack: the stack.
-      wanted: bool [N], rows that contribute; blocks without such rows are not read.
+      contributing: bool [N], rows that contribute; blocks without such rows are not read.
     """
     divided = blocks(stack)
     if divided is None:
         count = len(jax.tree.leaves(stack)[0])
-        return fn(here(stack), jnp.arange(count, dtype=jnp.int32), jnp.ones(count, bool))
+        return fn(materialize(stack), jnp.arange(count, dtype=jnp.int32), jnp.ones(count, bool))
     rows, used = divided.rows, jnp.int32(len(divided.rows))
-    if wanted is not None:  # those first
-        order = jnp.argsort(~wanted, stable=True).astype(jnp.int32)
+    if contributing is not None:  # those first
+        order = jnp.argsort(~contributing, stable=True).astype(jnp.int32)
         rows = order[rows]
-        used = -(-jnp.sum(wanted) // rows.shape[1])
+        used = -(-jnp.sum(contributing) // rows.shape[1])
 
     def add(k, total):
         block = trees.take(stack, rows[k])

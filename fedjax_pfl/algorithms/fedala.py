@@ -127,27 +127,27 @@ class FedALA(fedavg.FedAvg):
             return after
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 
-    def adapt(self, ctx, state: State, held, cohort):
-        """Adapt the cohort's own models, rows of `held` [N, ...] (adaptive local aggregation).
+    def adapt(self, ctx, state: State, own_models, cohort):
+        """Adapt the cohort's rows of `own_models` [N, ...] (adaptive local aggregation).
 
         Returns (the state with theta_hat, W and begun of these clients, passes int32 [N]).
         """
-        own, weights, begun = cohort.gather((held, state.weights, state.begun))
+        own, weights, begun = cohort.gather((own_models, state.weights, state.begun))
         shared, private = ctx.plan.split(own)
-        apart = cohort.mask & ~_equal(shared, state.server, cohort.size)
+        active = cohort.mask & ~_equal(shared, state.server, cohort.size)
         upper = self._upper(ctx.plan, own)
         weights, passes = learnt_weights(
-            replace(ctx, cohort=cohort), state.server, (upper, private), weights, apart,
+            replace(ctx, cohort=cohort), state.server, (upper, private), weights, active,
             percent=self.percent, rate=self.weight_rate, threshold=self.threshold,
             limit=jnp.where(begun, 1, self.most_passes),
         )  # fmt: skip
         mixed = jax.vmap(theta_hat, (0, None, 0, 0))(upper, state.server, private, weights)
-        models = trees.where(apart, mixed, own)
+        models = trees.where(active, mixed, own)
         return replace(
             state,
             models=cohort.scatter(state.models, models),
             weights=cohort.scatter(state.weights, weights),
-            begun=cohort.scatter(state.begun, begun | apart),
+            begun=cohort.scatter(state.begun, begun | active),
         ), cohort.spread(passes, 0)
 
     def models(self, ctx, state: State, rows):
@@ -185,14 +185,14 @@ def learnt_weights(
     server: core.Tree,
     own: tuple[core.Stack, core.Stack],
     weights: core.Stack,
-    apart: core.Mask,
+    active: core.Mask,
     *,
     percent: int,
     rate: core.Scalar | float,
     threshold: core.Scalar | float,
     limit: core.PerMember,
 ) -> tuple[core.Stack, core.PerMember]:
-    """Return (W [M, ...], passes int32 [M]) after the members `apart` adapted on their windows.
+    """Return (W [M, ...], passes int32 [M]) after the members `active` adapted on their windows.
 
     Args:
       own: their upper layers and their private leaves, [M, ...].
@@ -240,7 +240,7 @@ def learnt_weights(
         return k + 1, weights, losses, passes + going, stays
 
     losses = jnp.zeros((len(rows), AGREEING), ctx.dtype)
-    going = apart & (schedule.total_steps(sizes) > 0)
+    going = active & (schedule.total_steps(sizes) > 0)
     first = (jnp.int32(0), weights, losses, jnp.zeros_like(sizes), going)
     _, weights, _, passes, _ = lax.while_loop(lambda at: jnp.any(at[-1]), one_pass, first)
     seen = jnp.minimum(schedule.total_steps(sizes) * schedule.batch_size, sizes)

@@ -68,7 +68,7 @@ class Logits:
         """Return the gradient, like `learnt`, from the slopes [M, M] of the members' logits."""
         return jnp.zeros_like(learnt).at[:, self.rows].set(slopes)
 
-    def kept(self, ctx, cohort, state, learnt):
+    def learned_fields(self, ctx, cohort, state, learnt):
         """Return the fields of the state that hold the learned parameters."""
         return {"logits": cohort.scatter(state.logits, learnt)}
 
@@ -87,7 +87,11 @@ class Attention:
     decay: ClassVar[float] = 0.01
 
     def __init__(self, ctx, cohort, state, trained):
-        self.rows, self.mask, self.known = cohort.rows, cohort.mask, cohort.gather(state.logits)
+        self.rows, self.mask, self.last_logits = (
+            cohort.rows,
+            cohort.mask,
+            cohort.gather(state.logits),
+        )
         first = ctx.initial_model()
         moved = ctx.uploaded(jax.tree.map(lambda new, old: old - new, trained, first))
         length = jnp.sqrt(similarity.squared_norms(moved)) + 1e-10
@@ -97,7 +101,7 @@ class Attention:
         self.numbers = optax.tree.size(state.encoder)
         member = jnp.arange(cohort.size)
         shared = jax.vmap(scores, (None, None, 0))  # all updates are embedded once
-        self.logits = self._known_and(shared(state.encoder, self.updates, member))
+        self.logits = self._with_last(shared(state.encoder, self.updates, member))
 
     @staticmethod
     def begin(ctx, **common) -> AttentionState:
@@ -116,7 +120,7 @@ class Attention:
         return AttentionState(**common, mean=zero, square=zero, encoder=encoder)
 
     def logits_of(self, learnt):
-        return self._known_and(self._each(lambda score, encoder: score(encoder), learnt))
+        return self._with_last(self._each(lambda score, encoder: score(encoder), learnt))
 
     def gradient(self, learnt, slopes):
         def back(score, encoder, slope):
@@ -124,7 +128,7 @@ class Attention:
 
         return self._each(back, learnt, slopes)
 
-    def kept(self, ctx, cohort, state, learnt):
+    def learned_fields(self, ctx, cohort, state, learnt):
         shares = mixing.normalize(cohort.mask.astype(state.logits.dtype))
         held = core.Broadcast(state.encoder)
         sent = ctx.upload(learnt, held, "encoder", compressed=False)
@@ -140,10 +144,10 @@ class Attention:
 
         return lax.map(one, (jnp.arange(len(self.rows)), operands))
 
-    def _known_and(self, found):
+    def _with_last(self, found):
         """Return logits [M, N]: new scores [M, M], and last ones of clients without an update."""
-        found = jnp.where(self.mask, found, self.known[:, self.rows])
-        return self.known.at[:, self.rows].set(found)
+        found = jnp.where(self.mask, found, self.last_logits[:, self.rows])
+        return self.last_logits.at[:, self.rows].set(found)
 
 
 BETAS = (0.9, 0.99)  # Adam's, as in the authors' later code
@@ -250,7 +254,7 @@ class L2C(core.Algorithm):
             "square": square,
         }
         fields = {name: cohort.scatter(getattr(state, name), new) for name, new in fields.items()}
-        state = replace(state, **fields, **source.kept(ctx, cohort, state, learnt))
+        state = replace(state, **fields, **source.learned_fields(ctx, cohort, state, learnt))
         took_part = cohort.mask | cohort.diverged
         return state, ctx.record(
             cohort.counted(counted),

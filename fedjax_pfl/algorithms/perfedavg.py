@@ -87,17 +87,17 @@ class PerFedAvg(Weighted):
         cohort, sgd, alpha = ctx.cohort, ctx.sgd_step(), self.inner_factor * ctx.learning_rate
 
         def step(local, batches, rng, broadcast, client):
-            def found_at(params, m):
+            def gradient_at(params, m):
                 """Return loss and gradient on minibatch m, with a random key of its own."""
                 model, noise = {**local.model, "params": params}, jax.random.fold_in(rng, m)
                 return sgd.loss_and_gradient(model, batches[m], noise, broadcast, client)
 
             w = local.model["params"]
-            first = found_at(w, 0)
-            second = found_at(optax.tree.add_scale(w, -alpha, first.gradient), 1)
+            first = gradient_at(w, 0)
+            second = gradient_at(optax.tree.add_scale(w, -alpha, first.gradient), 1)
             meta = second.gradient
             if self.variant == "hessian_free":
-                bent = self.hessian_product(lambda p: found_at(p, 2).gradient, w, meta)
+                bent = self.hessian_product(lambda p: gradient_at(p, 2).gradient, w, meta)
                 meta = optax.tree.add_scale(meta, -alpha, bent)
             moved = sgd.update(local, second._replace(loss=first.loss, gradient=meta))
             stayed = replace(local, loss=moved.loss)  # where one sample fills the first minibatch

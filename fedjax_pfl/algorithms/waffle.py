@@ -170,7 +170,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
           update: the quantity of the distances, like the parameters, [M, ...].
           is_alice, present: bool [M].
         """
-        omega, psi = (self._level(ctx, given) for given in (self.omega, self.psi))
+        omega, psi = (self._level(ctx, schedule) for schedule in (self.omega, self.psi))
         distance = jnp.sqrt(squared_distances_to_alice(update, is_alice)[0])
         others = present & ~is_alice
         farthest = jnp.max(jnp.where(others, distance, 0))
@@ -183,13 +183,13 @@ class Waffle(ForAlice, scaffold.Scaffold):
         only_alice |= ~jnp.any((raw > 0) & present)  # a psi of 0: the limit of small ones
         return mixing.normalize(jnp.where(only_alice, is_alice.astype(raw.dtype), raw), present)
 
-    def _level(self, ctx, given):
+    def _level(self, ctx, schedule):
         """Return Omega(r) or Psi(r), by eq. (4) unless it is a function."""
         dtype = ctx.dtype
         number, total = (ctx.t + 1).astype(dtype), ctx.num_rounds.astype(dtype)
-        if given is None:
+        if schedule is None:
             return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
-        return jnp.asarray(given(number, total), dtype)
+        return jnp.asarray(schedule(number, total), dtype)
 
     def models(self, ctx, state, rows):
         if not self.everyone:

@@ -87,17 +87,17 @@ class Optimizers:
 
     def __init__(self, name: str, phases: dict[str, Phase] | None = None):
         self.name, self.phases = name, dict[str, Any](phases or {})
-        self._finding, self._seen, self._trace = phases is None, set(), trace_state()
+        self._finding, self._used, self._trace = phases is None, set(), trace_state()
 
     def train(self, federation: Federation, models: Any, cohort: Cohort, purpose: str, **options):
         """Run `local_sgd.train` with the states of the next phase of that purpose."""
         if trace_state() != self._trace:
             raise self.own_steps()
         phase, count = purpose, 1
-        while phase in self._seen:
+        while phase in self._used:
             count += 1
             phase = f"{purpose} {count}"
-        self._seen.add(phase)
+        self._used.add(phase)
         if self._finding:
             trained = local_sgd.train(federation, models, cohort, begun=False, **options)
             self.phases[phase] = trained.optimizer_state
@@ -126,7 +126,7 @@ def _without_states(trained: local_sgd.Trained) -> local_sgd.Trained:
     return kind(trained.models, trained.cohort, trained.loss, trained.gradient)
 
 
-def _unbegun(states: Stack, ctx: Any) -> Phase:
+def _initial_phase(states: Stack, ctx: Any) -> Phase:
     """Return the phase before any client trains, for states [M, ...] or their shapes."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), states)
     return Phase(jnp.zeros((ctx.num_clients,), bool), ctx.replicate(zeros))
@@ -161,7 +161,7 @@ def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
             f"{optimizer} draws from a random key in its state, which "
             "can't be kept: leave keep_optimizer_state out."
         )
-    return {phase: _unbegun(one, ctx) for phase, one in phases.items()}
+    return {phase: _initial_phase(one, ctx) for phase, one in phases.items()}
 
 
 def begin(algorithm: Any, ctx: Any, state: State) -> State:

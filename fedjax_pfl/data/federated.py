@@ -93,7 +93,7 @@ class FederatedData:
       shards: number of equal parts of the pool. Each device has one part, with the samples of its
         own clients (`home_of`). With one part every device has all samples.
       digest: hash of the content before it was divided into parts; otherwise empty.
-      there: int32 [M], the clients whose samples are on the device, or None for all.
+      device_rows: int32 [M], the clients whose samples are on the device, or None for all.
       own: bool [N], the clients whose samples this process has in its host's memory, or None for
         all. It has no indices of other clients either.
     """
@@ -113,7 +113,7 @@ class FederatedData:
     sample_shape: tuple[int, ...] = static()
     shards: int = static(default=1)
     digest: str = static(default="")
-    there: jax.Array | None = None
+    device_rows: jax.Array | None = None
     own: Any = None
 
     @property
@@ -129,14 +129,18 @@ class FederatedData:
         """Return the part of the pool, and thus the device, with the samples of clients."""
         return rows // self.share
 
-    def check_there(self, rows: Rows) -> None:
+    def require_rows(self, rows: Rows) -> None:
         """Raise `RowsNotOnDevice` unless the samples of the clients `rows` are on the device."""
-        if self.there is not None and rows is not self.there:
+        if self.device_rows is not None and rows is not self.device_rows:
             raise RowsNotOnDevice("Fetched: the samples of other clients than those on the device.")
 
     def narrowed(self, rows: Rows, part: Rows) -> "FederatedData":
         """Return the same data for `part` of the clients `rows` that are on the device."""
-        return replace(self, there=part) if self.there is not None and self.there is rows else self
+        return (
+            replace(self, device_rows=part)
+            if self.device_rows is not None and self.device_rows is rows
+            else self
+        )
 
     def content(self) -> str:
         """Return the SHA-256 of the data, whatever their place and parts."""

@@ -197,20 +197,20 @@ def _uses_extra_loss(runs: Runs, federation: Federation, added: ExtraLoss) -> bo
     Raises:
       InputError: the loss needs features that the model does not name.
     """
-    asked = []
+    calls = []
 
-    class Asked(ExtraLoss):
+    class RecordsCalls(ExtraLoss):
         @functools.wraps(type(added).__call__)  # with a key if it takes one
         def __call__(self, *args, **key):
-            asked.append(True)
+            calls.append(True)
             return added(*args, **key)
 
     def first_round(runs, federation):
-        run, ctx, state = _first_state(runs, federation.replace_training(extra_loss=Asked()))
+        run, ctx, state = _first_state(runs, federation.replace_training(extra_loss=RecordsCalls()))
         return checks.checked_round(run.algorithm, ctx, state)
 
     jax.eval_shape(first_round, runs, federation)
-    return bool(asked)
+    return bool(calls)
 
 
 def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, State]:

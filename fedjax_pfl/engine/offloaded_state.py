@@ -17,7 +17,7 @@ A round under sampling needs the rows of its cohort only, M of N.
   from fewer rows than it needs.
 - Samples are on the host too, and go with the rows (`HostData`).
 - Of several processes each keeps the rows and samples (`process_local_data`) of its own clients. A
-  cohort's meet on the devices (`execution.combining`), and rows come back whole to every process,
+  cohort's meet on the devices (`execution.host_rows`), and rows come back whole to every process,
   which writes its own.
 - Models are scored, and returned, by blocks of as many clients as a program with all state scores
   at a time.
@@ -43,7 +43,7 @@ from fedjax_pfl.engine.program import Chunk, Program, advance, models
 from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import BLOCK, HostStore, restored_leaves
-from fedjax_pfl.execution.combining import combined, on_hosts
+from fedjax_pfl.execution.host_rows import combined, on_hosts
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import of_processes, readable, several
 from fedjax_pfl.federation.data_sharding import on_devices

@@ -211,7 +211,7 @@ def round_context(
     ctx = run.context(federation, t, total)
     if address is None:
         return ctx
-    data = replace(ctx.federation.data, there=ctx.cohort.rows if clients is None else clients)
+    data = replace(ctx.federation.data, device_rows=ctx.cohort.rows if clients is None else clients)
     ctx = replace(ctx, federation=replace(ctx.federation, data=data))
     if not address.readable:
         return ctx

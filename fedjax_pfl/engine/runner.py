@@ -55,7 +55,7 @@ class ChunkRunner:
         past: "ChunkRunner | None" = None,
     ):
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
-        self.done, self.spent, self.stopped = 0, 0.0, ""
+        self.done, self.seconds, self.stopped = 0, 0.0, ""
         self.mark, saved, kept = {}, None, list(matrix_rounds)
         if checkpoints is not None or processes.several():
             self.mark = fingerprint(program, matrix_rounds)
@@ -81,7 +81,7 @@ class ChunkRunner:
         if past is not None:
             self.states = jax.tree.map(jnp.copy, past.states)  # a result has the others
             self.collector.follow(past.collector)
-            self.done, self.spent = past.done, past.spent
+            self.done, self.seconds = past.done, past.seconds
         if saved is not None:
             self._restore(saved, first)
         if self.done and patience is not None and self._patience_ends() < self.done:
@@ -121,7 +121,7 @@ class ChunkRunner:
         buffers, matrices = map(jax.tree.structure, like[1:])
         self.states = self.program.restored(saved.trees, like.states)
         self.collector.restore(saved.trees, buffers, matrices)
-        self.done, self.spent = saved.round, sum(self.collector.paces)
+        self.done, self.seconds = saved.round, sum(self.collector.paces)
 
     def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
         """Discard restored rounds beyond the one at which patience ends."""
@@ -134,7 +134,7 @@ class ChunkRunner:
         if self.checkpoints is not None:
             self.checkpoints.clear()
         self.collector = MetricsBuffer(self.program.eval_every, self.program.rounds, matrix_rounds)
-        self.states, self.done, self.spent = first.states, 0, 0.0
+        self.states, self.done, self.seconds = first.states, 0, 0.0
 
     def run(
         self,
@@ -200,7 +200,7 @@ class ChunkRunner:
         measure = self.program.federation.measures[0]
         value = self.collector.latest(f"personalized/test/{measure.name}")
         rounds, runs = self.program.rounds, self.program.runs.seed.shape[0]
-        return Progress(self.done, rounds, value, self.spent, since, result, measure, runs)
+        return Progress(self.done, rounds, value, self.seconds, since, result, measure, runs)
 
     def _next_stop(self) -> int:
         """Return the next round after which a chunk ends.
@@ -237,7 +237,7 @@ class ChunkRunner:
         began = time.perf_counter()
         self.states, buffers, matrices = self.program.advance(self.states, self.done, length)
         seconds = time.perf_counter() - began
-        self.spent += seconds
+        self.seconds += seconds
         self.done += length
         self.collector.add(length, buffers, matrices, seconds)
         return seconds

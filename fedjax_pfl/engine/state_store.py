@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from fedjax_pfl.execution import processes
-from fedjax_pfl.execution.combining import combined, on_hosts, own_rows
+from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of, place
 from fedjax_pfl.utils.errors import OutputError, gigabytes
 from fedjax_pfl.utils.structs import static, struct

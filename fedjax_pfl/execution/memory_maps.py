@@ -11,10 +11,10 @@ import jax
 
 MAPS, LIMIT = Path("/proc/self/maps"), Path("/proc/sys/vm/max_map_count")
 EVERY = 8  # simulations between two checks, each of which takes tens of milliseconds
-_asked = itertools.count(1)
+_calls = itertools.count(1)
 
 
-def held() -> int:
+def count_maps() -> int:
     """Return the number of maps of this process; 0 if unknown."""
     return MAPS.read_bytes().count(b"\n") if MAPS.exists() else 0
 
@@ -25,10 +25,10 @@ def make_room() -> bool:
     Only every eighth call checks, which leaves room for the programs in between. Programs that are
     used again are compiled again.
     """
-    if next(_asked) % EVERY:
+    if next(_calls) % EVERY:
         return False
     limit = int(LIMIT.read_text()) if LIMIT.exists() else 0
-    if not limit or held() <= limit // 2:
+    if not limit or count_maps() <= limit // 2:
         return False
     jax.clear_caches()
     return True

@@ -41,7 +41,7 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
     Raises:
       RowsNotOnDevice: the samples of some are not on the device.
     """
-    data.check_there(rows)
+    data.require_rows(rows)
     if data.shards == 1:
         return None
     count = data.num_clients

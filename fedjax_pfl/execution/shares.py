@@ -40,18 +40,18 @@ def parsed(word: str) -> Shares:
     Raises:
       InputError: it has another form, or names another axis.
     """
-    given: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in word.split(",") if isinstance(word, str) else [""]:
         name, colon, count = (piece.strip() for piece in part.partition(":"))
-        if not colon or not decimal(count) or name in given:
+        if not colon or not decimal(count) or name in sizes:
             raise InputError(
                 f"mesh must be 'auto' or devices by axis, such as {CLIENTS}:4,{RUNS}:2, {RUNS}:4 "
                 f"or {CLIENTS}:8, got {shown(word)}."
             )
         if name not in (CLIENTS, RUNS):
             raise unknown_name("axis of the mesh", name, (CLIENTS, RUNS))
-        given[name] = decimal(count) or 1
-    return Shares(given.get(CLIENTS, 1), given.get(RUNS, 1))
+        sizes[name] = decimal(count) or 1
+    return Shares(sizes.get(CLIENTS, 1), sizes.get(RUNS, 1))
 
 
 def check(mesh: Shares, devices: int, where: str) -> None:

@@ -52,31 +52,31 @@ class Adaptation(Group):
 
     epochs: int = option(
         1,
-        "also score copies of models after so many local epochs",
+        "local epochs after which copies of models are also scored",
         called="epochs of adaptation",
     )
-    steps: int | None = option(None, "the same in minibatch steps", called="adapt_steps")
+    steps: int | None = option(None, "the same in local steps", called="adapt_steps")
     leaves: str = option(
         "all",
-        "trained part of such a copy: {choices}",
+        "trained part of these copies: {choices}",
         choices=ADAPTED_LEAVES,
         called="group of leaves to adapt",
     )
     when: str = option(
         "every",
-        "at every evaluation, or the last one only: {choices}",
+        "evaluations that score copies: {choices}",
         choices=MOMENTS,
         called="moment of adaptation",
     )
     learning_rate: float | None = option(
         None,
-        "rate of these steps (default: the round's)",
+        "learning rate of copies (default: the round's)",
         noun="a finite number of",
         called="adapt_learning_rate",
     )
     batch_size: int | None = option(
         None,
-        "samples of their minibatches (default: as in a round)",
+        "minibatch size of copies (default: as in a round)",
         low=1,
         called="adapt_batch_size",
     )

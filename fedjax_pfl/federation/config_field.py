@@ -115,7 +115,7 @@ def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> 
     return field(default=default, metadata=metadata)
 
 
-def again(group: type, name: str) -> Any:
+def shared_option(group: type, name: str) -> Any:
     """Return a field for an option that another group declares."""
     (one,) = (one for one in fields(group) if one.name == name)
     return field(default=one.default, metadata=one.metadata)

@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
-from fedjax_pfl.federation.config_field import Group, Option, again, declared, option
+from fedjax_pfl.federation.config_field import Group, Option, declared, option, shared_option
 from fedjax_pfl.federation.lr_schedules import named_schedule
 from fedjax_pfl.federation.optimizers import (
     SGD,
@@ -56,9 +56,9 @@ class LocalTraining(Group):
     local_steps: int | None = option(
         Schedule.steps, "minibatch steps in a round, instead of epochs"
     )
-    batch_size: int = option(Schedule.batch_size, "samples of a minibatch", low=1)
+    batch_size: int = option(Schedule.batch_size, "minibatch size", low=1)
     drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
-    batch_order: str = option("shuffled", "of samples: {choices}", choices=BATCH_ORDERS)
+    batch_order: str = option("shuffled", "order of samples: {choices}", choices=BATCH_ORDERS)
     learning_rate: float = option(
         0.1, "step size of local SGD in the first round", traced=True, noun="a finite number of"
     )
@@ -67,7 +67,7 @@ class LocalTraining(Group):
     )
     lr_schedule: str | Callable[..., Any] = option(
         CONSTANT,
-        "of the learning rate over the rounds: 'constant', 'exponential', 'cosine', "
+        "learning rate over the rounds: 'constant', 'exponential', 'cosine', "
         "'warmup_cosine', or in Python a function (t, total) -> factor in round t (from 0) of "
         "total, both traced",
     )
@@ -76,23 +76,23 @@ class LocalTraining(Group):
     )
     optimizer: str | Callable[..., Any] = option(
         PLAIN,
-        "of local steps: 'sgd', 'adam', 'adamw' or another one that --list shows; or in Python a "
+        "local optimizer: 'sgd', 'adam', 'adamw' or another one that --list shows; or in Python a "
         "function of a learning rate that makes an optax optimizer",
     )
     optimizer_options: Mapping[str, Any] | None = option(
         None, "options of an optimizer given by name, such as {'b1': 0.8}"
     )
-    momentum: float = again(SGD, "momentum")
-    weight_decay: float = again(SGD, "weight_decay")
+    momentum: float = shared_option(SGD, "momentum")
+    weight_decay: float = shared_option(SGD, "weight_decay")
     clip_norm: float | None = option(
         None,
-        "largest L2 norm of a minibatch's gradient; a longer one is scaled down to it",
+        "L2 norm to which longer gradients of minibatches are scaled down",
         traced=True,
         within="(0, inf)",
         noun="a finite number",
     )
     keep_optimizer_state: bool = option(
-        False, "clients keep their optimizers' state, such as momentum, from round to round"
+        False, "keep the state of clients' optimizers, such as momentum, between rounds"
     )
     extra_loss: ExtraLoss | None = option(
         None,

@@ -37,7 +37,7 @@ class ModelOptions(Group):
     )
     initializer: str = option(
         "torch",
-        "initial parameters of a network given by name, drawn as in those libraries: {choices}",
+        "distribution of initial parameters of a network given by name: {choices}",
         choices=INITIALIZERS,
     )
     initial_model: str | Path | Mapping[str, Any] | None = option(
@@ -61,15 +61,13 @@ class ModelOptions(Group):
         "frozen unless freeze selects other layers",
         low=1,
     )
-    lora_alpha: float | None = option(
-        None, "what adapters add is multiplied by alpha / rank; default: the rank"
-    )
+    lora_alpha: float | None = option(None, "scale of adapters, alpha / rank; default: the rank")
     lora_layers: str = option(
         "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
-        None, "type that networks compute in, such as bfloat16; models stay in dtype",
+        None, "type of networks' computations, such as bfloat16; models stay in dtype",
         choices=DTYPES,
     )  # fmt: skip
 

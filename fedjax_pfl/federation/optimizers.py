@@ -22,8 +22,8 @@ class SGD(Group):
     It can be replaced with any hashable function `learning_rate -> optax.GradientTransformation`.
     """
 
-    momentum: float = option(0.0, "of local SGD", within="[0, 1)")
-    nesterov: bool = option(False, "whether its momentum looks ahead")
+    momentum: float = option(0.0, "momentum of local SGD", within="[0, 1)")
+    nesterov: bool = option(False, "use Nesterov momentum")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
 
     def validate(self) -> None:

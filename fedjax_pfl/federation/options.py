@@ -67,7 +67,7 @@ class SharingOptions(Group):
 
     batch_norm: str | None = option(
         None,
-        "averaged part of normalisation layers: {choices} ('local': nothing); default: the "
+        "averaged part of normalization layers: {choices} ('local': nothing); default: the "
         "algorithm's",
         choices=NORM_POLICIES,
         called="batch-norm policy",
@@ -186,7 +186,7 @@ class ScoringOptions(Group):
 
     metrics: Sequence[str | Metric] | None = option(
         None,
-        "measured beside the task's headline: names such as 'macro_f1', 'auc' or 'r2', or in "
+        "metrics beside the task's headline: names such as 'macro_f1', 'auc' or 'r2', or in "
         "Python a Metric of a function (outputs, labels, valid)",
     )
 
@@ -208,8 +208,10 @@ class ScoringOptions(Group):
 class ExecutionOptions(Group):
     """Options of execution on devices; results are equal to rounding."""
 
-    client_execution: str | int = option("auto", "clients: 'map', 'vmap', a chunk size, or 'auto'")
-    seed_execution: str = option("auto", "seeds: {choices}", choices=SEED_AXES)
+    client_execution: str | int = option(
+        "auto", "execution of clients: 'map', 'vmap', a chunk size or 'auto'"
+    )
+    seed_execution: str = option("auto", "execution of seeds: {choices}", choices=SEED_AXES)
     devices: int = option(1, "devices that share the clients, or the runs, see mesh", low=1)
     mesh: str = option(
         "auto",

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData
-from fedjax_pfl.execution.combining import combined, on_hosts, own_rows
+from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.execution.processes import all_devices, several
 from fedjax_pfl.federation.host_data import SPLITS, HostData
@@ -60,7 +60,7 @@ def _from_devices(data: FederatedData) -> FederatedData:
     homes = data.home_of(np.arange(data.num_clients))
     own[np.isin(homes, numbers)] = True
 
-    def here(array: jax.Array) -> np.ndarray:
+    def local_part(array: jax.Array) -> np.ndarray:
         """Concatenate this process's shards of an array; zeros if it has none."""
         shards = {shard.device: shard.data for shard in array.addressable_shards}
         parts = [np.asarray(shards[places[k]]) for k in numbers]
@@ -71,12 +71,12 @@ def _from_devices(data: FederatedData) -> FederatedData:
     parts = {}
     for name in SPLITS:
         split = data.split(name)
-        index, each = here(split.index), len(split.index) // data.shards
+        index, each = local_part(split.index), len(split.index) // data.shards
         index = index + np.repeat(np.arange(len(index) // each or 1), each)[: len(index)] * length
         offset = np.asarray(split.offset) + first[homes] * each
         offset = np.where(own, offset, 0).astype(np.int32)
         parts[name] = replace(split, index=index.astype(np.int32), offset=offset, shards=1)
-    samples, labels = here(data.samples), here(data.labels)
+    samples, labels = local_part(data.samples), local_part(data.labels)
     return replace(data, samples=samples, labels=labels, own=own, shards=1, **parts)
 
 

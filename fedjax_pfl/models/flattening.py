@@ -89,7 +89,7 @@ def layouts(task: Task, shapes: Tree, inputs: jax.ShapeDtypeStruct) -> dict[str,
         outputs: Any = task.apply(model, x, *EVALUATION)
         return Outputs(*outputs).logits
 
-    with forms.made_for("gpu"):  # convolutions as such
+    with forms.for_platform("gpu"):  # convolutions as such
         traced = jax.make_jaxpr(logits)(shapes, inputs)
     leaves, _ = jax.tree_util.tree_flatten_with_path(shapes)
     params = [_Seen(frozenset({trees.path_name(path)})) for path, _ in leaves]

@@ -82,17 +82,19 @@ def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
     return TwoHeads.around(task, fresh)
 
 
-def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
+def check_features(
+    make_task: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct
+) -> None:
     """Raise `InputError` unless a task's head, applied to its features, gives its logits.
 
     Args:
-      made: returns the task, inside the trace.
+      make_task: returns the task, inside the trace.
       model: shapes of one client's model.
       inputs: shape of a batch.
     """
 
     def apart(model, inputs):
-        task = made()
+        task = make_task()
         return task.classify(model, task.embed(model, inputs, *EVALUATION)[0])
 
     try:
@@ -100,7 +102,7 @@ def check_features(made: Callable[[], Task], model: Tree, inputs: jax.ShapeDtype
     except InputError:
         raise
     except Exception as error:
-        raise made().no_head() from error
-    expected = jax.eval_shape(lambda *args: made().predict(*args), model, inputs)
+        raise make_task().no_head() from error
+    expected = jax.eval_shape(lambda *args: make_task().predict(*args), model, inputs)
     if logits.shape != expected.shape:
-        raise made().no_head()
+        raise make_task().no_head()

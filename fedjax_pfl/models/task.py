@@ -176,7 +176,7 @@ class Task:
 
         Its layers have the form for `platform`.
         """
-        with forms.made_for(self.platform, self.convolutions == "xla"):
+        with forms.for_platform(self.platform, self.convolutions == "xla"):
             return self._cast(fn, model, inputs, *rest)
 
     def _cast(self, fn: Callable[..., Any], model: Tree, inputs: jax.Array, *rest: Any) -> Any:
@@ -193,7 +193,7 @@ class Task:
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         """Return every sample's loss, [B], of the objective in the platform's form."""
-        with forms.made_for(self.platform):
+        with forms.for_platform(self.platform):
             return self.objective.losses(logits, labels)
 
     def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:

@@ -251,9 +251,9 @@ def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str,
         if layer not in pairs and same in ours and same not in pairs.values():
             pairs[layer] = same
     for kind in KINDS:
-        left = [name for name, leaves in theirs.items() if _kind_there(leaves) == kind]
+        left = [name for name, leaves in theirs.items() if _torch_kind(leaves) == kind]
         left = [name for name in left if name not in pairs]
-        free = [own for own, leaves in ours.items() if _kind_here(leaves) == kind]
+        free = [own for own, leaves in ours.items() if _leaf_kind(leaves) == kind]
         free = [own for own in free if own not in pairs.values()]
         if left and free and len(left) != len(free):
             raise InputError(
@@ -264,7 +264,7 @@ def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str,
     return {layer: pairs[layer] for layer in theirs}
 
 
-def _kind_there(leaves: Mapping[str, Any]) -> str:
+def _torch_kind(leaves: Mapping[str, Any]) -> str:
     if "weight_ih" in leaves:
         return "recurrent"
     if "running_mean" in leaves:
@@ -273,7 +273,7 @@ def _kind_there(leaves: Mapping[str, Any]) -> str:
     return ("other", "norm", "matrix")[axes] if axes < 3 else "conv"
 
 
-def _kind_here(leaves: Mapping[str, Any]) -> str:
+def _leaf_kind(leaves: Mapping[str, Any]) -> str:
     if "recurrent" in leaves:
         return "recurrent"
     if "kernel" in leaves:

@@ -138,13 +138,13 @@ def over(ids: Sequence[int]) -> str:
     return named(ids) if len(ids) < 5 else f"{len(ids)} clients"
 
 
-def grouped(said: Mapping[str, Sequence[str]]) -> list[str]:
+def grouped(remarks: Mapping[str, Sequence[str]]) -> list[str]:
     """Return lines "ROW, ROW: sentence."; sentences on all rows name no row."""
     rows: dict[str, list[str]] = {}
-    for row, sentences in said.items():
+    for row, sentences in remarks.items():
         for sentence in sentences:
             rows.setdefault(sentence, []).append(row)
     return [
-        f"{'All rows' if 1 < len(said) == len(names) else ', '.join(names)}: {sentence}."
+        f"{'All rows' if 1 < len(remarks) == len(names) else ', '.join(names)}: {sentence}."
         for sentence, names in rows.items()
     ]

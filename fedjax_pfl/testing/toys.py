@@ -212,17 +212,17 @@ def first_run(states: Tree) -> Tree:
     return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
 
 
-def assert_close(actual: Tree, wanted: Tree, what: str, tolerance: float = 1e-9) -> None:
+def assert_close(actual: Tree, desired: Tree, what: str, tolerance: float = 1e-9) -> None:
     """Assert that trees are equal up to `tolerance`, relative and absolute; 0 for equal bits."""
     leaves, structure = jax.tree.flatten(actual)
-    others = jax.tree.leaves(wanted)
+    others = jax.tree.leaves(desired)
     assert len(leaves) == len(others), f"{what}: {len(leaves)} leaves against {len(others)}"
-    wanted = jax.tree.unflatten(structure, others)  # a reference's may be dicts for structs
+    desired = jax.tree.unflatten(structure, others)  # a reference's may be dicts for structs
     if tolerance:
         options = {"rtol": tolerance, "atol": tolerance}
-        chex.assert_trees_all_close(actual, wanted, **options, custom_message=what)
+        chex.assert_trees_all_close(actual, desired, **options, custom_message=what)
     else:
-        chex.assert_trees_all_equal(actual, wanted, custom_message=what)
+        chex.assert_trees_all_equal(actual, desired, custom_message=what)
 
 
 def in_double_precision(fn: Callable[..., Any]) -> Callable[..., Any]:

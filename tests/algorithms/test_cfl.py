@@ -107,6 +107,10 @@ def test_splits_of_forged_updates(linkage, monkeypatch):
         return kind(case.federation, case.key, t, jnp.int32(4), cohort, **options)
 
     @jax.jit
+    def begun(chooser):
+        return chooser.init(context())
+
+    @jax.jit
     def advance(chooser, state, updates, mask, t):
         cohort = replace(case.cohort(0), mask=mask, complete=False)
         return chooser.round(context(Forged, t, cohort, updates=updates), state)[0]
@@ -146,7 +150,7 @@ def test_splits_of_forged_updates(linkage, monkeypatch):
             **traced | {"gamma_max": None if seed % 3 == 0 else traced["gamma_max"]},
         )
         chooser = algorithm(**static, **traced)
-        state = chooser.init(context())
+        state = begun(chooser)
         for t in range(4):
             updates = [unflat(move, like) for move in moves[t]]
             updates = jax.tree.map(lambda *leaves: np.stack(leaves), *updates)

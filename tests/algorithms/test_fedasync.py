@@ -1,6 +1,7 @@
 """FedAsync against its reference, with late clients, and in its limits."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +41,11 @@ VARIANTS = {
 }
 
 
-@over(LATE_PATTERNS, [("code-map", "tick"), ("paper-vmap", "hinge")], VARIANTS)
+QUICK = [("code-map", "tick"), ("paper-vmap", "hinge")]
+
+
+# test_the_originals_decays has the other decays too.
+@over(LATE_PATTERNS, QUICK, VARIANTS, again=("poly", "constant"))
 def test_fedasync(pattern, variant):
     settings, options = VARIANTS[variant]
     case = late_case(pattern)
@@ -66,12 +71,12 @@ def test_the_originals_decays(decay):
     here = jnp.array([True, True, True, True, False])
     cohort = replace(case.cohort(0), staleness=late, ids=ids)
     ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(9), cohort)
-    server = case.federation.initial_model(case.key)
-    apart = np.array([1.0, 3.0, -2.0, 5.0, 7.0])
-    uploads = jax.tree.map(lambda w: jax.vmap(lambda d: w + d)(jnp.asarray(apart)), server)
+    server, apart = {"params": case.initial()}, np.array([1.0, 3.0, -2.0, 5.0, 7.0])
+    uploads = jax.tree.map(lambda w: w + apart.reshape(-1, *[1] * w.ndim), server)
     options = {"mode": "original", "alpha": 0.6, "decay": decay, **ORIGINAL[decay]}
     turn = Turn(cohort, here, here, uploads, jnp.zeros(5))
-    found, parts = pfl.make_algorithm("fedasync", options).aggregate(ctx, turn, uploads, server)
+    aggregate = jax.jit(partial(pfl.make_algorithm("fedasync", options).aggregate, ctx, turn))
+    found, parts = aggregate(uploads, server)
     named = {"a": options.get("decay_rate", 0.5), "b": options.get("decay_start", 4.0)}
     moved = 0.0
     for k in (1, 3, 0, 2):  # in the order of their ids

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, over
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, over
 from tests.references import fedavg_ft
 
 
-@over(PATTERNS, QUICK)
+@over(PATTERNS, ["partial-map"])
 def test_fedavg_ft(pattern):
     case = Case(**PATTERNS[pattern] | {"scored": True})  # fine-tuned models are only scored
     tuning = replace(case.federation.schedule, epochs=2)

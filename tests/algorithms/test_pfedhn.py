@@ -205,10 +205,10 @@ def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
         noise = jax.random.normal(jax.random.key(1), (3,))
         private = jax.tree.map(lambda leaf: leaf + trees.expand_to(leaf, noise), state.private)
         state = replace(state, private=private)
-        return state, algorithm.personalize(ctx, state, context(new))
+        return state, algorithm.personalize(ctx, state, context(new)), ctx.initial_model()
 
-    state, found = personalized()
-    psi, like = written(state.psi), {"hidden": ctx.initial_model()["params"]["hidden"]}
+    state, found, initial = jax.device_get(personalized())
+    psi, like = written(state.psi), {"hidden": initial["params"]["hidden"]}
     x, y = np.asarray(new.data.samples, np.float64), np.asarray(new.data.labels)
     key = keys.of_round(ctx.key, "personalize", 1)
     split = jax.tree.map(np.asarray, new.data.train)

@@ -50,7 +50,7 @@ def own_heads():
 
 def test_it_is_fedper(own_heads):
     with jax.enable_x64(True):
-        federation = toy_federation(participation=0.6)
+        federation = toy_federation(participation=0.6, validation_size=0)
         ours, records = run_rounds(own_heads, federation)
         theirs, wanted = run_rounds(pfl.make_algorithm("fedper"), federation)
     assert_close(ours[-1].server, theirs[-1].server, "server", 1e-12)

@@ -105,6 +105,7 @@ def test_predictions_that_cannot_be_made(two_rates):
             two_rates.predict(0, x, **more)
     with pytest.raises(InputError, match="has no models, as it was read from files"):
         replace(two_rates, final=None).predict(0, x)
-    one = pfl.simulate(pfl.make_algorithm("waffle", {"alice": 1}), toy_federation(), 1)
+    federation = toy_federation(test_sizes=(0,) * 5, validation_size=0)  # a smaller program
+    one = pfl.simulate(pfl.make_algorithm("waffle", {"alice": 1}), federation, 1)
     with pytest.raises(InputError, match=r"waffle makes no model for client 0; it has .*\[1\]"):
         one.predict(0, x)

@@ -9,10 +9,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare
-from experiments.figures.choice import Choice, choice_of
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
-from experiments.figures.scores import chosen_clients, who
+from experiments.figures.scores import Choice, choice_of, chosen_clients, who
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 

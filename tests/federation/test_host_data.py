@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.execution import combining
+from fedjax_pfl.execution import host_rows
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.federation import data_sharding, process_local_data
 from fedjax_pfl.federation.data_sharding import distribute, on_mesh
@@ -28,7 +28,7 @@ def test_a_cohorts_samples_are_its_own():
             )
             jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
     with pytest.raises(trees.RowsNotOnDevice):
-        replace(cut, there=jnp.array([0, 3])).check_there(jnp.array([0, 3]))
+        replace(cut, device_rows=jnp.array([0, 3])).require_rows(jnp.array([0, 3]))
 
 
 def same_samples(cut, data, rows):
@@ -46,11 +46,11 @@ def test_a_process_keeps_its_own_clients_samples(monkeypatch):
     """Of a cohort each of two gives its own clients', zeros for others, and together all."""
     made = toy_federation(dtype="float32", client_state="host", validation_size=1)
     data, rows, given = made.data, np.array([4, 0, 3]), []
-    monkeypatch.setattr(combining, "count", lambda: 2)
+    monkeypatch.setattr(host_rows, "count", lambda: 2)
     for module in (process_local_data, data_sharding):
         monkeypatch.setattr(module, "several", lambda: True)
     for number in range(2):
-        monkeypatch.setattr(combining, "index", lambda number=number: number)
+        monkeypatch.setattr(host_rows, "index", lambda number=number: number)
         held = distribute(made).data
         assert held.own.tolist() == [[1, 1, 1, 0, 0], [0, 0, 0, 1, 1]][number]
         assert len(held.samples) < len(data.samples)

@@ -194,7 +194,8 @@ def test_training_is_that_of_leaves_that_do_not_move():
 
 
 def test_they_are_kept_once_for_each_seed():
-    result = pfl.simulate(pfl.make_algorithm("local"), federation(freeze="fc_0"), 1, seeds=(0, 5))
+    frozen = federation(freeze="fc_0", test_sizes=(0,) * 5)
+    result = pfl.simulate(pfl.make_algorithm("local"), frozen, 1, seeds=(0, 5))
     backbone = result.final.backbone()
     for k, seed in enumerate((0, 5)):
         whole = initial(federation(), seed)["fc_0"]

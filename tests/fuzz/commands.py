@@ -183,7 +183,7 @@ PLAN = {(targets, "check_installed"): None, (plan, "plan"): planned,
         (targets.Target, "devices"): lambda self: jax.local_devices()[:1]}  # fmt: skip
 MEASURED = {
     (benchmark, "_measure"): {},
-    (benchmark, "_apart"): {},
+    (benchmark, "_in_processes"): {},
     (benchmark, "atomic_write"): checked,
 }
 COMMANDS = (

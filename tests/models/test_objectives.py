@@ -23,7 +23,7 @@ def test_a_tpu_picks_the_label_without_a_gather(name, lead):
 
     found, texts = {}, {}
     for platform in ("cpu", "tpu"):
-        with forms.made_for(platform):
+        with forms.for_platform(platform):
             graded = jax.jit(jax.value_and_grad(lambda logits: loss(logits)))
             texts[platform] = str(jax.make_jaxpr(graded)(logits))
             found[platform] = graded(logits)

@@ -11,7 +11,7 @@ from fedjax_pfl.testing.toys import toy_federation
 
 @cache
 def result():
-    federation = toy_federation(dtype="float32", participation=0.6)
+    federation = toy_federation(dtype="float32", participation=0.6, validation_size=0)
     settings = {"learning_rate": (0.1, 0.3)}
     algorithm = pfl.make_algorithm("feddwa")
     return pfl.simulate(algorithm, federation, 3, seeds=(0, 4), settings=settings, eval_every=2)
@@ -48,7 +48,7 @@ def test_a_notebook_shows_the_table():
     text = result()._repr_html_()
     assert text.startswith("<p>feddwa: ") and text.index("<table") < text.index("With 2 seeds")
     assert "<table" in text and "feddwa: " in text and "learning_rate=0.1" in text
-    federation = toy_federation(dtype="float32", test_sizes=(0,) * 5)
+    federation = toy_federation(dtype="float32", test_sizes=(0,) * 5, validation_size=0)
     silent = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
     assert silent._repr_html_().startswith("<p>Result(local")
 

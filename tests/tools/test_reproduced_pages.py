@@ -112,6 +112,6 @@ def test_superseded_rows_are_listed_with_costs_and_command(tmp_path, monkeypatch
     rep, me, command = capsys.readouterr().out.splitlines()
     assert me == "pfedla-1-medium: pFedMe: 1 runs, over 0.5 hours on two cores"
     assert rep.startswith("pfedla-1-medium: FedRep: 8 runs, over 3.5 hours on two cores, 1 of them")
-    assert command.endswith(f"--scale=medium --rows=pfedme,fedrep --kept={tmp_path}")
+    assert command.endswith(f"--scale=medium --rows=pfedme,fedrep --saved_cells={tmp_path}")
     assert "--rounds=40" in asked[0] and len(asked) == 9
     assert {path: path.read_text() for path in tmp_path.iterdir()} == before

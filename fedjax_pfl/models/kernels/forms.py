@@ -25,7 +25,7 @@ _counted = jax.make_user_context(False)
 
 
 @contextmanager
-def made_for(platform: str | None, by_xla: bool = False) -> Iterator[None]:
+def for_platform(platform: str | None, by_xla: bool = False) -> Iterator[None]:
     """Context in which networks are traced in the form for a platform, a key of `FORMS`.
 
     Args:

@@ -88,7 +88,7 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     assert run.main([*words, "--algorithms=local"]) == 0
     path = tmp_path / "out/run.json"
     record = json.loads(path.read_text())
-    assert record[provenance.MADE_WITH] == [provenance.made_with()]
+    assert record[provenance.MADE_WITH] == [provenance.versions()]
     record[provenance.MADE_WITH][0]["jax"] = "0.0.1"
     path.write_text(json.dumps(record | {run_folder.DIGEST: run_folder.digest_of(record)}))
     capsys.readouterr()
@@ -96,9 +96,9 @@ def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     text = capsys.readouterr().err
     assert "warning: " in text and "jax was '0.0.1' and is " in text
     states = json.loads(path.read_text())[provenance.MADE_WITH]
-    assert [one["jax"] for one in states] == ["0.0.1", provenance.made_with()["jax"]]
+    assert [one["jax"] for one in states] == ["0.0.1", provenance.versions()["jax"]]
     config = json.loads((tmp_path / "out/fedavg/config.json").read_text())
-    assert provenance.made_with().items() <= config["versions"].items()
+    assert provenance.versions().items() <= config["versions"].items()
     assert run.main([*words, "--algorithms=local,fedavg", "--num_seeds=2"]) == 0
     assert "warning" not in capsys.readouterr().err
     assert algorithm_folders.PARTS in json.loads(path.read_text())
@@ -118,7 +118,7 @@ def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):
 
 
 def test_pooled_runs_of_other_code_are_noted():
-    now = provenance.made_with()
+    now = provenance.versions()
     runs = [
         SimpleNamespace(folder=name, config={"versions": now | {"jaxlib": version}})
         for name, version in (("a", "1"), ("b", "1"), ("c", "2"))

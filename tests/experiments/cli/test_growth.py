@@ -166,7 +166,7 @@ def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
         (tmp_path / name).write_text("{}")
     for name in ("tensorboard", "fedavg"):
         (tmp_path / name).mkdir()
-    run_folder.set_aside(tmp_path, way, flags_of())
+    run_folder.move_to_earlier(tmp_path, way, flags_of())
     here = {path.name for path in tmp_path.iterdir()}
     assert here & {"tracking.json", "tensorboard"} == (
         {"tracking.json", "tensorboard"} if way == "num_seeds" else set()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.figures import accuracy
-from experiments.outputs import looks
+from experiments.outputs import line_styles
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
@@ -158,8 +158,8 @@ def test_bars_have_intervals_over_seeds(found):
 
 def test_points_have_different_colours_as_far_as_there_are_any():
     count = len(plots.COLOURS)
-    assert looks.apart([0, 1, count]) == [0, 1, 2]
-    assert looks.apart([count + 3, 3]) == [count + 3, 0]
-    assert looks.apart([3, 4]) == [3, 4]
-    many = looks.apart(list(range(count + 2)))
+    assert line_styles.distinct_colors([0, 1, count]) == [0, 1, 2]
+    assert line_styles.distinct_colors([count + 3, 3]) == [count + 3, 0]
+    assert line_styles.distinct_colors([3, 4]) == [3, 4]
+    many = line_styles.distinct_colors(list(range(count + 2)))
     assert many == list(range(count + 2))

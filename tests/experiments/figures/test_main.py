@@ -191,11 +191,11 @@ def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
 def test_an_algorithm_has_one_style_everywhere(folder):
     from experiments.figures import accuracy, comparison
     from experiments.figures.loading import find
-    from experiments.outputs import looks
+    from experiments.outputs import line_styles
 
     runs = find([str(folder / "main")])
     for some in (runs, runs[::-1], runs[1:3]):
-        wanted = [plots.style(looks.number(run.algorithm))["color"] for run in some]
+        wanted = [plots.style(line_styles.number(run.algorithm))["color"] for run in some]
         axes = accuracy.of_models(some, models="personalized", by="model").figure.axes[0]
         assert [line.get_color() for line in axes.get_lines()] == wanted
         axes = accuracy.by_client(some).figure.axes[0]
@@ -205,12 +205,18 @@ def test_an_algorithm_has_one_style_everywhere(folder):
         for draw in (accuracy.by_round, comparison.by_cost):
             lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
             for run in some:
-                wanted = plots.style(looks.number(run.algorithm))
+                wanted = plots.style(line_styles.number(run.algorithm))
                 assert lines[run.algorithm].get_color() == wanted["color"]
-    assert len({looks.number(name) for name in pfl.core.ALGORITHMS}) == len(pfl.core.ALGORITHMS)
-    assert looks.number("mine") == looks.number("mine") >= len(pfl.core.ALGORITHMS)
-    assert looks.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
-    assert looks.of_models(["global", "mine", "personalized"]) == [1, len(looks.MODELS), 0]
+    assert len({line_styles.number(name) for name in pfl.core.ALGORITHMS}) == len(
+        pfl.core.ALGORITHMS
+    )
+    assert line_styles.number("mine") == line_styles.number("mine") >= len(pfl.core.ALGORITHMS)
+    assert line_styles.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
+    assert line_styles.of_models(["global", "mine", "personalized"]) == [
+        1,
+        len(line_styles.MODELS),
+        0,
+    ]
 
 
 def test_a_picture_of_one_point_is_refused(folder, tmp_path, monkeypatch, capsys):

@@ -138,7 +138,9 @@ def test_costs_at_full_scale():
 def settings_held(words):
     """Training samples of each client of a preset, as docs/settings.md counts them."""
     args = flags.parse(["run", *words])
-    return full_cost.held(data_flags.make_partition(args, settings_table.stand_in(args.dataset)))
+    return full_cost.train_sizes(
+        data_flags.make_partition(args, settings_table.stand_in(args.dataset))
+    )
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):

@@ -54,7 +54,7 @@ class Counted:
 
 
 def call(folder, output, *words):
-    own = ["--table=mine/1", f"--tables={folder / 'tables'}", f"--kept={folder / 'kept'}"]
+    own = ["--table=mine/1", f"--tables={folder / 'tables'}", f"--saved_cells={folder / 'kept'}"]
     return reproduce.main(["reproduce", *own, f"--output_dir={folder / output}", *words])
 
 

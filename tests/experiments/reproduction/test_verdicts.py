@@ -63,7 +63,7 @@ paper = [30, nan, nan]
 
 [[explain]]
 by = "rate"
-says = "it is not stated"
+text = "it is not stated"
 rows = ["b"]
 """
 
@@ -166,8 +166,8 @@ def test_a_scale_says_what_it_changes(made):
 
 def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     """Two means are apart by more than both halves; one seed has no interval at all."""
-    assert cells.told_apart([50.0, 54.0, 53.0], [2.0, 1.0, 1.0]) == (1, 3)
-    assert cells.told_apart([50.0], [1.0]) == (0, 0)
+    assert cells.separated_pairs([50.0, 54.0, 53.0], [2.0, 1.0, 1.0]) == (1, 3)
+    assert cells.separated_pairs([50.0], [1.0]) == (0, 0)
     accuracy = made.verdicts["accuracy"]  # A and B, equal in both seeds; not A's client
     assert (accuracy["apart"], accuracy["pairs"]) == (1, 1)
     assert (made.verdict["apart"], made.verdict["pairs"]) == (1, 2)  # seconds are of one run
@@ -253,7 +253,7 @@ def test_files(made, tmp_path):
         ("times = 2", 'small = ["--rounds=3"]', "differ in runs of one preset"),
         ('algorithm = "local"', 'algorithm = "local"\nflags = ["--rounds={r}"]', "no value 'r'"),
         ('rows = ["b"]', 'rows = ["z"]', "'rate' explains cells of ['z']"),
-        ('score = "final"', 'score = "final"\nreading.new.says = ""', "a reading must be one of"),
+        ('score = "final"', 'score = "final"\nreading.new.text = ""', "a reading must be one of"),
     ],
 )
 def test_damaged_tables(folder, before, after, said):

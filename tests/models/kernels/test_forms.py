@@ -115,7 +115,7 @@ def test_the_task_decides_and_jit_knows_it():
     # A layer's jitted function that both call is traced for each.
     pool = jax.jit(layers.max_pool)
     for name, there in (("cpu", False), ("tpu", True), ("cpu", False)):
-        with forms.made_for(name):
+        with forms.for_platform(name):
             assert ("reduce_window" in operations(pool, x)) == there
 
 

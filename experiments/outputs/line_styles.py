@@ -1,4 +1,4 @@
-"""The style of a line, by its number: one for each algorithm, the same in all pictures."""
+"""Line styles by number, one for each algorithm, the same in all pictures."""
 
 import itertools
 import zlib
@@ -12,7 +12,7 @@ MODELS = ("personalized", "global", "adapted", "trained")  # names that several 
 
 
 def number(algorithm: str) -> int:
-    """The number of its style (`plots.style`).
+    """Return the number of its style (`plots.style`).
 
     Algorithms of this package all differ. A registered one has a number beyond theirs, made of
     its name, so that it moves nobody else's.
@@ -29,15 +29,14 @@ def number(algorithm: str) -> int:
 
 
 def numbers(algorithms: Sequence[str]) -> list[int]:
-    """Of each line: the algorithm's; where one has several lines, the first of them has its own
-    and the others the first that no line here has."""
+    """Return the style of each line: the algorithm's for its first line, unused ones for others."""
     own = [number(name) for name in algorithms]
     free = (k for k in itertools.count() if k not in own)
     return [k if k not in own[:i] else next(free) for i, k in enumerate(own)]
 
 
-def apart(styles: Sequence[int]) -> list[int]:
-    """Styles with different colours, for pictures without lines: as many as there are colours.
+def distinct_colors(styles: Sequence[int]) -> list[int]:
+    """Return styles with distinct colours, for pictures without lines.
 
     Of those that share a colour the first keeps its own.
     """
@@ -52,6 +51,6 @@ def apart(styles: Sequence[int]) -> list[int]:
 
 
 def of_models(models: Sequence[str]) -> list[int]:
-    """Of each line for a model of a run, such as "global": the same in all pictures."""
+    """Return each line's style for a model of a run, such as "global"."""
     known = [*MODELS, *sorted(set(models) - set(MODELS))]
     return [known.index(name) for name in models]

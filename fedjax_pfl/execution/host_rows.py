@@ -35,8 +35,8 @@ def combined(leaves: Sequence[np.ndarray], mesh: Mesh, *lead: str | None) -> lis
     by_process = _by_process(all_devices())
     width = by_process.shape[SLOT]
     rows = tuple((leaf.shape[1], np.dtype(leaf.dtype)) for leaf in leaves)
-    given = [_given(_bits(leaf), by_process, width) for leaf in leaves]
-    return _added(given, rows=rows, mesh=mesh, lead=lead)
+    gathered = [_gathered(_bits(leaf), by_process, width) for leaf in leaves]
+    return _added(gathered, rows=rows, mesh=mesh, lead=lead)
 
 
 def on_hosts(leaves: Sequence[jax.Array]) -> list[np.ndarray]:
@@ -58,7 +58,7 @@ def _whole(dtype: Any) -> np.dtype:
     return np.dtype(f"u{np.dtype(dtype).itemsize}")
 
 
-def _given(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
+def _gathered(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
     """Gather all processes' rows, [processes, R, K, ...]; K is padded to a multiple of `width`."""
     more = -bits.shape[1] % width
     if more:
@@ -74,12 +74,12 @@ def _given(bits: np.ndarray, mesh: Mesh, width: int) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("rows", "mesh", "lead"))
 def _added(
-    given: list[jax.Array], rows: tuple[tuple[int, np.dtype], ...], mesh: Mesh, lead: tuple
+    gathered: list[jax.Array], rows: tuple[tuple[int, np.dtype], ...], mesh: Mesh, lead: tuple
 ) -> list[jax.Array]:
     def one(parts: jax.Array, length: int, dtype: np.dtype) -> jax.Array:
         whole = jnp.sum(parts, axis=0, dtype=parts.dtype)[:, :length]
         boolean = dtype == np.bool_
         return whole != 0 if boolean else lax.bitcast_convert_type(whole, dtype)
 
-    whole = [one(parts, *kind) for parts, kind in zip(given, rows, strict=True)]
+    whole = [one(parts, *kind) for parts, kind in zip(gathered, rows, strict=True)]
     return place(whole, mesh, *lead)
