@@ -103,9 +103,7 @@ class Schedule:
     def expected_batch(self, size: Count) -> Count:
         """Return the expected number of samples of a minibatch (int or traced)."""
         most = -(-size // self.batches_per_step)
-        if isinstance(size, int | np.ndarray):
-            return np.minimum(self.batch_size, most)
-        return jnp.minimum(self.batch_size, most)
+        return most - (most - self.batch_size) * (most > self.batch_size)
 
     def slots(self, capacity: int) -> int:
         """Return the length of a minibatch's arrays, for clients with at most `capacity` samples.

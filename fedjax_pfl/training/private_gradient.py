@@ -80,6 +80,7 @@ def private_gradient(
     call = 0 if client.calls is None else next(client.calls)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, number), call)
     noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), moves)
+    assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)
     count = jnp.maximum(jnp.sum(batch.valid), 1)
     gradient = jax.tree.map(lambda leaf: leaf / expected.astype(leaf.dtype), noisy)

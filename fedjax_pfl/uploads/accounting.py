@@ -133,7 +133,7 @@ def _noise_for(
         low, high = low / 2, low
     z = high
     if low >= LEAST_NOISE:
-        log_z = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
+        log_z: Any = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
         z = float(np.float32(math.exp(log_z)))
     while excess(z) > 0:
         z = float(np.float32(z * (1 + 5e-5)))  # as programs hold it
