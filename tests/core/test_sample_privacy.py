@@ -177,6 +177,20 @@ def test_without_noise_and_clip_it_is_training_without_privacy():
     assert_close(states_of(algorithm, federation, 2)[-1], plain, "state", 1e-9)
 
 
+def test_new_clients_have_noise_of_their_own():
+    federation = toy_federation(**PRIVATE, dp_noise=1.0)
+    algorithm = make("fedavg")
+    final = pfl.simulate(algorithm, federation, 1).final
+    noisy, again = (final.personalize(federation) for _ in range(2))
+    assert_close(noisy, again, "the same key", 0)
+    plain = final.personalize(toy_federation(validation_size=0))
+    assert not np.allclose(*(jax.tree.leaves(models)[0] for models in (noisy, plain)))
+    federation = toy_federation(**PRIVATE, dp_epsilon=1.0)
+    final = pfl.simulate(algorithm, federation, 1).final
+    with pytest.raises(pfl.InputError, match="take dp_noise, which new clients have too"):
+        final.personalize(federation)
+
+
 # ------------------------------------------------------------------ accounting
 
 
