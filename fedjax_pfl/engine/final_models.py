@@ -108,7 +108,8 @@ class Final:
             computed for the clients of the simulation from a `dp_epsilon`.
         """
         program = self.program
-        if new_clients.privacy is not None and np.ndim(program.runs.numbers.get("dp_noise")) == 2:
+        noise = program.runs.numbers.get("dp_noise", 0.0)
+        if new_clients.privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
             raise InputError(
                 "The noise of dp_epsilon was computed for the clients of the simulation: take "
                 "dp_noise, which new clients have too."

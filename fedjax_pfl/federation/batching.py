@@ -175,7 +175,7 @@ class Schedule:
 
 
 def _lots(key: Key, epoch: Scalar | int, capacity: int) -> jax.Array:
-    """The random numbers by which a client's samples are ordered, uint32 [capacity]."""
+    """Return the random numbers by which a client's samples are ordered, uint32 [capacity]."""
     return jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
 
 

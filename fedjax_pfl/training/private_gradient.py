@@ -111,7 +111,7 @@ def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key
 
 
 def _trained(gradient: Tree, moves: Tree | None) -> Tree:
-    """The gradient with zeros for leaves that are not trained."""
+    """Return the gradient with zeros for leaves that are not trained."""
     if moves is None:
         return gradient
     return jax.tree.map(lambda on, g: g if on else jnp.zeros_like(g), moves, gradient)

@@ -80,12 +80,12 @@ def noise_for(
 def noise_for_each(
     target: float, delta: float, clients: Sequence[Sequence[Release]], accountant: str = "pld"
 ) -> list[float]:
-    """The least factors on the noise multipliers of each client's releases, see `noise_for`."""
+    """Return the least factors on the noise multipliers of each client's releases, see `noise_for`."""
     return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
 
 
 def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int) -> list[Release]:
-    """What one client released in training with noisy gradients.
+    """Return what one client released in training with noisy gradients.
 
     Several gradients on one minibatch cost as much as one with less noise: k with a multiplier of
     z are one with z / sqrt(k).
