@@ -80,7 +80,7 @@ def noise_for(
 def noise_for_each(
     target: float, delta: float, clients: Sequence[Sequence[Release]], accountant: str = "pld"
 ) -> list[float]:
-    """Return the least factors on the noise multipliers of each client's releases, see `noise_for`."""
+    """Return the least factors on the noise of each client's releases, see `noise_for`."""
     return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
 
 

@@ -42,7 +42,7 @@ REFUSED = {
     ("fedrod", ()): "the class counts of its loss",
     ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",
     ("feddwa", (("guidance", "full_gradient"),)): "the gradient over all samples",
-    ("waffle", (("everyone", True),)): "a model for each Alice with the same noise",
+    ("waffle", (("everyone", True),)): "draws the same noise for each Alice",
     ("fedfomo", ()): "fedfomo uses validation samples without noise",
     ("l2c", ()): "l2c uses validation samples without noise",
     ("fedbn", ()): "batch statistics",
