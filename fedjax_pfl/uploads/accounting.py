@@ -104,7 +104,7 @@ def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int)
     ]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)
 def _noise_for(
     target: float, delta: float, releases: tuple[Release, ...], accountant: str
 ) -> float:
@@ -151,7 +151,7 @@ def _merged(releases: Iterable[Release]) -> list[Release]:
     return [Release(z, n, q, cut) for (z, q, cut), n in counts.items() if n and q]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)
 def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> float:
     if not releases:
         return 0.0

@@ -108,8 +108,8 @@ COVERED = {
     if (name, ()) not in REFUSED or name == "cwfedavg"
 }
 COVERED["sfl"] = {"graph": "neighbours"}
-# Algorithms that compute several gradients with one key, or train several times.
-SEVERAL = ("apfl", "ditto", "pfedme", "perfedavg", "spfl", "fedrep", "mrmtl")
+# Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
+QUICK = ("apfl", "ditto", "spfl")
 
 
 def key_words(monkeypatch):
@@ -132,7 +132,7 @@ def key_words(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in SEVERAL else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
 )
 def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     """With equal keys the difference of two gradients has no noise."""
