@@ -104,9 +104,16 @@ class Final:
         """Return models of clients that never took part, leaves [runs, K, ...].
 
         Raises:
-          InputError: the algorithm uses validation samples, and they have none.
+          InputError: the algorithm uses validation samples, and they have none; or noise was
+            computed for the clients of the simulation from a `dp_epsilon`.
         """
         program = self.program
+        noise = program.runs.numbers.get("dp_noise", 0.0)
+        if new_clients.privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
+            raise InputError(
+                "The noise of dp_epsilon was computed for the clients of the simulation: take "
+                "dp_noise, which new clients have too."
+            )
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)

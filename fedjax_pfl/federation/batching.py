@@ -103,9 +103,7 @@ class Schedule:
     def expected_batch(self, size: Count) -> Count:
         """Return the expected number of samples of a minibatch (int or traced)."""
         most = -(-size // self.batches_per_step)
-        if isinstance(size, int | np.ndarray):
-            return np.minimum(self.batch_size, most)
-        return jnp.minimum(self.batch_size, most)
+        return most - (most - self.batch_size) * (most > self.batch_size)
 
     def slots(self, capacity: int) -> int:
         """Return the length of a minibatch's arrays, for clients with at most `capacity` samples.
@@ -177,7 +175,7 @@ class Schedule:
 
 
 def _lots(key: Key, epoch: Scalar | int, capacity: int) -> jax.Array:
-    """The random numbers by which a client's samples are ordered, uint32 [capacity]."""
+    """Return the random numbers by which a client's samples are ordered, uint32 [capacity]."""
     return jax.random.bits(jax.random.fold_in(key, epoch), (capacity,), jnp.uint32)
 
 

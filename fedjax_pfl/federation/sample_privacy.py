@@ -33,7 +33,7 @@ class SamplePrivacy:
     unit = "sample"
 
     def noise_of(self, client: Client) -> Scalar:
-        """The noise multiplier of one client.
+        """Return the noise multiplier of one client.
 
         Raises:
           InputError: it is not computed yet.

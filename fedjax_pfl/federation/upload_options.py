@@ -73,7 +73,8 @@ class PrivacyOptions(Group):
         """The clipping and noise of local gradients; noise of an epsilon is computed later."""
         if self.dp != "sample":
             return None
-        clip, noise = (np.asarray(x, dtype) for x in (self.dp_clip, self.dp_noise))
+        clip: Any = np.asarray(self.dp_clip, dtype)
+        noise = np.asarray(self.dp_noise, dtype)
         epsilon, public = self.dp_epsilon, self.dp_public_validation
         noise = noise if epsilon is None else None
         return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)

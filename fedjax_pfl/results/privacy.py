@@ -33,7 +33,7 @@ class Spent(NamedTuple):
 
 
 def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
-    """The epsilon of each client in each run of one setting, [S, N].
+    """Return the epsilon of each client in each run of one setting, [S, N].
 
     Scores and losses of the simulation are diagnostics and are not counted; personal models are
     outputs, with one adaptation of the final one.
@@ -71,7 +71,7 @@ def _of_clients(result: "Result", plan: dict[str, Any], setting: int) -> np.ndar
 
 
 def spent(result: "Result", setting: int = 0) -> Spent:
-    """The guarantee of one setting of a result with differential privacy."""
+    """Return the guarantee of one setting of a result with differential privacy."""
     plan = result.privacy
     assert plan is not None
     most = float(epsilons(result, setting).max())
@@ -79,5 +79,5 @@ def spent(result: "Result", setting: int = 0) -> Spent:
 
 
 def remarks(result: "Result", setting: int = 0) -> list[str]:
-    """The guarantee as a sentence on a row of a table; [] without differential privacy."""
+    """Return the guarantee as a sentence on a row of a table; [] without differential privacy."""
     return [] if result.privacy is None else [str(spent(result, setting))]

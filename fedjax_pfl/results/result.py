@@ -165,7 +165,7 @@ class Result(Scored, Costs):
         }
 
     def epsilons(self, setting: int = 0) -> np.ndarray:
-        """The epsilon that each client spent in each run, [S, N], see `results.privacy`.
+        """Return the epsilon that each client spent in each run, [S, N], see `results.privacy`.
 
         Raises:
           InputError: no differential privacy, or dp-accounting is not installed.

@@ -154,7 +154,8 @@ class LocalStep:
             moves=self._moving(model),
             platform=federation.task.platform,
         )
-        return LossAndGradient(loss, gradient, {}, rng)
+        unchanged = {name: tree for name, tree in model.items() if name != "params"}
+        return LossAndGradient(loss, gradient, unchanged, rng)
 
     def _loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client

@@ -80,6 +80,7 @@ def private_gradient(
     call = 0 if client.calls is None else next(client.calls)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, number), call)
     noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), moves)
+    assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)
     count = jnp.maximum(jnp.sum(batch.valid), 1)
     gradient = jax.tree.map(lambda leaf: leaf / expected.astype(leaf.dtype), noisy)
@@ -110,7 +111,7 @@ def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key
 
 
 def _trained(gradient: Tree, moves: Tree | None) -> Tree:
-    """The gradient with zeros for leaves that are not trained."""
+    """Return the gradient with zeros for leaves that are not trained."""
     if moves is None:
         return gradient
     return jax.tree.map(lambda on, g: g if on else jnp.zeros_like(g), moves, gradient)

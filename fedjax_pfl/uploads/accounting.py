@@ -80,12 +80,12 @@ def noise_for(
 def noise_for_each(
     target: float, delta: float, clients: Sequence[Sequence[Release]], accountant: str = "pld"
 ) -> list[float]:
-    """The least factors on the noise multipliers of each client's releases, see `noise_for`."""
+    """Return the least factors on the noise of each client's releases, see `noise_for`."""
     return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
 
 
 def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int) -> list[Release]:
-    """What one client released in training with noisy gradients.
+    """Return what one client released in training with noisy gradients.
 
     Several gradients on one minibatch cost as much as one with less noise: k with a multiplier of
     z are one with z / sqrt(k).
@@ -104,7 +104,7 @@ def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int)
     ]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)
 def _noise_for(
     target: float, delta: float, releases: tuple[Release, ...], accountant: str
 ) -> float:
@@ -133,7 +133,7 @@ def _noise_for(
         low, high = low / 2, low
     z = high
     if low >= LEAST_NOISE:
-        log_z = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
+        log_z: Any = brentq(lambda x: uncut(math.exp(x)), math.log(low), math.log(high), xtol=5e-5)
         z = float(np.float32(math.exp(log_z)))
     while excess(z) > 0:
         z = float(np.float32(z * (1 + 5e-5)))  # as programs hold it
@@ -151,7 +151,7 @@ def _merged(releases: Iterable[Release]) -> list[Release]:
     return [Release(z, n, q, cut) for (z, q, cut), n in counts.items() if n and q]
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=2**16)
 def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> float:
     if not releases:
         return 0.0

@@ -42,7 +42,7 @@ REFUSED = {
     ("fedrod", ()): "the class counts of its loss",
     ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",
     ("feddwa", (("guidance", "full_gradient"),)): "the gradient over all samples",
-    ("waffle", (("everyone", True),)): "a model for each Alice with the same noise",
+    ("waffle", (("everyone", True),)): "draws the same noise for each Alice",
     ("fedfomo", ()): "fedfomo uses validation samples without noise",
     ("l2c", ()): "l2c uses validation samples without noise",
     ("fedbn", ()): "batch statistics",
@@ -108,8 +108,8 @@ COVERED = {
     if (name, ()) not in REFUSED or name == "cwfedavg"
 }
 COVERED["sfl"] = {"graph": "neighbours"}
-# Algorithms that compute several gradients with one key, or train several times.
-SEVERAL = ("apfl", "ditto", "pfedme", "perfedavg", "spfl", "fedrep", "mrmtl")
+# Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
+QUICK = ("apfl", "ditto", "spfl")
 
 
 def key_words(monkeypatch):
@@ -132,7 +132,7 @@ def key_words(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    [name if name in SEVERAL else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
 )
 def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     """With equal keys the difference of two gradients has no noise."""
@@ -175,6 +175,20 @@ def test_without_noise_and_clip_it_is_training_without_privacy():
     plain = states_of(algorithm, toy_federation(**options), 2)[-1]
     federation = toy_federation(**options, dp="sample", dp_clip=1e9)
     assert_close(states_of(algorithm, federation, 2)[-1], plain, "state", 1e-9)
+
+
+def test_new_clients_have_noise_of_their_own():
+    federation = toy_federation(**PRIVATE, dp_noise=1.0)
+    algorithm = make("fedavg")
+    final = pfl.simulate(algorithm, federation, 1).final
+    noisy, again = (final.personalize(federation) for _ in range(2))
+    assert_close(noisy, again, "the same key", 0)
+    plain = final.personalize(toy_federation(validation_size=0))
+    assert not np.allclose(*(jax.tree.leaves(models)[0] for models in (noisy, plain)))
+    federation = toy_federation(**PRIVATE, dp_epsilon=1.0)
+    final = pfl.simulate(algorithm, federation, 1).final
+    with pytest.raises(pfl.InputError, match="take dp_noise, which new clients have too"):
+        final.personalize(federation)
 
 
 # ------------------------------------------------------------------ accounting

@@ -34,6 +34,7 @@ from tests.references import (
     l2c,
     lga,
     moon,
+    mrmtl,
     perfedavg,
     perfedavg_spfl,
     pfedla,
@@ -119,6 +120,9 @@ LIMITS = {
     "ditto-global": (
         lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.7),
         "global", fedavg_of,
+    ),
+    "mrmtl-no-pull": (
+        lambda s: mrmtl.run(**s, pull=0.0), "personalized", local_of,
     ),
     "ditto-no-pull": (
         lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.0), "personalized",

@@ -236,3 +236,16 @@ def test_refusals():
     with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):
         federation(participation=0.6)
     assert federation("shuffled", participation=0.6).participation.cohort_size == 3
+
+
+def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
+    @jax.jit
+    def gradients(fed):
+        zero = jnp.int32(0)
+        ctx = pfl.core.Context(fed, jax.random.key(0), zero, zero + 1, None)
+        models = ctx.replicate(fed.initial_model(jax.random.key(0)))
+        return ctx.full_gradient(models, ctx.everyone())[0]
+
+    wanted = gradients(federation("shuffled"))
+    for order in ("fresh", "poisson"):
+        assert_close(gradients(federation(order)), wanted, order)
