@@ -29,10 +29,18 @@ class Aggregator:
     f: int = 0
     for_matrices = False
 
+    def needed(self) -> int:
+        """Return the least number of uploads in a round: 2f + 1."""
+        return 2 * self.f + 1
+
     def validate(self, members: int) -> None:
-        """Raises `InputError` where a round of so many members can't tolerate f attackers."""
-        allowed = f"below half of the {members} members of a round"
-        require(self.f >= 0 and 2 * self.f < members, "f of the aggregator", self.f, allowed)
+        """Raise `InputError` if rounds of so many members can't tolerate f attackers."""
+        fits = self.f >= 0 and members >= self.needed()
+        rule = type(self).__name__
+        allowed = (
+            f"small enough for the {members} members of a round ({rule} needs {self.needed()})"
+        )
+        require(fits, "f of the aggregator", self.f, allowed)
 
     def coefficients(self, gram: Matrix, weights: PerMember, mask: Mask, key: Key) -> PerMember:
         """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
@@ -51,14 +59,15 @@ class Aggregator:
     def __call__(self, weights: PerMember, uploads: Stack, onto: Tree, key: Key):
         """Return (the new model, the coefficients of the updates or None).
 
-        With fewer than 2f + 1 uploads the model is `onto`.
+        Uploads whose squared norm is not finite are left out. With fewer than `needed` others the
+        model is `onto`.
         """
-        mask = weights > 0
-        enough = jnp.sum(mask) >= 2 * self.f + 1
         leaves, tree = jax.tree.flatten(uploads)
         held = tree.flatten_up_to(onto)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
         updates = [leaves[i] - held[i] for i in floats]
+        mask = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
+        weights, enough = jnp.where(mask, weights, 0), jnp.sum(mask) >= self.needed()
         updates = trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
         step, b = self.combined(updates, weights, mask, key)
         new = list(held)
@@ -79,6 +88,9 @@ class Krum(Aggregator):
     f: int = 1
     selected: int = 1
     neighbours: int = static(default=2)
+
+    def needed(self):
+        return 2 * self.f + 3
 
     def coefficients(self, gram, weights, mask, key):
         several = jnp.sum(mask) - self.f
@@ -123,13 +135,16 @@ class NormBound(Aggregator):
 
 @struct
 class NearestNeighbours(Aggregator):
-    """The mean of updates that are each replaced by the mean of their n - f nearest (NNM)."""
+    """Krum over updates that are each replaced by the mean of their n - f nearest (NNM)."""
 
     f: int = 1
 
+    def needed(self):
+        return 2 * self.f + 3
+
     def coefficients(self, gram, weights, mask, key):
         rows = robust.nearest_neighbour_mixing(gram, mask, self.f)
-        return mixing.normalize(weights) @ rows
+        return robust.krum(rows @ gram @ rows.T, mask, self.f) @ rows
 
 
 @struct
@@ -138,6 +153,9 @@ class Bucketing(Aggregator):
 
     f: int = 1
     size: int = static(default=2)
+
+    def needed(self):
+        return self.size * (2 * self.f + 2) + 1  # 2f + 3 groups
 
     def coefficients(self, gram, weights, mask, key):
         groups = robust.bucketing(key, mask, self.size, gram.dtype)
@@ -172,9 +190,8 @@ class Bulyan(Aggregator):
     f: int = 1
     neighbours: int = static(default=2)
 
-    def validate(self, members):
-        needed = f"at most {max((members - 3) // 4, 0)} of {members} members (n >= 4f + 3)"
-        require(self.f >= 0 and members >= 4 * self.f + 3, "f of bulyan", self.f, needed)
+    def needed(self):
+        return 4 * self.f + 3
 
     def combined(self, updates, weights, mask, key):
         gram = similarity.gram(updates, updates)
@@ -195,12 +212,11 @@ class SelfClip(Aggregator):
 
     def mixing(self, weights: Matrix, senders: Stack, own: PerMember) -> Matrix:
         """The clipped matrix for weights [.., A, B] whose receivers are the rows `own` [A]."""
-        gram = similarity.gram(senders, senders)
-        distances = robust.pairwise_distances(gram)[own]
+        squares = similarity.squared_distances(trees.take(senders, own), senders, own)
         clip, radius = robust.self_clip, jnp.asarray(self.radius)
         if weights.ndim == 3:
-            return jax.vmap(lambda w: clip(w, distances, radius, own))(weights)
-        return clip(weights, distances, radius, own)
+            return jax.vmap(lambda w: clip(w, squares, radius, own))(weights)
+        return clip(weights, squares, radius, own)
 
 
 AGGREGATORS: dict[str, Callable[..., Any]] = {

@@ -18,7 +18,7 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
 
 
-def pairwise_distances(gram: Matrix) -> Matrix:
+def pairwise_squares(gram: Matrix) -> Matrix:
     """|x_i - x_j|^2 from the Gram matrix, [M, M], at least 0."""
     norms = jnp.diagonal(gram)
     return jnp.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0)
@@ -32,7 +32,7 @@ def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, neighbours: int = 2) 
     """
     count = jnp.sum(mask)
     others = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
-    ordered = jnp.sort(jnp.where(others, pairwise_distances(gram), jnp.inf), axis=1)
+    ordered = jnp.sort(jnp.where(others, pairwise_squares(gram), jnp.inf), axis=1)
     nearest = jnp.arange(len(mask)) < count - f - neighbours
     scores = jnp.sum(jnp.where(nearest, ordered, 0), axis=1)
     return jnp.where(mask, scores, jnp.inf)
@@ -101,7 +101,7 @@ def nearest_neighbour_mixing(gram: Matrix, mask: Mask, f: Scalar | int) -> Matri
     NNM, Allouah et al., AISTATS 2023. Rules are then computed from `matrix @ gram @ matrix.T`, and
     their weights b become `b @ matrix`.
     """
-    distances = jnp.where(mask[None, :], pairwise_distances(gram), jnp.inf)
+    distances = jnp.where(mask[None, :], pairwise_squares(gram), jnp.inf)
     distances = jnp.where(jnp.eye(len(mask), dtype=bool), -1.0, distances)  # itself first
     near = jax.vmap(_rank)(distances) < jnp.sum(mask) - f
     return mixing.normalize(near.astype(gram.dtype), mask) * mask[:, None]
@@ -157,7 +157,7 @@ def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, 
 
 
 def self_clip(
-    weights: Matrix, distances: Matrix, radius: Scalar | PerMember, own: PerMember | None = None
+    weights: Matrix, squares: Matrix, radius: Scalar | PerMember, own: PerMember | None = None
 ) -> Matrix:
     """Clips each receiver's view of the others at its own model: a row-stochastic matrix [A, B].
 
@@ -167,12 +167,12 @@ def self_clip(
 
     Args:
       weights: W, [A, B]; rows of zeros stay zero.
-      distances: |x_i - x_j|^2 of receivers and senders, [A, B].
+      squares: |x_i - x_j|^2 of receivers and senders, [A, B].
       radius: one, or one for each receiver.
       own: int [A], each receiver's place among the senders; by default its own number.
     """
     radius = jnp.broadcast_to(radius, (len(weights),))[:, None]
-    clipped = weights * _clip_factor(jnp.sqrt(distances), radius)
+    clipped = weights * _clip_factor(jnp.sqrt(squares), radius)
     own = jnp.arange(len(weights)) if own is None else own
     own = own[:, None] == jnp.arange(weights.shape[-1])
     rest = jnp.sum(weights, axis=-1) - jnp.sum(jnp.where(own, 0, clipped), axis=-1)

@@ -110,7 +110,8 @@ class FedAvgAsync(core.Algorithm):
         cohort = turn.cohort
         own = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         uploads = self.uploads(ctx, turn, cohort.gather(own), state.server)
-        sent = ctx.upload(uploads, core.Broadcast(state.server))
+        arriving = cohort.at_work(turn.arrives)
+        sent = ctx.upload(uploads, core.Broadcast(state.server), cohort=arriving)
         server, weights = self.aggregate(ctx, turn, sent, state.server)
         own = cohort.scatter(own, uploads, where=turn.late)
         return State(server, own, finite), turn.record(ctx, weights)

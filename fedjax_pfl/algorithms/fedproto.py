@@ -75,6 +75,7 @@ class FedProto(core.Algorithm):
 
     needs_classes = True
     sees = "sums"
+    uploads_models = False
     unprotected = ("the mean features of its classes",)
 
     weight: float = 1.0

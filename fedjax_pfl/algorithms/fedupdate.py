@@ -31,7 +31,6 @@ class FedUpdate(core.Algorithm):
 
     batch_norm = "shared"
     sees = "sums"
-    robust = "mean"
 
     fine_tune_steps: int = core.static(default=1)
     discard_fine_tuned: bool = core.static(default=False)

@@ -64,7 +64,8 @@ class Lga(FedAvgAsync):
         begun = cohort.scatter(state.begun, now, where=turn.starts)
         second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
         own, w0, w1 = cohort.gather((trained, begun, second))
-        v = ctx.upload(own, core.Broadcast(state.server))
+        arriving = cohort.at_work(turn.arrives)
+        v = ctx.upload(own, core.Broadcast(state.server), cohort=arriving)
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)
         good = ~late | trees.rows_finite(predicted, cohort.size)  # D D overflows before D does

@@ -31,6 +31,7 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
         words = FIXED if part.poisson is None else POISSON
     elif not local:
         words = "all clients in every round"
+    local = local and algorithm.absent_idle  # else absent clients upload something too
     per_round = algorithm.uploads_per_round
     return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
 

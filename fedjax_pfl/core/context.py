@@ -61,11 +61,6 @@ class Context(Exchange):
         if self.optimizers is not None and "optimizer_state" not in options:
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
-        stage = self.federation.uploads
-        if stage is not None and stage.keeps_failed:
-            # To leave out a client because its training failed would reveal something about it.
-            counted = replace(trained.cohort, mask=cohort.mask)
-            trained = replace(trained, cohort=counted)
         if self.tally is not None:
             self.tally.trains(purpose, options.get("schedule") or self.federation.schedule)
             self.tally.took(cohort, trained.cohort)

@@ -57,7 +57,8 @@ class Exchange(RoundInfo):
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
         key = self.key_for(f"upload/{what}")
-        sending = Sending(cohort.ids, cohort.mask, what, key, compressed)
+        expected = self.federation.participation.expected
+        sending = Sending(cohort.ids, cohort.mask, what, key, compressed, expected)
         if self.memory is None or what != MODEL:
             received, _ = stage(values, held, sending, Memory())
         else:
@@ -110,6 +111,8 @@ class Exchange(RoundInfo):
         stage, rule = self.federation.uploads, self.federation.aggregator
         if stage is not None and stage.uniform:
             weights = self.federation.participation.uniform_weights(weights > 0)
+            if self.tally is not None:
+                self.tally.weights = weights
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
             if stage is None or not stage.uniform:

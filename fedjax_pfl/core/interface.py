@@ -48,6 +48,7 @@ class Algorithm:
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
       uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
         most; each is a release of client-level differential privacy.
+      uploads_models: whether uploads include models or updates, which a compressor can act on.
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
       unprotected: what a round computes from training samples otherwise than by the gradients of
@@ -77,6 +78,7 @@ class Algorithm:
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     uploads_per_round: ClassVar[int] = 1
+    uploads_models: ClassVar[bool] = True
     channels: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import refuse_mismatch
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.upload_checks import refuse_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program
@@ -66,12 +66,7 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)
-    if federation.aggregator is not None:
-        refuse_mismatch(algorithm.name, federation.aggregator, algorithm.robust)
-    if federation.uploads is not None:
-        federation.uploads.refuse(
-            algorithm.name, algorithm.sees, algorithm.channels, federation.plan
-        )
+    refuse_uploads(algorithm, federation)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)

@@ -15,6 +15,7 @@ from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.sample_privacy import noise_within, refuse
+from fedjax_pfl.core.upload_checks import check_noise
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
@@ -49,6 +50,8 @@ class Runs:
         """Return round `t` of `total` as this run's context."""
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
+        if federation.uploads is not None:
+            cohort = replace(cohort, keeps_failed=federation.uploads.keeps_failed)
         prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
         knows = self.algorithm.depends_on_num_rounds
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
@@ -242,6 +245,8 @@ def _variant(
     epsilon = numbers.pop("dp_epsilon", None if "dp_noise" in numbers else own)
     if epsilon is not None:
         numbers["dp_noise"] = noise(epsilon, variant)
+    if federation.private is not None:
+        check_noise(federation, float(np.max(numbers.get("dp_noise", federation.private.noise))))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
     return Runs(variant, seed, numbers)

@@ -46,6 +46,8 @@ class Cohort:
       in_place: whether the cohort consists of all clients in the order of the client axis.
       complete: whether the mask is statically all-true. Use `keep` to remove members, which updates
         this flag; do not replace the mask.
+      keeps_failed: whether members whose training diverged remain in the mask, with the model
+        from which they began.
       parent: int32, the rows of the cohort of which this is a part (`member`), or None.
       observer: notified of rows that `scatter` refuses while a round is traced, by
         `observer.refused(cohort, rows)`; otherwise None.
@@ -65,6 +67,7 @@ class Cohort:
     num_clients: int = static()
     in_place: bool = static(default=False)
     complete: bool = static(default=False)
+    keeps_failed: bool = static(default=False)
     parent: jax.Array | None = None
     observer: Any = static(default=None)
 
@@ -113,7 +116,9 @@ class Cohort:
 
         `steps` [M] are added to the members' numbers of computed gradients.
         """
-        mask, diverged = self.mask & finite, self.diverged | ~finite
+        present = self.mask | self.starts | self.diverged  # Poisson cohorts have empty places
+        diverged = self.diverged | (present & ~finite)
+        mask = self.mask if self.keeps_failed else self.mask & finite
         return replace(self.counted(steps), mask=mask, diverged=diverged, complete=False)
 
     def counted(self, steps: jax.Array | int) -> "Cohort":
@@ -122,7 +127,8 @@ class Cohort:
 
     def at_work(self, members: jax.Array) -> "Cohort":
         """Return the cohort masked to `members` [M], which may be late, without diverged ones."""
-        return replace(self, mask=members & ~self.diverged, complete=False)
+        failed = self.diverged & (not self.keeps_failed)
+        return replace(self, mask=members & ~failed, complete=False)
 
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
         """Return the cohort of round `t` under another straggler schedule (`Participation`)."""
@@ -208,6 +214,11 @@ class Participation:
     schedule: str = static(default="code")
     poisson: float | None = static(default=None)
 
+    @property
+    def expected(self) -> float:
+        """Number of members of a round: M, or pN under Poisson sampling."""
+        return self.cohort_size if self.poisson is None else self.poisson * len(self.delay)
+
     def sampled(self, num_clients: int) -> bool:
         """Return whether some rounds are without some of the clients."""
         return self.cohort_size < num_clients or self.poisson is not None
@@ -217,8 +228,7 @@ class Participation:
 
         The number is known without looking at the clients: pN under Poisson sampling, else M.
         """
-        expected = self.cohort_size if self.poisson is None else self.poisson * len(self.delay)
-        return mask / jnp.asarray(expected, jnp.result_type(float))
+        return mask / jnp.asarray(self.expected, jnp.result_type(float))
 
     def cohort(self, key: jax.Array, t: jax.Array, ids: jax.Array) -> Cohort:
         """Return the cohort of round `t` (from 0), given the run's key and `ids` int32 [N]."""

@@ -93,7 +93,10 @@ class ThreatOptions(Group):
         if isinstance(chosen, str) and chosen.strip().endswith("%"):
             share = convert("attackers", chosen.strip()[:-1], float)
             require(0 < share < 50, "attackers", chosen, "a share above 0% and below 50%")
-            return np.asarray(ids[: max(1, int(np.floor(share / 100 * count + 0.5)))])
+            numbers = ids[: max(1, int(np.floor(share / 100 * count + 0.5)))]
+            allowed = f"fewer than half of the {count} clients"
+            require(2 * len(numbers) < count, "attackers", chosen, allowed)
+            return np.asarray(numbers)
         words = chosen.split(",") if isinstance(chosen, str) else chosen
         if not isinstance(words, Sequence) or any("." in str(word) for word in words):
             raise InputError(
@@ -139,6 +142,9 @@ class ThreatOptions(Group):
         change, attackers = self.poison(dataset.num_classes), self.attackers_of(ids)
         if change is None or attackers is None:
             return dataset, partition
+        target = getattr(change, "target", 0)
+        allowed = f"a class in 0..{dataset.num_classes - 1}"
+        require(target < dataset.num_classes, f"target of {self.attack}", target, allowed)
         return poison(dataset, partition, np.flatnonzero(np.isin(ids, attackers)).tolist(), change)
 
     def metrics(self, dataset: Dataset) -> tuple[Metric, ...]:

@@ -119,7 +119,7 @@ class CompressionOptions(Group):
             how = described(self.compress, self.compress_options)
             notes.append(f"uploads compressed by {how}{feedback}")
         if self.secure_bits is not None:
-            notes.append(f"secure aggregation in numbers of {self.secure_bits} bits")
+            notes.append(f"secure aggregation in numbers of {self.secure_bits} bits, equal weights")
         return notes
 
     def compressor(self) -> Compressor | None:

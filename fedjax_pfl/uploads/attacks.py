@@ -223,7 +223,7 @@ def _direction(updates: Stack, honest: Mask, name: str) -> Tree:
 
 def _honest_distances(updates: Stack, honest: Mask) -> jax.Array:
     kept = _only(updates, honest)
-    distances = robust.pairwise_distances(similarity.gram(kept, kept))
+    distances = robust.pairwise_squares(similarity.gram(kept, kept))
     return jnp.where(honest[:, None] & honest[None, :], distances, 0)
 
 

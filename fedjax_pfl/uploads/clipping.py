@@ -55,6 +55,7 @@ def next_bound(
     norms: PerMember,
     mask: Mask,
     noise: Scalar,
+    expected: Scalar | float,
     quantile: float = 0.5,
     rate: float = 0.2,
 ) -> Scalar:
@@ -68,11 +69,12 @@ def next_bound(
       norms: [M], before clipping.
       mask: the members that take part.
       noise: the noise of b's sum, already drawn, in clients.
+      expected: number of members, known without looking at the clients.
       quantile: the share of updates that the bound should leave as they are.
       rate: of the geometric update.
     """
     within = jnp.sum((norms <= bound) & mask) + noise
-    share = within / jnp.maximum(jnp.sum(mask), 1)
+    share = within / expected
     return bound * jnp.exp(-rate * (share - quantile))
 
 

@@ -29,7 +29,12 @@ class Compressor:
     def __call__(self, update: Tree, key: Key) -> Tree:
         leaves, tree = jax.tree.flatten(update)
         keys = jax.random.split(key, max(len(leaves), 1))
-        return tree.unflatten([self.leaf(x, k) for x, k in zip(leaves, keys, strict=False)])
+
+        def decoded(x, k):  # half precision would bias the rounding
+            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            return self.leaf(wide, k).astype(x.dtype)
+
+        return tree.unflatten([decoded(x, k) for x, k in zip(leaves, keys, strict=False)])
 
     def leaf(self, x: jax.Array, key: Key) -> jax.Array:
         """The decoded numbers of one leaf."""

@@ -6,14 +6,13 @@ feedback, 4 attacks of Byzantine members, 5 fixed-point numbers of secure aggreg
 server receives is the reference plus the result; whatever it computes from that is post-processing.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
@@ -68,6 +67,11 @@ class ClientPrivacy:
 
     unit = "client"
 
+    @property
+    def shared(self) -> bool:
+        """Whether the members share one noise, which covers only sums."""
+        return self.placement == "distributed"
+
 
 @struct
 class Uploads(UploadStage):
@@ -100,42 +104,13 @@ class Uploads(UploadStage):
 
     @property
     def uniform(self) -> bool:
-        return self.privacy is not None and self.privacy.placement == "distributed"
+        return self.fixed_point is not None or (self.privacy is not None and self.privacy.shared)
 
     def first_memory(self, shared: Stack) -> Memory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
         if self.privacy is None or self.privacy.adaptive is None:
             return Memory(errors)
         return Memory(errors, jnp.asarray(self.privacy.clip))
-
-    def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
-        if channels and (self.privacy is not None or self.fixed_point is not None):
-            option = "dp" if self.privacy is not None else "secure_bits"
-            raise InputError(
-                f"{name} tells the server {' and '.join(channels)} beside its uploads, which "
-                f"{option} does not cover."
-            )
-        if self.compressor is not None and self.fixed_point is not None:
-            raise InputError(
-                "secure_bits adds up all numbers of an update: it can't go with compress."
-            )
-        if sees == "models":
-            needs = f"{name}'s server needs single models, "
-            if self.fixed_point is not None:
-                raise InputError(f"{needs}which secure aggregation hides: leave secure_bits out.")
-            if self.privacy is not None and self.privacy.placement == "distributed":
-                raise InputError(
-                    f"{needs}which would hold only a part of the noise: dp_placement must be "
-                    "'local'."
-                )
-        shared = [path for path, on in zip(plan.paths, plan.shared, strict=True) if on]
-        statistics = [path for path in shared if not trainable(path)]
-        if self.privacy is not None and statistics:
-            raise InputError(
-                f"Differential privacy can't cover running statistics such as {statistics[0]}: "
-                "take batch_norm='local' or 'affine_shared', or a network without batch "
-                "normalization."
-            )
 
     def attacking(self, ids: PerMember) -> Mask | None:
         return None if self.attackers is None else jnp.isin(ids, self.attackers)
@@ -171,6 +146,7 @@ class Uploads(UploadStage):
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
         updates, errors, bound = self._steps(updates, sending, errors, memory.bound)
+        updates = trees.where(sending.mask, updates, jax.tree.map(jnp.zeros_like, updates))
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
         if errors is not None:
@@ -180,21 +156,21 @@ class Uploads(UploadStage):
         return tree.unflatten(leaves), Memory(errors, bound)
 
     def _steps(self, updates, sending: Sending, errors, bound):
-        members = jax.vmap(lambda client: jax.random.fold_in(sending.key, client))(sending.ids)
+        of_members, of_attack, of_count = jax.random.split(sending.key, 3)
+        members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(sending.ids)
 
         def keys(number):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
-            updates, bound = _private(self.privacy, updates, sending, keys(1), bound)
+            updates, bound = _private(self.privacy, updates, sending, (keys(1), of_count), bound)
         if self.compressor is not None and sending.compressed:
             compress = jax.vmap(self.compressor)
             updates, errors = self._compressed(compress, updates, sending.mask, keys(2), errors)
         attackers = self.attacking(sending.ids)
         if self.attack is not None and attackers is not None:
-            key = jax.random.fold_in(sending.key, 3)
             honest = sending.mask & ~attackers
-            evil = self.attack(updates, honest, sending.mask & attackers, key)
+            evil = self.attack(updates, honest, sending.mask & attackers, of_attack)
             updates = trees.where(attackers, evil, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
@@ -215,18 +191,19 @@ class Uploads(UploadStage):
 
 def _private(privacy: ClientPrivacy, updates, sending: Sending, keys, bound):
     """Return (clipped and noisy updates, the next clipping bound)."""
+    of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
     members = jnp.sum(sending.mask)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
-        counted = adaptive.count_noise * members
+        counted = adaptive.count_noise * sending.expected
         multiplier = split_noise(privacy.noise, counted)
-        noise = counted * jax.random.normal(jax.random.fold_in(sending.key, 5))
+        noise = counted * jax.random.normal(of_count)
         quantile, rate = adaptive.quantile, adaptive.rate
-        after = next_bound(bound, norms, sending.mask, noise, quantile, rate)
+        after = next_bound(bound, norms, sending.mask, noise, sending.expected, quantile, rate)
         bound = after.astype(bound.dtype)
     deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
-    if privacy.placement == "distributed":
+    if privacy.shared:
         deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))
-    return add_noise(keys, updates, deviation), bound
+    return add_noise(of_members, updates, deviation), bound

@@ -44,9 +44,12 @@ class FixedPoint:
         return tree.unflatten([self._encoded(x, k) for x, k in zip(leaves, keys, strict=False)])
 
     def _encoded(self, x: jax.Array, key: Key) -> jax.Array:
+        x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
         scaled = (jnp.clip(x, -self.span, self.span) + self.span) * (self.levels / (2 * self.span))
-        lots = jax.random.uniform(key, x.shape, x.dtype)
-        return jnp.floor(scaled + lots).astype(jnp.uint32)
+        # Floor and fraction apart: their sum with a lot would lose the lot's last bits.
+        low = jnp.floor(scaled)
+        up = jax.random.uniform(key, x.shape, x.dtype) < scaled - low
+        return low.astype(jnp.uint32) + up
 
     def decoded_sum(self, total: Tree, members: jax.Array | int) -> Tree:
         """The sum of so many members' numbers, from the sum of what they encoded."""
@@ -67,6 +70,7 @@ class FixedPoint:
         step = 2 * self.span / self.levels
 
         def of(x, like):
-            return (x.astype(like.dtype) * step - self.span).astype(like.dtype)
+            wide = jnp.promote_types(like.dtype, jnp.float32)
+            return (x.astype(wide) * step - self.span).astype(like.dtype)
 
         return jax.tree.map(of, self.encoded(update, key), update)

@@ -1,6 +1,5 @@
 """The interface of upload stages: what happens between a client and the server."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -32,7 +31,8 @@ class Sending(NamedTuple):
 
     Attributes:
       ids: int32 [M], permanent ids.
-      mask: bool [M], the members whose uploads count.
+      mask: bool [M], the members whose uploads count; those of others stay at the reference.
+      expected: number of members of a round, known without looking at the clients.
       what: name of the upload, unique within a round.
       key: random key of the upload.
       compressed: whether a compressor acts on it.
@@ -43,6 +43,7 @@ class Sending(NamedTuple):
     what: str
     key: Key
     compressed: bool = True
+    expected: float = 1.0
 
 
 class UploadStage:
@@ -78,17 +79,6 @@ class UploadStage:
     def attacking(self, ids: PerMember) -> Mask | None:
         """Return which clients are Byzantine, bool like `ids`, or None if none is."""
         return None
-
-    def refuse(self, name: str, sees: str, channels: Sequence[str], plan: LeafPlan) -> None:
-        """Check that an algorithm can be run with this stage.
-
-        Args:
-          name, sees, channels: of the algorithm, see `core.Algorithm`.
-          plan: which leaves are shared.
-
-        Raises:
-          InputError: it can't.
-        """
 
     def block_bytes(self, plan: LeafPlan, item_bytes: int) -> np.ndarray | None:
         """Return the bytes of an uploaded copy of each block, int64 [G]; None if all are sent."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import robust, similarity
+from fedjax_pfl.aggregation.aggregators import AGGREGATORS
 from tests.references import robust as reference
 
 PUBLISHED = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])  # byzfl's worked example
@@ -54,7 +55,7 @@ def test_rules(f, absent):
     stack, mask, gram = stacked(x, absent)
     even = mask / jnp.sum(mask)
     n = len(x)
-    close(robust.pairwise_distances(gram)[mask][:, mask], reference.distances(x))
+    close(robust.pairwise_squares(gram)[mask][:, mask], reference.distances(x))
     for neighbours in (1, 2):
         w = robust.krum(gram, mask, f, neighbours=neighbours)
         close(total(w, stack), reference.krum(x, f, neighbours=neighbours))
@@ -113,7 +114,7 @@ def test_self_clip_is_a_mixing_matrix():
     w = np.random.default_rng(3).dirichlet(np.ones(6), 6)
     radius = np.array([0.5, 1, 2, 3, 1e9, 0])
     _, _, gram = stacked(x)
-    matrix = robust.self_clip(jnp.asarray(w), robust.pairwise_distances(gram), jnp.asarray(radius))
+    matrix = robust.self_clip(jnp.asarray(w), robust.pairwise_squares(gram), jnp.asarray(radius))
     close(matrix @ x, reference.self_clip(w, x, radius))
     close(matrix.sum(1), 1)
     close(matrix[4], w[4])  # a large radius clips nothing
@@ -166,3 +167,40 @@ def test_f_is_traced():
     for f in (1, 2):
         close(rule(f), robust.krum(gram, mask, f, selected=9 - f))
     assert rule._cache_size() == 1
+
+
+RULES = [name for name in AGGREGATORS if name != "self_clip"]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
+@pytest.mark.parametrize("name", RULES)
+def test_rules_drop_updates_that_are_not_finite(name, bad):
+    x = vectors(9).astype(np.float32)
+    x[2] = bad
+    rule, zero = AGGREGATORS[name](), np.zeros(x.shape[1], np.float32)
+    weights = jnp.full((9,), 1 / 9, jnp.float32)
+    new, _ = rule(weights, {"x": jnp.asarray(x)}, {"x": jnp.asarray(zero)}, jax.random.key(0))
+    honest = np.delete(x, 2, 0)
+    assert np.isfinite(new["x"]).all()
+    assert (np.abs(new["x"]) <= np.abs(honest).max() + 1e-5).all()
+
+
+def test_nearest_neighbours_leave_a_far_update_out():
+    x = vectors(9).astype(np.float32)
+    x[2] = 1e6
+    weights, zero = jnp.full((9,), 1 / 9), jnp.zeros(x.shape[1])
+    new, b = AGGREGATORS["nnm"]()(weights, {"x": jnp.asarray(x)}, {"x": zero}, jax.random.key(0))
+    assert b[2] == 0 and np.abs(new["x"]).max() < 10
+
+
+def test_self_clip_sees_small_distances_of_large_models():
+    rng = np.random.default_rng(0)
+    x = (1.0 + 1e-4 * rng.normal(size=(4, 10_000))).astype(np.float32)
+    rule = AGGREGATORS["self_clip"](radius=1e-3)
+    w = jnp.full((4, 4), 0.25)
+    clipped = np.asarray(rule.mixing(w, {"x": jnp.asarray(x)}, jnp.arange(4)))
+    distances = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
+    wanted = 0.25 * np.minimum(1, 1e-3 / np.where(distances > 0, distances, 1))
+    np.fill_diagonal(wanted, 0)
+    np.fill_diagonal(wanted, 1 - wanted.sum(1))
+    np.testing.assert_allclose(clipped, wanted, rtol=2e-3)

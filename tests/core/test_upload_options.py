@@ -198,8 +198,21 @@ def test_rules_keep_attackers_out(name, rule, options):
             {"attack": "alie", "attackers": "1", "attack_options": {"zz": 1.0}},
             "option of alie 'zz'",
         ),
-        ({"aggregator": "krum", "aggregator_options": {"f": 3}}, "below half of the 5 members"),
-        ({"aggregator": "bulyan", "aggregator_options": {"f": 1}}, "at most 0 of 5 members"),
+        (
+            {"aggregator": "krum", "aggregator_options": {"f": 2}},
+            "the 5 members of a round .*needs 7",
+        ),
+        ({"aggregator": "bulyan", "aggregator_options": {"f": 1}}, "needs 7"),
+        ({"aggregator": "median", "aggregator_options": {"f": 3}}, "needs 7"),
+        (
+            {
+                "aggregator": "krum",
+                "sampling": "poisson",
+                "participation": 0.9,
+                "aggregator_options": {"f": 1},
+            },
+            "the 4 members of a round",
+        ),
         ({"aggregator": "cclip", "aggregator_options": {"radius": 0}}, "radius of cclip"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
         ({"compress": "top_k", "compress_options": {"rate": 2.0}}, "rate of top_k"),
@@ -218,14 +231,28 @@ def test_bad_options(options, words):
         toy_federation(**options)
 
 
+SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
+
+
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
-        ("feddwa", {"secure_bits": 32}, "needs single models"),
+        ("feddwa", {"secure_bits": 32}, "needs single models, which secure_bits hides"),
+        ("feddwa", SUMS, "needs single models, which dp_placement='distributed' hides"),
+        ("fedasync", SUMS, "one mean with equal weights, and fedasync does not"),
         ("ifca", {"dp": "client", "dp_clip": 1.0}, "the choice of a cluster beside its uploads"),
+        ("fedavg", {**SUMS, "aggregator": "median"}, "A robust rule needs single uploads"),
+        ("fedavg", {"secure_bits": 32, "compress": "sign"}, "can't be used with compress"),
+        ("fedavg", {**SUMS, "attack": "ipm", "attackers": "1"}, "relies on the noise of all"),
+        ("fedavg", {**SUMS, "dp_noise": 0.6, "dp_adaptive_clip": True}, "dp_noise must be below"),
+        ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
+        ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
+        ("local", SUMS, "local uploads no model here: leave dp out"),
+        ("fedavg", {"share": "none", "compress": "sign"}, "uploads no model here"),
+        ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
     ],
 )
 def test_algorithms_that_an_option_does_not_fit(name, options, words):
@@ -260,3 +287,24 @@ def test_more_rounds_continue_with_the_memory_of_uploads():
     simulation.run(2)
     parts, whole = simulation.run(4), pfl.simulate(NotesUploads(), federation, rounds=4)
     np.testing.assert_array_equal(parts.curve(), whole.curve())
+
+
+def test_rounds_of_an_epsilon_are_not_continued():
+    federation = toy_federation(dp="client", dp_clip=0.5, dp_epsilon=2.0)
+    simulation = pfl.Simulation(pfl.make_algorithm("fedavg"), federation)
+    simulation.run(1)
+    with pytest.warns(UserWarning, match="begins with the first round again"):
+        parts = simulation.run(3)
+    whole = pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=3)
+    np.testing.assert_array_equal(parts.scores["personalized/test/loss"],
+                                  whole.scores["personalized/test/loss"])  # fmt: skip
+    assert (whole.epsilons() <= 2.0).all()
+
+
+@pytest.mark.parametrize("name", ["apfl", "pfedme"])
+def test_failed_clients_count_in_loops_of_their_own(name):
+    options = {"dp": "client", "dp_clip": 0.5, "dp_noise": 1.0, "diverging": 1}
+    made = pfl.make_algorithm(name)
+    _, records = run_rounds(made, toy_federation((7, 3, 6, 10, 4), **options), 1, scored=())
+    (weights,) = records[0]["matrices"].values()
+    assert records[0]["clients"]["diverged"][1] and weights.reshape(-1)[1] > 0

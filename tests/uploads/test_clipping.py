@@ -45,7 +45,7 @@ def test_the_bound_goes_to_the_quantile():
     rng, bound = np.random.default_rng(0), jnp.asarray(0.1)
     for _ in range(200):
         norms = jnp.asarray(rng.lognormal(size=100))
-        bound = clipping.next_bound(bound, norms, jnp.ones(100, bool), rng.normal() * 5)
+        bound = clipping.next_bound(bound, norms, jnp.ones(100, bool), rng.normal() * 5, 100)
     assert 0.7 < bound < 1.4
 
 

@@ -1,0 +1,116 @@
+"""Refusals of upload options that an algorithm can't be run with."""
+
+import numpy as np
+
+from fedjax_pfl.aggregation.aggregators import refuse_mismatch
+from fedjax_pfl.aggregation.leaf_plan import trainable
+from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.uploads.pipeline import Uploads
+from fedjax_pfl.utils.errors import InputError
+
+
+def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
+    """Check that an algorithm can be run with a federation's upload stage and robust rule.
+
+    Args:
+      algorithm: with its hyperparameters.
+      federation: prepared by the algorithm.
+
+    Raises:
+      InputError: it can't.
+    """
+    name, stage, rule = algorithm.name, federation.uploads, federation.aggregator
+    if rule is not None:
+        refuse_mismatch(name, rule, algorithm.robust)
+    if not isinstance(stage, Uploads):
+        return
+    options = {
+        "dp": stage.privacy,
+        "compress": stage.compressor,
+        "secure_bits": stage.fixed_point,
+        "attack": stage.attack,
+    }
+    active = [option for option, value in options.items() if value is not None]
+    if active and (algorithm.sees == "nothing" or not any(federation.plan.shared)):
+        raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
+    if stage.compressor is not None and not algorithm.uploads_models:
+        raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
+    if algorithm.channels and (stage.privacy is not None or stage.fixed_point is not None):
+        option = "secure_bits" if stage.privacy is None else "dp"
+        raise InputError(
+            f"{name} tells the server {' and '.join(algorithm.channels)} beside its uploads, which "
+            f"{option} does not cover."
+        )
+    if stage.uniform:
+        _refuse_sums(algorithm, federation, stage)
+    if stage.privacy is not None:
+        _refuse_privacy(federation, stage)
+
+
+def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
+    """Check a stage whose server sees only sums of uploads with equal weights."""
+    option = "secure_bits" if stage.fixed_point is not None else "dp_placement='distributed'"
+    if algorithm.sees == "models":
+        raise InputError(
+            f"{algorithm.name}'s server needs single models, which {option} hides: leave it out"
+            + (" or use dp_placement='local'." if option != "secure_bits" else ".")
+        )
+    if algorithm.robust != "mean":
+        raise InputError(
+            f"{option} needs an algorithm whose server takes one mean with equal weights, and "
+            f"{algorithm.name} does not."
+        )
+    if federation.aggregator is not None:
+        raise InputError(f"A robust rule needs single uploads, which {option} hides.")
+    if stage.compressor is not None:
+        raise InputError(f"{option} adds up complete updates: it can't be used with compress.")
+    if stage.privacy is not None and stage.attackers is not None and stage.privacy.shared:
+        raise InputError(
+            "dp_placement='distributed' relies on the noise of all members, which Byzantine ones "
+            "would leave out: use 'local', or no attackers."
+        )
+
+
+def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
+    """Check what differential privacy of updates can't cover."""
+    privacy, plan = stage.privacy, federation.plan
+    assert privacy is not None
+    statistics = [
+        path
+        for path, shared in zip(plan.paths, plan.shared, strict=True)
+        if shared and not trainable(path)
+    ]
+    if statistics:
+        raise InputError(
+            f"Differential privacy can't cover running statistics such as {statistics[0]}: use "
+            "batch_norm='local' or 'affine_shared', or a network without batch normalization."
+        )
+    if np.dtype(federation.task.dtype).itemsize < 4:
+        raise InputError(
+            f"Differential privacy needs noise in at least float32, got {federation.task.dtype}."
+        )
+    if privacy.adaptive is None:
+        return
+    if not privacy.shared:
+        raise InputError(
+            "dp_adaptive_clip adds noise to a sum over all members: it needs "
+            "dp_placement='distributed'."
+        )
+
+
+def check_noise(federation: Federation, noise: float) -> None:
+    """Check a noise multiplier of client-level privacy with an adaptive clip.
+
+    Raises:
+      InputError: it is not below 2 s_b, so no noise is left for the updates.
+    """
+    privacy = getattr(federation.uploads, "privacy", None)
+    if privacy is None or privacy.adaptive is None:
+        return
+    most = 2 * float(privacy.adaptive.count_noise) * federation.participation.expected
+    if noise >= most:
+        raise InputError(
+            f"dp_noise must be below {most:g} with dp_adaptive_clip (a tenth of the members of a "
+            f"round), got {noise:g}."
+        )
