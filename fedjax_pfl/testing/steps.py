@@ -51,17 +51,17 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             "ctx.train(models, cohort), and ctx.record the last one's"
         )
         total += recorded
-    most = algorithm.gradients(federation, rounds)
-    assert (total <= most).all(), (
-        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
-        f"{total.tolist()} local steps"
-    )
     named = algorithm.schedules(federation)
     for schedule in sorted(used - set(named), key=str):
         raise AssertionError(
             f"a round trains with {schedule}, and schedules(federation) names only "
             f"{', '.join(map(str, named)) or 'none'}: add it there"
         )
+    most = algorithm.gradients(federation, rounds)
+    assert (total <= most).all(), (
+        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
+        f"{total.tolist()} local steps"
+    )
     twice = sorted({purpose for purpose in purposes if purposes.count(purpose) > 1})
     assert not twice or algorithm.reuses_keys, (
         f"a round trains twice with the key of {twice[0]!r}: give one of them another purpose=, or "
