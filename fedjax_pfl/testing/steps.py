@@ -42,7 +42,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
         return recorded if tally.steps is None else tally.steps, recorded
 
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    program, total = jax.jit(steps_of), 0
+    program, total = jax.jit(steps_of), np.zeros(federation.num_clients, np.int64)
     for t in range(rounds):
         taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
         assert (taken <= recorded).all(), (
@@ -50,7 +50,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             f"{recorded.tolist()}: give each ctx.train the cohort of the one before, as in "
             "ctx.train(models, cohort), and ctx.record the last one's"
         )
-        total += recorded
+        total = total + recorded
     named = algorithm.schedules(federation)
     for schedule in sorted(used - set(named), key=str):
         raise AssertionError(
