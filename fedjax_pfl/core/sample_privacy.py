@@ -83,13 +83,13 @@ def releases(
 
     "rates" [N], with which a sample is in a minibatch, the highest of the algorithm's schedules;
     "most" samples of a minibatch, to which a Poisson minibatch is cut, or None; "per_batch",
-    gradients computed on each minibatch; "adapted", the rates and minibatches [N] of each
-    adaptation of the final model; "sampling", the assumption in words.
+    gradients computed on each minibatch; "adapted", the same rates and "most", and the number of
+    minibatches [N], of each adaptation of the final model; "sampling", the assumption in words.
     """
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
     capacity = federation.data.train.capacity
     adaptations = [
-        how.schedule(federation.schedule)
+        how.schedule(federation.schedule).fitting(capacity)
         for how in (algorithm.adaptation(), adapt)
         if how is not None
     ]
@@ -98,12 +98,17 @@ def releases(
         expected = schedule.fitting(capacity).expected_batch(sizes)
         return expected / np.maximum(sizes, 1)
 
+    def most(schedule: Schedule) -> int | None:
+        return schedule.fitting(capacity).slots(capacity) if schedule.poisson else None
+
     local = federation.schedule
     return {
         "sampling": POISSON if local.poisson else ACCOUNTED,
         "sizes": sizes.tolist(),
         "rates": np.max([rates(one) for one in algorithm.schedules(federation)], axis=0).tolist(),
-        "most": local.fitting(capacity).slots(capacity) if local.poisson else None,
+        "most": most(local),
         "per_batch": algorithm.gradients_per_batch(),
-        "adapted": [[rates(one).tolist(), one.total_steps(sizes).tolist()] for one in adaptations],
+        "adapted": [
+            [rates(one).tolist(), most(one), one.total_steps(sizes).tolist()] for one in adaptations
+        ],
     }

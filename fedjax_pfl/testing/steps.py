@@ -42,7 +42,7 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
         return recorded if tally.steps is None else tally.steps, recorded
 
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
-    program, total = jax.jit(steps_of), 0
+    program, total = jax.jit(steps_of), np.zeros(federation.num_clients, np.int64)
     for t in range(rounds):
         taken, recorded = map(np.asarray, program(run, federation, np.int32(t)))
         assert (taken <= recorded).all(), (
@@ -50,18 +50,18 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             f"{recorded.tolist()}: give each ctx.train the cohort of the one before, as in "
             "ctx.train(models, cohort), and ctx.record the last one's"
         )
-        total += recorded
-    most = algorithm.gradients(federation, rounds)
-    assert (total <= most).all(), (
-        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
-        f"{total.tolist()} local steps"
-    )
+        total = total + recorded
     named = algorithm.schedules(federation)
     for schedule in sorted(used - set(named), key=str):
         raise AssertionError(
             f"a round trains with {schedule}, and schedules(federation) names only "
             f"{', '.join(map(str, named)) or 'none'}: add it there"
         )
+    most = algorithm.gradients(federation, rounds)
+    assert (total <= most).all(), (
+        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
+        f"{total.tolist()} local steps"
+    )
     twice = sorted({purpose for purpose in purposes if purposes.count(purpose) > 1})
     assert not twice or algorithm.reuses_keys, (
         f"a round trains twice with the key of {twice[0]!r}: give one of them another purpose=, or "

@@ -97,10 +97,14 @@ def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int)
       gradients: minibatch gradients that were counted; a part of a minibatch counts as one.
     """
     rate, size, k = plan["rates"][client], plan["sizes"][client], plan["per_batch"]
-    cut = None if plan["most"] is None else (size, min(size, plan["most"]))
-    made = [Release(noise * (1 / math.sqrt(k)), -(-gradients // k), rate, cut)]
+
+    def cut(most: int | None) -> tuple[int, int] | None:
+        return None if most is None else (size, min(size, most))
+
+    made = [Release(noise * (1 / math.sqrt(k)), -(-gradients // k), rate, cut(plan["most"]))]
     return made + [
-        Release(noise, counts[client], own[client], cut) for own, counts in plan["adapted"]
+        Release(noise, counts[client], rates[client], cut(most))
+        for rates, most, counts in plan["adapted"]
     ]
 
 

@@ -272,9 +272,17 @@ class Gradient(Right):
         return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
 
 
+class TooFew(Right):
+    """Privacy accounting would divide epsilon over fewer gradients than are taken."""
+
+    def gradients(self, federation, rounds):
+        return super().gradients(federation, rounds) // 4
+
+
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
+        (TooFew, r"gradients\(federation, rounds=4\) is .* and rounds record"),
         (NotChained, r"local steps in round 1 and its record has .*one before"),
         (FirstCohort, r"in round 1 and its record has \[0, 0, 0, 0, 0\]: .*ctx\.record"),
         (Gradient, "in round 1 and its record has"),

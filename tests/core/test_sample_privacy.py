@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.testing.toys import (
     assert_close,
@@ -16,7 +17,7 @@ from fedjax_pfl.testing.toys import (
     toy_for,
 )
 from fedjax_pfl.training import private_gradient
-from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, released
 
 PRIVATE = {"dp": "sample", "dp_clip": 0.5, "validation_size": 0}
 
@@ -233,6 +234,16 @@ def test_steps_of_adaptation_are_counted():
     np.testing.assert_allclose(plain, epsilon([Release(2.0, 3)], 1e-3), 1e-12)
     np.testing.assert_allclose(adapted, epsilon([Release(2.0, 5)], 1e-3), 1e-12)
     np.testing.assert_allclose(own, epsilon([Release(2.0, 4)], 1e-3), 1e-12)
+
+
+def test_adaptation_has_minibatches_of_its_own():
+    """Client 3 has 10 samples, of which 2 are expected in an adapting minibatch, 4 in others."""
+    federation = toy_federation(**PRIVATE, batch_order="poisson", batch_size=4)
+    algorithm = make("fedavg")
+    plan = releases(algorithm, federation, pfl.Adaptation(steps=5, batch_size=2))
+    made = released(plan, 2.0, 3, 9)
+    assert made == [Release(2.0, 9, 0.4, (10, 10)), Release(2.0, 5, 0.2, (10, 10))]
+    assert federation.schedule.slots(100) == 4 + 12 and plan["adapted"][0][1] == 10
 
 
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])
