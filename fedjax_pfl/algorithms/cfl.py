@@ -115,6 +115,10 @@ class Cfl(core.Algorithm):
     gamma_max: float = -1.0
     best_of_tree: bool = core.static(default=False)
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the choice among models by validation samples",) if self.best_of_tree else ()
+
     def validate(self):
         for name in ("mean_below", "largest_above", "first_split"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")

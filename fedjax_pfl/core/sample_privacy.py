@@ -10,7 +10,7 @@ import numpy as np
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.batching import Schedule
+from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import noise_for_each, released
 from fedjax_pfl.utils.errors import InputError
@@ -44,7 +44,21 @@ def refuse(algorithm: Algorithm, federation: Federation) -> None:
             f"Sample-level differential privacy can't cover the batch statistics of "
             f"{statistics[0]}: take a network without batch normalization."
         )
-    extra = federation.training.extra_loss
+    dtype = np.dtype(federation.task.dtype)
+    if dtype.itemsize < 4:
+        raise InputError(f"Differential privacy needs noise in at least float32, got {dtype}.")
+    training = federation.training
+    if training.batch_order in IN_ORDER:
+        raise InputError(
+            f"With batch_order={training.batch_order!r} each sample is in one known minibatch: use "
+            "'poisson', 'fresh' or 'shuffled' with dp='sample'."
+        )
+    if callable(training.augment):
+        raise InputError(
+            "An augment function of your own may mix samples of a minibatch: use a named one with "
+            "dp='sample'."
+        )
+    extra = training.extra_loss
     if extra is not None and extra.couples_samples:
         raise InputError(
             f"The extra loss {type(extra).__name__} depends on all samples of a client, and can't "

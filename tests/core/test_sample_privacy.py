@@ -47,13 +47,15 @@ REFUSED = {
     ("fedfomo", ()): "fedfomo uses validation samples without noise",
     ("l2c", ()): "l2c uses validation samples without noise",
     ("fedbn", ()): "batch statistics",
+    ("cfl", (("best_of_tree", True),)): "the choice among models by validation samples",
 }
 
 
 @pytest.mark.parametrize(("name", "settings"), REFUSED)
 def test_what_the_noise_does_not_cover_is_refused(name, settings):
     algorithm = make(name, **dict(settings))
-    federation = toy_for(algorithm, dp="sample", dp_clip=1.0)
+    needs = {"validation_size": 2} if name == "cfl" else {}
+    federation = toy_for(algorithm, dp="sample", dp_clip=1.0, **needs)
     with pytest.raises(pfl.InputError) as error:
         checked_program(algorithm, federation)  # before anything is compiled
     assert REFUSED[name, settings] in str(error.value)
@@ -87,12 +89,21 @@ def test_options_that_are_refused(options, message):
     [
         ({"extra_loss": pfl.training.WeightDistribution(1.0)}, "WeightDistribution depends on all"),
         ({"dp_epsilon": 1e-7, "dp_delta": 1e-12}, "dp_epsilon must be reachable, got 1e-07"),
+        ({"batch_order": "by_class"}, "each sample is in one known minibatch"),
+        ({"augment": lambda key, x: x}, "may mix samples of a minibatch"),
+        ({"dtype": "bfloat16"}, "at least float32, got bfloat16"),
     ],
 )
 def test_federations_that_are_refused(options, message):
     federation = toy_federation(**PRIVATE, **options)
     with pytest.raises(pfl.InputError, match=message):
         checked_program(make("fedavg"), federation, 2)
+
+
+def test_patience_needs_public_validation_samples():
+    options = PRIVATE | {"dp_noise": 1.0, "validation_size": 2}
+    with pytest.raises(pfl.InputError, match="patience uses validation samples without noise"):
+        pfl.simulate(make("fedavg"), toy_federation(**options), 2, patience=1)
 
 
 def test_poisson_draws_no_two_batches_of_a_step():

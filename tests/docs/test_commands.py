@@ -47,6 +47,7 @@ RUN_BY = {
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
     "docs/tasks.md": (3, "test_commands.py"),
+    "docs/uploads.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -162,6 +163,17 @@ def test_the_python_of_models(capsys):
     for block in python_blocks(ROOT / "docs/models.md"):
         exec(compile(block, "models.md", "exec"), {"__name__": "models"})
     assert capsys.readouterr().out.startswith("1 of 4 leaves given (4,096 of 4,810 numbers); drawn")
+
+
+def test_the_python_of_uploads():
+    (block,) = python_blocks(ROOT / "docs/uploads.md")
+    dataset = pfl.load_dataset("digits")
+    partition = pfl.make_partition("grouped", dataset, num_clients=10, train_samples=20, seed=0)
+    names = {"pfl": pfl, "dataset": dataset, "partition": partition}
+    block = block.replace("rounds=100", "rounds=2")
+    exec(compile(block, "uploads.md", "exec"), names)
+    weight = names["result"].scalars["attackers_weight"]
+    assert names["result"].client_ids[2:].size == 8 and weight.shape[-1:] in ((2,), (0,))
 
 
 def test_the_python_of_running(capsys):
