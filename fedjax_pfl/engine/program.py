@@ -61,7 +61,7 @@ class Program:
       runs: seeds and settings; leaves [R, ...].
       federation: clients, data, local training.
       rounds: T.
-      eval_every: models are scored after every so many rounds, and after the last.
+      eval_every: number of rounds between scores of models; the last round is always scored.
       capacity: rounds that the buffers of one call hold.
       adapt: the adaptation of copies before they are scored, or None.
       scored: rows of the clients whose models are scored, or None for all.

@@ -96,7 +96,7 @@ class EquinoxTask(Task):
 
 def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
     """Return the task of an Equinox module, or of a pair (module, state); None for others."""
-    if "equinox" not in sys.modules:  # then nobody has made a module
+    if "equinox" not in sys.modules:  # then no module of Equinox exists
         return None
     eqx = _equinox()
 
