@@ -1,4 +1,4 @@
-"""Finds finished runs in folders, and reads their configurations."""
+"""Search for finished runs in folders, and their configurations."""
 
 import glob
 import re

@@ -285,7 +285,7 @@ def test_help_has_every_flag_and_its_default(capsys):
     options = re.findall(r"^  --(?:\[no\])?(\w+):", text, re.MULTILINE)
     ours = [flag.name for flag in compare.parse(["compare"]).get_flags_for_module("compare")]
     assert options == sorted(ours)
-    assert "must be given" in text and "last_tenth\n    (default: 'final')" in text
+    assert "finished runs (required)" in text and "last_tenth\n    (default: 'final')" in text
 
 
 def test_a_headline_is_score_and_average(runs, capsys):
