@@ -17,7 +17,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
-from .scores import Choice, chosen_clients, curve, one_number, who
+from .scores import Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import (
     REPEATS,
     differing_settings,
@@ -176,7 +176,7 @@ def pivoted(
         sentences += [one for one in run.remarks if one not in sentences]
     measure = runs[0].measure
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
-    made = Pivot(frame, spread, [], who(runs, chosen, average), measure)
+    made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure)
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped(remarks), *mixed_code(pooled.values())])
     if several:

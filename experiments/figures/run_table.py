@@ -25,7 +25,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
 from .runs import ALGORITHM, Run, same_data
-from .scores import SCORES, Choice, chosen_clients, curve, one_number, who
+from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import REPEATS, differing_settings, labels, mixed_code, varying, with_scores
 
 
@@ -114,7 +114,7 @@ def compare_runs(
         )
     ]
     text = f"{meaning_of(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
-    text += f", {who(runs, rows, average)}"
+    text += f", {describe_clients(runs, rows, average)}"
     remarks = {name: _remarks(run, model) for run, name in zip(runs, names, strict=True)}
     notes = [
         *grouped(remarks),

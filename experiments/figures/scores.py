@@ -23,7 +23,7 @@ from .runs import Run, same_data
 
 __all__ = [
     "AVERAGES", "OVER", "SCORES", "Choice", "choice_of", "chosen_clients", "curve", "define_flags",
-    "one_number", "who",
+    "describe_clients", "one_number",
 ]  # fmt: skip
 
 OVER = ("all", "next_participants")
@@ -76,7 +76,9 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
     return np.array(numbers)
 
 
-def who(runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients") -> str:
+def describe_clients(
+    runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients"
+) -> str:
     """Describe the averaged clients for a title."""
     same = all(np.array_equal(one, rows[0]) for one in rows)
     same = same and len({run.num_clients for run in runs}) == 1

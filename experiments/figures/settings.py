@@ -10,7 +10,7 @@ from fedjax_pfl.utils.errors import InputError
 from ..outputs import line_styles
 from .drawing import Drawing, figure, spread_of, words_of
 from .runs import ALGORITHM, Run
-from .scores import SCORES, chosen_clients, curve, one_number, who
+from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import (
     REPEATS,
     differing_settings,
@@ -116,7 +116,7 @@ def against_setting(
         crowded = sum(len(_text(at)) + 2 for at in places) > 48
         look = {"rotation": 35, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
         axes.set_xticks(list(places.values()), [_text(at) for at in places], **look)
-    title = f"{model} model, {SCORES[score]}, {who(runs, rows)}"
+    title = f"{model} model, {SCORES[score]}, {describe_clients(runs, rows)}"
     if len(lines) > 1:
         drawing.legend(", ".join(line_names))
     else:

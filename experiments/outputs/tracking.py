@@ -18,7 +18,7 @@ from fedjax_pfl.results.result_table import named_settings
 from fedjax_pfl.utils.errors import cut, sentence, shown
 
 from .run_files import metric_rows, plain, write_json
-from .trackers import Opened, Row, Stream, Tracker, chosen
+from .trackers import Opened, Row, Stream, Tracker, from_flags
 
 RECORD = "tracking.json"
 BATCH = 500  # rows in one call of a tracker: MLflow takes 1,000 at once
@@ -55,7 +55,7 @@ class Tracking:
         self.swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
         self.seeds = range(args.seed, args.seed + args.num_seeds) if seeds is None else seeds
         self.facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
-        self.trackers = {tracker.key: tracker for tracker in chosen(args)}
+        self.trackers = {tracker.key: tracker for tracker in from_flags(args)}
         self.path = output / RECORD
         known = self.trackers and self.path.exists()
         self.record: dict[str, Any] = _checked(self.path) if known else {}

@@ -123,13 +123,13 @@ class _Walk:
             elif one.kind == "conditional":
                 skipped = condition(one.scope) == ONCE and own != ALL
                 if one.branches:
-                    self.visit(self.taken(one), 0.0 if skipped else times, own)
+                    self.visit(self.counted_branch(one), 0.0 if skipped else times, own)
             elif one.kind == "call":
                 self.visit(one.attribute("to_apply") or "", times, own)
             elif own:
                 self.visit(one.attribute("calls") or "", times, FUSED)
 
-    def taken(self, one: Instruction) -> str:
+    def counted_branch(self, one: Instruction) -> str:
         """Return the branch of a condition that counts."""
         choose = min if condition(one.scope) == SELDOM else max
         return choose(one.branches, key=self.total)

@@ -86,7 +86,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
-        metrics=groups[ScoringOptions].chosen(task, data),
+        metrics=groups[ScoringOptions].resolve(task, data),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 
