@@ -1,8 +1,8 @@
-"""The measurements of a simulation on their way to trackers, each of them once.
+"""Transfer of a simulation's measurements to trackers, each at most once.
 
-OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last round of
-each metric that it was given, and whether the stream is whole. It is written before rows are sent:
-where a process is killed between the two they are missing there, and none is ever sent twice.
+OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last sent round
+of each metric, and whether the stream is complete. It is written before rows are sent: if a process
+is killed in between, the tracker lacks them, but no row is ever sent twice.
 """
 
 import sys
