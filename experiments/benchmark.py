@@ -51,8 +51,8 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     group.names("case", ["a"], "cases to measure, or all")
     group.switch("list", False, "list the cases")
     group.switch("help", False, "show this")
-    group.whole("repeats", 5, "turns of every contestant", 1)
-    group.whole("rounds", 2, "rounds of a turn, whose median counts", 1)
+    group.integer("repeats", 5, "turns of every contestant", 1)
+    group.integer("rounds", 2, "rounds of a turn, whose median counts", 1)
     group.switch("quick", False, "tiny workloads, only to see that it runs")
     group.switch("torch", True, "measure the PyTorch loop as well")
     meaning = "strategies of the client axis in cases a, b and g"

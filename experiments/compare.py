@@ -1,4 +1,4 @@
-"""Compares finished runs in one table: `python -m experiments.compare --help`."""
+"""Comparison of finished runs in one table: `python -m experiments.compare --help`."""
 
 if __name__ == "__main__":  # before anything is loaded
     from .cli.start import launch
@@ -27,7 +27,7 @@ from .figures.selection import (
 )
 
 USAGE = f"""\
-Compares finished runs of {called("run")} and prints one table.
+Compare finished runs of {called("run")} in one table.
 
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
@@ -40,17 +40,17 @@ those. Runs on other data sets or partitions need --different_data."""
 def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     values = FlagValues()
     group = Group(values, "compare")
-    group.names("runs", [], "folders of finished runs; must be given")
-    group.names("algorithms", [], "only these algorithms of them (default: all)")
+    group.names("runs", [], "folders of finished runs (required)")
+    group.names("algorithms", [], "algorithms to compare (default: all)")
     meaning = "run (or algorithm) to subtract in differences (default: no differences)"
     group.text("baseline", None, meaning)
-    meaning = "accuracy in percent, or value of another metric, to be reached (default: none)"
+    meaning = "accuracy in percent, or value of another metric, to reach (default: none)"
     group.number("target", None, meaning)
     group.text("metric", None, "a measure of the runs (default: what their task leads with)")
     define_flags(group)
-    meaning = "a setting, such as dataset: algorithms by its values, as papers print it"
+    meaning = "a setting, such as dataset, whose values are the columns"
     group.text("pivot", None, f"{meaning} (default: a row for each run)")
-    group.text("spread", SPREADS[0], f"of the cells of --pivot: {' or '.join(SPREADS)}")
+    group.text("spread", SPREADS[0], f"spread in the cells of --pivot: {' or '.join(SPREADS)}")
     meaning = "a file with lines NAME=LABEL for algorithms and columns (default: their names)"
     group.text("labels", None, meaning)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Runs the script."""
+    """Run the script."""
     args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n\n{args.module_help('compare')}")
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
-    """Prints the table, and writes it if there is a folder for it; returns the exit code."""
+    """Print the table and write it if a folder is given; return the exit code."""
     choice = choice_of(args)
     runs = find(args.runs, args.algorithms, args.metric)
     if args.pivot is not None:

@@ -1,7 +1,7 @@
 """Compilation of an experiment for a described device: `python -m experiments.plan --help`.
 
-Nothing is run. Reports, for every algorithm: seconds of compiling, memory of a device, transfers
-between devices, and on TPU the cycles that the compiler expects.
+It reports, for every algorithm, compile time, memory of a device, transfers between devices and, on
+TPU, the compiler's estimate of cycles. Nothing is run.
 """
 
 if __name__ == "__main__":  # before anything is loaded

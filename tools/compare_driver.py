@@ -1,4 +1,4 @@
-"""Simulates every algorithm in small and writes what it ends with: the driver of
+"""Small simulations of every algorithm, whose ends are written: the driver of
 `tools.compare_revisions`, run once for each revision with only the names that both have.
 
 `python compare_driver.py OUT ALGORITHMS DEVICES`: `ALGORITHMS` are names with commas between them,

@@ -104,7 +104,7 @@ def _counted(shape: tuple[int, ...], classes: int, model: str, initializer: str,
     return sum(leaf.size for leaf in jax.tree.leaves(shapes["params"]))
 
 
-def got(preset: Preset) -> str:
+def sizes(preset: Preset) -> str:
     """Return samples and classes of the clients, and parameters, at full size."""
     dataset = stand_in(preset.args.dataset)
     partition = data_flags.make_partition(preset.args, dataset)
@@ -128,12 +128,12 @@ def table(paper: str) -> str:
     shared = {name: text for name, text in given[0].items()
               if all(other.get(name) == text for other in given)}  # fmt: skip
     lines = [f"All of them: `{' '.join(shared.values())}`", ""]
-    lines += ["| Setting | Preset and its other flags | Paper | Got |", "|---|---|---|---|"]
+    lines += ["| Setting | Preset and its other flags | Paper | Here |", "|---|---|---|---|"]
     for row, one in zip(rows, given, strict=True):
         own = " ".join(text for name, text in one.items() if shared.get(name) != text)
         title = f"{row.title}; {row.note}" if row.note else row.title
         title = title.replace("*", r"\*")
-        lines.append(f"| {title} | **{row.name}** `{own}` | {row.paper} | {got(row)} |")
+        lines.append(f"| {title} | **{row.name}** `{own}` | {row.paper} | {sizes(row)} |")
     return "\n".join(lines)
 
 

@@ -197,7 +197,7 @@ class ExperimentConfig:
         for name, choices in CHOICES.items():
             if self[name].value not in choices:
                 raise pfl.core.unknown_name(name, self[name].value, choices)
-        trackers.chosen(self)  # their packages are there
+        trackers.from_flags(self)  # their packages are there
 
 
 _switched: list[str] = []  # settings of JAX that `set_precision` has switched on

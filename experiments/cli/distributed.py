@@ -25,17 +25,19 @@ FORM = "--distributed must be 'auto' or HOST:PORT,COUNT,INDEX such as 10.0.0.1:1
 SILENT = 40  # seconds without a sign of life until a process counts as gone
 LATE = 300  # seconds until all processes must have come
 LEAVING = 20  # seconds that one waits for the others at its end
-_held: list[socket.socket] = []
+_reserved: list[socket.socket] = []
 
 
-def start(word: str | None, wanted: str = "auto", mesh: str = "auto", num_clients: int = 1) -> None:
+def start(
+    word: str | None, device_flag: str = "auto", mesh: str = "auto", num_clients: int = 1
+) -> None:
     """Connect the processes of --distributed before a device is used, if the flag is given.
 
     All but the first print nothing from then on, except errors.
 
     Args:
       word: "auto" or HOST:PORT,COUNT,INDEX.
-      wanted, mesh: --devices and --mesh of all processes; devices of a CPU are made here.
+      device_flag, mesh: --devices and --mesh of all processes; devices of a CPU are made here.
       num_clients: the most devices with "auto".
 
     Raises:
@@ -45,7 +47,7 @@ def start(word: str | None, wanted: str = "auto", mesh: str = "auto", num_client
         return
     options = {} if word == "auto" else _parsed(word)
     if options:
-        devices.start_share(wanted, mesh, options["num_processes"], num_clients)
+        devices.start_share(device_flag, mesh, options["num_processes"], num_clients)
     where = f"at {options['coordinator_address']}" if options else "of this job"
     print(f"--distributed={word}: meeting the other processes {where}, in {LATE} seconds at most.",
           file=sys.stderr, flush=True)  # fmt: skip
@@ -126,7 +128,7 @@ def _reserve(host: str, port: int, number: int) -> None:
             "this machine already: take another port for another run, and give every process "
             "another INDEX."
         ) from error
-    _held.append(mine)
+    _reserved.append(mine)
 
 
 @contextlib.contextmanager

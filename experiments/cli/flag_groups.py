@@ -13,8 +13,8 @@ from fedjax_pfl.utils.conversions import LIMIT, convert
 from fedjax_pfl.utils.errors import refused, shown
 
 
-class Whole(flags.IntegerParser):
-    """Whole numbers of a flag, by default of int32."""
+class Integers(flags.IntegerParser):
+    """Integers of a flag, by default of int32."""
 
     def __init__(self, name: str, low: int, high: int = LIMIT - 1):
         super().__init__(low, high)
@@ -63,15 +63,15 @@ class Group:
     def pairs(self, name: str, meaning: str) -> None:
         flags.DEFINE_multi_string(name, [], meaning, **self.place)
 
-    def whole(
+    def integer(
         self, name: str, default: int | None, meaning: str, low: int, high: int = LIMIT - 1
     ) -> None:
-        self._number(Whole(name, low, high), default, meaning)
+        self._number(Integers(name, low, high), default, meaning)
 
     def number(self, name: str, default: float | None, meaning: str, *bounds: float) -> None:
         self._number(Number(name, *bounds), default, meaning)
 
-    def _number(self, parser: Whole | Number, default: float | None, meaning: str) -> None:
+    def _number(self, parser: Integers | Number, default: float | None, meaning: str) -> None:
         serializer = flags.ArgumentSerializer()
         flags.DEFINE(parser, parser.name, default, meaning, serializer=serializer, **self.place)
 

@@ -44,7 +44,7 @@ def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any)
         elif option.kind is bool:
             group.switch(name, default, meaning)
         elif option.kind is int:
-            group.whole(name, default, meaning, option.low)
+            group.integer(name, default, meaning, option.low)
         elif option.kind is float:
             group.number(name, default, meaning)
         elif option.kind is str:
@@ -118,8 +118,8 @@ def _data(group: Group) -> None:
     _options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     group.text("partition", "dirichlet", "rule that deals samples to clients")
-    group.whole("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
-    group.whole("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)
+    group.integer("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
+    group.integer("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)
     meaning = (
         "NPZ file with each client's samples, or a folder of PFLlib's or FL-bench's, instead of a "
         "rule"
@@ -132,15 +132,17 @@ def _data(group: Group) -> None:
 
 def _rule(group: Group) -> None:
     group.number("alpha", None, "concentration of Dir(alpha): small means few classes per client")
-    group.whole("min_size", None, "fewest samples of a client, before test samples are held out", 1)
-    group.whole("max_retries", None, "further draws until every client holds min_size samples", 0)
-    group.whole("classes_per_client", None, "classes that a client holds", 1)
-    group.whole("groups", None, "groups of clients with the same dominant classes", 1)
+    group.integer(
+        "min_size", None, "fewest samples of a client, before test samples are held out", 1
+    )
+    group.integer("max_retries", None, "further draws until every client holds min_size samples", 0)
+    group.integer("classes_per_client", None, "classes that a client holds", 1)
+    group.integer("groups", None, "groups of clients with the same dominant classes", 1)
     group.number("dominant_share", None, "part of a client's samples of dominant classes", 0.0, 1.0)
     group.text("dominant", None, "'contiguous' blocks of classes, or 'sampled' ones")
-    group.whole("dominant_classes", None, "dominant classes of a group, if sampled", 1)
-    group.whole("train_samples", None, "largest number of training samples of a client", 1)
-    group.whole("test_samples", None, "largest number of test samples of a client", 1)
+    group.integer("dominant_classes", None, "dominant classes of a group, if sampled", 1)
+    group.integer("train_samples", None, "largest number of training samples of a client", 1)
+    group.integer("test_samples", None, "largest number of test samples of a client", 1)
     group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's choice)")
     group.number(
         "test_fraction", None, "part of a client's samples held out for testing, if pooled"
@@ -160,7 +162,7 @@ def _training(group: Group) -> None:
     group.text("model", "cnn", "network of every client")
     _options(group, pfl.options.ModelOptions)
     _options(group, pfl.options.SharingOptions)
-    group.whole("rounds", 50, "communication rounds", 1)
+    group.integer("rounds", 50, "communication rounds", 1)
     _options(group, pfl.options.LocalTraining)
     _options(group, pfl.options.ParticipationOptions)
 
@@ -172,19 +174,19 @@ def _uploads(group: Group) -> None:
 
 
 def _run(group: Group) -> None:
-    group.whole(
+    group.integer(
         "num_seeds", 3, "repetitions, with the seeds SEED, SEED + 1, ...", 1, pfl.engine.MAX_RUNS
     )
-    group.whole(
+    group.integer(
         "seed",
         0,
         "first seed of initial models, cohorts and batches, the same for all algorithms",
         0,
     )
     meaning = "rounds between evaluations; the last round is always evaluated"
-    group.whole("eval_every", SIMULATED["eval_every"], meaning, 1)
+    group.integer("eval_every", SIMULATED["eval_every"], meaning, 1)
     meaning = "rounds without better mean validation accuracy that end a run (default: no end)"
-    group.whole("patience", None, meaning, 1)
+    group.integer("patience", None, meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
     )
@@ -194,7 +196,7 @@ def _run(group: Group) -> None:
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
     _options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
-    group.whole("new_clients", 0, "number of last clients that take part in no round", 0)
+    group.integer("new_clients", 0, "number of last clients that take part in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "parts of their training samples that they may use"

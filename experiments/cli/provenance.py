@@ -1,8 +1,8 @@
 """The origin of a run's numbers: data, model, machine and code, for `config.json` and `run.json`.
 
-Changes of the package's files or of JAX may change roundings, so a run goes on with a warning. A
-changed revision, or a changed file of the user's own, gives other numbers: the run is refused
-unless --accept_changed_code is given, and then its rows have a remark.
+Changes of the package's files or of JAX may change roundings, so a run continues with a warning. A
+changed revision, or a changed file of the user's, gives other numbers: the run is refused without
+--accept_changed_code, with which its rows have a remark.
 """
 
 import hashlib

@@ -13,7 +13,7 @@ from ..outputs import line_styles
 from ..outputs.run_files import mean_over_clients
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, words_of
 from .runs import Run
-from .scores import SCORES, chosen_clients, curve, one_number, who
+from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import labels, setting, shown, with_record, with_scores, with_styles
 
 
@@ -73,7 +73,9 @@ def by_round(
     else:
         drawing.legend()
     what = "best so far" if best_so_far else f"{model} model, {split} samples"
-    drawing.title(f"{what}, {who(runs, list(rows.values()), average)}{over_seeds(runs)}")
+    drawing.title(
+        f"{what}, {describe_clients(runs, list(rows.values()), average)}{over_seeds(runs)}"
+    )
     return drawing
 
 
@@ -245,7 +247,8 @@ def bars(
         axes.tick_params(axis="x", rotation=30)
     plots.tidy(axes, ylabel=measure.axis)
     axes.grid(axis="x", visible=False)
-    text = f"{model} model, {split} samples, {SCORES[score]}, {who(runs, chosen, average)}"
+    text = f"{model} model, {split} samples, {SCORES[score]}"
+    text = f"{text}, {describe_clients(runs, chosen, average)}"
     drawing.title(f"{text}; whiskers: 95 % interval over seeds")
     return drawing
 

@@ -9,7 +9,7 @@ from fedjax_pfl.utils.errors import InputError, require_name
 
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds
 from .runs import Run, same_data
-from .scores import SCORES, chosen_clients, curve, one_number, who
+from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import labels, with_scores, with_styles
 
 COSTS = {
@@ -73,7 +73,7 @@ def by_cost(
         drawing.add({x: cost, measure.column: values}, places, **of_run(run, name))
     plots.tidy(axes, xlabel=COSTS[x], ylabel=measure.axis)
     drawing.legend()
-    what = f"{model} model, {split} samples, {who(runs, chosen, average)}"
+    what = f"{model} model, {split} samples, {describe_clients(runs, chosen, average)}"
     drawing.title(f"{what}{over_seeds(runs)}")
     return drawing
 

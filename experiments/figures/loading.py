@@ -1,4 +1,4 @@
-"""Finds finished runs in folders, and reads their configurations."""
+"""Search for finished runs in folders, and their configurations."""
 
 import glob
 import re
@@ -125,14 +125,14 @@ def read(folder: Path) -> Run:
     versions = config.get("versions")
     if isinstance(versions, dict) and "fedjax_pfl" in versions:
         require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)
-    if (trouble := _trouble(config)) is not None:
+    if (trouble := _invalid_entry(config)) is not None:
         raise damaged(folder / CONFIG, trouble)
     if not isinstance(summary.get("partition_hash", ""), str):
         raise damaged(folder / SUMMARY, "partition_hash must be a text")
     return Run(folder, config, summary)
 
 
-def _trouble(config: Mapping[str, Any]) -> str | None:
+def _invalid_entry(config: Mapping[str, Any]) -> str | None:
     """Return a sentence on a missing or malformed entry, or None."""
     for place, kind in ENTRIES.items():
         value: Any = config

@@ -1,4 +1,4 @@
-"""The table that a paper prints: algorithms by data sets, or by the values of any setting."""
+"""Pivot tables of finished runs: algorithms by data sets, or by the values of any setting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,15 +17,24 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
-from .scores import Choice, chosen_clients, curve, one_number, who
-from .selection import REPEATS, apart, mixed_code, renamed, setting, shown, varying, with_scores
+from .scores import Choice, chosen_clients, curve, describe_clients, one_number
+from .selection import (
+    REPEATS,
+    differing_settings,
+    mixed_code,
+    renamed,
+    setting,
+    shown,
+    varying,
+    with_scores,
+)
 
 SPREADS = ("std", "interval")
 RANKED = "Of each column the best mean is bold, the second underlined."
 
 
 def _spread(values: np.ndarray, kind: str) -> float | None:
-    """Deviation over seeds, or half the width of its 95 % interval; None for one seed."""
+    """Return the deviation over seeds, or half the 95 % interval; None for one seed."""
     if kind == "interval":
         return interval(values)
     return float(values.std(ddof=1)) if len(values) > 1 else None
@@ -52,13 +61,13 @@ class Pivot:
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
-        """The scores of each (row, column) by seed, in the order of the runs."""
+        """Return the scores of each (row, column) by seed, in the order of the runs."""
         *place, _, value = self.scores.columns
         groups: Any = self.scores.groupby(place, sort=False)[value]
         return {at: values.to_numpy() for at, values in groups}
 
     def text(self, values: np.ndarray) -> str:
-        """A cell."""
+        """Format a cell."""
         if self.spread == "interval":
             return mean_with_interval(values, self.measure)
         deviation = _spread(values, self.spread)
@@ -66,7 +75,7 @@ class Pivot:
         return self.measure.shown(float(values.mean())) + more
 
     def emphasis(self, column: str) -> dict[str, str]:
-        """The best rows of a column in bold, the second best underlined, by means as printed."""
+        """Return the emphasis of a column: best rows bold, second best underlined."""
         cells = {row: values for (row, other), values in self.cells.items() if other == column}
         means = {row: float(self.measure.shown(float(one.mean()))) for row, one in cells.items()}
         order = sorted(set(means.values()), reverse=self.measure.higher)[:2]
@@ -76,7 +85,7 @@ class Pivot:
         return {row: forms[mean] for row, mean in means.items() if mean in forms}
 
     def table(self) -> Table:
-        """The best cell of each column in bold, the second best underlined."""
+        """Return the table, with each column's best cell bold and second best underlined."""
         rows, columns = (self.scores.iloc[:, axis].unique().tolist() for axis in (0, 1))
         texts = {at: self.text(values) for at, values in self.cells.items()}
         body = [[row, *(texts.get((row, column)) for column in columns)] for row in rows]
@@ -89,7 +98,7 @@ class Pivot:
         return replace(made, notes=self.notes, emphasis=emphasis)
 
     def write(self, folder: Path, text: str) -> None:
-        """Writes the table; a line for each cell in `table.csv`, for each score in `seeds.csv`."""
+        """Write the table: a line per cell in `table.csv`, per score in `seeds.csv`."""
         end = "_percent" if self.measure.fraction else ""
         heading = (*self.scores.columns[:2], "seeds", f"mean{end}", f"{self.spread}{end}")
         numbers = [
@@ -108,7 +117,7 @@ def pivoted(
     *,
     spread: str = "std",
 ) -> Pivot:
-    """Algorithms (and the settings in which their runs differ) by the values of a setting.
+    """Return the table of algorithms (and their differing settings) by the values of a setting.
 
     Runs that differ only in their seeds are one cell. A setting that goes with the column, such as
     the network of a data set, is no difference.
@@ -135,7 +144,7 @@ def pivoted(
                 f"{first.folder} and {other.folder} both have {name} {column}, but not the same "
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
-    differ = _apart(runs, at, name)
+    differ = _differing_settings(runs, at, name)
 
     def row_of(run: Run) -> str:
         own = [n for n in differ if n in run.settings]
@@ -157,7 +166,7 @@ def pivoted(
                     "leave one of them out."
                 )
         same.append(run)
-        if len(same) > 1 and REVISION in apart(same) and name != REVISION:
+        if len(same) > 1 and REVISION in differing_settings(same) and name != REVISION:
             raise InputError(
                 f"{same[0].folder} and {run.folder} are both {what}, but one has no recorded "
                 "revision, or another one: leave one of them out."
@@ -167,7 +176,7 @@ def pivoted(
         sentences += [one for one in run.remarks if one not in sentences]
     measure = runs[0].measure
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
-    made = Pivot(frame, spread, [], who(runs, chosen, average), measure)
+    made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure)
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped(remarks), *mixed_code(pooled.values())])
     if several:
@@ -180,8 +189,8 @@ def pivoted(
     return made
 
 
-def _apart(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
-    """Settings in which runs of one algorithm differ within a column."""
+def _differing_settings(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
+    """Return settings in which runs of one algorithm differ within a column."""
     result = []
     for one in varying(runs, (name, ALGORITHM, *REPEATS)):
         seen: dict[tuple[str, str], set[str]] = {}

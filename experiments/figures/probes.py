@@ -1,4 +1,4 @@
-"""Rebuilds a finished run's federation and models, and runs one further local epoch.
+"""Probes of finished runs: their rebuilt federation and models, and one further local epoch.
 
 The federation comes from the flags in `config.json` and the clients' samples in `partition.npz`,
 the models from `models.npz`; nothing is written. The epoch is that of the round after the last.

@@ -1,4 +1,4 @@
-"""The table over finished runs, a row for each, and the files of such tables."""
+"""The table of finished runs, a row for each, and the files of such tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,12 +25,12 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..outputs.run_files import write_text
 from .runs import ALGORITHM, Run, same_data
-from .scores import SCORES, Choice, chosen_clients, curve, one_number, who
-from .selection import REPEATS, apart, labels, mixed_code, varying, with_scores
+from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
+from .selection import REPEATS, differing_settings, labels, mixed_code, varying, with_scores
 
 
 def run_columns(measure: Measure) -> list[Column]:
-    """The columns of `experiments.compare`: the keys of its rows, which have those that apply.
+    """Return the columns of `experiments.compare`; rows have the keys that apply to them.
 
     label: the run's name. accuracy, interval: the measure, fractions in percent, mean over seeds
     and half the width of its 95 % interval (Student's t). seeds, clients, data, rounds: the number
@@ -75,7 +75,7 @@ def compare_runs(
     baseline: str | None = None,
     target: float | None = None,
 ) -> tuple[Table, str]:
-    """(a table with a row for each run, the meaning of its numbers).
+    """Return (a table with a row for each run, the meaning of its numbers).
 
     Args:
       choice: which scores.
@@ -110,23 +110,23 @@ def compare_runs(
     table = [
         {"label": name} | _row(run, own, base, chosen, target, (model, split, average)) | more
         for run, name, own, chosen, more in zip(
-            runs, names, scores, rows, _apart(runs, rows, scores), strict=True
+            runs, names, scores, rows, _differing_facts(runs, rows, scores), strict=True
         )
     ]
     text = f"{meaning_of(measure)}{model} model, {split} samples, {SCORES[choice.score]}"
-    text += f", {who(runs, rows, average)}"
+    text += f", {describe_clients(runs, rows, average)}"
     remarks = {name: _remarks(run, model) for run, name in zip(runs, names, strict=True)}
     notes = [
         *grouped(remarks),
         *_meaning(table, choice.score, measure),
-        *_beside(every, runs, names, model, split),
+        *_missing_in_labels(every, runs, names, model, split),
         *mixed_code([[runs[k] for k in subtracted]]),
     ]
     return Table(run_columns(measure), table, notes), text
 
 
 def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> list[str]:
-    """Notes on the columns and the intervals."""
+    """Return notes on the columns and the intervals."""
     notes = []
     if score == "best":
         notes.append("Best round: chosen on the samples that it is scored on.")
@@ -144,14 +144,14 @@ def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> 
 
 
 def meaning_of(measure: pfl.models.Measure) -> str:
-    """What a table is of, where it is no accuracy."""
+    """Describe a table's measure unless it is accuracy."""
     if measure == ACCURACY:
         return ""
     return f"{measure.label}, {measure.better} is better, "
 
 
-def _apart(runs, rows, scores) -> list[dict]:
-    """Of each row, the facts in which rows differ: seeds, clients, data, rounds."""
+def _differing_facts(runs, rows, scores) -> list[dict]:
+    """Return each row's facts in which rows differ: seeds, clients, data, rounds."""
 
     def rounds(run):
         every = int(np.diff(run.eval_rounds, prepend=0).max())
@@ -173,8 +173,8 @@ def _apart(runs, rows, scores) -> list[dict]:
     return [{name: shown[name][k] for name in differ} for k in range(len(runs))]
 
 
-def _beside(every, runs, names, model: str, split: str) -> list[str]:
-    """Notes on facts missing from the labels: runs without scores, settings that differ."""
+def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
+    """Return notes on facts missing in the labels: missing scores, differing settings."""
     notes = []
     left = [str(run.folder) for run in every if run not in runs]
     if left:
@@ -191,7 +191,7 @@ def _bare(name: str) -> str:
 
 
 def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
-    """The places of the runs to subtract: several have different seeds and are otherwise alike."""
+    """Return the positions of the baseline's runs, which differ only in their seeds."""
     if word in names:
         return [names.index(word)]
     name = pfl.core.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
@@ -200,7 +200,7 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
     result = [k for k, run in enumerate(runs) if run.algorithm == name]
     chosen = [runs[k] for k in result]
     seeds = [seed for run in chosen for seed in run.seeds]
-    alike = not apart(chosen) and all(same_data(run, chosen[0]) for run in chosen)
+    alike = not differing_settings(chosen) and all(same_data(run, chosen[0]) for run in chosen)
     if not alike or len(set(seeds)) < len(seeds):
         raise InputError(
             f"baseline {word!r} is {len(result)} runs that are not one with several seeds: name "
@@ -210,7 +210,7 @@ def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]
 
 
 def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
-    """The values of a run that it has, by the keys of `run_columns`, and its scores by seed."""
+    """Return a run's values by the keys of `run_columns`, and its scores by seed."""
     values = np.array(list(scores.values()))
     apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
     gaps = np.array(apart)
@@ -254,7 +254,7 @@ def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
 
 
 def _remarks(run: Run, model: str) -> tuple[str, ...]:
-    """The run's remarks, and the adaptation of copies where adapted models are compared."""
+    """Return the run's remarks, with the adaptation if adapted models are compared."""
     flags = run.config["flags"].get("run", {})
     epochs, steps, leaves = (flags.get(f"adapt_{name}") for name in ("epochs", "steps", "leaves"))
     remarks = run.remarks
@@ -268,7 +268,7 @@ def _mean(values) -> float | None:
 
 
 def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
-    """The table with the best rows of a column in bold."""
+    """Return the table with the best rows of a column in bold."""
     best = max(measure.toward(row[key]) for row in table.rows)
     rows = enumerate(table.rows)
     emphasis = {(k, key): BOLD for k, row in rows if measure.toward(row[key]) == best}
@@ -278,7 +278,7 @@ def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
 def write_tables(
     folder: Path, text: str, table: Table, latex: str, numbers: Table, scores: pd.DataFrame
 ) -> None:
-    """Writes `table.md`, `table.tex`, `table.csv` and `seeds.csv`.
+    """Write `table.md`, `table.tex`, `table.csv` and `seeds.csv`.
 
     Args:
       folder: created here.

@@ -23,14 +23,14 @@ from .runs import Run, same_data
 
 __all__ = [
     "AVERAGES", "OVER", "SCORES", "Choice", "choice_of", "chosen_clients", "curve", "define_flags",
-    "one_number", "who",
+    "describe_clients", "one_number",
 ]  # fmt: skip
 
 OVER = ("all", "next_participants")
 
 
 def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> list[np.ndarray]:
-    """Rows of the clients to average, for each run.
+    """Return the rows of the clients to average, for each run.
 
     Args:
       words: numbers such as "0,3"; "" for those that all runs on the same data score, so that an
@@ -76,8 +76,10 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
     return np.array(numbers)
 
 
-def who(runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients") -> str:
-    """The words of a title on the clients averaged."""
+def describe_clients(
+    runs: Sequence[Run], rows: Sequence[np.ndarray], average: str = "clients"
+) -> str:
+    """Describe the averaged clients for a title."""
     same = all(np.array_equal(one, rows[0]) for one in rows)
     same = same and len({run.num_clients for run in runs}) == 1
     if not same:
@@ -98,8 +100,7 @@ def curve(
     average: str = "clients",
     over: str = "all",
 ) -> np.ndarray:
-    """The run's measure, accuracies in percent, at the evaluated rounds, [S, E]; NaN where nobody
-    was scored.
+    """Return the run's measure at evaluated rounds, [S, E], in percent for accuracies, or NaN.
 
     Args:
       average: over "clients" each counts alike; over "samples" as many times as it has test
@@ -130,7 +131,7 @@ def curve(
 
 @dataclass(frozen=True)
 class Choice:
-    """Which scores.
+    """Selection of scores.
 
     Attributes:
       score: of the rounds, a name in `SCORES`.
@@ -149,7 +150,7 @@ class Choice:
 
 
 def define_flags(group: Group) -> None:
-    """Defines the flags of a `Choice`, and --headline."""
+    """Define the flags of a `Choice`, and --headline."""
     group.text("score", "final", f"{', '.join(SCORES)}")
     group.text("model", "personalized", "model that was scored")
     group.text("split", "test", "samples it was scored on")
@@ -161,7 +162,7 @@ def define_flags(group: Group) -> None:
 
 
 def choice_of(values: absl.flags.FlagValues) -> Choice:
-    """The choice that the flags make.
+    """Return the choice of the flags.
 
     Raises:
       InputError: --headline beside a flag that it stands for.

@@ -1,4 +1,4 @@
-"""Selects the runs that a figure can draw, and names them by their differences."""
+"""Selection of the runs that a figure can draw, and their names by differences."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -111,7 +111,7 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     return differ
 
 
-def apart(runs: Sequence[Run]) -> list[str]:
+def differing_settings(runs: Sequence[Run]) -> list[str]:
     """Return the names of settings other than seeds in which runs to be pooled differ.
 
     A run without a recorded revision differs from any other: its numbers may be another version's.

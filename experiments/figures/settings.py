@@ -10,8 +10,17 @@ from fedjax_pfl.utils.errors import InputError
 from ..outputs import line_styles
 from .drawing import Drawing, figure, spread_of, words_of
 from .runs import ALGORITHM, Run
-from .scores import SCORES, chosen_clients, curve, one_number, who
-from .selection import REPEATS, apart, renamed, setting, shown, varying, with_record, with_scores
+from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
+from .selection import (
+    REPEATS,
+    differing_settings,
+    renamed,
+    setting,
+    shown,
+    varying,
+    with_record,
+    with_scores,
+)
 
 TRAFFIC = "traffic"
 UNITS = {TRAFFIC: "MB a client sends and receives in a round"}
@@ -73,7 +82,7 @@ def against_setting(
         for alias in (name, *(f"{r.algorithm}.{name}" for r in runs if name not in r.flags))
     }  # fmt: skip
     for at, same in (pair for line in lines.values() for pair in line.items()):
-        differ = [name for name in apart(same) if name not in used]
+        differ = [name for name in differing_settings(same) if name not in used]
         if differ:
             raise InputError(
                 f"{same[0].folder} and {same[1].folder} have the same {x} ({_text(at)})"
@@ -107,7 +116,7 @@ def against_setting(
         crowded = sum(len(_text(at)) + 2 for at in places) > 48
         look = {"rotation": 35, "ha": "right"} if crowded else {"rotation": 0, "ha": "center"}
         axes.set_xticks(list(places.values()), [_text(at) for at in places], **look)
-    title = f"{model} model, {SCORES[score]}, {who(runs, rows)}"
+    title = f"{model} model, {SCORES[score]}, {describe_clients(runs, rows)}"
     if len(lines) > 1:
         drawing.legend(", ".join(line_names))
     else:

@@ -15,7 +15,7 @@ def number(algorithm: str) -> int:
     """Return the number of its style (`plots.style`).
 
     Algorithms of this package all differ. A registered one has a number beyond theirs, made of
-    its name, so that it moves nobody else's.
+    its name, so that it changes no other.
     """
     ours = [
         name

@@ -1,7 +1,7 @@
-"""The files of a run: configuration, measurements, matrices and models of each algorithm; a table
-and pictures of all of them.
+"""The files of a run: configuration, measurements, matrices, models, tables and pictures.
 
-Every file is written under another name and then renamed: a file with its final name is complete.
+Every file is written under a temporary name and then renamed, so a file with its final name is
+complete.
 
 OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to continue it
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
@@ -14,7 +14,7 @@ OUTPUT/NAME/config.json     everything that determines the run, and its machine
 OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of
                             traffic, local steps, candidates' forward passes and FLOPs. An infinite
-                            error counts, and is "inf"; what isn't there has no line
+                            error counts, and is "inf"; missing values have no line
 OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
 OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and records (participated,
                             diverged, train_loss, local_steps, computation/flops, traffic/...) at

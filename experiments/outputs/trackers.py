@@ -83,7 +83,7 @@ class Tracker(NamedTuple):
     open: Callable[[Stream, str | None], Opened]
 
 
-def chosen(args: Any) -> list[Tracker]:
+def from_flags(args: Any) -> list[Tracker]:
     """Return the trackers that the flags ask for.
 
     Raises:

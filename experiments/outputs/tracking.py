@@ -1,8 +1,8 @@
-"""The measurements of a simulation on their way to trackers, each of them once.
+"""Transfer of a simulation's measurements to trackers, each at most once.
 
-OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last round of
-each metric that it was given, and whether the stream is whole. It is written before rows are sent:
-where a process is killed between the two they are missing there, and none is ever sent twice.
+OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last sent round
+of each metric, and whether the stream is complete. It is written before rows are sent: if a process
+is killed in between, the tracker lacks them, but no row is ever sent twice.
 """
 
 import sys
@@ -18,7 +18,7 @@ from fedjax_pfl.results.result_table import named_settings
 from fedjax_pfl.utils.errors import cut, sentence, shown
 
 from .run_files import metric_rows, plain, write_json
-from .trackers import Opened, Row, Stream, Tracker, chosen
+from .trackers import Opened, Row, Stream, Tracker, from_flags
 
 RECORD = "tracking.json"
 BATCH = 500  # rows in one call of a tracker: MLflow takes 1,000 at once
@@ -55,7 +55,7 @@ class Tracking:
         self.swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
         self.seeds = range(args.seed, args.seed + args.num_seeds) if seeds is None else seeds
         self.facts = {name: value for name, value in facts.items() if value not in (None, "", [])}
-        self.trackers = {tracker.key: tracker for tracker in chosen(args)}
+        self.trackers = {tracker.key: tracker for tracker in from_flags(args)}
         self.path = output / RECORD
         known = self.trackers and self.path.exists()
         self.record: dict[str, Any] = _checked(self.path) if known else {}

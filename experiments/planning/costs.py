@@ -1,9 +1,9 @@
 """Costs of one round of a compiled program: cycles of its parts, and transfers between devices.
 
-XLA's own cost analysis counts a loop's body once; here it counts as often as it runs. The library
-names its loops by that, such as "steps[45]" (`fedjax_pfl.execution.packed_vmap.Counts`); those with
-a constant bound need no name. Any other loop's body counts once, and the loop is reported. Of a
-condition's branches the most expensive one counts; in a scope "seldom" the cheapest.
+XLA's own cost analysis counts a loop's body once; here it is multiplied by the iterations. They
+are a constant bound, or in the loop's name, such as "steps[45]" (`execution.packed_vmap.Counts`).
+Other loops' bodies count once, and the loops are reported. The most expensive branch of a condition
+counts; in a scope "seldom" the cheapest.
 """
 
 import re
@@ -123,13 +123,13 @@ class _Walk:
             elif one.kind == "conditional":
                 skipped = condition(one.scope) == ONCE and own != ALL
                 if one.branches:
-                    self.visit(self.taken(one), 0.0 if skipped else times, own)
+                    self.visit(self.counted_branch(one), 0.0 if skipped else times, own)
             elif one.kind == "call":
                 self.visit(one.attribute("to_apply") or "", times, own)
             elif own:
                 self.visit(one.attribute("calls") or "", times, FUSED)
 
-    def taken(self, one: Instruction) -> str:
+    def counted_branch(self, one: Instruction) -> str:
         """Return the branch of a condition that counts."""
         choose = min if condition(one.scope) == SELDOM else max
         return choose(one.branches, key=self.total)

@@ -100,7 +100,7 @@ def register_blank(name: str) -> str | None:
     return title
 
 
-def trouble(args: ExperimentConfig, complete: bool) -> tuple[str | None, str | None]:
+def check_data(args: ExperimentConfig, complete: bool) -> tuple[str | None, str | None]:
     """Return (an error of the data set of --dataset, a note on it), or None for each.
 
     Folders can hold the files of another data set under the same names, or only a part of it.

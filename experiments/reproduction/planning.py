@@ -203,13 +203,13 @@ def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section
     complete = request.scale == "full"
     section, cells = own(request, column)
     todo = missing(cells)
-    problem, note = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
+    problem, note = datasets.check_data(todo[0].args(), complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
         for instead in request.substitutes(column, todo[0].args().dataset)[:1]:
             section, cells = other(request, column, instead)
             todo = missing(cells)
-            absent, _ = datasets.trouble(todo[0].args(), complete) if todo else (None, None)
+            absent, _ = datasets.check_data(todo[0].args(), complete) if todo else (None, None)
             if absent:
                 raise pfl.InputError(absent)
     todo = [] if section.problem else todo

@@ -3,8 +3,8 @@
 FOLDER/PAPER-TABLE.json (PAPER-TABLE-SCALE.json of another scale than small) has under "kept" one
 line for each cell, "COLUMN/ROW": the scores by seed, the rows of the clients averaged, the run's
 remarks, the revisions of engine and algorithm, and a digest of all that identifies the run and its
-score. A cell counts as long as this digest is that of now. Times of a round are not saved: those of
-different machines do not compare.
+score. A cell is valid while this digest is current. Times of a round are not saved, because
+machines differ.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Makes dataclasses from a TOML file: which keys each part has, and what they may be."""
+"""Dataclasses from a TOML file, with checks of keys and types."""
 
 import tomllib
 import typing

@@ -60,10 +60,10 @@ class FedUpdate(core.Algorithm):
         state = State(server, cohort.scatter(state.models, tuned))
         return state, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
 
-    def _averaged(self, ctx, state, held):
+    def _averaged(self, ctx, state, models):
         """Return the server's shared leaves with each member's private ones."""
         one = trees.replicate(state.server, 1)
-        return ctx.average(jnp.ones((1,)), one, onto=held)
+        return ctx.average(jnp.ones((1,)), one, onto=models)
 
     def models(self, ctx, state, rows):
         named = {"personalized": trees.take(state.models, rows)}

@@ -128,7 +128,7 @@ class Sfl(core.Algorithm):
             mixing=weights,
         )
 
-    def _train(self, ctx, cohort, server, held, **options):
+    def _train(self, ctx, cohort, server, graph_models, **options):
         """Train from u with a pull to it and to the graph models [M, ...]."""
 
         def pull(gradient, params, broadcast, client):
@@ -138,10 +138,10 @@ class Sfl(core.Algorithm):
             return optax.tree.add(gradient, optax.tree.add(near_graph, near_mean))
 
         if not self.detached:
-            mean, graph = server["params"], held["params"]
+            mean, graph = server["params"], graph_models["params"]
             broadcast, operands = (mean, squares(mean)), (graph, jax.vmap(squares)(graph))
             options |= {"broadcast": broadcast, "operands": operands, "correct": pull}
-        _, private = ctx.plan.split(held)
+        _, private = ctx.plan.split(graph_models)
         if not jax.tree.leaves(private):
             return ctx.train(core.Broadcast(server), cohort, **options)
         start = ctx.plan.with_private(trees.replicate(server, cohort.size), private)

@@ -16,11 +16,10 @@ A round under sampling needs the rows of its cohort only, M of N.
   all clients is refused. Whatever is not declared fails while it is traced: nothing is computed
   from fewer rows than it needs.
 - Samples are on the host too, and go with the rows (`HostData`).
-- Of several processes each keeps the rows and samples (`process_local_data`) of its own clients. A
-  cohort's meet on the devices (`execution.host_rows`), and rows come back whole to every process,
-  which writes its own.
-- Models are scored, and returned, by blocks of as many clients as a program with all state scores
-  at a time.
+- Each process keeps the rows and samples (`process_local_data`) of its own clients. The rows of a
+  cohort are combined on the devices (`execution.host_rows`) and returned to every process, which
+  writes its own.
+- Models are scored and returned in blocks of clients.
 
 Results have the same bits as with all state on the device where clients run one after the other
 (`client_execution="map"`), and their checkpoints can be continued either way.

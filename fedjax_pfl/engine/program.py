@@ -61,7 +61,7 @@ class Program:
       runs: seeds and settings; leaves [R, ...].
       federation: clients, data, local training.
       rounds: T.
-      eval_every: models are scored after every so many rounds, and after the last.
+      eval_every: number of rounds between scores of models; the last round is always scored.
       capacity: rounds that the buffers of one call hold.
       adapt: the adaptation of copies before they are scored, or None.
       scored: rows of the clients whose models are scored, or None for all.
@@ -95,9 +95,9 @@ class Program:
             pool = nbytes((data.samples, data.labels, parts), platform)
         data = (nbytes(self.federation, platform) - pool) * execution.all_devices
         data += pool * execution.runs
-        held = nbytes(states, platform)
-        working = working_bytes(traced, len(jax.tree.leaves(states)), held, execution)
-        return None if working is None else Memory(data=data, state=held, working=working)
+        state_bytes = nbytes(states, platform)
+        working = working_bytes(traced, len(jax.tree.leaves(states)), state_bytes, execution)
+        return None if working is None else Memory(data=data, state=state_bytes, working=working)
 
     def start(self) -> State:
         """Return the states before the first round, leaves [R, ...]."""
@@ -263,12 +263,12 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
     return Chunk(closed(state, states, federation), buffers, matrices)
 
 
-def working_bytes(traced: Any, owned: int, held: int, execution: Execution) -> int | None:
+def working_bytes(traced: Any, owned: int, state_bytes: int, execution: Execution) -> int | None:
     """Estimate the bytes of a traced program in addition to its inputs.
 
     Args:
       owned: how many of its inputs, the first ones, it may use up.
-      held: bytes of these.
+      state_bytes: bytes of these.
 
     Returns:
       None, with a warning, where this version of JAX has other internals.
@@ -284,7 +284,7 @@ def working_bytes(traced: Any, owned: int, held: int, execution: Execution) -> i
             stacklevel=3,
         )
         return None
-    return round(max(most - held, 0) * BESIDE.get(execution.platform, 1))
+    return round(max(most - state_bytes, 0) * BESIDE.get(execution.platform, 1))
 
 
 def at(sharding: Sharding | None, tree: Tree) -> Tree:

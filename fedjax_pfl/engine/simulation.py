@@ -66,7 +66,7 @@ class Simulation:
       settings: values to sweep inside the program, by name: traced hyperparameters of the
         algorithm, "learning_rate" or "learning_rate_decay". All of one length H: setting h takes
         the h-th value of each.
-      eval_every: evaluate the models after every so many rounds, and after the last.
+      eval_every: number of rounds between evaluations; the last round is always evaluated.
       adapt: also evaluate copies that were adapted locally, as "adapted".
       score_clients: permanent ids of the clients whose models are evaluated; means, tables and
         curves are then over them, and the others' scores are NaN. By default all clients for which

@@ -254,7 +254,7 @@ class HostStore:
             at = clients[np.minimum(np.arange(start, start + width), len(clients) - 1)]
             rows = combined(self.read(np.broadcast_to(at, (runs, width))), mesh)
             for leaf, part in zip(out, rows, strict=True):
-                part = np.asarray(part)  # in every process: nobody runs ahead of the others
+                part = np.asarray(part)  # in every process, so that all stay in step
                 if wanted:
                     leaf[:, start : start + width] = part[:, : len(clients) - start]
         return clients, out

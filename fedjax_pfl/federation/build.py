@@ -93,7 +93,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
-        metrics=groups[ScoringOptions].chosen(task, data) + threat.metrics(dataset),
+        metrics=groups[ScoringOptions].resolve(task, data) + threat.metrics(dataset),
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected)),

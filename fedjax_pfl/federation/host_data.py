@@ -37,7 +37,7 @@ class HostData:
         self.shell: FederatedData = jax.tree.map(_on_device, few)
 
     def most(self, split: str, clients: int) -> int:
-        """Return the largest number of samples of any so many clients in a split, at least 1."""
+        """Return the largest number of samples of any `clients` clients in a split, at least 1."""
         return max(int(np.sort(self.size[split])[::-1][:clients].sum(dtype=np.int64)), 1)
 
     def of(self, rows: np.ndarray, splits: tuple[str, ...], most: int) -> FederatedData:

@@ -32,7 +32,7 @@ from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
-from fedjax_pfl.models.metrics import Metric, check_metrics, chosen, names_for
+from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require, require_classes
@@ -190,14 +190,14 @@ class ScoringOptions(Group):
         "Python a Metric of a function (outputs, labels, valid)",
     )
 
-    def chosen(self, task: Task, data: FederatedData) -> tuple[Metric, ...]:
+    def resolve(self, task: Task, data: FederatedData) -> tuple[Metric, ...]:
         """Return the metrics for a network's task and the clients' data.
 
         Raises:
           InputError: the task has no such metric, or a function is no valid metric.
         """
         requested, objective = () if self.metrics is None else self.metrics, task.objective
-        result = chosen(requested, objective, data.num_classes)
+        result = resolve_metrics(requested, objective, data.num_classes)
         outputs = objective.shape(data.sample_shape, data.num_outputs)
         labels = jax.ShapeDtypeStruct(data.labels.shape[1:], data.labels.dtype)
         check_metrics(result, jax.ShapeDtypeStruct(outputs, task.dtype), labels)

@@ -53,7 +53,7 @@ class EquinoxTask(Task):
     make: Callable[[Any], Any]
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
-        module, state = _made(self.make, key)
+        module, state = _make_module(self.make, key)
         return {"params": _nested(_parameters(module))} | self._statistics(module, state, True)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
@@ -96,7 +96,7 @@ class EquinoxTask(Task):
 
 def equinox_task(model: Any, dtype: str) -> EquinoxTask | None:
     """Return the task of an Equinox module, or of a pair (module, state); None for others."""
-    if "equinox" not in sys.modules:  # then nobody has made a module
+    if "equinox" not in sys.modules:  # then no module of Equinox exists
         return None
     eqx = _equinox()
 
@@ -114,7 +114,7 @@ def _equinox() -> Any:
     return importlib.import_module("equinox")
 
 
-def _made(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
+def _make_module(make: Callable[[Any], Any], key: Key) -> tuple[Any, Any]:
     """Return a module and its state, without weakly typed values."""
     eqx = _equinox()
 
@@ -128,10 +128,10 @@ def _template(make: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return the module and its state: constant arrays with values, all others as shapes."""
     eqx = _equinox()
 
-    module, state = eqx.filter_eval_shape(_made, make, jax.random.key(0))
+    module, state = eqx.filter_eval_shape(_make_module, make, jax.random.key(0))
     if any(hasattr(x, "dtype") and not _floating(x) for x in jax.tree.leaves(module)):
         with jax.ensure_compile_time_eval():
-            module, _ = _made(make, jax.random.key(0))
+            module, _ = _make_module(make, jax.random.key(0))
     return module, state
 
 

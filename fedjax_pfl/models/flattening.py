@@ -93,17 +93,17 @@ def layouts(task: Task, shapes: Tree, inputs: jax.ShapeDtypeStruct) -> dict[str,
         traced = jax.make_jaxpr(logits)(shapes, inputs)
     leaves, _ = jax.tree_util.tree_flatten_with_path(shapes)
     params = [_Seen(frozenset({trees.path_name(path)})) for path, _ in leaves]
-    met: dict[str, Layout] = {}
-    _follow(traced.jaxpr, [*params, _Seen(data=True, labels=_labels(inputs.shape, 4))], met)
-    return met
+    by_path: dict[str, Layout] = {}
+    _follow(traced.jaxpr, [*params, _Seen(data=True, labels=_labels(inputs.shape, 4))], by_path)
+    return by_path
 
 
 def _labels(shape: tuple[int, ...], least: int = 3) -> tuple[int, ...]:
     return (*range(len(shape) - 1), CHANNELS) if len(shape) >= least else ()
 
 
-def _follow(jaxpr: Any, seen: list[_Seen], met: dict[str, Layout]) -> list[_Seen]:
-    """Return facts about a program's outputs, and add layouts to `met`."""
+def _follow(jaxpr: Any, seen: list[_Seen], by_path: dict[str, Layout]) -> list[_Seen]:
+    """Return facts about a program's outputs, and add layouts to `by_path`."""
     known = dict(zip(jaxpr.invars, seen, strict=True))
 
     def of(value):
@@ -113,9 +113,9 @@ def _follow(jaxpr: Any, seen: list[_Seen], met: dict[str, Layout]) -> list[_Seen
         args = [of(value) for value in equation.invars]
         inner = _inner(equation)
         if inner is not None:
-            results = _follow(inner, args, met)
+            results = _follow(inner, args, by_path)
         else:
-            results = [_result(equation, args, out.aval.shape, met) for out in equation.outvars]
+            results = [_result(equation, args, out.aval.shape, by_path) for out in equation.outvars]
         known |= dict(zip(equation.outvars, results, strict=True))
     return [of(value) for value in jaxpr.outvars]
 
@@ -132,7 +132,7 @@ def _inner(equation: Any) -> Any:
     return None
 
 
-def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], met: dict) -> _Seen:
+def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], by_path: dict) -> _Seen:
     """Return facts about an equation's output of a shape."""
     data = [(one, at) for at, one in enumerate(args) if one.data]
     params = frozenset().union(*(one.params for one in args if not one.data))
@@ -142,10 +142,10 @@ def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], met: dict)
     name = equation.primitive.name
     if layout is not None:
         contracted = name != "dot_general" or _last_axes_only(equation)
-        _meet(met, params, layout if contracted else UNCLEAR)
+        _meet(by_path, params, layout if contracted else UNCLEAR)
     if name == "conv_general_dilated":
         if set(equation.params["lhs_dilation"]) - {1}:
-            _meet(met, params, TRANSPOSED)
+            _meet(by_path, params, TRANSPOSED)
         where = equation.params["dimension_numbers"].out_spec  # (batch, channels, rows, columns)
         labels = dict(zip(where, (0, CHANNELS, *range(1, len(shape) - 1)), strict=True))
         return _Seen(data=True, labels=tuple(labels[axis] for axis in range(len(shape))))
@@ -161,9 +161,9 @@ def _result(equation: Any, args: list[_Seen], shape: tuple[int, ...], met: dict)
     return rule(first, before, shape, equation.params)._replace(data=True, params=frozenset())
 
 
-def _meet(met: dict[str, Layout], paths: frozenset[str], layout: Layout) -> None:
+def _meet(by_path: dict[str, Layout], paths: frozenset[str], layout: Layout) -> None:
     for path in paths:
-        met[path] = layout if met.get(path, layout) == layout else UNCLEAR
+        by_path[path] = layout if by_path.get(path, layout) == layout else UNCLEAR
 
 
 def _last_axes_only(equation: Any) -> bool:

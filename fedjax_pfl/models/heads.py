@@ -93,12 +93,12 @@ def check_features(
       inputs: shape of a batch.
     """
 
-    def apart(model, inputs):
+    def from_features(model, inputs):
         task = make_task()
         return task.classify(model, task.embed(model, inputs, *EVALUATION)[0])
 
     try:
-        logits = jax.eval_shape(apart, model, inputs)
+        logits = jax.eval_shape(from_features, model, inputs)
     except InputError:
         raise
     except Exception as error:

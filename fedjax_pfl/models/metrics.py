@@ -98,7 +98,7 @@ def names_for(objective: Objective) -> list[str]:
     return own + [n for n, one in METRICS.items() if not one.tasks or objective.name in one.tasks]
 
 
-def chosen(metrics: Any, objective: Objective, num_classes: int) -> tuple[Metric, ...]:
+def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tuple[Metric, ...]:
     """Return a task's metrics, each once.
 
     Args:

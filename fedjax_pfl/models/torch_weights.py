@@ -155,36 +155,36 @@ def converted(
       InputError: no such layer, different numbers of layers of a kind, or a dense layer with an
         unknown order of inputs.
     """
-    theirs = _torch_layers(state_dict)
-    ours, shapes = _own_layers(task, inputs)
+    torch_layers = _torch_layers(state_dict)
+    own_layers, shapes = _own_layers(task, inputs)
     turned = layouts(task, shapes, inputs)
     for layer, sizes in (flattened or {}).items():
-        if layer not in ours:
-            raise unknown_name("layer in flattened", layer, ours)
+        if layer not in own_layers:
+            raise unknown_name("layer in flattened", layer, own_layers)
         labels = (*range(1, len(sizes)), CHANNELS)
         layout = Layout(labels, tuple(sizes)) if sizes else None
-        leaves = ours[layer]
+        leaves = own_layers[layer]
         for path, _ in [leaves["kernel"]] if "kernel" in leaves else leaves.values():
             turned.pop(path, None)
             turned |= {} if layout is None else {path: layout}
-    pairs = _paired(theirs, ours, names or {})
+    pairs = _paired(torch_layers, own_layers, names or {})
     values: dict[str, np.ndarray] = {}
     unused, misfits = [], []
     for layer, own in pairs.items():
         prefix = f"{layer}." if layer else ""
-        for name, value in _joined(theirs[layer]).items():
-            leaf = next((r for r in ROLES.get(name, (name,)) if own and r in ours[own]), None)
+        for name, value in _joined(torch_layers[layer]).items():
+            leaf = next((r for r in ROLES.get(name, (name,)) if own and r in own_layers[own]), None)
             if own is None or leaf is None:
                 unused.append(prefix + name)
                 continue
-            path, like = ours[own][leaf]
+            path, like = own_layers[own][leaf]
             array = _turned(value, leaf, like, turned.get(path), f"{prefix}{name}", own)
             if array.shape != like.shape:
                 misfits.append(f"{prefix}{name} {list(value.shape)} for {path} {list(like.shape)}")
             else:
                 array = np.ascontiguousarray(array).astype(like.dtype)
             values[path] = array
-    every = [path for leaves in ours.values() for path, _ in leaves.values()]
+    every = [path for leaves in own_layers.values() for path, _ in leaves.values()]
     missing = tuple(path for path in every if path not in values)
     known = tuple((layer, own) for layer, own in pairs.items() if own is not None)
     return Converted(values, missing, tuple(unused), tuple(misfits), known)
@@ -237,23 +237,25 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
     return layers, model
 
 
-def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str, str | None]:
+def _paired(
+    torch_layers: Layers, own_layers: Layers, names: Mapping[str, str]
+) -> dict[str, str | None]:
     """Return the network's layer for each of PyTorch's layers, or None."""
     for layer, own in names.items():
-        if layer not in theirs:
-            raise unknown_name("layer of the state_dict", layer, theirs)
-        if own not in ours:
-            raise unknown_name("layer of the network", own, ours)
+        if layer not in torch_layers:
+            raise unknown_name("layer of the state_dict", layer, torch_layers)
+        if own not in own_layers:
+            raise unknown_name("layer of the network", own, own_layers)
     require(len(set(names.values())) == len(names), "names", dict(names), "different layers")
     pairs: dict[str, str | None] = dict(names)
-    for layer in theirs:
+    for layer in torch_layers:
         same = layer.replace(".", "/")
-        if layer not in pairs and same in ours and same not in pairs.values():
+        if layer not in pairs and same in own_layers and same not in pairs.values():
             pairs[layer] = same
     for kind in KINDS:
-        left = [name for name, leaves in theirs.items() if _torch_kind(leaves) == kind]
+        left = [name for name, leaves in torch_layers.items() if _torch_kind(leaves) == kind]
         left = [name for name in left if name not in pairs]
-        free = [own for own, leaves in ours.items() if _leaf_kind(leaves) == kind]
+        free = [own for own, leaves in own_layers.items() if _leaf_kind(leaves) == kind]
         free = [own for own in free if own not in pairs.values()]
         if left and free and len(left) != len(free):
             raise InputError(
@@ -261,7 +263,7 @@ def _paired(theirs: Layers, ours: Layers, names: Mapping[str, str]) -> dict[str,
                 f"{len(free)} ({_several(free)}), so their order tells nothing. {_HINT}"
             )
         pairs |= dict(zip(left, free or [None] * len(left), strict=False))
-    return {layer: pairs[layer] for layer in theirs}
+    return {layer: pairs[layer] for layer in torch_layers}
 
 
 def _torch_kind(leaves: Mapping[str, Any]) -> str:

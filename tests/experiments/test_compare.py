@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
-from experiments.figures.scores import Choice, choice_of, chosen_clients, who
+from experiments.figures.scores import Choice, choice_of, chosen_clients, describe_clients
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 
@@ -257,10 +257,12 @@ def test_titles_say_how_many(tmp_path):
     write_run(tmp_path / "a" / "local", "local", finals([0.1, 0.2, np.nan]), [0], **SAME)
     (run,) = find([str(tmp_path)])
     rows = chosen_clients([run], "", "personalized", "test")
-    assert who([run], rows) == "mean over 2 of 3 clients"
-    assert who([run], rows, "samples") == "mean over samples of 2 of 3 clients"
-    assert who([run] * 2, [rows[0], rows[0][:1]]) == "mean over clients of each run's own"
-    assert who([run] * 2, [rows[0][:1]] * 2) == "client 0"
+    assert describe_clients([run], rows) == "mean over 2 of 3 clients"
+    assert describe_clients([run], rows, "samples") == "mean over samples of 2 of 3 clients"
+    assert (
+        describe_clients([run] * 2, [rows[0], rows[0][:1]]) == "mean over clients of each run's own"
+    )
+    assert describe_clients([run] * 2, [rows[0][:1]] * 2) == "client 0"
 
 
 def test_files(runs, tmp_path, capsys):
@@ -285,7 +287,7 @@ def test_help_has_every_flag_and_its_default(capsys):
     options = re.findall(r"^  --(?:\[no\])?(\w+):", text, re.MULTILINE)
     ours = [flag.name for flag in compare.parse(["compare"]).get_flags_for_module("compare")]
     assert options == sorted(ours)
-    assert "must be given" in text and "last_tenth\n    (default: 'final')" in text
+    assert "finished runs (required)" in text and "last_tenth\n    (default: 'final')" in text
 
 
 def test_a_headline_is_score_and_average(runs, capsys):

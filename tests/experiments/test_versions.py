@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import compare, run
 from experiments.figures.loading import find
-from experiments.figures.selection import apart
+from experiments.figures.selection import differing_settings
 from fedjax_pfl.engine.fingerprint import JAX, check_same
 from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY
 from fedjax_pfl.results.result_files import digest
@@ -105,7 +105,7 @@ def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
     printed = capsys.readouterr()
     assert "baseline 'local' is 2 runs that are not one" in printed.err
     runs = find([str(of_0_3)])
-    assert apart(runs) == [] and apart([*runs, *runs]) == ["revision"]
+    assert differing_settings(runs) == [] and differing_settings([*runs, *runs]) == ["revision"]
     assert "revision=0.3" in printed.out and "revision=1.1" in printed.out
 
 

@@ -44,8 +44,9 @@ KNOWN = {name: option.choices for group in GROUPS for name, option in declared(g
     "devices": ["1", "auto"],  # two must be made before JAX starts
 }  # fmt: skip
 BY_PARSER = {
-    "Whole": ("1", "2", "3"), "IntegerParser": ("1", "2", "3"), "BooleanParser": ("true", "false"),
-    "FloatParser": ("0.5", "1.0"), "Number": ("0", "1e-30", "0.5", "1", "1e30"),
+    "Integers": ("1", "2", "3"), "IntegerParser": ("1", "2", "3"),
+    "BooleanParser": ("true", "false"), "FloatParser": ("0.5", "1.0"),
+    "Number": ("0", "1e-30", "0.5", "1", "1e30"),
 }  # fmt: skip
 RULES = {
     f"--partition={rule}": [

@@ -1,4 +1,4 @@
-"""Whole runs of two rounds with odd settings, whose files must be readable and agree."""
+"""Integers runs of two rounds with odd settings, whose files must be readable and agree."""
 
 import csv
 import shutil

@@ -10,7 +10,13 @@ from sklearn import metrics as sk
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models import metrics
-from fedjax_pfl.models.metrics import METRICS, ClassAccuracy, check_metrics, chosen, names_for
+from fedjax_pfl.models.metrics import (
+    METRICS,
+    ClassAccuracy,
+    check_metrics,
+    names_for,
+    resolve_metrics,
+)
 from fedjax_pfl.models.objectives import OBJECTIVES
 
 N, C = 24, 4  # rows, padding included
@@ -173,9 +179,11 @@ def test_losses_of_several_labels_and_tokens():
 
 def test_metrics_are_chosen_by_name():
     regression, classes = OBJECTIVES["regression"], OBJECTIVES["classification"]
-    names = [one.name for one in chosen(["per_class_accuracy", "auc", "accuracy"], classes, 3)]
+    names = [
+        one.name for one in resolve_metrics(["per_class_accuracy", "auc", "accuracy"], classes, 3)
+    ]
     assert names == ["class_0_accuracy", "class_1_accuracy", "class_2_accuracy", "auc"]
-    assert chosen(["mae"], regression, 0)[0].measure == regression.measures[1]
+    assert resolve_metrics(["mae"], regression, 0)[0].measure == regression.measures[1]
     assert names_for(regression) == ["mae", "r2"]
     bad = {
         "is for classification and multi_label; the data set's task is regression": ["auc"],
@@ -189,7 +197,7 @@ def test_metrics_are_chosen_by_name():
     }
     for said, given in bad.items():
         with pytest.raises(pfl.InputError) as error:
-            chosen(given, regression, 0)
+            resolve_metrics(given, regression, 0)
         assert said in str(error.value)
 
 
@@ -200,10 +208,10 @@ def test_a_metric_of_ones_own(monkeypatch):
     def spread(outputs, labels, valid):
         return jnp.max(jnp.where(valid[:, None], outputs, 0))
 
-    (made,) = chosen(["spread"], OBJECTIVES["regression"], 0)
+    (made,) = resolve_metrics(["spread"], OBJECTIVES["regression"], 0)
     assert made.fn is spread and not made.measure.higher
     with pytest.raises(pfl.InputError, match="is for regression"):
-        chosen(["spread"], OBJECTIVES["classification"], 3)
+        resolve_metrics(["spread"], OBJECTIVES["classification"], 3)
     pfl.models.register_metric("spread", better="lower")(
         spread
     )  # as a cell of a notebook, run again

@@ -108,7 +108,7 @@ def test_the_table_is_that_of_the_presets():
 
 
 def rows():
-    """What the table says each preset got, by name."""
+    """The column Here of the table by preset."""
     lines = (ROOT / "docs/settings.md").read_text(encoding="utf-8").splitlines()
     cells = [line.split(" | ") for line in lines if line.startswith("| Table") or "**" in line]
     return {row[1].split("**")[1]: row[-1].removesuffix(" |") for row in cells}

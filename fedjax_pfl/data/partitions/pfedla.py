@@ -73,10 +73,10 @@ def pfedla_noniid2(
     others = np.zeros_like(dominant)
     others[:, present] = ~dominant[:, present]
 
-    def counts(size: int, held: np.ndarray) -> np.ndarray:
+    def counts(size: int, available: np.ndarray) -> np.ndarray:
         favoured = int(share * size + 0.5)
-        first = _even(dominant, favoured, held, np.zeros_like(held))
-        return first + _even(others, size - favoured, held, first.sum(axis=0))
+        first = _even(dominant, favoured, available, np.zeros_like(available))
+        return first + _even(others, size - favoured, available, first.sum(axis=0))
 
     low = max(math.ceil((each - 0.5) / share), math.ceil((len(present) - each) / (1 - share)))
     return _plan(samples, counts, low, samples_per_client, allow_overlap, sets, dominant)
@@ -153,20 +153,20 @@ def _of_sets(samples: Samples, sets: np.ndarray, size, allow_overlap) -> Plan:
     """Return a plan with equal numbers of each client's classes [N, k]."""
     allowed = samples.membership(sets)
 
-    def counts(size: int, held: np.ndarray) -> np.ndarray:
-        return _even(allowed, size, held, np.zeros_like(held))
+    def counts(size: int, available: np.ndarray) -> np.ndarray:
+        return _even(allowed, size, available, np.zeros_like(available))
 
     return _plan(samples, counts, sets.shape[1], size, allow_overlap, sets, allowed)
 
 
-def _even(allowed: np.ndarray, total: int, held: np.ndarray, used: np.ndarray) -> np.ndarray:
+def _even(allowed: np.ndarray, total: int, available: np.ndarray, used: np.ndarray) -> np.ndarray:
     """Return `total` samples per client, in equal numbers (+-1) of `allowed` classes [N, C].
 
     A remainder is taken from the classes with most samples to spare.
     """
     each, extra = np.divmod(total, allowed.sum(axis=1))
     counts = allowed * each[:, None]
-    spare = held - used - counts.sum(axis=0)
+    spare = available - used - counts.sum(axis=0)
     more = np.zeros_like(allowed)
     for client in np.flatnonzero(extra):
         most = np.argsort(np.where(allowed[client], -spare, np.inf), kind="stable")
@@ -183,7 +183,7 @@ def _even(allowed: np.ndarray, total: int, held: np.ndarray, used: np.ndarray) -
 
 
 def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Plan:
-    """Return a plan of `counts(size, held)` [N, C] for the largest possible size.
+    """Return a plan of `counts(size, available)` [N, C] for the largest possible size.
 
     Args:
       samples: those to plan on.

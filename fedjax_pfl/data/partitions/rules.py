@@ -32,7 +32,7 @@ def iid(samples: Samples, num_clients: int, rng: np.random.Generator) -> Plan:
 def pathological(
     samples: Samples, num_clients: int, rng: np.random.Generator, *, classes_per_client: int = 2
 ) -> Plan:
-    """A few classes per client, with as many samples of each: FedDWA (IJCAI 2023), B.2 as worded.
+    """A few classes per client, with as many samples of each: FedDWA (IJCAI 2023), appendix B.2.
 
     Every client gets `classes_per_client` distinct classes at random, classes being used as evenly
     as possible, and every client the same number of samples of each of its classes (a cap that

@@ -92,13 +92,13 @@ def waffle(
     return Plan(deal, {}, label_map, unread=unread)
 
 
-def _cut(held: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _cut(available: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return each class in proportion to its weights [N, C], up to the amount that they need.
 
     Among agents with equal claims to a last sample, those that hold the least come first.
     """
     sums = weights.sum(axis=0)
-    totals = held * sums // sums.max()
+    totals = available * sums // sums.max()
     counts = totals * weights // np.maximum(sums, 1)
     claims = totals * weights - counts * sums
     for c, rest in enumerate(totals - counts.sum(axis=0)):

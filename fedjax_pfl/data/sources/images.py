@@ -67,15 +67,15 @@ def load_cinic10(
       image_size: size of all images; None means as stored.
     """
     require(valid in ("unused", "train"), "valid", valid, "'unused' or 'train'")
-    looked = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
-    for root in looked:
+    places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
+    for root in places:
         if (root / "train").is_dir():
             train = ["train", "valid"] if valid == "train" else ["train"]
             _need_folders("cinic10", root, [*train, "test"])
             parts = [root / name for name in train]
             return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
     way = "set data_dir to CINIC-10's folder, which holds train, valid and test"
-    raise not_found("cinic10", looked, way)
+    raise not_found("cinic10", places, way)
 
 
 @register_dataset("tiny_imagenet", "Tiny-ImageNet: 110,000 images 64x64 of 200 classes in folders")
@@ -89,11 +89,11 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
       data_dir: the folder, or one with tiny-imagenet-200 or tiny_imagenet in it.
       image_size: size of all images; None means as stored (64x64).
     """
-    looked = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
-    root = next((place for place in looked if (place / "train").is_dir()), None)
+    places = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
+    root = next((place for place in places if (place / "train").is_dir()), None)
     if root is None:
         way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
-        raise not_found("tiny_imagenet", looked, way)
+        raise not_found("tiny_imagenet", places, way)
     _need_folders("tiny_imagenet", root, ["train", "val"])
     classes = _subfolders(root / "train")
     train = _labelled([root / "train"], classes, inner="images")

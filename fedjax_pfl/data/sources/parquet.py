@@ -25,13 +25,13 @@ def load_cifar10_jpeg(data_dir: Path | None) -> Dataset:
 
     Accuracies on it aren't comparable with those on CIFAR-10.
     """
-    looked = folders(data_dir, "cifar10_jpeg")
-    for place in looked:
+    places = folders(data_dir, "cifar10_jpeg")
+    for place in places:
         if any(place.glob("*.parquet")):
             note = "JPEG-compressed, so lossy: not comparable with CIFAR-10; order unknown"
             return _load("cifar10_jpeg", place, None, 3, ("image", "label"), 10, note=note)
     way = "set data_dir to a folder with train*.parquet and test*.parquet"
-    raise not_found("cifar10_jpeg", looked, way)
+    raise not_found("cifar10_jpeg", places, way)
 
 
 @register_dataset(

@@ -28,18 +28,18 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 def _load(
     name: str,
     data_dir: Path | None,
-    looked: list[Path],
+    places: list[Path],
     read: Callable[[Path], Dataset | None],
     way: str,
     pickled: tuple[str, ...] = (),
 ) -> Dataset:
     """Load published files from the first folder that has some, else prepared TFDS data."""
-    for folder in looked:
+    for folder in places:
         if (data := read(folder)) is not None:
             return data
     if prepared := find_prepared(name, tfds_folder(data_dir)):
         return read_prepared(name, prepared)
-    for path in (folder / file for folder in looked for file in pickled):
+    for path in (folder / file for folder in places for file in pickled):
         if path.exists():
             raise InputError(
                 f"{path} is the Python version of {name}, which holds pickles: they can run any "
@@ -47,13 +47,13 @@ def _load(
             )
     ways = [way]
     if data_dir is None:
-        looked = [tfds_folder(None) / name]
+        places = [tfds_folder(None) / name]
     if name == "fashion_mnist":
         if (data := read(DEBIAN)) is not None:
             return data
-        looked = [*looked, DEBIAN]
+        places = [*places, DEBIAN]
         ways += ["install dataset-fashion-mnist (Debian)"]
-    raise not_found(name, looked, *ways, f"let TFDS download it (name it tfds:{name})")
+    raise not_found(name, places, *ways, f"let TFDS download it (name it tfds:{name})")
 
 
 def load_mnist(name: str, data_dir: Path | None) -> Dataset:
@@ -82,10 +82,10 @@ def load_emnist(config: str, data_dir: Path | None) -> Dataset:
             arrays = read_emnist_zip(folder / "gzip.zip", config)
         return None if arrays is None else emnist_from_arrays(config, *arrays)
 
-    looked = [inner for place in folders(data_dir, "emnist") for inner in (place, place / "gzip")]
+    places = [inner for place in folders(data_dir, "emnist") for inner in (place, place / "gzip")]
     files = ", ".join(f"{stem}.gz" for stem in stems)
     way = f"set data_dir to a folder with gzip.zip (from NIST) or with {files}"
-    return _load(name, data_dir, looked, read, way)
+    return _load(name, data_dir, places, read, way)
 
 
 def load_cifar(name: str, data_dir: Path | None) -> Dataset:

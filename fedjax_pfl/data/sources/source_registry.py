@@ -126,11 +126,11 @@ def folders(data_dir: Path | None, *names: str) -> list[Path]:
     return [] if data_dir is None else [*(data_dir / name for name in names), data_dir]
 
 
-def not_found(name: str, looked: Iterable[Path], *ways: str) -> InputError:
+def not_found(name: str, places: Iterable[Path], *ways: str) -> InputError:
     """Return the error for missing data: where it was looked for and how to provide it."""
-    places = ", ".join(map(str, looked)) or "nowhere, as data_dir is not set"
+    searched = ", ".join(map(str, places)) or "nowhere, as data_dir is not set"
     return InputError(
-        f"Data set {name!r} was not found (looked in: {places}). To provide it, "
+        f"Data set {name!r} was not found (looked in: {searched}). To provide it, "
         f"{', '.join(ways)}, give your own arrays as npz:PATH, or take 'digits', which needs no "
         "file."
     )

@@ -91,8 +91,8 @@ def load_ag_news(
       max_length: number of tokens that a text is cut or padded to.
       min_frequency: tokens that occur less often get no id.
     """
-    looked = folders(data_dir, "ag_news", "ag_news_csv")
-    for place in looked:
+    places = folders(data_dir, "ag_news", "ag_news_csv")
+    for place in places:
         parts = [_read(place / f"{split}.csv", 3) for split in ("train", "test")]
         for part in filter(None, parts):
             for i, label in enumerate(part.labels, 1):
@@ -109,7 +109,7 @@ def load_ag_news(
             options = (max_tokens, max_length, min_frequency)
             return _encoded("ag_news", train, test, AG_NEWS_CLASSES, list("1234"), options, note)
     way = "set data_dir to a folder with train.csv and test.csv (label, title, description)"
-    raise not_found("ag_news", looked, way)
+    raise not_found("ag_news", places, way)
 
 
 @register_dataset(

@@ -27,13 +27,13 @@ def test_words_that_name_no_process(word, said):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
 def test_a_number_has_one_process_at_an_address(monkeypatch):
     held: list[socket.socket] = []
-    monkeypatch.setattr(distributed, "_held", held)
+    monkeypatch.setattr(distributed, "_reserved", held)
     host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be
     for number in (1, 2):
-        distributed._hold(host, 1234, number)
+        distributed._reserve(host, 1234, number)
     with pytest.raises(pfl.InputError, match="process 1 of a run that meets at"):
-        distributed._hold(host, 1234, 1)
+        distributed._reserve(host, 1234, 1)
     for each in held:
         each.close()
-    distributed._hold(host, 1234, 1)
+    distributed._reserve(host, 1234, 1)
     held[-1].close()

@@ -50,7 +50,7 @@ def test_files_of_another_data_set_are_noticed(monkeypatch):
     def found(name, *most):
         source = Source("a stand-in", lambda data_dir: settings_table.stand_in(name, *most))
         monkeypatch.setitem(DATASETS, "mnist", source)
-        return [datasets.trouble(args, complete) for complete in (False, True)]
+        return [datasets.check_data(args, complete) for complete in (False, True)]
 
     assert found("mnist") == [(None, None)] * 2
     problem, note = found("fashion_mnist")[0]
