@@ -15,7 +15,7 @@ from fedjax_pfl.aggregation import mixing, robust, similarity
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Key, Mask, Matrix, PerMember, Scalar, Stack, Tree
+from fedjax_pfl.utils.typing import Key, Mask, Matrix, PerMember, Rows, Scalar, Stack, Tree
 
 
 class Aggregator:
@@ -46,7 +46,7 @@ class Aggregator:
         """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
         raise NotImplementedError
 
-    def mixing(self, weights: Matrix, senders: Stack, own: PerMember) -> Matrix:
+    def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
         """Return a mixing matrix in place of `weights` [.., A, B], for rules `for_matrices`."""
         raise NotImplementedError
 
@@ -210,7 +210,7 @@ class SelfClip(Aggregator):
 
     for_matrices = True
 
-    def mixing(self, weights: Matrix, senders: Stack, own: PerMember) -> Matrix:
+    def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
         """The clipped matrix for weights [.., A, B] whose receivers are the rows `own` [A]."""
         squares = similarity.squared_distances(trees.take(senders, own), senders, own)
         clip, radius = robust.self_clip, jnp.asarray(self.radius)

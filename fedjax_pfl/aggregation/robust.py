@@ -15,7 +15,7 @@ from jax import lax
 
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Scalar, Stack, Tree
+from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Scalar, Stack, Tree
 
 
 def pairwise_squares(gram: Matrix) -> Matrix:
@@ -157,7 +157,7 @@ def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, 
 
 
 def self_clip(
-    weights: Matrix, squares: Matrix, radius: Scalar | PerMember, own: PerMember | None = None
+    weights: Matrix, squares: Matrix, radius: Scalar | PerMember, own: Rows | None = None
 ) -> Matrix:
     """Clips each receiver's view of the others at its own model: a row-stochastic matrix [A, B].
 
@@ -174,7 +174,7 @@ def self_clip(
     radius = jnp.broadcast_to(radius, (len(weights),))[:, None]
     clipped = weights * _clip_factor(jnp.sqrt(squares), radius)
     own = jnp.arange(len(weights)) if own is None else own
-    own = own[:, None] == jnp.arange(weights.shape[-1])
+    own = jnp.asarray(own)[:, None] == jnp.arange(weights.shape[-1])
     rest = jnp.sum(weights, axis=-1) - jnp.sum(jnp.where(own, 0, clipped), axis=-1)
     return jnp.where(own, rest[:, None], clipped)
 

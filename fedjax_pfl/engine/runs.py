@@ -246,7 +246,8 @@ def _variant(
     if epsilon is not None:
         numbers["dp_noise"] = noise(epsilon, variant)
     if federation.private is not None:
-        check_noise(federation, float(np.max(numbers.get("dp_noise", federation.private.noise))))
+        noisy: Any = numbers.get("dp_noise", federation.private.noise)
+        check_noise(federation, float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
     return Runs(variant, seed, numbers)

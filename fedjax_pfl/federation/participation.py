@@ -255,6 +255,7 @@ class Participation:
             num_clients=num_clients,
             in_place=size == num_clients,
             complete=not self.sampled(num_clients) and self.punctual,
+            keeps_failed=False,
             **times,
         )
 
