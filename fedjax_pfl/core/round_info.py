@@ -131,6 +131,6 @@ class RoundInfo:
             num_clients=self.num_clients,
             in_place=in_place,
             complete=True,
-            keeps_failed=self.cohort.keeps_failed,
+            keeps_failed=self.federation.keeps_failed,
             observer=self.tally,
         )

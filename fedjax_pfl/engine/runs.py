@@ -50,8 +50,8 @@ class Runs:
         """Return round `t` of `total` as this run's context."""
         key = jax.random.key(self.seed)
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
-        if federation.uploads is not None:
-            cohort = replace(cohort, keeps_failed=federation.uploads.keeps_failed)
+        if federation.keeps_failed:
+            cohort = replace(cohort, keeps_failed=True)
         prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
         knows = self.algorithm.depends_on_num_rounds
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)

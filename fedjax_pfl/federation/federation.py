@@ -172,6 +172,11 @@ class Federation:
         """Differential privacy of samples or of clients, or None."""
         return self.privacy or getattr(self.uploads, "privacy", None)
 
+    @property
+    def keeps_failed(self) -> bool:
+        """Whether clients whose training failed count, with an update of zero."""
+        return self.uploads is not None and self.uploads.keeps_failed
+
     def numbers(self) -> dict[str, tuple[str, ...]]:
         """Return the path of each number in which the runs of a program may differ, by name."""
         paths = {name: ("training", name) for name in RATES}

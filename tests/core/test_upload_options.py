@@ -1,5 +1,7 @@
 """Privacy, attacks, robust rules and compression in rounds, alone and together."""
 
+from functools import cache
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +29,6 @@ class State:
     sent: object = pfl.core.per_client()
 
 
-@pfl.core.algorithm("notes_uploads")
 class NotesUploads(pfl.Algorithm):
     """FedAvg that keeps what was trained and what the server received."""
 
@@ -52,10 +53,16 @@ class NotesUploads(pfl.Algorithm):
         return {"personalized": pfl.core.Broadcast(state.server)}
 
 
+@cache
+def notes_uploads():
+    """Return the algorithm, registered while its first test runs."""
+    return pfl.core.algorithm("notes_uploads")(NotesUploads)()
+
+
 def run(rounds=3, scored=(), **options):
     """[(server before [d], trained [N, d], sent [N, d], server after, members, record)]."""
     federation = toy_federation((7, 3, 6, 10, 4), **options)
-    states, records = run_rounds(NotesUploads(), federation, rounds, scored=scored)
+    states, records = run_rounds(notes_uploads(), federation, rounds, scored=scored)
     states = [getattr(state, "own", state) for state in states]
     out = []
     for before, after, record in zip(states, states[1:], records, strict=False):
@@ -111,7 +118,7 @@ def test_compression_attack_and_rule_in_one_run(execution):
 def test_attackers_are_weighed_and_not_scored():
     options = COMPOSED | {"aggregator": "none", "participation": 1.0}
     federation = toy_federation((7, 3, 6, 10, 4), test_sizes=(2, 2, 2, 2, 2), **options)
-    result = pfl.simulate(NotesUploads(), federation, rounds=2)
+    result = pfl.simulate(notes_uploads(), federation, rounds=2)
     scored = ~np.isnan(result.scores["personalized/test/accuracy"][0, 0, -1])
     assert scored.tolist() == [True, True, True, False, True]
     np.testing.assert_allclose(result.scalars["attackers_weight"], 10 / 30, rtol=1e-6)
@@ -274,7 +281,7 @@ def test_withheld_uploads_leave_the_server_as_it_was():
     everyone = FreeRiders(jnp.arange(5))
     assert everyone.attacking(jnp.arange(5)) is None
     federation = toy_federation(withheld=range(5))
-    states, _ = run_rounds(NotesUploads(), federation, 2, scored=())
+    states, _ = run_rounds(notes_uploads(), federation, 2, scored=())
     assert_close(states[2].server, states[0].server, "the server's model", 1e-12)
 
 
@@ -283,9 +290,9 @@ def test_more_rounds_continue_with_the_memory_of_uploads():
     """Two rounds and two more are four: errors and the clipping bound are part of the state."""
     options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1, "dp_adaptive_clip": True}
     federation = toy_federation((7, 3, 6, 10, 4), **options)
-    simulation = pfl.Simulation(NotesUploads(), federation)
+    simulation = pfl.Simulation(notes_uploads(), federation)
     simulation.run(2)
-    parts, whole = simulation.run(4), pfl.simulate(NotesUploads(), federation, rounds=4)
+    parts, whole = simulation.run(4), pfl.simulate(notes_uploads(), federation, rounds=4)
     np.testing.assert_array_equal(parts.curve(), whole.curve())
 
 
