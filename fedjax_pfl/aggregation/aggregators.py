@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing, robust, similarity
+from fedjax_pfl.aggregation import mixing, products, robust, similarity
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static, struct
@@ -144,7 +144,8 @@ class NearestNeighbours(Aggregator):
 
     def coefficients(self, gram, weights, mask, key):
         rows = robust.nearest_neighbour_mixing(gram, mask, self.f)
-        return robust.krum(rows @ gram @ rows.T, mask, self.f) @ rows
+        mixed = products.matmul(products.matmul(rows, gram), rows.T)
+        return products.rows(robust.krum(mixed, mask, self.f), rows)
 
 
 @struct
@@ -160,7 +161,8 @@ class Bucketing(Aggregator):
     def coefficients(self, gram, weights, mask, key):
         groups = robust.bucketing(key, mask, self.size, gram.dtype)
         present = jnp.any(groups > 0, axis=1)
-        return robust.krum(groups @ gram @ groups.T, present, self.f) @ groups
+        means = products.matmul(products.matmul(groups, gram), groups.T)
+        return products.rows(robust.krum(means, present, self.f), groups)
 
 
 @struct

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation import mixing, products
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Scalar, Stack, Tree
 
@@ -62,7 +62,8 @@ def geometric_median(
     """
 
     def step(_, b):
-        squares = b @ gram @ b - 2 * (gram @ b) + jnp.diagonal(gram)
+        along = products.rows(gram, b)
+        squares = products.rows(b, along) - 2 * along + jnp.diagonal(gram)
         distances = jnp.sqrt(jnp.maximum(squares, 0))
         return mixing.normalize(weights / jnp.maximum(distances, smoothing))
 
@@ -81,7 +82,8 @@ def centred_clipping(
     weights = mixing.normalize(weights)
 
     def step(_, b):
-        squares = b @ gram @ b - 2 * (gram @ b) + jnp.diagonal(gram)
+        along = products.rows(gram, b)
+        squares = products.rows(b, along) - 2 * along + jnp.diagonal(gram)
         scale = _clip_factor(jnp.sqrt(jnp.maximum(squares, 0)), radius)
         pull = weights * scale
         return b * (1 - jnp.sum(pull)) + pull

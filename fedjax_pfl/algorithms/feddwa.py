@@ -44,7 +44,6 @@ class FedDWA(core.Algorithm):
     """
 
     robust = "matrix"
-    revision = 2
 
     top_k: int = 5
     guidance: Guidance = core.static(default="epochs")

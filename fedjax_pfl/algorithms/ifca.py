@@ -52,7 +52,6 @@ class Ifca(core.Algorithm):
 
     models_read_samples = True  # the choice of a cluster
     batch_norm = "shared"
-    revision = 2
     sees = "sums"
     channels = ("the choice of a cluster",)
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
-from fedjax_pfl.aggregation import mixing, robust, similarity
+from fedjax_pfl.aggregation import mixing, products, robust, similarity
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, Scalar, Stack, Tree
@@ -119,14 +119,16 @@ class Mimic:
         gram = similarity.gram(updates, updates)
         gram = jnp.where(honest[:, None] & honest[None, :], gram, 0)
         centre = jnp.eye(len(weights)) - weights[None, :]
-        centred = (centre @ gram @ centre.T) * (honest[:, None] & honest[None, :])
+        centred = products.matmul(products.matmul(centre, gram), centre.T) * (
+            honest[:, None] & honest[None, :]
+        )
 
         def step(_, a):
-            a = centred @ a
+            a = products.rows(centred, a)
             return a / jnp.maximum(jnp.linalg.norm(a), jnp.finfo(a.dtype).tiny)
 
         start = jax.random.normal(key, (len(weights),)) * honest
-        along = centred @ jax.lax.fori_loop(0, self.steps, step, start)
+        along = products.rows(centred, jax.lax.fori_loop(0, self.steps, step, start))
         chosen = jnp.argmax(jnp.where(honest, jnp.abs(along), -jnp.inf))
         return _broadcast(trees.row(updates, chosen), updates)
 

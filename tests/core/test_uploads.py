@@ -70,14 +70,14 @@ class HalfOfTheServer(Averaging):
 
 
 @pytest.mark.parametrize("cls", [Averaging, Unsent, WeighsByLoss, DeclaresIt, HalfOfTheServer])
-def test_what_bypasses_the_upload_is_noticed(cls):
-    made = pfl.core.algorithm(cls.__name__.lower())(cls)()
+def test_what_bypasses_the_upload_is_noticed(cls, made):
+    algorithm = made(cls)
     with jax.enable_x64(True):
         if cls in (Averaging, DeclaresIt):
-            check_algorithm(made, only="uploads", show=None)
+            check_algorithm(algorithm, only="uploads", show=None)
         else:
             with pytest.raises(AssertionError, match=r"samples of withheld clients \[2\]"):
-                check_algorithm(made, only="uploads", show=None)
+                check_algorithm(algorithm, only="uploads", show=None)
 
 
 def test_free_riders_send_what_the_server_holds():

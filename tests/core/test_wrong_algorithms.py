@@ -69,6 +69,9 @@ class UsesOthersData(Right):
 
 
 class ReusesAKey(Right):
+    def schedules(self, federation):
+        return (federation.schedule,) * 2
+
     def train_again(self, ctx, first, cohort):
         return ctx.train(first, cohort)
 
@@ -90,20 +93,6 @@ WRONG = [
     (ReusesAKey, "recorded_steps", "trains twice with the key of 'train': give one"),
     (ChangesAbsentClients, "partial_participation", "models of absent clients in round 1"),
 ]
-
-
-@pytest.fixture
-def made():
-    """Registers a class for one test."""
-    names = []
-
-    def make(cls):
-        names.append(cls.__name__.lower())
-        return core.algorithm(names[-1])(type(cls.__name__, (cls,), {}))()
-
-    yield make
-    for name in names:
-        core.ALGORITHMS.pop(name, None)
 
 
 @pytest.mark.parametrize(("cls", "check", "message"), WRONG)
