@@ -289,8 +289,8 @@ def test_withheld_uploads_leave_the_server_as_it_was():
 
 @pytest.mark.thorough
 def test_more_rounds_continue_with_the_memory_of_uploads():
-    """Two rounds and two more are four: errors and the clipping bound are part of the state."""
-    options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1, "dp_adaptive_clip": True}
+    """Two rounds and two more are four: error feedback is part of the state."""
+    options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1}
     federation = toy_federation((7, 3, 6, 10, 4), **options)
     simulation = pfl.Simulation(notes_uploads(), federation)
     simulation.run(2)

@@ -17,6 +17,9 @@ class State:
 class Right(core.Algorithm):
     """Every client trains its own model twice; the server averages the second ones."""
 
+    def schedules(self, federation):
+        return (federation.schedule,) * 2
+
     def init(self, ctx):
         model = ctx.initial_model()
         return State(ctx.replicate(model), model)
@@ -69,9 +72,6 @@ class UsesOthersData(Right):
 
 
 class ReusesAKey(Right):
-    def schedules(self, federation):
-        return (federation.schedule,) * 2
-
     def train_again(self, ctx, first, cohort):
         return ctx.train(first, cohort)
 
