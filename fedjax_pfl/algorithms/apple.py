@@ -103,7 +103,7 @@ class Apple(core.Algorithm):
         (local, q, _), finite, steps = ctx.run_clients(both, begin, broadcast=stack)
         cohort = ctx.cohort.keep(finite, steps)
         personal = mixtures(ctx.plan, q, local.model, stack, rows)
-        sent = ctx.upload(local.model, cores)
+        sent = ctx.upload(local.model, cores, cohort=cohort)
         fields = cohort.scatter(vars(state), vars(State(sent, q, personal)))
         clients = {
             "train_loss": local.loss / jnp.maximum(steps, 1),

@@ -159,7 +159,7 @@ class Cfl(core.Algorithm):
         own, private = ctx.cohort.gather((state.cluster, state.private))
         received = ctx.plan.with_private(trees.take(state.models, own), private)
         trained, cohort, loss = ctx.train(received)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         update = ctx.uploaded(jax.tree.map(jnp.subtract, sent, received))
         norms = jnp.sqrt(similarity.squared_norms(update))
         members = self._members(state, own, cohort)

@@ -95,7 +95,7 @@ class CwFedAvg(core.Algorithm):
 
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received, extra_loss=regularizer)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         own = cohort.scatter(state.models, sent)
         estimate = jax.vmap(partial(self.norm_shares, ctx))(sent)  # [M, C]
         true = self.true_shares(ctx)

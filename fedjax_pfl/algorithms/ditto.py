@@ -6,13 +6,8 @@ Tian Li, Shengyuan Hu, Ahmad Beirami, Virginia Smith. ICML 2021. https://arxiv.o
 from dataclasses import replace
 from typing import Any, Literal
 
-from fedjax_pfl import core, training, trees
-from fedjax_pfl.algorithms import fedavg
-
-
-@core.struct
-class State(fedavg.State):
-    own: core.Stack = core.per_client()  # v_i
+from fedjax_pfl import core
+from fedjax_pfl.algorithms.common.own_models import OwnModels, State
 
 
 @core.struct
@@ -27,7 +22,7 @@ class Both(core.Trained):
 
 
 @core.algorithm("ditto")
-class Ditto(fedavg.Weighted):
+class Ditto(OwnModels):
     """FedAvg and personal models v that are pulled to w: v <- v - eta (g(v) + lambda (v - w)).
 
     Algorithm 1. w is the model that the server sent in this round, before local training and
@@ -78,9 +73,6 @@ class Ditto(fedavg.Weighted):
             return federation.schedule
         return replace(federation.schedule, epochs=self.personal_epochs, steps=None)
 
-    def init(self, ctx):
-        return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
-
     def local_update(self, ctx, state: State, received, **options):
         trained = super().local_update(ctx, state, received, **options)
         own, cohort, _ = ctx.train(
@@ -92,19 +84,6 @@ class Ditto(fedavg.Weighted):
         )
         return Both(trained.models, cohort, trained.loss, own=own)
 
-    def near(self, state: State):
-        """Return the options of `ctx.train` that pull a model to the server's."""
-        return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
-
     def server_update(self, ctx, state: State, mean, weights, sent: Both):
         after = super().server_update(ctx, state, mean, weights, sent)
         return replace(after, own=sent.cohort.scatter(state.own, sent.own))
-
-    def models(self, ctx, state: State, rows):
-        return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
-
-    def new_client_start(self, ctx, state):
-        return self.servers_model(state)
-
-    def personalize(self, ctx, state: State, new_clients, **options):
-        return super().personalize(ctx, state, new_clients, **self.near(state), **options)

@@ -77,7 +77,7 @@ class Attentive(core.Algorithm):
             extra_loss=training.proximal(self.pull),
             operands=ctx.uploaded(cloud)["params"],
         )
-        sent = ctx.upload(trained, own)
+        sent = ctx.upload(trained, own, cohort=cohort)
         return State(cohort.scatter(state.models, sent)), ctx.record(
             cohort, clients={"train_loss": loss, "self_weight": itself}, attention=weights
         )

@@ -56,7 +56,8 @@ class FedAvg(core.Algorithm):
     def round(self, ctx: core.Context, state: State) -> tuple[State, core.Record]:
         trained = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
         used = replace(trained, cohort=self.admitted(ctx, trained.cohort))
-        sent = replace(used, models=ctx.upload(used.models, core.Broadcast(state.server)))
+        held = core.Broadcast(state.server)
+        sent = replace(used, models=ctx.upload(used.models, held, cohort=used.cohort))
         weights, state = self.weigh(ctx, state, sent)
         uploads, private = ctx.plan.split(sent.models)
         mean = ctx.aggregate(weights, uploads, onto=state.server)

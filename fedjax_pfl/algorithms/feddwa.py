@@ -94,7 +94,7 @@ class FedDWA(core.Algorithm):
     def round(self, ctx, state):
         received = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(received)  # eq. (7)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
         uploads = ctx.uploaded(sent)
         distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
@@ -123,11 +123,11 @@ class FedDWA(core.Algorithm):
         if self.guidance == "epochs":
             *_, schedule = self.schedules(ctx.federation)
             guide, cohort, _ = ctx.train(trained, cohort, purpose="guidance", schedule=schedule)
-            return ctx.upload(guide, sent, "guidance"), cohort
+            return ctx.upload(guide, sent, "guidance", cohort), cohort
         if self.guidance == "full_gradient":
             gradient, cohort = ctx.full_gradient(trained, cohort)
             move = optax.tree.add_scale(trained["params"], -ctx.learning_rate, gradient)
-            return ctx.upload({**trained, "params": move}, sent, "guidance"), cohort
+            return ctx.upload({**trained, "params": move}, sent, "guidance", cohort), cohort
         if self.guidance == "extrapolate":
             move = optax.tree.sub(sent["params"], received["params"])
             guide = {**sent, "params": optax.tree.add(sent["params"], move)}

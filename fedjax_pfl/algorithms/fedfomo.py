@@ -93,7 +93,7 @@ class FedFomo(core.Algorithm):
         share = positive_part(signed, self.fallback)
         mixed, weights = self.mix(ctx, share, choice, state.trained, initial)
         trained, cohort, loss = ctx.train(mixed)
-        sent = ctx.upload(trained, own)
+        sent = ctx.upload(trained, own, cohort=cohort)
 
         risen = rise(signed, self.affinity).astype(affinity.dtype)
         raised = affinity.at[jnp.arange(len(rows))[:, None], choice].add(risen)

@@ -114,7 +114,7 @@ class FedProto(core.Algorithm):
         work = self.train_then_average if self.moment == "after" else self.average_while_training
         trained, sums = work(ctx, ctx.cohort.gather(state.models), state.prototypes)
         width, none = sums.totals.shape[-1], jax.tree.map(jnp.zeros_like, sums)
-        sums = ctx.upload(sums, none, "class_sums", compressed=False)
+        sums = ctx.upload(sums, none, "class_sums", trained.cohort, compressed=False)
         return State(
             trained.cohort.scatter(state.models, trained.models),
             self.aggregated(state.prototypes, sums, trained.cohort.mask),

@@ -51,7 +51,7 @@ class FedUpdate(core.Algorithm):
         own = ctx.cohort.gather(state.models)
         begin = self._averaged(ctx, state, own) if self.discard_fine_tuned else own
         trained, cohort, loss = ctx.train(begin)
-        sent = ctx.upload(trained, core.Broadcast(state.server))
+        sent = ctx.upload(trained, core.Broadcast(state.server), cohort=cohort)
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = ctx.aggregate(weights, sent, onto=state.server)
         averaged = ctx.average(weights, sent, onto=trained)

@@ -145,7 +145,8 @@ class Ifca(core.Algorithm):
         down = jnp.where(warming_up, 1, self.clusters)
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
-            gradient = ctx.upload(gradient, jax.tree.map(jnp.zeros_like, gradient), "gradient")
+            zeros = jax.tree.map(jnp.zeros_like, gradient)
+            gradient = ctx.upload(gradient, zeros, "gradient", cohort)
             shares = takers * mixing.normalize(cohort.mask.astype(ctx.dtype))  # 1/M
             models = self._moved(ctx, state.models, shares, gradient)
             return replace(state, models=models), ctx.record(
@@ -154,7 +155,8 @@ class Ifca(core.Algorithm):
         trained, cohort, loss = ctx.train(received)
         sizes = ctx.sizes() if self.weighting == "size" else 1
         weights = mixing.normalize(takers * sizes, cohort.mask)
-        models = ctx.aggregate_rows(weights, ctx.upload(trained, received), onto=state.models)
+        sent = ctx.upload(trained, received, cohort=cohort)
+        models = ctx.aggregate_rows(weights, sent, onto=state.models)
         private = cohort.scatter(state.private, ctx.plan.split(trained)[1])
         return State(models, private), ctx.record(
             cohort,

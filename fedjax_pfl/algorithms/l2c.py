@@ -131,7 +131,7 @@ class Attention:
     def learned_fields(self, ctx, cohort, state, learnt):
         shares = mixing.normalize(cohort.mask.astype(state.logits.dtype))
         held = core.Broadcast(state.encoder)
-        sent = ctx.upload(learnt, held, "encoder", compressed=False)
+        sent = ctx.upload(learnt, held, "encoder", cohort, compressed=False)
         encoder = mixing.weighted_sum(shares, sent, onto=state.encoder)
         return {"encoder": encoder, "logits": cohort.scatter(state.logits, self.logits)}
 
@@ -213,7 +213,7 @@ class L2C(core.Algorithm):
     def round(self, ctx, state):
         received, active = ctx.cohort.gather((state.models, state.active))
         trained, cohort, loss = ctx.train(received)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         deltas = optax.tree.sub(received, sent)
         source = SOURCES[self.weights](ctx, cohort, state, sent)
         active = self.pruned(ctx, source.logits, active)

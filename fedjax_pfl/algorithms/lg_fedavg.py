@@ -112,9 +112,8 @@ class LgFedAvg(PartlyShared):
         if not self.warm_rounds:
             return after
         warm, local = ctx.t < self.warm_rounds, self._local(ctx.plan, sent.models)
-        uploads = ctx.upload({"local": local}, core.Broadcast({"local": state.common}), "local")[
-            "local"
-        ]
+        held = core.Broadcast({"local": state.common})
+        uploads = ctx.upload({"local": local}, held, "local", sent.cohort)["local"]
         common = ctx.aggregate(weights, uploads, onto=state.common)
         common = jax.tree.map(lambda a, b: jnp.where(warm, a, b), common, state.common)
         own = sent.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))

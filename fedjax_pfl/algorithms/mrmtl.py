@@ -7,17 +7,12 @@ https://arxiv.org/abs/2206.07902
 from dataclasses import replace
 from typing import Literal
 
-from fedjax_pfl import core, training, trees
-from fedjax_pfl.algorithms import fedavg
-
-
-@core.struct
-class State(fedavg.State):
-    own: core.Stack = core.per_client()  # w_i
+from fedjax_pfl import core
+from fedjax_pfl.algorithms.common.own_models import OwnModels, State
 
 
 @core.algorithm("mrmtl")
-class MrMtl(fedavg.Weighted):
+class MrMtl(OwnModels):
     """Mean-regularized multi-task learning: own models w_i that are pulled to their mean w.
 
     w_i <- w_i - eta (g(w_i) + lambda (w_i - w)), and the server's w is the mean of the members' w_i
@@ -42,26 +37,10 @@ class MrMtl(fedavg.Weighted):
     def remarks(self, federation):
         return [*super().remarks(federation), *["pull is 0: trained locally"] * (not self.pull)]
 
-    def init(self, ctx):
-        return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
-
     def local_update(self, ctx, state: State, received, **options):
         own = ctx.cohort.gather(state.own)
         return super().local_update(ctx, state, own, **self.near(state), **options)
 
-    def near(self, state: State):
-        """Return the options of `ctx.train` that pull a model to the server's."""
-        return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
-
     def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         return replace(after, own=sent.cohort.scatter(state.own, sent.models))
-
-    def models(self, ctx, state: State, rows):
-        return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
-
-    def new_client_start(self, ctx, state):
-        return self.servers_model(state)
-
-    def personalize(self, ctx, state: State, new_clients, **options):
-        return super().personalize(ctx, state, new_clients, **self.near(state), **options)

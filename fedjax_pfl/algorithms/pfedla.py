@@ -114,7 +114,7 @@ class PFedLA(core.Algorithm):
         # Eqs. (5), (6).
         received = ctx.mix(applied, state.uploads, onto=own, plan=plan, rows=rows)
         trained, cohort, loss = ctx.train(received)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         change = optax.tree.sub(sent, received)
         slope = self._products(plan, change, state.uploads)
         (descent,) = transpose(jnp.where(retained[..., None], 0, slope))

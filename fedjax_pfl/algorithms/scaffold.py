@@ -79,7 +79,7 @@ class Scaffold(fedavg.FedAvg):
         # A client without a step has no mean gradient, and uploads no change.
         moved = trained.cohort.mask & (ctx.federation.schedule.total_steps(ctx.sizes()) > 0)
         new = trees.where(moved, trained.gradient, controls)
-        controls = ctx.upload(new, controls, "controls")
+        controls = ctx.upload(new, controls, "controls", trained.cohort)
         return Corrected(trained.models, trained.cohort, trained.loss, controls=controls)
 
     def weigh(self, ctx, state, sent):

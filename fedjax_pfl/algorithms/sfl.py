@@ -114,7 +114,7 @@ class Sfl(core.Algorithm):
     def round(self, ctx, state):
         own = ctx.cohort.gather(state.models)
         trained, cohort, loss = self._train(ctx, ctx.cohort, state.server, own)
-        sent = cohort.scatter(state.models, ctx.upload(trained, own))
+        sent = cohort.scatter(state.models, ctx.upload(trained, own, cohort=cohort))
         arrived = jnp.any(cohort.mask)
         weights = self._weights(ctx, cohort, state.server, sent) * arrived
         models = ctx.mix(weights, sent, onto=sent)

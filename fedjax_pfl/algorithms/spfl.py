@@ -117,7 +117,7 @@ class Spfl(core.Algorithm):
         trained, cohort, loss = self.train(ctx, received)
         scores = jnp.moveaxis(ctx.cohort.gather_pairs(cosines), -1, 0)
         weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
-        sent = ctx.upload(trained, received)
+        sent = ctx.upload(trained, received, cohort=cohort)
         mixed = self._aggregate(ctx, weights, sent, received)
         new_state = State(
             cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines

@@ -94,7 +94,8 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
     def local_update(self, ctx, state, received, **options):
         trained = super().local_update(ctx, state, received, mean_gradient=True, **options)
         total = summed_gradients(ctx, trained.gradient)
-        total = ctx.upload(total, jax.tree.map(jnp.zeros_like, total), "gradients")
+        zeros = jax.tree.map(jnp.zeros_like, total)
+        total = ctx.upload(total, zeros, "gradients", trained.cohort)
         is_alice = ctx.cohort.ids == self.alice
         apart, length = map(jnp.sqrt, squared_distances_to_alice(total, is_alice))
         distance = mixing.ratio(apart, length)

@@ -40,7 +40,7 @@ class Exchange(RoundInfo):
             data that it has not sent: [M, ...], or one `Broadcast` model. The shared leaves of a
             model suffice.
           what: a name for this upload, unique within a round.
-          cohort: who sends; the round's cohort by default.
+          cohort: who sends, without those whose training failed; the round's cohort by default.
           compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
             the model's blocks; compressors leave them as they are.
         """

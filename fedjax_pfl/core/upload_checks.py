@@ -6,6 +6,7 @@ from fedjax_pfl.aggregation.aggregators import refuse_mismatch
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.uploads.accounting import require_library
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.errors import InputError
 
@@ -21,6 +22,8 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
       InputError: it can't.
     """
     name, stage, rule = algorithm.name, federation.uploads, federation.aggregator
+    if federation.private is not None:
+        require_library()  # else a finished run could not state its guarantee
     if rule is not None:
         refuse_mismatch(name, rule, algorithm.robust)
     if not isinstance(stage, Uploads):

@@ -37,7 +37,10 @@ class PrivacyOptions(Group):
         within="(0, inf)",
         noun="a finite number",
     )
-    dp_noise: float = option(0.0, "noise multiplier: the noise's deviation over the clip")
+    dp_noise: float = option(
+        0.0, "noise multiplier: the noise's deviation over the clip", within="[0, inf)",
+        noun="a finite number",
+    )  # fmt: skip
     dp_epsilon: float | None = option(
         None, "epsilon of the whole run, from which the noise is computed", within="(0, inf)",
         noun="a finite number",
@@ -56,9 +59,11 @@ class PrivacyOptions(Group):
 
     def validate(self) -> None:
         super().validate()
-        given = [name for name in ("dp_clip", "dp_noise", "dp_epsilon") if getattr(self, name)]
-        if self.dp == NONE and given:
-            raise InputError(f"{given[0]} must go with dp='client' or 'sample', got dp='none'.")
+        default = PrivacyOptions.__dataclass_fields__
+        names = [name for name in default if name not in ("dp", "dp_delta")]
+        changed = [name for name in names if getattr(self, name) != default[name].default]
+        if self.dp == NONE and changed:
+            raise InputError(f"{changed[0]} must go with dp='client' or 'sample', got dp='none'.")
         if self.dp != NONE and self.dp_clip is None:
             raise InputError(
                 f"dp={self.dp!r} must have a dp_clip: noise without a bound hides nothing."
@@ -131,6 +136,8 @@ class CompressionOptions(Group):
         if self.compress == NONE:
             require(self.error_feedback == NONE, "error_feedback", self.error_feedback,
                     "'none' without a compressor")  # fmt: skip
+            require(not self.compress_options, "compress_options", self.compress_options,
+                    "absent without a compressor")  # fmt: skip
             return None
         return made_with("compressor", self.compress, COMPRESSORS, self.compress_options)
 

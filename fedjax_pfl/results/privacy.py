@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
 
 
-class Spent(NamedTuple):
+class Guarantee(NamedTuple):
     """A guarantee of differential privacy.
 
     Attributes:
@@ -70,14 +70,14 @@ def _of_clients(result: "Result", plan: dict[str, Any], setting: int) -> np.ndar
     return np.vectorize(cost.get, otypes=[float])(counts)
 
 
-def spent(result: "Result", setting: int = 0) -> Spent:
+def guarantee(result: "Result", setting: int = 0) -> Guarantee:
     """Return the guarantee of one setting of a result with differential privacy."""
     plan = result.privacy
     assert plan is not None
     most = float(epsilons(result, setting).max())
-    return Spent(plan["unit"], most, plan["delta"], plan["sampling"])
+    return Guarantee(plan["unit"], most, plan["delta"], plan["sampling"])
 
 
 def remarks(result: "Result", setting: int = 0) -> list[str]:
     """Return the guarantee as a sentence on a row of a table; [] without differential privacy."""
-    return [] if result.privacy is None else [str(spent(result, setting))]
+    return [] if result.privacy is None else [str(guarantee(result, setting))]

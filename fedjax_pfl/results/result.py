@@ -147,7 +147,7 @@ class Result(Scored, Costs):
             },
             "measures": [one._asdict() for one in self.measures],
             **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
-            **({"privacy": privacy.spent(self, setting)._asdict()} if self.privacy else {}),
+            **({"privacy": privacy.guarantee(self, setting)._asdict()} if self.privacy else {}),
             **({"client_names": list(self.client_names)} if self.client_names else {}),
             "scored_clients": clients,
             "never_took_part": never_took_part(self, setting),
@@ -347,8 +347,8 @@ class Result(Scored, Costs):
             del values["client_names"]
         del values["privacy"]
         if self.privacy is not None:
-            each = [privacy.spent(self, h)._asdict() for h in range(self.num_settings)]
-            values["privacy"] = {**self.privacy, "spent": each}
+            each = [privacy.guarantee(self, h)._asdict() for h in range(self.num_settings)]
+            values["privacy"] = {**self.privacy, "guarantees": each}
         result_files.save(Path(folder), values)
 
     @classmethod
@@ -364,7 +364,7 @@ class Result(Scored, Costs):
         if "measures" in values:
             values["measures"] = tuple(Measure(*one) for one in values["measures"])
         if values.get("privacy"):
-            values["privacy"].pop("spent")  # computed from the rest
+            values["privacy"].pop("guarantees")  # computed from the rest
         return cls(**values)
 
 

@@ -63,7 +63,7 @@ def table(result: "Result", model: str) -> Table:
             "worst": worst[:, h].mean(),
             "best": best[:, h].mean(),
             **{name: values[:, h].mean() for name, values in others.items()},
-            **({"epsilon": privacy.spent(result, h).epsilon} if result.privacy else {}),
+            **({"epsilon": privacy.guarantee(result, h).epsilon} if result.privacy else {}),
             **result.traffic_mb_per_client_round(h),
         }
         for h in settings

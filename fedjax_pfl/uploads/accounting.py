@@ -161,7 +161,7 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> fl
         return 0.0
     if any(one.noise_multiplier == 0 for one in releases):
         return math.inf
-    dp = _library()
+    dp = require_library()
     if accountant == "pld":
         few = sum(one.count for one in releases) <= FEW
         step = COARSE if few else GRID
@@ -182,7 +182,12 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> fl
     return float(ledger.get_epsilon(delta))
 
 
-def _library() -> Any:
+def require_library() -> Any:
+    """Import dp-accounting.
+
+    Raises:
+      InputError: it is not installed.
+    """
     try:
         import dp_accounting
         from dp_accounting import pld, rdp  # noqa: F401, submodules that it does not import itself

@@ -137,7 +137,8 @@ class Uploads(UploadStage):
                 "Differential privacy can't cover the whole numbers, such as counts of samples, in "
                 f"the upload {sending.what!r}."
             )
-        if not floats:
+        steps = (self.privacy, self.compressor, self.attack, self.fixed_point)
+        if not floats or all(step is None for step in steps):
             return sent, memory
         before = [held[i].astype(leaves[i].dtype) for i in floats]
         updates = [leaves[i] - old for i, old in zip(floats, before, strict=True)]

@@ -306,7 +306,7 @@ def test_a_saved_result_says_what_it_cost(tmp_path):
         assert "sample-level differential privacy with epsilon 1 at delta 0.001" in text
     assert "Epsilon" in tables[0]
     result.save(tmp_path)
-    spent = json.loads((tmp_path / "result.json").read_text())["privacy"]["spent"]
+    spent = json.loads((tmp_path / "result.json").read_text())["privacy"]["guarantees"]
     assert [one["unit"] for one in spent] == ["sample", "sample"]
     assert spent[0]["epsilon"] <= 1.0 < spent[1]["epsilon"] <= 4.0
     again = pfl.Result.load(tmp_path)

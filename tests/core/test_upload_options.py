@@ -1,5 +1,7 @@
 """Privacy, attacks, robust rules and compression in rounds, alone and together."""
 
+import sys
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -92,6 +94,7 @@ def top_k(update):
     return sent
 
 
+SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
@@ -146,6 +149,22 @@ def test_a_failed_client_counts_under_client_level_privacy():
     np.testing.assert_allclose(after, sent.mean(0), atol=1e-12)
 
 
+@pfl.core.struct
+class AddsMembers(FreeRiders):
+    """Adds the number of members that count to every upload."""
+
+    def __call__(self, sent, reference, sending, memory):
+        return jax.tree.map(lambda leaf: leaf + jnp.sum(sending.mask), sent), memory
+
+
+def test_a_failed_client_is_no_member_of_an_upload():
+    """So it is not among the honest ones that attackers know, and keeps its error feedback."""
+    made, federation = pfl.make_algorithm("fedavg"), toy_federation((7, 3, 6, 10, 4), diverging=1)
+    counted = replace(federation, uploads=AddsMembers(jnp.zeros((0,), jnp.int32)))
+    servers = [run_rounds(made, one, 1, scored=())[0][1].server for one in (federation, counted)]
+    np.testing.assert_allclose(flat(servers[1]) - flat(servers[0]), 4, atol=1e-9)
+
+
 def test_poisson_cohorts_have_a_public_denominator():
     options = {"participation": 0.5, "sampling": "poisson", "dp": "client", "dp_clip": 0.5,
                "dp_placement": "distributed"}  # fmt: skip
@@ -166,32 +185,53 @@ def test_cohorts_of_poisson_sampling_are_binomial():
     np.testing.assert_allclose(sizes.var(), 40 * 0.2 * 0.8, rtol=0.12)
 
 
-RULES = [
-    ("fedavg", "krum", {}),
-    ("feddwa", "self_clip", {}),
-    ("cwfedavg", "trimmed_mean", {}),
-    ("ifca", "median", {}),
-    ("cfl", "median", {}),
-    ("pfedla", "self_clip", {}),
-    ("spfl", "self_clip", {}),
-]
+MEANS = [("fedavg", "krum"), ("cwfedavg", "trimmed_mean"), ("ifca", "median"), ("cfl", "median")]
+SIZES, TESTS = (7, 3, 6, 10, 4, 5, 8), (2,) * 7
 
 
 @pytest.mark.parametrize(
-    ("name", "rule", "options"),
-    [pytest.param(*case, marks=() if k < 2 else pytest.mark.thorough)
-     for k, case in enumerate(RULES)],
-)  # fmt: skip
-def test_rules_keep_attackers_out(name, rule, options):
-    """An attacker's update of a million times its size moves no benign client's model."""
-    made = pfl.make_algorithm(name, options)
-    federation = toy_federation(
-        (7, 3, 6, 10, 4, 5, 8), attack="scale", attack_options={"factor": 1e6}, attackers=[3],
-        aggregator=rule, test_sizes=(2,) * 7, participation=0.75,
-    )  # fmt: skip
-    result = pfl.simulate(made, federation, rounds=3)
-    losses = result.scores["personalized/test/loss"][0, 0, -1]
-    assert np.isfinite(np.delete(losses, 3)).all() and np.nanmax(losses) < 50
+    ("name", "rule"),
+    [
+        pytest.param(*case, marks=pytest.mark.thorough) if k else case
+        for k, case in enumerate(MEANS)
+    ],
+)
+def test_rules_keep_attackers_out(name, rule):
+    """An update of a million times its size moves benign clients' models only without a rule."""
+    worst = []
+    for aggregator in (rule, "none"):
+        federation = toy_federation(
+            SIZES, attack="scale", attack_options={"factor": 1e6}, attackers=[3],
+            aggregator=aggregator, test_sizes=TESTS, participation=0.75,
+        )  # fmt: skip
+        result = pfl.simulate(pfl.make_algorithm(name), federation, rounds=3)
+        losses = np.delete(result.scores["personalized/test/loss"][0, 0, -1], 3)
+        worst.append(np.nanmax(losses))
+    assert worst[0] < 50 < 1e3 < worst[1]
+
+
+MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.thorough) if k else name
+        for k, name in enumerate(MATRICES)
+    ],
+)
+def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
+    own = []
+    for radius in (1e-9, 1e9):
+        federation = toy_federation(
+            SIZES, aggregator="self_clip", aggregator_options={"radius": radius},
+            test_sizes=TESTS, participation=0.75,
+        )  # fmt: skip
+        _, records = run_rounds(pfl.make_algorithm(name), federation, 3, scored=())
+        matrix = next(iter(records[-1]["matrices"].values()))
+        own.append(np.diagonal(matrix, axis1=-2, axis2=-1))
+    np.testing.assert_allclose(own[0], 1, atol=1e-5)
+    assert own[1].min() < 0.99
 
 
 @pytest.mark.parametrize(
@@ -230,6 +270,9 @@ def test_rules_keep_attackers_out(name, rule, options):
         ({"error_feedback": "ef"}, "'none' without a compressor"),
         ({"compress": "topk"}, "Did you mean 'top_k'"),
         ({"dp": "client"}, "dp_clip"),
+        ({"dp_adaptive_clip": True}, "dp_adaptive_clip must go with dp='client' or 'sample'"),
+        ({"dp": "client", "dp_clip": 1.0, "dp_noise": float("inf")}, r"in \[0, inf\)"),
+        ({"compress_options": {"rate": 0.1}}, "absent without a compressor"),
         ({"secure_bits": 8}, "wrap at 8 bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
         ({"sampling": "poison"}, "poisson"),
@@ -238,9 +281,6 @@ def test_rules_keep_attackers_out(name, rule, options):
 def test_bad_options(options, words):
     with pytest.raises(pfl.InputError, match=words):
         toy_federation(**options)
-
-
-SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 
 
 @pytest.mark.parametrize(
@@ -270,8 +310,14 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
 
 
 @pytest.mark.thorough
-def test_host_state_keeps_errors_and_bounds():
-    options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1, "dp_adaptive_clip": True}
+@pytest.mark.parametrize(
+    "options",
+    [
+        COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
+        SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
+    ],
+)
+def test_host_state_keeps_errors_and_bounds(options):
     wanted = run(**options)
     got = run(client_state="host", **options)
     for one, other in zip(got, wanted, strict=True):
@@ -317,3 +363,10 @@ def test_failed_clients_count_in_loops_of_their_own(name):
     _, records = run_rounds(made, toy_federation((7, 3, 6, 10, 4), **options), 1, scored=())
     (weights,) = records[0]["matrices"].values()
     assert records[0]["clients"]["diverged"][1] and weights.reshape(-1)[1] > 0
+
+
+def test_privacy_needs_its_library_before_a_run(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    federation = toy_federation(dp="client", dp_clip=1.0, dp_noise=1.0)
+    with pytest.raises(pfl.InputError, match=r"pip install 'fedjax_pfl\[privacy\]'"):
+        pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=1)
