@@ -43,7 +43,7 @@ class Aggregator:
         require(fits, "f of the aggregator", self.f, allowed)
 
     def coefficients(self, gram: Matrix, weights: PerMember, mask: Mask, key: Key) -> PerMember:
-        """b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
+        """Return b [M] for sum_k b_k x_k; `weights` [M] are those that the mean would have."""
         raise NotImplementedError
 
     def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
@@ -213,7 +213,7 @@ class SelfClip(Aggregator):
     for_matrices = True
 
     def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
-        """The clipped matrix for weights [.., A, B] whose receivers are the rows `own` [A]."""
+        """Return the clipped matrix of weights [.., A, B] with receivers `own` [A]."""
         squares = similarity.squared_distances(trees.take(senders, own), senders, own)
         clip, radius = robust.self_clip, jnp.asarray(self.radius)
         if weights.ndim == 3:

@@ -19,13 +19,13 @@ from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Scalar, Stack
 
 
 def pairwise_squares(gram: Matrix) -> Matrix:
-    """|x_i - x_j|^2 from the Gram matrix, [M, M], at least 0."""
+    """Return |x_i - x_j|^2 from the Gram matrix, [M, M], at least 0."""
     norms = jnp.diagonal(gram)
     return jnp.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0)
 
 
 def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, neighbours: int = 2) -> PerMember:
-    """Sum of each member's n - f - `neighbours` smallest squared distances to others, [M].
+    """Return each member's sum of the n - f - `neighbours` smallest squared distances, [M].
 
     Absent members score infinity. Blanchard et al., NeurIPS 2017, sum n - f - 2 distances;
     some implementations sum n - f - 1.
@@ -41,7 +41,7 @@ def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, neighbours: int = 2) 
 def krum(
     gram: Matrix, mask: Mask, f: Scalar | int, selected: Scalar | int = 1, neighbours: int = 2
 ) -> PerMember:
-    """Equal weights [M] of the `selected` members with the lowest Krum scores.
+    """Return equal weights [M] of the `selected` members with the lowest Krum scores.
 
     Krum selects one, multi-Krum n - f. Ties go to the lower index.
     """
@@ -52,7 +52,7 @@ def krum(
 def geometric_median(
     gram: Matrix, weights: PerMember, steps: int = 3, smoothing: float = 0.1, start_at_mean=True
 ) -> PerMember:
-    """Weights [M] of the smoothed Weiszfeld iteration (RFA, Pillutla et al., TSP 2022).
+    """Return weights [M] of the smoothed Weiszfeld iteration (RFA, Pillutla et al., TSP 2022).
 
     Args:
       weights: of the members in the objective sum_k weights_k |z - x_k|, zero for absent ones.
@@ -74,7 +74,7 @@ def geometric_median(
 def centred_clipping(
     gram: Matrix, weights: PerMember, radius: Scalar | float, steps: int = 1
 ) -> PerMember:
-    """Weights [M] of centred clipping, which begins at the zero update (Karimireddy et al., 2021).
+    """Return weights [M] of centred clipping from the zero update (Karimireddy et al., 2021).
 
     Each step is v <- v + sum_k weights_k clip(x_k - v, radius). The weights need not sum to one:
     the rest stays at the reference that the updates are differences from.
@@ -92,13 +92,13 @@ def centred_clipping(
 
 
 def norm_bound(gram: Matrix, weights: PerMember, radius: Scalar | float) -> PerMember:
-    """Weights [M] of the mean of updates that are scaled down to a norm of at most `radius`."""
+    """Return weights [M] of the mean of updates clipped to a norm of at most `radius`."""
     norms = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
     return mixing.normalize(weights) * _clip_factor(norms, radius)
 
 
 def nearest_neighbour_mixing(gram: Matrix, mask: Mask, f: Scalar | int) -> Matrix:
-    """Matrix [M, M] that replaces each update by the mean of its n - f nearest, itself included.
+    """Return the matrix [M, M] of the mean of the n - f nearest updates, each one included.
 
     NNM, Allouah et al., AISTATS 2023. Rules are then computed from `matrix @ gram @ matrix.T`, and
     their weights b become `b @ matrix`.
@@ -110,7 +110,7 @@ def nearest_neighbour_mixing(gram: Matrix, mask: Mask, f: Scalar | int) -> Matri
 
 
 def bucketing(key: jax.Array, mask: Mask, size: int, dtype=jnp.float32) -> Matrix:
-    """Matrix [M, M] whose row k is the mean of the k-th random group of `size` present members.
+    """Return the matrix [M, M] whose row k is the mean of the k-th random group of `size`.
 
     Karimireddy et al., ICLR 2022. Rows beyond the number of groups are zero.
     """
@@ -122,7 +122,7 @@ def bucketing(key: jax.Array, mask: Mask, size: int, dtype=jnp.float32) -> Matri
 
 
 def foolsgold(gram: Matrix, mask: Mask) -> PerMember:
-    """Weights [M] that fall for members whose summed updates are alike (Fung et al., RAID 2020).
+    """Return weights [M], low for members with similar updates (Fung et al., RAID 2020).
 
     Args:
       gram: of every member's sum of updates over all rounds that it took part in.
@@ -144,7 +144,7 @@ def foolsgold(gram: Matrix, mask: Mask) -> PerMember:
 
 
 def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, mask: Mask):
-    """Weights [M] of updates by the cosine to a trusted one (FLTrust, Cao et al., NDSS 2021).
+    """Return weights [M] by the cosine to a trusted update (FLTrust, Cao et al., NDSS 2021).
 
     Args:
       products_with_root: <x_k, x_0>, [M], x_0 the update on the server's own samples.
@@ -161,7 +161,7 @@ def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, 
 def self_clip(
     weights: Matrix, squares: Matrix, radius: Scalar | PerMember, own: Rows | None = None
 ) -> Matrix:
-    """Clips each receiver's view of the others at its own model: a row-stochastic matrix [A, B].
+    """Clip each receiver's view of the others at its own model: a row-stochastic matrix [A, B].
 
     Receiver i gets x_i + sum_j W_ij min(1, radius_i / |x_j - x_i|) (x_j - x_i), which is the mixing
     matrix W_ij min(1, ..) with the rest of the row on i (clipped gossip; He, Karimireddy and Jaggi,
@@ -182,7 +182,7 @@ def self_clip(
 
 
 def coordinate_median(stack: Stack, mask: Mask) -> Tree:
-    """The median of every coordinate over the members present: the mean of the two middle ones."""
+    """Return the median of every coordinate over the members present."""
     count = jnp.sum(mask)
     low, high = (count - 1) // 2, count // 2
 
@@ -193,7 +193,7 @@ def coordinate_median(stack: Stack, mask: Mask) -> Tree:
 
 
 def trimmed_mean(stack: Stack, mask: Mask, f: Scalar | int) -> Tree:
-    """The mean of every coordinate without its `f` largest and `f` smallest values."""
+    """Return the mean of every coordinate without its `f` largest and `f` smallest values."""
     count = jnp.sum(mask)
 
     def of(ordered):
@@ -246,10 +246,10 @@ def _row(ordered: jax.Array, at: Scalar) -> jax.Array:
 
 
 def _rank(values: PerMember) -> PerMember:
-    """The place of each value in increasing order; ties by index."""
+    """Return the place of each value in increasing order; ties by index."""
     return jnp.argsort(jnp.argsort(values, stable=True), stable=True)
 
 
 def _clip_factor(norms: jax.Array, radius: Scalar | jax.Array | float) -> jax.Array:
-    """min(1, radius / norm), 1 where the norm is 0."""
+    """Return min(1, radius / norm), 1 where the norm is 0."""
     return jnp.minimum(1, radius / jnp.where(norms > 0, norms, 1) + (norms <= 0))

@@ -23,7 +23,7 @@ CORNERS = ("bottom_right", "top_left")
 def poison(
     dataset: Dataset, partition: Partition, attackers: Sequence[int], change: Change
 ) -> tuple[Dataset, Partition]:
-    """The data set and partition in which attackers train on changed copies of their samples.
+    """Return a data set and partition whose attackers train on changed copies of their samples.
 
     Args:
       dataset: with classes.
@@ -130,7 +130,7 @@ class Backdoor:
         return x, y
 
     def triggered(self, x: np.ndarray, quarter: int | None = None) -> np.ndarray:
-        """Images [k, h, w, c] with the trigger, or one quarter of it.
+        """Return images [k, h, w, c] with the trigger, or one quarter of it.
 
         Raises:
           InputError: samples that are no images, or too small ones.

@@ -293,8 +293,8 @@ class ParticipationOptions(Group):
     )
     sampling: str = option(
         "fixed",
-        "of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' each "
-        "client independently, as accountants of privacy assume",
+        "sampling of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' "
+        "each client independently, as accountants of privacy assume",
         choices=SAMPLINGS,
     )
 

@@ -48,11 +48,11 @@ class PrivacyOptions(Group):
     dp_delta: float = option(1e-5, "delta of the epsilon", within="(0, 1)", noun="a number")
     dp_placement: str = option(
         "local",
-        "of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a share, "
-        "for algorithms whose server needs only sums",
+        "placement of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a "
+        "share, for algorithms whose server needs only sums",
         choices=PLACEMENTS,
     )
-    dp_adaptive_clip: bool = option(False, "the clip follows the median of the updates' norms")
+    dp_adaptive_clip: bool = option(False, "let the clip follow the median of the updates' norms")
     dp_public_validation: bool = option(
         False, "validation samples are public: algorithms that use them need no noise there"
     )
@@ -75,7 +75,7 @@ class PrivacyOptions(Group):
             raise InputError(f"{name} is of updates: it must go with dp='client'.")
 
     def of_samples(self, dtype: str) -> SamplePrivacy | None:
-        """The clipping and noise of local gradients; noise of an epsilon is computed later."""
+        """Return clipping and noise of local gradients; noise for an epsilon follows later."""
         if self.dp != "sample":
             return None
         clip: Any = np.asarray(self.dp_clip, dtype)
@@ -85,7 +85,7 @@ class PrivacyOptions(Group):
         return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)
 
     def of_clients(self) -> ClientPrivacy | None:
-        """The clipping and noise of uploads; noise of an epsilon is computed later."""
+        """Return clipping and noise of uploads; noise for an epsilon follows later."""
         if self.dp != "client":
             return None
         adaptive = AdaptiveClip() if self.dp_adaptive_clip else None
@@ -108,7 +108,7 @@ class CompressionOptions(Group):
     )
     error_feedback: str = option(
         NONE,
-        "what compression left out is sent later: {choices}",
+        "feedback that sends later what compression left out: {choices}",
         choices=(NONE, *FEEDBACKS),
         called="error feedback",
     )
@@ -128,7 +128,7 @@ class CompressionOptions(Group):
         return notes
 
     def compressor(self) -> Compressor | None:
-        """The compressor of updates.
+        """Return the compressor of updates.
 
         Raises:
           InputError: no such option, or error feedback without a compressor.
@@ -142,7 +142,7 @@ class CompressionOptions(Group):
         return made_with("compressor", self.compress, COMPRESSORS, self.compress_options)
 
     def fixed_point(self, members: int) -> FixedPoint | None:
-        """The numbers of secure aggregation.
+        """Return the numbers of secure aggregation.
 
         Raises:
           InputError: sums of so many members may wrap.

@@ -68,7 +68,7 @@ def epsilon(releases: Iterable[Release], delta: float, accountant: str = "pld") 
 def noise_for(
     target: float, delta: float, count: int, sampling_rate: float = 1.0, accountant: str = "pld"
 ) -> float:
-    """The least noise multiplier with which so many releases have at most this epsilon.
+    """Return the least noise multiplier with which so many releases have at most this epsilon.
 
     Raises:
       InputError: a value out of range, or no noise up to 1e4 reaches it.
@@ -117,7 +117,7 @@ def _noise_for(
         return 0.0
 
     def excess(z: float, **changes: Any) -> float:
-        """log(epsilon / target), which is nearly a straight line in log z."""
+        """Return log(epsilon / target), which is nearly a straight line in log z."""
         scaled = [
             replace(one, noise_multiplier=z * one.noise_multiplier, **changes) for one in releases
         ]
@@ -145,7 +145,7 @@ def _noise_for(
 
 
 def _merged(releases: Iterable[Release]) -> list[Release]:
-    """Releases of one kind counted together."""
+    """Return releases of one kind counted together."""
     counts: dict[Any, int] = {}
     for one in releases:
         require(one.noise_multiplier >= 0, "noise_multiplier", one.noise_multiplier, "at least 0")

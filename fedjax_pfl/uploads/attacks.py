@@ -86,7 +86,7 @@ class ALittleIsEnough:
 
 
 def hiding_z(n: Scalar | int, m: Scalar | int) -> jax.Array:
-    """The z of ALIE for n members of which m attack; 0 where no share of the honest is needed."""
+    """Return the z of ALIE for n members of which m attack, at least 0."""
     needed = n // 2 + 1 - m
     share = (n - m - needed) / jnp.maximum(n - m, 1)
     return norm.ppf(jnp.clip(share, 0.5, 1 - 1e-6))
@@ -189,7 +189,7 @@ ATTACKS: dict[str, Callable[..., object]] = {
 
 
 def normal_rows(key: Key, like: Stack) -> Stack:
-    """Independent standard normal numbers for every row, leaf and coordinate of a stack."""
+    """Return independent standard normal numbers for every row, leaf and coordinate of a stack."""
     leaves, tree = jax.tree.flatten(like)
     keys = jax.random.split(key, len(leaves))
     drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
@@ -206,7 +206,7 @@ def _only(updates: Stack, mask: Mask) -> Stack:
 
 
 def _deviation(updates: Stack, honest: Mask) -> Tree:
-    """The unbiased standard deviation of every coordinate."""
+    """Return the unbiased standard deviation of every coordinate."""
     mean, weights = _mean(updates, honest), honest.astype(jnp.result_type(float))
     squares = jax.tree.map(lambda x, m: jnp.square(x - m), _only(updates, honest), mean)
     total = mixing.combine(weights, squares)

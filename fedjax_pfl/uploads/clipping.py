@@ -9,7 +9,7 @@ from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack
 
 
 def clip_rows(updates: Stack, bound: Scalar | float) -> tuple[Stack, PerMember]:
-    """Scales rows down to a norm of at most `bound` over all leaves together.
+    """Scale rows down to a norm of at most `bound` over all leaves together.
 
     Rows that are not finite, or whose squares overflow, become zero: a client's update counts
     whatever it is, for to leave it out would tell something about it.
@@ -31,7 +31,7 @@ def clip_rows(updates: Stack, bound: Scalar | float) -> tuple[Stack, PerMember]:
 
 
 def add_noise(keys: jax.Array, updates: Stack, deviation: Scalar | float) -> Stack:
-    """Adds independent Gaussian noise to every coordinate of every row.
+    """Add independent Gaussian noise to every coordinate of every row.
 
     Args:
       keys: [M], one for each row, so that a client's noise does not depend on the others.
@@ -59,7 +59,7 @@ def next_bound(
     quantile: float = 0.5,
     rate: float = 0.2,
 ) -> Scalar:
-    """The clipping bound of the next round: C exp(-rate (b - quantile)) (Andrew et al., 2021).
+    """Return the next round's clipping bound, C exp(-rate (b - quantile)) (Andrew et al., 2021).
 
     b is the share of members whose norm is at most C, with noise. Some implementations count the
     members that were clipped instead, which drives the bound away from the quantile.
@@ -79,7 +79,7 @@ def next_bound(
 
 
 def split_noise(multiplier: Scalar | float, count_deviation: Scalar | float) -> Scalar:
-    """The noise multiplier of updates that, together with the noisy counts, costs `multiplier`.
+    """Return the updates' noise multiplier that costs `multiplier` with the noisy counts.
 
     (z^-2 - (2 s_b)^-2)^(-1/2), with s_b the deviation of the noise on the number of unclipped
     updates (Andrew et al., 2021, theorem 1). 0 stays 0; infinite where z is not below 2 s_b.

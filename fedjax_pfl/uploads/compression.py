@@ -37,15 +37,15 @@ class Compressor:
         return tree.unflatten([decoded(x, k) for x, k in zip(leaves, keys, strict=False)])
 
     def leaf(self, x: jax.Array, key: Key) -> jax.Array:
-        """The decoded numbers of one leaf."""
+        """Return the decoded numbers of one leaf."""
         raise NotImplementedError
 
     def leaf_bits(self, size: int, width: int) -> int:
-        """The bits that a leaf of `size` numbers of `width` bits takes."""
+        """Return the bits that a leaf of `size` numbers of `width` bits takes."""
         raise NotImplementedError
 
     def bits(self, sizes: Sequence[int], width: int) -> int:
-        """The bits of one update."""
+        """Return the bits of one update."""
         return sum(self.leaf_bits(size, width) for size in sizes if size)
 
 
@@ -189,12 +189,12 @@ def kept(size: int, rate: float) -> int:
 
 
 def padded(size: int) -> int:
-    """The smallest power of two that is at least `size`."""
+    """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 
 
 def hadamard(x: jax.Array) -> jax.Array:
-    """The orthonormal Walsh-Hadamard transform of a vector whose length is a power of two."""
+    """Return the orthonormal Walsh-Hadamard transform of a vector of 2^k numbers."""
     size = len(x)
     for _ in range(int(np.log2(size))):
         x = x.reshape(-1, 2)  # pairs of neighbours to the front: all bits once around

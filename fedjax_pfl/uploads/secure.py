@@ -27,7 +27,7 @@ class FixedPoint:
     levels: int = static(default=2**22)
 
     def validate(self, members: int) -> None:
-        """Raises `InputError` where a sum of so many members may wrap."""
+        """Raise `InputError` where a sum of so many members may wrap."""
         require_whole("secure_bits", self.bits, 1)
         require(self.bits <= 32, "secure_bits", self.bits, "at most 32")
         if members * self.levels >= 2**self.bits:
@@ -38,7 +38,7 @@ class FixedPoint:
             )
 
     def encoded(self, update: Tree, key: Key) -> Tree:
-        """One member's update as uint32 in 0..L."""
+        """Return one member's update as uint32 in 0..L."""
         leaves, tree = jax.tree.flatten(update)
         keys = jax.random.split(key, max(len(leaves), 1))
         return tree.unflatten([self._encoded(x, k) for x, k in zip(leaves, keys, strict=False)])
@@ -52,7 +52,7 @@ class FixedPoint:
         return low.astype(jnp.uint32) + up
 
     def decoded_sum(self, total: Tree, members: jax.Array | int) -> Tree:
-        """The sum of so many members' numbers, from the sum of what they encoded."""
+        """Return the sum of so many members' numbers, from the sum of what they encoded."""
         step = 2 * self.span / self.levels
 
         def of(x):
@@ -61,12 +61,12 @@ class FixedPoint:
         return jax.tree.map(of, total)
 
     def sum(self, encoded: Stack) -> Tree:
-        """The sum [...] of encoded updates [M, ...] modulo 2^b."""
+        """Return the sum [...] of encoded updates [M, ...] modulo 2^b."""
         mask = jnp.uint32(2**self.bits - 1)
         return jax.tree.map(lambda x: jnp.sum(x, axis=0, dtype=jnp.uint32) & mask, encoded)
 
     def rounded(self, update: Tree, key: Key) -> Tree:
-        """One member's update as the server would decode it of a sum that does not wrap."""
+        """Return one member's update as the server would decode it of a sum that does not wrap."""
         step = 2 * self.span / self.levels
 
         def of(x, like):
