@@ -15,6 +15,7 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -65,6 +66,7 @@ __all__ = [
     "FedBabu",
     "FedDWA",
     "FedDyn",
+    "FedExP",
     "FedFomo",
     "FedNova",
     "FedPer",

@@ -27,6 +27,7 @@ REPOSITORIES = {
     "fedbn": "med-air/FedBN@2fa38ad",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
+    "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedproto": "yuetan031/fedproto@97e42e2",
@@ -181,6 +182,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "alpha": (0.01, "code: example_cifar_10.py:65"),
         "scaling": ("equal", "paper: Algorithm 1, one alpha for all"),
         "score_last": (False, EXTRA_SCORE),
+    },
+    "fedexp": {
+        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),
+        "average_last": (True, "code: main.py:431"),
+        "weighting": ("size", "code: main.py:347-362"),
     },
     "fedfomo": {
         "downloads": (4, "code: README.md:47, num_update_clients"),

@@ -117,6 +117,10 @@ REFUSED = {
         ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
         ({}, {"share": "body"}, "feddyn averages whole models"),
     ],
+    "fedexp": [
+        ({"epsilon": -1}, "epsilon must be at least 0, got -1"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
     "fedfomo": [
         ({"downloads": -1}, "downloads must be at least 0, got -1"),
         ({"exploration": 1.5}, "exploration must be in 0..1, got 1.5"),

@@ -28,6 +28,7 @@ TRAFFIC = [
     ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
+    ("fedexp", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
     ("feddyn", {}, 1, 1, 2),  # both sides know theta
     ("fedprox_ft", {}, 1, 1, 2),
@@ -92,6 +93,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fedexp",
     "fednova",
     *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
     *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
