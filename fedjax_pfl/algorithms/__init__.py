@@ -17,6 +17,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
@@ -68,6 +69,7 @@ __all__ = [
     "FedDyn",
     "FedExP",
     "FedFomo",
+    "FedLC",
     "FedNova",
     "FedPer",
     "FedProto",

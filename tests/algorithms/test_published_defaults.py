@@ -196,6 +196,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
     },
+    "fedlc": {
+        "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
+        "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),
+    },
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
         "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),

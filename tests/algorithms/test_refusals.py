@@ -132,6 +132,10 @@ REFUSED = {
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
+    "fedlc": [
+        ({"tau": -1}, "tau must be at least 0, got -1"),
+        ({"denominator": "rest"}, "denominator.*'rest'"),
+    ],
     "fednova": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
         ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),
