@@ -13,6 +13,7 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
+from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedfomo import FedFomo
@@ -62,6 +63,7 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedBabu",
+    "FedCAC",
     "FedDWA",
     "FedDyn",
     "FedFomo",

@@ -49,7 +49,7 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
-    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
+    fedavgdbe fedbe fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
     feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
     fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fednova
     fedntd fedpac fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam

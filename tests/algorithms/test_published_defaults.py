@@ -170,6 +170,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "part": ("full", "code: analysis.ipynb, its second cell, body and head"),
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
+    "fedcac": {
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
+    },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),
         "guidance": ("epochs", "paper: Algorithm 1"),
