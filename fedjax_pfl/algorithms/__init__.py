@@ -17,6 +17,7 @@ from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -67,6 +68,7 @@ __all__ = [
     "FedDWA",
     "FedDyn",
     "FedFomo",
+    "FedNova",
     "FedPer",
     "FedProto",
     "FedProx",

@@ -15,6 +15,7 @@ from fedjax_pfl.federation.regularizers import (
     proximal,
 )
 from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.training.class_statistics import ClassSums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.training.local_step import LocalStep
@@ -26,6 +27,7 @@ __all__ = [
     "SGD",
     "Adaptation",
     "Batch",
+    "ClassSums",
     "Client",
     "ClientRuns",
     "ExtraLoss",

@@ -134,6 +134,15 @@ REFUSED = {
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
+    "fednova": [
+        ({"mu": -1}, "mu must be at least 0, got -1"),
+        ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),
+        (
+            {},
+            {"momentum": 0.9, "keep_optimizer_state": True},
+            "fednova counts effective steps from a momentum of 0",
+        ),
+    ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
