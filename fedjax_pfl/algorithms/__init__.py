@@ -13,9 +13,11 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
+from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -62,9 +64,11 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedBabu",
+    "FedCAC",
     "FedDWA",
     "FedDyn",
     "FedFomo",
+    "FedNova",
     "FedPer",
     "FedProto",
     "FedProx",

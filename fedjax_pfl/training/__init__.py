@@ -16,6 +16,7 @@ from fedjax_pfl.federation.regularizers import (
     weight_decay,
 )
 from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.training.class_statistics import ClassSums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.training.local_step import LocalStep
@@ -27,6 +28,7 @@ __all__ = [
     "SGD",
     "Adaptation",
     "Batch",
+    "ClassSums",
     "Client",
     "ClientRuns",
     "ExtraLoss",

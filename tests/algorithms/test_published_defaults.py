@@ -28,6 +28,7 @@ REPOSITORIES = {
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
+    "fednova": "JYWa/FedNova@47b4e09",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
@@ -170,6 +171,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "part": ("full", "code: analysis.ipynb, its second cell, body and head"),
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
+    "fedcac": {
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
+    },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),
         "guidance": ("epochs", "paper: Algorithm 1"),
@@ -188,6 +193,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "norm": ("l2", "paper: the distance in its weights; federated/args.py:180 has l1"),
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
+    },
+    "fednova": {
+        "mu": (0.0, "code: train_LocalSGD.py:105"),
+        "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),

@@ -108,6 +108,12 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"model": "softmax"}, "fedbabu trains a body under a frozen head"),
     ],
+    "fedcac": [
+        ({"tau": 1.5}, r"tau must be in \[0, 1\], got 1\.5"),
+        ({"tau": "nan"}, "tau must be"),
+        ({"beta": 0}, "beta must be above 0, got 0"),
+        ({}, {"share": "none"}, "fedcac averages what clients share"),
+    ],
     "feddwa": [
         ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),
@@ -127,6 +133,15 @@ REFUSED = {
         ({"fallback": "own"}, "fallback.*'own'"),
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
+    ],
+    "fednova": [
+        ({"mu": -1}, "mu must be at least 0, got -1"),
+        ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),
+        (
+            {},
+            {"momentum": 0.9, "keep_optimizer_state": True},
+            "fednova counts effective steps from a momentum of 0",
+        ),
     ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),

@@ -24,6 +24,7 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
+    ("fednova", {}, 1, 1, 2),
     ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
@@ -81,6 +82,7 @@ TRAFFIC = [
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
+    ("fedcac", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",
@@ -91,6 +93,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fednova",
     *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
     *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
     *("fedproto", "fedprox", "fedprox_ft", "fedrep", "fedrod", "fedupdate", "fedyogi"),
