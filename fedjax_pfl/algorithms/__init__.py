@@ -14,6 +14,7 @@ from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
+from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedfomo import FedFomo
@@ -65,6 +66,7 @@ __all__ = [
     "FedBN",
     "FedBabu",
     "FedCAC",
+    "FedDBE",
     "FedDWA",
     "FedDyn",
     "FedFomo",

@@ -25,6 +25,7 @@ ALGORITHMS = _inverted(
         "fedadam": "fedopt adaptivefedopt",
         "fedavg_ft": "fedft fedavg+ft fedavgfinetune fedavgfinetuned fedavgfinetuning",
         "fedavgm": "fedavgmomentum fedmom fedavg+momentum servermomentum",
+        "feddbe": "dbe fedavgdbe fedavg+dbe",
         "fedper": "fedpersonalization",
         "fedprox_ft": "fedprox+ft fedproxfinetune fedproxfinetuned fedproxfinetuning",
         "fedyogi": "fedopt adaptivefedopt",
@@ -48,8 +49,8 @@ VARIANTS = {
 
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
-    adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
-    fedavgdbe fedbe fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
+    adcol afl bulyan ccvr cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
+    fedbe fedcd fedce fedcm fedcp fedcross fedcurv feddc feddf feddisco
     feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
     fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fedntd fedpac
     fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam fedselect fedsgd fedsim

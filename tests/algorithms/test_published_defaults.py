@@ -25,6 +25,7 @@ REPOSITORIES = {
     "fedala": "TsingZ0/FedALA@a7a9b21",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
+    "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
@@ -174,6 +175,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedcac": {
         "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
+    },
+    "feddbe": {
+        "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
+        "mu": (1.0, "code: system/run_me.sh, -mo 1"),
     },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),

@@ -114,6 +114,11 @@ REFUSED = {
         ({"beta": 0}, "beta must be above 0, got 0"),
         ({}, {"share": "none"}, "fedcac averages what clients share"),
     ],
+    "feddbe": [
+        ({"kappa": -1}, "kappa must be at least 0, got -1"),
+        ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
+        ({"mu": 1.5}, "mu must be"),
+    ],
     "feddwa": [
         ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),

@@ -69,6 +69,8 @@ TRAFFIC = [
     ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
+    # With the training before the first round, whose model is sent to all.
+    ("feddbe", {}, 1, 2, 4),
     ("fedrep", {}, 1, 1, 12),  # ten epochs of the head, two of the body
     ("fedbn", {}, 1, 1, 2),
     ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
