@@ -13,6 +13,8 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
+from fedjax_pfl.algorithms.fedcac import FedCAC
+from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedexp import FedExP
@@ -65,6 +67,8 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedBabu",
+    "FedCAC",
+    "FedDBE",
     "FedDWA",
     "FedDyn",
     "FedExP",

@@ -25,6 +25,7 @@ REPOSITORIES = {
     "fedala": "TsingZ0/FedALA@a7a9b21",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
+    "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedexp": "Divyansh03/FedExP@34b05a2",
@@ -172,6 +173,14 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "part": ("full", "code: analysis.ipynb, its second cell, body and head"),
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
+    "fedcac": {
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
+    },
+    "feddbe": {
+        "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
+        "mu": (1.0, "code: system/run_me.sh, -mo 1"),
+    },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),
         "guidance": ("epochs", "paper: Algorithm 1"),

@@ -108,6 +108,17 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"model": "softmax"}, "fedbabu trains a body under a frozen head"),
     ],
+    "fedcac": [
+        ({"tau": 1.5}, r"tau must be in \[0, 1\], got 1\.5"),
+        ({"tau": "nan"}, "tau must be"),
+        ({"beta": 0}, "beta must be above 0, got 0"),
+        ({}, {"share": "none"}, "fedcac averages what clients share"),
+    ],
+    "feddbe": [
+        ({"kappa": -1}, "kappa must be at least 0, got -1"),
+        ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
+        ({"mu": 1.5}, "mu must be"),
+    ],
     "feddwa": [
         ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),

@@ -71,6 +71,8 @@ TRAFFIC = [
     ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
+    # With the training before the first round, whose model is sent to all.
+    ("feddbe", {}, 1, 2, 4),
     ("fedrep", {}, 1, 1, 12),  # ten epochs of the head, two of the body
     ("fedbn", {}, 1, 1, 2),
     ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
@@ -84,6 +86,7 @@ TRAFFIC = [
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
+    ("fedcac", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",

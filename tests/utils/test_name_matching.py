@@ -29,17 +29,17 @@ SPELT = {
     "FedProto": "fedproto", "FedDyn": "feddyn", "MOON": "moon", "SCAFFOLD": "scaffold",
     "FedProx-FT": "fedprox_ft", "ClusterFL": "cfl", "cwFedAVG": "cwfedavg", "SPFL-w": "spfl_w",
     "Weight Erosion": "weight_erosion", "FedAvg(Async)": "fedavg_async", "Local": "local",
-    "Local-Only": "local", "L2C": "l2c", "Fed.Per": "fedper",
+    "Local-Only": "local", "L2C": "l2c", "Fed.Per": "fedper", "FedAvgDBE": "feddbe",
 }  # fmt: skip
 # Names of others without a counterpart: none of ours is suggested for them.
 FOREIGN = words("""
 GPFL FedGen FedPAC FedCP FedKD FedPHP FedMTL FML FedGH FedDistill FedPCL FedTGP FedCAC FedNTD
-FedAvgDBE FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kNN-Per pFedSim
+FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kNN-Per pFedSim
 FedAP FedNova FedDC FedCM FedCurv FedMA FedDF FedEM pFedGate pFedGraph pFedGP FedTP QFedAvg
 FedMedian Krum Bulyan FedTrimmedAvg FedXgb HeteroFL FjORD FLANDERS TAMUNA FedSGD SubFedAvg
 """)
 # Those that have come since are ours.
-OURS = {name.replace("_", "") for name in CANONICAL}
+OURS = {name.replace("_", "") for name in (*CANONICAL, *pfl.core.ALGORITHMS)}
 FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
