@@ -28,6 +28,7 @@ from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
+from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.l2c import L2C
@@ -79,6 +80,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedProxFineTuned",
+    "FedRS",
     "FedRep",
     "FedRod",
     "FedUpdate",

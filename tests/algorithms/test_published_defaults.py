@@ -35,6 +35,7 @@ REPOSITORIES = {
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
     "fedrep": "lgcollins/FedRep@d82e629",
+    "fedrs": "lxcnju/FedRepo@617ee01",
     "ifca": "jichan3751/ifca@61e44b8",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
@@ -235,6 +236,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedrod": {
         "personal_rate": (1.0, "paper: Algorithm 1, one rate for both heads"),
         "score_trained": (False, EXTRA_SCORE),
+    },
+    "fedrs": {
+        "alpha": (0.5, "code: train_lab.py:166, of .9, .5 and .1"),
+        "factors": ("shares", "code: algorithms/fedrs.py:185"),
     },
     "fedupdate": {
         "fine_tune_steps": (1, "code: SPFL/experiment_fedavg_update_v1.py:155"),

@@ -208,6 +208,10 @@ REFUSED = {
         ({"personal_rate": "nan"}, "personal_rate must be"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
+    "fedrs": [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"factors": "share"}, "factors.*'share'"),
+    ],
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),

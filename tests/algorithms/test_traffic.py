@@ -36,6 +36,7 @@ TRAFFIC = [
     ("mrmtl", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
     ("fedlc", {}, 1, 1, 2),
+    ("fedrs", {}, 1, 1, 2),
     ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
@@ -97,6 +98,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fedrs",
     "fedlc",
     "fedexp",
     "fednova",
