@@ -21,6 +21,7 @@ from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
+from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -75,6 +76,7 @@ __all__ = [
     "FedExP",
     "FedFomo",
     "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPer",
     "FedProto",

@@ -31,6 +31,7 @@ REPOSITORIES = {
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
+    "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
@@ -213,6 +214,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
         "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),
+    },
+    "fedntd": {
+        "beta": (1.0, "code: config/fedntd.json"),
+        "tau": (1.0, "code: config/fedntd.json; algorithms/fedntd/criterion.py:13 has 3"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),

@@ -156,6 +156,10 @@ REFUSED = {
             "fednova counts effective steps from a momentum of 0",
         ),
     ],
+    "fedntd": [
+        ({"beta": -1}, "beta must be at least 0, got -1"),
+        ({"tau": 0}, "tau must be above 0, got 0"),
+    ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),

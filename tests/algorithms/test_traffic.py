@@ -35,6 +35,7 @@ TRAFFIC = [
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("mrmtl", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
+    ("fedntd", {}, 1, 1, 2),
     ("fedlc", {}, 1, 1, 2),
     ("fedrs", {}, 1, 1, 2),
     ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
@@ -98,6 +99,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fedntd",
     "fedrs",
     "fedlc",
     "fedexp",
