@@ -30,6 +30,7 @@ from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedrs import FedRS
+from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.l2c import L2C
@@ -85,6 +86,7 @@ __all__ = [
     "FedRS",
     "FedRep",
     "FedRod",
+    "FedSAM",
     "FedUpdate",
     "FedYogi",
     "HeurFedAMP",

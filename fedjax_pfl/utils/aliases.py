@@ -53,10 +53,10 @@ ABSENT = _words("""
     fedcd fedce fedcm fedcp fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
     fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fedmtl fednh fedpac fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc
-    fedrap fedsam fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg
-    feduv flanders floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper
-    metafed mime mocha multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd
-    qfedavg qffl subfedavg tamuna term
+    fedrap fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv
+    flanders floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime
+    mocha multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg qffl
+    subfedavg tamuna term
 """)
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.

@@ -37,6 +37,7 @@ REPOSITORIES = {
     "fedprox_ft": "litian96/FedProx@d2a4501",
     "fedrep": "lgcollins/FedRep@d82e629",
     "fedrs": "lxcnju/FedRepo@617ee01",
+    "fedsam": "debcaldarola/fedsam@64bbf93",
     "ifca": "jichan3751/ifca@61e44b8",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
@@ -245,6 +246,13 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedrs": {
         "alpha": (0.5, "code: train_lab.py:166, of .9, .5 and .1"),
         "factors": ("shares", "code: algorithms/fedrs.py:185"),
+    },
+    "fedsam": {
+        "rho": (0.1, "code: paper_experiments/cifar10.sh:22"),
+        "adaptive": (False, "paper: FedSAM; True is its FedASAM"),
+        "eta": (0.2, "code: paper_experiments/cifar10.sh:34, of FedASAM"),
+        "global_momentum": (False, "paper: FedSAM; True is Qu et al.'s MoFedSAM"),
+        "beta": (0.1, "Qu et al.: section 5, of MoFedSAM"),
     },
     "fedupdate": {
         "fine_tune_steps": (1, "code: SPFL/experiment_fedavg_update_v1.py:155"),

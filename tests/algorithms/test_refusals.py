@@ -216,6 +216,12 @@ REFUSED = {
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
         ({"factors": "share"}, "factors.*'share'"),
     ],
+    "fedsam": [
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+        ({"eta": -1}, "eta must be at least 0, got -1"),
+        ({"beta": 0}, r"beta must be in \(0, 1\], got 0"),
+        ({"global_momentum": True}, {"share": "body"}, "fedsam averages whole models"),
+    ],
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),

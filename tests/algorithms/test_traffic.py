@@ -32,6 +32,8 @@ TRAFFIC = [
     ("fedprox", {}, 1, 1, 2),
     ("feddyn", {}, 1, 1, 2),  # both sides know theta
     ("fedprox_ft", {}, 1, 1, 2),
+    ("fedsam", {}, 1, 1, 4),  # two gradients a step
+    ("fedsam", {"global_momentum": True}, 1, 2, 4),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("mrmtl", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
@@ -99,6 +101,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fedsam",
     "fedntd",
     "fedrs",
     "fedlc",
