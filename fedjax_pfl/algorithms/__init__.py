@@ -24,6 +24,7 @@ from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedper import FedPer
+from fedjax_pfl.algorithms.fedphp import FedPHP
 from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
@@ -79,6 +80,7 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedNova",
+    "FedPHP",
     "FedPer",
     "FedProto",
     "FedProx",

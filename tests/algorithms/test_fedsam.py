@@ -78,6 +78,14 @@ def test_without_a_perturbation_it_is_fedavg():
     assert_close(ours.server, plain.server, "parameters and statistics")
 
 
+def test_running_statistics_are_those_of_the_model_itself():
+    """Not of the perturbed one."""
+    federation = toy_federation(model=NormNet(), validation_size=0, local_steps=1)
+    ours = states_of(algorithm(rho=5.0), federation, 1)[-1]
+    plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
+    assert_close(ours.server["batch_stats"], plain.server["batch_stats"], "statistics")
+
+
 @pytest.mark.thorough
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""

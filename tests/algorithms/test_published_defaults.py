@@ -32,6 +32,7 @@ REPOSITORIES = {
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
+    "fedphp": "lxcnju/FedRepo@617ee01",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
@@ -223,6 +224,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),
         "weighting": ("size", "paper: Algorithm 1"),
+    },
+    "fedphp": {
+        "weight": (0.1, "code: train_lab.py:172"),
+        "regularizer": ("mmd", "code: train_lab.py:171"),
+        "inheritance": (0.9, "code: algorithms/fedphp.py:258"),
     },
     "fedproto": {
         "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has .1 on CIFAR-10"),

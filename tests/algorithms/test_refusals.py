@@ -165,6 +165,12 @@ REFUSED = {
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
     ],
+    "fedphp": [
+        ({"weight": 2}, r"weight must be in \[0, 1\], got 2"),
+        ({"inheritance": -1}, r"inheritance must be in \[0, 1\], got -1"),
+        ({"regularizer": "MMD"}, "regularizer.*'MMD'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
     "fedproto": [
         ({}, {"model": TwoLayers()}, "does not define its features"),
         (

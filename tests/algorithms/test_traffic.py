@@ -36,6 +36,7 @@ TRAFFIC = [
     ("fedsam", {"global_momentum": True}, 1, 2, 4),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("mrmtl", {}, 1, 1, 2),
+    ("fedphp", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
     ("fedntd", {}, 1, 1, 2),
     ("fedlc", {}, 1, 1, 2),
@@ -101,6 +102,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "fedphp",
     "fedsam",
     "fedntd",
     "fedrs",
