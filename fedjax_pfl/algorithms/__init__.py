@@ -46,6 +46,7 @@ from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
+from fedjax_pfl.algorithms.pfl_da import PflDa
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.algorithms.sfl import Sfl
 from fedjax_pfl.algorithms.spfl import Spfl, SpflW
@@ -105,6 +106,7 @@ __all__ = [
     "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
+    "PflDa",
     "Plga",
     "Scaffold",
     "Sfl",

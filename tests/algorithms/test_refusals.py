@@ -319,6 +319,11 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
     ],
+    "pfl_da": [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({}, {"model": "softmax"}, "this network is only a head"),
+        ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
+    ],
     "scaffold": [
         ({}, {"share": "body"}, "scaffold averages whole models"),
         ({}, {"frozen": "head"}, "scaffold trains whole models, and params/head/bias"),

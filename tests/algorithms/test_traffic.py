@@ -72,6 +72,7 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("pfl_da", {}, 1, 1, 4),  # own head, then body and shared head
     ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
     ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
@@ -102,6 +103,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "pfl_da",
     "fedphp",
     "fedsam",
     "fedntd",
