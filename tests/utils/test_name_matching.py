@@ -44,7 +44,7 @@ OURS = {name.replace("_", "") for name in (*CANONICAL, *pfl.core.ALGORITHMS)}
 FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
-FedGWC FedQZ pFedXY AQFL FedPhi FedUOT FedHKD FedCLS pFedPT FedIFL
+FedGWC FedQZ pFedXY AQFL FedUOT FedHKD FedCLS pFedPT FedIFL
 """)
 NEAR = {
     "fedavgg": "fedavg", "fedpor": "fedper", "scafold": "scaffold", "fedprx": "fedprox",
