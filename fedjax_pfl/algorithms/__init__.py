@@ -14,6 +14,7 @@ from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
+from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
@@ -73,6 +74,7 @@ __all__ = [
     "FedBN",
     "FedBabu",
     "FedCAC",
+    "FedCP",
     "FedDBE",
     "FedDWA",
     "FedDyn",

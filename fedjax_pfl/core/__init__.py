@@ -13,6 +13,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.models.task import Outputs
 from fedjax_pfl.models.wrapped_task import ExtendedTask
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -44,6 +45,7 @@ __all__ = [
     "Mask",
     "Matrix",
     "Model",
+    "Outputs",
     "PerClient",
     "PerMember",
     "Record",

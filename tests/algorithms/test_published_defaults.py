@@ -164,6 +164,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_async": {},
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
+    "fedcp": {"server_rate": (0.5, "ours: TODO, the source of the default")},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
