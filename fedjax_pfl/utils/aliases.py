@@ -55,7 +55,7 @@ ABSENT = _words("""
     fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam fedselect fedsgd fedsim
     fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders floco flute fml gpfl
     heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha multikrum partialfed
-    pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg qffl subfedavg tamuna term
+    pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl subfedavg tamuna term
 """)
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.

@@ -286,6 +286,10 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
     ],
+    "pfedsim": [
+        ({"warmup": 1.5}, r"warmup must be in \[0, 1\], got 1\.5"),
+        ({}, {"share": "body"}, "pfedsim averages whole models"),
+    ],
     "scaffold": [
         ({}, {"share": "body"}, "scaffold averages whole models"),
         ({}, {"frozen": "head"}, "scaffold trains whole models, and params/head/bias"),

@@ -83,6 +83,7 @@ TRAFFIC = [
     ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
     ("fedcac", {}, 1, 1, 2),
+    ("pfedsim", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",
