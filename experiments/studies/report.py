@@ -143,6 +143,8 @@ class Report:
         """Return the table of a measure."""
         measure = self.measure(name)
         frame = self.numbers.query("measure == @name").dropna().drop(columns="measure")
+        if np.allclose(*frame.groupby(["row", SETTING])["value"].agg(["min", "max"]).T.values):
+            frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
         frame = frame.rename(columns={"value": measure.column})
         return Pivot(frame, "interval", [], "", measure).table()
 
@@ -204,6 +206,7 @@ class Report:
                 axes.set_xlabel("")
             else:
                 axes.set_xscale("log")
+                axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
         seeds = max(len(run.seeds) for run in self.runs.values())
         drawing.title(f"{over(self.clients.tolist())}{spread_of(seeds)}")
