@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core, trees
-from fedjax_pfl.aggregation import products
+from fedjax_pfl.training import ClassSums
 
 
 @core.struct
@@ -25,23 +25,6 @@ class Prototypes:
 
     means: jax.Array
     exist: jax.Array
-
-
-@core.struct
-class Sums:
-    """Sums of features per class.
-
-    Attributes:
-      totals: [..., C, d].
-      counts: int32 [..., C], samples.
-    """
-
-    totals: jax.Array
-    counts: jax.Array
-
-    @property
-    def means(self) -> jax.Array:
-        return self.totals / jnp.maximum(self.counts, 1)[..., None]
 
 
 @core.struct
@@ -131,7 +114,7 @@ class FedProto(core.Algorithm):
         """Return the regularizer of the local loss on one minibatch."""
         z, means, exist = batch.features, prototypes.means, prototypes.exist
         if self.distance == "class_means":
-            own = class_sums(batch, z, len(exist))
+            own = ClassSums.of(batch, z, len(exist))
             counted, apart, count = exist & (own.counts > 0), own.means - means, 1
         else:
             counted, apart = exist[batch.labels] & batch.valid, z - means[batch.labels]
@@ -139,30 +122,13 @@ class FedProto(core.Algorithm):
         squares = jnp.square(jnp.where(counted[:, None], apart, 0).astype(wide(apart)))
         return self.weight * jnp.sum(squares) / (z.shape[1] * jnp.maximum(count, 1))
 
-    def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
+    def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, then average features over all training samples in evaluation mode."""
         trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
-        federation = ctx.federation.replace_training(augment=None)
-        once = replace(federation.schedule, epochs=1, steps=None, shuffle=False, drop_last=False)
+        sums, cohort = ctx.class_sums(trained.models, trained.cohort)
+        return replace(trained, cohort=cohort), sums
 
-        def see(sums, batch, rng, broadcast, client):
-            features = federation.task.features(client.operand, batch.inputs)
-            seen = class_sums(batch, features, len(sums.counts))
-            return jax.tree.map(jnp.add, sums, seen)
-
-        sums, finite, _ = replace(ctx, federation=federation).run_clients(
-            see,
-            core.Broadcast(nothing(prototypes)),
-            purpose="prototypes",
-            schedule=once,
-            cursor=None,
-            operands=trained.models,
-            active=trained.cohort.mask,
-        )
-        ctx.count_forward(ctx.sizes() * trained.cohort.mask)
-        return replace(trained, cohort=trained.cohort.keep(finite)), sums
-
-    def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, Sums]:
+    def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, averaging features of the last epoch's steps, each before its step."""
         step = ctx.sgd_step(extra_loss=self.pull)
         task, schedule = ctx.federation.task, ctx.federation.schedule
@@ -172,16 +138,18 @@ class FedProto(core.Algorithm):
             # The same as in the step's own forward pass, so that a compiler can make it once.
             features = task.outputs(state.model, batch.inputs, True, rng, batch.valid).features
             late = client.num_steps - client.step <= schedule.steps_per_epoch(client.size)
-            seen = class_sums(batch, features, len(sums.counts))
+            seen = ClassSums.of(batch, features, len(sums.counts))
             sums = jax.tree.map(lambda s, n: s + jnp.where(late, n, 0), sums, seen)
             return step(state, batch, rng, broadcast, client), sums
 
-        begin = step.begin_all(received), trees.replicate(nothing(prototypes), ctx.cohort.size)
+        classes, width = prototypes.means.shape
+        none = ClassSums.zeros(classes, width, prototypes.means.dtype)
+        begin = step.begin_all(received), trees.replicate(none, ctx.cohort.size)
         (local, sums), finite, steps = ctx.run_clients(see_and_step, begin, broadcast=prototypes)
         loss = local.loss / jnp.maximum(steps, 1)
         return core.Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
 
-    def aggregated(self, last: Prototypes, sums: Sums, mask) -> Prototypes:
+    def aggregated(self, last: Prototypes, sums: ClassSums, mask) -> Prototypes:
         """Return the server's prototypes from the members' sums [M, ...] and the `last` ones."""
         total = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
         means, held = total.means, total.counts > 0
@@ -212,20 +180,6 @@ class FedProto(core.Algorithm):
         own = super().personalize(ctx, state, new_clients, **near)
         rows = jnp.arange(new_clients.num_clients)
         return self.predictors(new_clients, own, state.prototypes, rows)
-
-
-def class_sums(batch, features: jax.Array, num_classes: int) -> Sums:
-    """Return the sums over a minibatch's valid samples, whose features are [B, d]."""
-    member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
-    features = jnp.where(batch.valid[:, None], features, 0).astype(wide(features))
-    totals = products.matmul(member.astype(features.dtype), features)
-    return Sums(totals, jnp.sum(member, axis=1, dtype=jnp.int32))
-
-
-def nothing(prototypes: Prototypes) -> Sums:
-    """Return sums over no samples."""
-    means, exist = prototypes.means, prototypes.exist
-    return Sums(jnp.zeros(means.shape, wide(means)), jnp.zeros(exist.shape, jnp.int32))
 
 
 def wide(leaf: jax.Array) -> jnp.dtype:

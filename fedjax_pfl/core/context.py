@@ -16,6 +16,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import adapting, local_sgd, scoring
+from fedjax_pfl.training.class_statistics import ClassSums, Second, class_sums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
 from fedjax_pfl.utils.structs import Broadcast
@@ -175,6 +176,31 @@ class Context(Exchange):
         if self.tally is not None:
             self.tally.add(rows, samples, self.num_clients)
         return losses
+
+    def class_sums(
+        self, models: Stack | Broadcast, cohort: Cohort | None = None, second: Second = "none"
+    ) -> tuple[ClassSums, Cohort]:
+        """Return sums of the features of each member's training samples by class, and the cohort.
+
+        One pass in evaluation mode, over samples that are not augmented. Within a round its forward
+        passes are counted and recorded as "forward_samples"; those in `models` are not. An
+        algorithm whose `models` calls it, for `ctx.everyone(rows)`, declares `models_read_samples`.
+
+        Args:
+          models: [M, ...], or one `Broadcast` model; they must define their features.
+          cohort: the members; the round's cohort by default.
+          second: second moments, "trace", "scatter" or "pooled", see `ClassSums`.
+
+        Returns:
+          (sums [M, ...], the cohort without members whose sums are not finite).
+        """
+        cohort = self.cohort if cohort is None else cohort
+        key = self.key_for("class_sums")
+        sums, after = class_sums(self.federation, models, cohort, key=key, second=second)
+        if self.tally is not None:
+            sizes = self.federation.data.train.size[cohort.rows]
+            self.tally.add(cohort.rows, sizes * cohort.mask, self.num_clients)
+        return sums, after
 
     def count_forward(self, samples: PerMember) -> None:
         """Count forward passes of an algorithm's own loop, int32 [M] single samples per member.

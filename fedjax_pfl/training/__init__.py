@@ -13,8 +13,10 @@ from fedjax_pfl.federation.regularizers import (
     classifier_kernel,
     estimated_class_shares,
     proximal,
+    weight_decay,
 )
 from fedjax_pfl.models.task import Forward, ForwardedBatch
+from fedjax_pfl.training.class_statistics import ClassSums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.training.local_step import LocalStep
@@ -26,6 +28,7 @@ __all__ = [
     "SGD",
     "Adaptation",
     "Batch",
+    "ClassSums",
     "Client",
     "ClientRuns",
     "ExtraLoss",
@@ -43,4 +46,5 @@ __all__ = [
     "register_lr_schedule",
     "register_optimizer",
     "run_clients",
+    "weight_decay",
 ]

@@ -325,3 +325,54 @@ def test_masks_are_broadcast_or_refused():
     close(found, masked_reference(weights, models["w"], wanted))
     with pytest.raises(InputError, match=r"Shape of a mask .*\(4, 3, 2\), got \(5,\)"):
         masked(weights, models, {"w": np.ones(5), "steps": True})
+
+
+def smallest(quadratic):
+    """The minimum of a^T P a on the simplex: of all supports, that whose stationary point is."""
+    count, best, found = len(quadratic), np.inf, None
+    for members in range(1, 2**count):
+        on = [j for j in range(count) if members >> j & 1]
+        point = np.linalg.solve(quadratic[np.ix_(on, on)], np.ones(len(on)))
+        weights = np.zeros(count)
+        weights[on] = point / point.sum()
+        value = weights @ quadratic @ weights
+        if (weights >= 0).all() and value < best:
+            best, found = value, weights
+    return found
+
+
+def test_simplex_qp_is_the_best_of_all_supports():
+    rng = np.random.default_rng(4)
+    factors = rng.normal(size=(6, 5, 3)) * 10.0 ** rng.integers(-3, 4, size=(6, 1, 1))
+    every = (
+        factors @ factors.transpose(0, 2, 1) + np.eye(5) * np.var(factors, (1, 2))[:, None, None]
+    )
+    present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]], bool)
+    with jax.enable_x64(True):
+        whole = mixing.simplex_qp(every)
+        some = mixing.simplex_qp(every[:4], present)
+    for found, matrix in zip(whole, every, strict=True):
+        close(found, smallest(matrix), 1e-9)
+    for found, matrix, senders in zip(some, every, present, strict=False):
+        wanted = np.zeros(5)
+        if senders.any():
+            wanted[senders] = smallest(matrix[np.ix_(senders, senders)])
+        close(found, wanted, 1e-9)
+
+
+def test_simplex_qp_satisfies_the_optimality_conditions():
+    """P a is smallest, and the same, where a is positive."""
+    rng = np.random.default_rng(5)
+    factors = rng.normal(size=(20, 8))
+    matrix = factors @ factors.T + np.diag(rng.uniform(0.01, 2, 20))
+    with jax.enable_x64(True):
+        found = np.asarray(mixing.simplex_qp(matrix))
+    slope = matrix @ found
+    assert found.min() >= 0 and abs(found.sum() - 1) < 1e-12
+    assert 0 < (found == 0).sum() < 20
+    gap = found @ slope - slope.min()
+    assert abs(gap) < 1e-11 * slope.min()
+    close(mixing.simplex_qp(np.zeros((4, 4), np.float32)), 4 * [0.25])
+    single = mixing.simplex_qp(matrix.astype(np.float32))
+    assert single.dtype == np.float32
+    close(single, found, 1e-3)

@@ -19,6 +19,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
+from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
@@ -166,13 +167,13 @@ def test_the_servers_means(weighting, rebuilt):
     wanted, there = fedproto.aggregated(sent, before, exist, weighting, rebuilt)
     one = algorithm(weighting=weighting, rebuilt=rebuilt)
     aggregated, last = jax.jit(one.aggregated), ours.Prototypes(before, exist)
-    result = aggregated(last, ours.Sums(totals, counts), np.array([True, True, False]))
+    result = aggregated(last, ClassSums(totals, counts), np.array([True, True, False]))
     np.testing.assert_array_equal(result.exist, there)
     np.testing.assert_allclose(result.means, wanted, 1e-12)
     assert there.tolist() == [True, not rebuilt, True]
-    alike = ours.Sums(np.full_like(totals, 6), np.full_like(counts, 4))
+    alike = ClassSums(np.full_like(totals, 6), np.full_like(counts, 4))
     np.testing.assert_allclose(aggregated(last, alike, np.ones(3, bool)).means, 1.5, 1e-15)
-    none = ours.Sums(np.zeros_like(totals), np.zeros_like(counts))
+    none = ClassSums(np.zeros_like(totals), np.zeros_like(counts))
     assert_close(aggregated(last, none, np.zeros(3, bool)), last, "nobody", 0)
 
 
@@ -182,8 +183,10 @@ def test_half_precision_adds_up_many_samples():
         exist, ones = jnp.ones(CLASSES, bool), jnp.ones((4, WIDTH), "bfloat16")
         last = ours.Prototypes(jnp.zeros((CLASSES, WIDTH), "bfloat16"), exist)
         batch = SimpleNamespace(labels=jnp.zeros(4, jnp.int32), valid=jnp.ones(4, bool))
-        before = jax.tree.map(lambda leaf: leaf + 4096, ours.nothing(last))
-        sums = jax.tree.map(jnp.add, before, ours.class_sums(batch, ones, CLASSES))
+        before = jax.tree.map(
+            lambda leaf: leaf + 4096, ClassSums.zeros(CLASSES, WIDTH, last.means.dtype)
+        )
+        sums = jax.tree.map(jnp.add, before, ClassSums.of(batch, ones, CLASSES))
         of_one = jax.tree.map(lambda leaf: leaf[None], sums)
         return sums, algorithm().aggregated(last, of_one, exist[:1])
 

@@ -41,7 +41,7 @@ RUN_BY = {
     "docs/debugging.md": (3, "test_guides.py"),
     "README.md": (1, "test_readme.py"),
     "docs/index.md": (1, "test_readme.py"),
-    "docs/your_own.md": (17, "test_your_own.py"),
+    "docs/your_own.md": (18, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/using_models.md": (6, "test_using_models.py"),
