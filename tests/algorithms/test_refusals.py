@@ -114,6 +114,11 @@ REFUSED = {
         ({"beta": 0}, "beta must be above 0, got 0"),
         ({}, {"share": "none"}, "fedcac averages what clients share"),
     ],
+    "feddbe": [
+        ({"kappa": -1}, "kappa must be at least 0, got -1"),
+        ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
+        ({"mu": 1.5}, "mu must be"),
+    ],
     "feddwa": [
         ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),
@@ -122,6 +127,10 @@ REFUSED = {
         ({"alpha": 0}, "alpha must be above 0, got 0"),
         ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
         ({}, {"share": "body"}, "feddyn averages whole models"),
+    ],
+    "fedexp": [
+        ({"epsilon": -1}, "epsilon must be at least 0, got -1"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
     ],
     "fedfomo": [
         ({"downloads": -1}, "downloads must be at least 0, got -1"),
@@ -134,6 +143,10 @@ REFUSED = {
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
+    "fedlc": [
+        ({"tau": -1}, "tau must be at least 0, got -1"),
+        ({"denominator": "rest"}, "denominator.*'rest'"),
+    ],
     "fednova": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
         ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),
@@ -143,10 +156,20 @@ REFUSED = {
             "fednova counts effective steps from a momentum of 0",
         ),
     ],
+    "fedntd": [
+        ({"beta": -1}, "beta must be at least 0, got -1"),
+        ({"tau": 0}, "tau must be above 0, got 0"),
+    ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+    "fedphp": [
+        ({"weight": 2}, r"weight must be in \[0, 1\], got 2"),
+        ({"inheritance": -1}, r"inheritance must be in \[0, 1\], got -1"),
+        ({"regularizer": "MMD"}, "regularizer.*'MMD'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "fedproto": [
         ({}, {"model": TwoLayers()}, "does not define its features"),
@@ -194,6 +217,16 @@ REFUSED = {
         ({"personal_rate": -1}, "personal_rate must be"),
         ({"personal_rate": "nan"}, "personal_rate must be"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
+    "fedrs": [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"factors": "share"}, "factors.*'share'"),
+    ],
+    "fedsam": [
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+        ({"eta": -1}, "eta must be at least 0, got -1"),
+        ({"beta": 0}, r"beta must be in \(0, 1\], got 0"),
+        ({"global_momentum": True}, {"share": "body"}, "fedsam averages whole models"),
     ],
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
@@ -289,6 +322,10 @@ REFUSED = {
     "pfedsim": [
         ({"warmup": 1.5}, r"warmup must be in \[0, 1\], got 1\.5"),
         ({}, {"share": "body"}, "pfedsim averages whole models"),
+    "pfl_da": [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({}, {"model": "softmax"}, "this network is only a head"),
+        ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ],
     "scaffold": [
         ({}, {"share": "body"}, "scaffold averages whole models"),
