@@ -18,6 +18,7 @@ from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedjax_pfl.algorithms.fedpac import FedPac
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
@@ -45,7 +46,6 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
-    "L2C",
     "Apfl",
     "Apple",
     "Cfl",
@@ -67,6 +67,7 @@ __all__ = [
     "FedDyn",
     "FedFomo",
     "FedNova",
+    "FedPac",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -78,6 +79,7 @@ __all__ = [
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
+    "L2C",
     "LgFedAvg",
     "Lga",
     "Local",

@@ -51,7 +51,7 @@ ABSENT = _words("""
     adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
     fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
     feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
-    fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fedntd fedpac
+    fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fedntd
     fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam fedselect fedsgd fedsim
     fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders floco flute fml gpfl
     heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha multikrum partialfed

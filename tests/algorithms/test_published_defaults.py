@@ -29,6 +29,7 @@ REPOSITORIES = {
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
+    "fedpac": "JianXu95/FedPAC@5770f4f",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
@@ -193,6 +194,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
         "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),
+    },
+    "fedpac": {
+        "weight": (1.0, "code: options.py:29"),
+        "head_epochs": (1, "code: methods/fedpac.py:141"),
+        "head_rate": (0.1, "code: methods/fedpac.py:153"),
+        "cutoff": (1e-3, "code: tools.py:120"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),
