@@ -8,7 +8,7 @@ FedBABU differ from FedAvg by their plan. Rules of shared leaves are in `sharing
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import jax
@@ -37,8 +37,10 @@ class LeafPlan:
       chosen: whether the rule of shared leaves selects the leaf; None for the algorithm's default.
       head: name of the classifier's block.
       batch_norm: policy of shared normalization layers; None for the algorithm's default.
-      personal: whether the leaf belongs to a personal head, which is private under every rule.
+      personal: whether the leaf belongs to a personal module, such as a second head, which is
+        private under every rule.
       frozen: whether the leaf is frozen: clients keep its initial value and never send it.
+      rule: the rule that made `chosen`, by which the plan can be extended to further modules.
     """
 
     paths: tuple[str, ...]
@@ -50,6 +52,7 @@ class LeafPlan:
     batch_norm: str | None = None
     personal: tuple[bool, ...] = ()
     frozen: tuple[bool, ...] = ()
+    rule: Rule | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def shared(self) -> tuple[bool, ...]:
@@ -76,7 +79,7 @@ class LeafPlan:
 
     @cached_property
     def heads(self) -> frozenset[str]:
-        """Names of the head and of the personal head, if any."""
+        """Names of the head and of personal modules."""
         own = (block for i, block in enumerate(self.block_of) if self._is(self.personal, i))
         return frozenset({self.head, *(self.blocks[block] for block in own)})
 
@@ -177,7 +180,7 @@ class LeafPlan:
 
     def with_share(self, rule: Rule) -> "LeafPlan":
         """Return the plan with another rule of shared leaves."""
-        return replace(self, chosen=sharing.chosen(rule, self))
+        return replace(self, chosen=sharing.chosen(rule, self), rule=rule)
 
     def with_frozen(self, rule: Rule) -> "LeafPlan":
         """Return the plan with the leaves frozen that a rule selects.

@@ -86,16 +86,28 @@ def leaf_plan(
     return plan if share is None else plan.with_share(share)
 
 
-def with_personal_head(plan: LeafPlan, model: Tree, name: str) -> LeafPlan:
-    """Extend a plan to a model (or its shapes) with a personal head, the block `name`.
+def extended(plan: LeafPlan, model: Tree, personal: Sequence[str] = ()) -> LeafPlan:
+    """Extend a plan to a model (or its shapes) with further modules.
 
-    That block stays private under every rule.
+    The rule of shared leaves applies to the new modules, too.
+
+    Args:
+      plan: the plan of the model without them.
+      model: the model.
+      personal: names of modules that are private under every rule.
+
+    Raises:
+      InputError: there is no module of such a name.
     """
-    new = leaf_plan(
-        model, share="all", head=plan.head, batch_norm=plan.batch_norm, order=plan.blocks
-    )
-    old = {path: i for i, path in enumerate(plan.paths)}
-    personal = tuple(new.blocks[block] == name for block in new.block_of)
-    chosen = plan.chosen and tuple(path in old and plan.chosen[old[path]] for path in new.paths)
-    frozen = tuple(path in old and plan.is_frozen(old[path]) for path in new.paths)
-    return replace(new, chosen=chosen, personal=personal, frozen=frozen if any(frozen) else ())
+    new = leaf_plan(model, head=plan.head, batch_norm=plan.batch_norm, order=plan.blocks)
+    before = {path: i for i, path in enumerate(plan.paths)}
+    for name in personal:
+        require_name("personal module", name, {path.split("/")[1]: 0 for path in new.paths})
+
+    def flags(old: tuple[bool, ...], added: Sequence[str] = ()) -> tuple[bool, ...]:
+        known = {path for path, i in before.items() if old and old[i]}
+        on = tuple(path in known or path.split("/")[1] in added for path in new.paths)
+        return on if any(on) else ()
+
+    new = replace(new, personal=flags(plan.personal, personal), frozen=flags(plan.frozen))
+    return new if plan.rule is None else new.with_share(plan.rule)

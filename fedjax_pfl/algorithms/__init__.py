@@ -13,18 +13,26 @@ from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
 from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
+from fedjax_pfl.algorithms.fedcac import FedCAC
+from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
+from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedjax_pfl.algorithms.fedpac import FedPac
 from fedjax_pfl.algorithms.fedper import FedPer
+from fedjax_pfl.algorithms.fedphp import FedPHP
 from fedjax_pfl.algorithms.fedproto import FedProto
 from fedjax_pfl.algorithms.fedprox import FedProx
 from fedjax_pfl.algorithms.fedprox_ft import FedProxFineTuned
 from fedjax_pfl.algorithms.fedrep import FedRep
 from fedjax_pfl.algorithms.fedrod import FedRod
+from fedjax_pfl.algorithms.fedrs import FedRS
+from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.l2c import L2C
@@ -39,6 +47,7 @@ from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
+from fedjax_pfl.algorithms.pfl_da import PflDa
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.algorithms.sfl import Sfl
 from fedjax_pfl.algorithms.spfl import Spfl, SpflW
@@ -63,17 +72,25 @@ __all__ = [
     "FedAvgSync",
     "FedBN",
     "FedBabu",
+    "FedCAC",
+    "FedDBE",
     "FedDWA",
     "FedDyn",
+    "FedExP",
     "FedFomo",
+    "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPac",
+    "FedPHP",
     "FedPer",
     "FedProto",
     "FedProx",
     "FedProxFineTuned",
+    "FedRS",
     "FedRep",
     "FedRod",
+    "FedSAM",
     "FedUpdate",
     "FedYogi",
     "HeurFedAMP",
@@ -91,6 +108,7 @@ __all__ = [
     "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",
+    "PflDa",
     "Plga",
     "Scaffold",
     "Sfl",

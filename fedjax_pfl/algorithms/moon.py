@@ -9,8 +9,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core, training
+from fedjax_pfl import core
 from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.common.frozen_networks import check_passes, passes
+
+NETWORKS = 2  # frozen ones beside the trained one
 
 
 @core.struct
@@ -47,13 +50,7 @@ class Moon(fedavg.Weighted):
 
     def check(self, federation):
         assert federation.num_features  # a model without features is refused
-        most = passes(federation) * int(federation.steps().max())
-        if most >= training.COUNT_LIMIT:
-            raise core.InputError(
-                f"moon would take {most:,} forward passes for a client in a round, but they can be "
-                f"counted below {training.COUNT_LIMIT:,}: take fewer local steps or smaller "
-                "batches."
-            )
+        check_passes(self.name, federation, NETWORKS)
 
     def remarks(self, federation):
         return [*super().remarks(federation), *["mu is 0: trained as FedAvg"] * (not self.mu)]
@@ -87,7 +84,7 @@ class Moon(fedavg.Weighted):
             operands=(own, previous, took_part),
             **options,
         )
-        ctx.count_forward(passes(ctx.federation) * sent.cohort.steps)
+        ctx.count_forward(passes(ctx.federation, NETWORKS) * sent.cohort.steps)
         return sent
 
     def server_update(self, ctx, state: State, mean, weights, sent):
@@ -95,11 +92,6 @@ class Moon(fedavg.Weighted):
         new = (sent.models, jnp.ones_like(sent.cohort.mask))
         previous, took_part = sent.cohort.scatter((state.previous, state.took_part), new)
         return replace(after, previous=previous, took_part=took_part)
-
-
-def passes(federation: core.Federation) -> int:
-    """Return the forward passes of the two frozen networks per sample and local step."""
-    return 2 * federation.schedule.fitting(federation.data.train.capacity).samples_per_step
 
 
 def contrast(features: jax.Array, near: jax.Array, far: jax.Array, tau) -> jax.Array:

@@ -13,6 +13,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.models.wrapped_task import ExtendedTask
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, static, struct
@@ -35,6 +36,7 @@ __all__ = [
     "Broadcast",
     "Cohort",
     "Context",
+    "ExtendedTask",
     "Federation",
     "InputError",
     "Key",

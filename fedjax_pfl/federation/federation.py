@@ -1,7 +1,7 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
@@ -23,15 +23,16 @@ from fedjax_pfl.federation.local_training import RATES, LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
-from fedjax_pfl.models.heads import HEAD, PERSONAL_HEAD, TwoHeads, check_features, two_heads
+from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
+from fedjax_pfl.models.wrapped_task import ExtendedTask, is_within
 from fedjax_pfl.uploads.pipeline import ClientPrivacy
 from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
@@ -230,6 +231,34 @@ class Federation:
         features = jax.eval_shape(lambda *args: self._shaped().features(*args), model, inputs)
         return features.shape[-1]
 
+    def with_network(
+        self, wrap: Callable[[Task], Task], personal: Sequence[str] = ()
+    ) -> "Federation":
+        """Return the federation with a task around its network, such as further modules.
+
+        Rules of shared leaves apply to the new modules, too. A federation that has a task of the
+        same class is returned unchanged.
+
+        Args:
+          wrap: makes the task of the network's, such as `TwoHeads.around`.
+          personal: names of new modules that stay with their clients under every rule.
+
+        Raises:
+          InputError: the task is an `ExtendedTask`, and the model does not define its features and
+            its head; or there is no module of a name in `personal`.
+        """
+        network = wrap(self.network)
+        if is_within(self.network, type(network)):
+            return self
+        key = jax.random.key(0)
+        if isinstance(network, ExtendedTask):
+            sample = self.data.sample_shape
+            inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
+            check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
+        changed = replace(self, network=network)
+        model = jax.eval_shape(changed.initial_model, key)
+        return replace(changed, plan=planning.extended(self.plan, model, personal))
+
     def with_personal_head(self, fresh: bool = False) -> "Federation":
         """Return the federation with a second, private head in its models.
 
@@ -242,19 +271,7 @@ class Federation:
         Raises:
           InputError: the model does not define its features and its head.
         """
-        if isinstance(self.network, TwoHeads):
-            return self
-        sample = self.data.sample_shape
-        inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
-        key = jax.random.key(0)
-        check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
-        if HEAD not in jax.eval_shape(self.initial_model, key)["params"]:
-            raise InputError(
-                "A frozen head can't have a personal one beside it: freeze other layers."
-            )
-        changed = replace(self, network=two_heads(self.network, fresh))
-        model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=planning.with_personal_head(self.plan, model, PERSONAL_HEAD))
+        return self.with_network(lambda task: TwoHeads.around(task, fresh), (PERSONAL_HEAD,))
 
     def with_mixtures(self) -> "Federation":
         """Return the federation whose models may be pairs with mixed logits (`pairs`).
@@ -262,7 +279,7 @@ class Federation:
         The task is a `Mixture`; initial models do not change. Such a federation is returned
         unchanged.
         """
-        return replace(self, network=mixture(self.network))
+        return self.with_network(mixture)
 
     def frozen(self, rule: Rule) -> "Federation":
         """Return the federation with leaves frozen in all rounds by a rule, such as "head".

@@ -1,7 +1,7 @@
 """Extra loss terms of local training, for all algorithms or a single one."""
 
-from collections.abc import Callable
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +10,9 @@ import optax
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.models.task import ForwardedBatch
+from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.conversions import number
-from fedjax_pfl.utils.errors import InputError, require_classes
+from fedjax_pfl.utils.errors import InputError, require_classes, require_name
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 
@@ -87,6 +88,41 @@ def proximal(mu: jax.Array | float) -> Callable[[Tree, ForwardedBatch, Tree, Cli
         return jnp.asarray(0.5 * mu * optax.tree.vdot(away, away))
 
     return loss
+
+
+def weight_decay(mu: jax.Array | float, modules: Sequence[str]) -> Callable[..., Tree]:
+    """Return the weight decay of some modules as a `correct` of local training.
+
+    It adds mu w to the gradient of their parameters w:
+
+        ctx.train(models, correct=pfl.training.weight_decay(mu, ("head", "body/dense_1")))
+
+    `mu` may be traced.
+
+    Raises:
+      InputError: when it is applied to a model without a module of a name.
+    """
+
+    def correct(gradient: Tree, params: Tree, broadcast: Tree, client: Client) -> Tree:
+        flat, _ = jax.tree_util.tree_flatten_with_path(params)
+        above = [_modules(path) for path, _ in flat]
+        for name in modules:
+            require_name(
+                "module with weight decay", name, [one for names in above for one in names]
+            )
+
+        def decayed(path: Any, g: jax.Array, w: jax.Array) -> jax.Array:
+            return g if _modules(path).isdisjoint(modules) else g + (mu * w).astype(g.dtype)
+
+        return jax.tree_util.tree_map_with_path(decayed, gradient, params)
+
+    return correct
+
+
+def _modules(path: Any) -> frozenset[str]:
+    """Return the names of a leaf and of the modules that contain it, such as "fc" and "fc/bias"."""
+    parts = trees.path_name(path).split("/")
+    return frozenset("/".join(parts[: k + 1]) for k in range(len(parts)))
 
 
 def classifier_kernel(params: Tree, plan: LeafPlan, num_classes: int) -> jax.Array:

@@ -9,6 +9,7 @@ from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective, register_objective
 from fedjax_pfl.models.task import FunctionTask, LinenTask, Outputs, Task
 from fedjax_pfl.models.torch_weights import from_torch
+from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
 from fedjax_pfl.utils.metric_names import Measure
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "MODELS",
     "OBJECTIVES",
     "EquinoxTask",
+    "ExtendedTask",
     "FunctionTask",
     "LinenTask",
     "Measure",
@@ -25,6 +27,7 @@ __all__ = [
     "Outputs",
     "Task",
     "TwoHeads",
+    "WrappedTask",
     "from_torch",
     "layers",
     "make_model",

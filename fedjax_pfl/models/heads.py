@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.models.task import EVALUATION, Mode, Outputs, Task
-from fedjax_pfl.models.wrapped_task import WrappedTask
+from fedjax_pfl.models.task import EVALUATION, Mode, Task
+from fedjax_pfl.models.wrapped_task import ExtendedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -16,7 +16,7 @@ HEAD, PERSONAL_HEAD = "head", "personal_head"
 
 
 @dataclass(frozen=True)
-class TwoHeads(WrappedTask):
+class TwoHeads(ExtendedTask):
     """A network with a second, personal head of the same form: `params[PERSONAL_HEAD]`.
 
     Its logits are the sum of both heads' logits; with a personal head of zeros they are the
@@ -27,19 +27,17 @@ class TwoHeads(WrappedTask):
       fresh: whether the personal head has initial weights of its own, not the first head's.
     """
 
+    added = (PERSONAL_HEAD,)
+
     fresh: bool = False
 
-    def init(self, key: Key, inputs: jax.Array) -> Tree:
-        model = self.network.init(key, inputs)
-        other = self.network.init(jax.random.fold_in(key, 1), inputs) if self.fresh else model
-        return {**model, "params": {**model["params"], PERSONAL_HEAD: other["params"][HEAD]}}
-
-    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        features, statistics = self.embed(model, inputs, *mode)
-        return Outputs(self.classify(model, features), statistics, features)
-
-    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        return self.network.embed(_with_head(model, HEAD), inputs, *mode)
+    def draw(self, key: Key, inputs: jax.Array, model: Tree) -> dict[str, Tree]:
+        if HEAD not in model["params"]:
+            raise InputError(
+                "A frozen head can't have a personal one beside it: freeze other layers."
+            )
+        other = self.network.init(key, inputs) if self.fresh else model
+        return {PERSONAL_HEAD: other["params"][HEAD]}
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         common, personal = self._both(model, features, features)
@@ -62,24 +60,15 @@ class TwoHeads(WrappedTask):
         return self.computed(forward, model, inputs)
 
     def _both(self, model, features, seen):
-        personal = self.network.classify(_with_head(model, PERSONAL_HEAD), seen)
-        return self.network.classify(_with_head(model, HEAD), features), personal
+        own = self.without_added(model)
+        head = {**own["params"], HEAD: model["params"][PERSONAL_HEAD]}
+        personal = self.network.classify({**own, "params": head}, seen)
+        return self.network.classify(own, features), personal
 
     def without_personal(self, model: Tree) -> Tree:
         """Return the model, or stack of models, without the personal head's contribution."""
         nothing = jax.tree.map(jnp.zeros_like, model["params"][PERSONAL_HEAD])
         return {**model, "params": {**model["params"], PERSONAL_HEAD: nothing}}
-
-
-def _with_head(model: Tree, name: str) -> Tree:
-    """Return the network's model with one of the heads."""
-    params = {key: value for key, value in model["params"].items() if key != PERSONAL_HEAD}
-    return {**model, "params": {**params, HEAD: model["params"][name]}}
-
-
-def two_heads(task: Task, fresh: bool = False) -> TwoHeads:
-    """Return `TwoHeads` of a task."""
-    return TwoHeads.around(task, fresh)
 
 
 def check_features(

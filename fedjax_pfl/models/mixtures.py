@@ -36,7 +36,5 @@ class Mixture(WrappedTask):
 
 
 def mixture(task: Task) -> Mixture:
-    """Return a `Mixture` of a task; a mixture is returned unchanged."""
-    if isinstance(task, Mixture):
-        return task
+    """Return a `Mixture` of a task."""
     return Mixture(task, dtype=task.dtype, platform=task.platform, objective=task.objective)

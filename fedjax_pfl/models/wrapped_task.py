@@ -1,12 +1,12 @@
-"""Base class of tasks that wrap another task."""
+"""Base classes of tasks that wrap another task."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 
-from fedjax_pfl.models.task import Mode, Task
+from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.utils.typing import Key, Tree
 
 
@@ -43,3 +43,57 @@ class WrappedTask(Task):
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         return self.network.losses(logits, labels)
+
+
+@dataclass(frozen=True)
+class ExtendedTask(WrappedTask):
+    """A network with further modules between its features and its head, or beside its head.
+
+    The modules are entries of `params` beside the network's. A subclass names them in `added`,
+    draws them in `draw`, and uses them in `classify`, in which `super().classify(model, features)`
+    are the network's own logits. `Federation.with_network` puts it around a federation's network.
+
+    Attributes:
+      added: names of the modules, a class attribute.
+    """
+
+    added: ClassVar[tuple[str, ...]] = ()
+
+    def draw(self, key: Key, inputs: jax.Array, model: Tree) -> dict[str, Tree]:
+        """Return the initial parameters of the modules by name.
+
+        Args:
+          key: another key than the network's.
+          inputs: [B, ...], as for `init`.
+          model: the network's initial model, without its frozen backbone.
+        """
+        raise NotImplementedError
+
+    def init(self, key: Key, inputs: jax.Array) -> Tree:
+        model = self.network.init(key, inputs)
+        drawn = self.draw(jax.random.fold_in(key, 1), inputs, model)
+        return {**model, "params": {**model["params"], **drawn}}
+
+    def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
+        features, statistics = self.embed(model, inputs, *mode)
+        return Outputs(self.classify(model, features), statistics, features)
+
+    def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
+        return self.network.embed(self.without_added(model), inputs, *mode)
+
+    def classify(self, model: Tree, features: jax.Array) -> jax.Array:
+        return self.network.classify(self.without_added(model), features)
+
+    def without_added(self, model: Tree) -> Tree:
+        """Return the network's own model."""
+        own = {name: part for name, part in model["params"].items() if name not in self.added}
+        return {**model, "params": own}
+
+
+def is_within(task: Task, kind: type[Task]) -> bool:
+    """Return whether a task, or one that it wraps, is of a class."""
+    while isinstance(task, WrappedTask):
+        if isinstance(task, kind):
+            return True
+        task = task.network
+    return False

@@ -235,10 +235,11 @@ def declared_reads(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def others_data(algorithm: Algorithm) -> None:
-    """Check that samples of absent and diverged clients do not affect others."""
-    _, records = run_rounds(algorithm, _partial(algorithm), 1)
-    absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
-    _unchanged_by(algorithm, _partial, absent, "absent")
+    """Check that samples of idle absent clients and of diverged ones do not affect others."""
+    if algorithm.absent_idle:
+        _, records = run_rounds(algorithm, _partial(algorithm), 1)
+        absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
+        _unchanged_by(algorithm, _partial, absent, "absent")
     _unchanged_by(algorithm, _partial, [1], "diverged", diverging=1)
     if algorithm.reads == "cohort":  # others weight the last uploads of absent clients by size too
         _unchanged_by(algorithm, _partial, [1], "diverged", fewer=[1], diverging=1)

@@ -13,6 +13,7 @@ from fedjax_pfl.federation.regularizers import (
     classifier_kernel,
     estimated_class_shares,
     proximal,
+    weight_decay,
 )
 from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.training.class_statistics import ClassSums
@@ -45,4 +46,5 @@ __all__ = [
     "register_lr_schedule",
     "register_optimizer",
     "run_clients",
+    "weight_decay",
 ]

@@ -25,6 +25,7 @@ ALGORITHMS = _inverted(
         "fedadam": "fedopt adaptivefedopt",
         "fedavg_ft": "fedft fedavg+ft fedavgfinetune fedavgfinetuned fedavgfinetuning",
         "fedavgm": "fedavgmomentum fedmom fedavg+momentum servermomentum",
+        "feddbe": "dbe fedavgdbe fedavg+dbe",
         "fedper": "fedpersonalization",
         "fedprox_ft": "fedprox+ft fedproxfinetune fedproxfinetuned fedproxfinetuning",
         "fedyogi": "fedopt adaptivefedopt",
@@ -48,14 +49,14 @@ VARIANTS = {
 
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
-    adcol afl bulyan ccvr cfloc dasha dbe depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas
-    fedavgdbe fedbe fedcac fedcd fedce fedcm fedcp fedcross fedcurv feddbe feddc feddf feddisco
-    feddistill feddpa fedem fedetf fedexp fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir
-    fedkd fedlaw fedlc fedlin fedma fedmask fedmd fedmedian fedmix fedmlb fedmtl fednh fedntd
-    fedpara fedpcl fedpd fedperfix fedphp fedpop fedproc fedrap fedrs fedsam fedselect fedsgd fedsim
-    fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders floco flute fml gpfl
-    heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha multikrum partialfed
-    pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg qffl subfedavg tamuna term
+    adcol afl bulyan ccvr cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas fedbe
+    fedcd fedce fedcm fedcp fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
+    fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
+    fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
+    fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
+    floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha
+    multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg qffl
+    subfedavg tamuna term
 """)
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.

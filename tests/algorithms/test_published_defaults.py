@@ -25,15 +25,21 @@ REPOSITORIES = {
     "fedala": "TsingZ0/FedALA@a7a9b21",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
+    "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
+    "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedpac": "JianXu95/FedPAC@5770f4f",
+    "fedntd": "Lee-Gihun/FedNTD@be00ee5",
+    "fedphp": "lxcnju/FedRepo@617ee01",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
     "fedprox_ft": "litian96/FedProx@d2a4501",
     "fedrep": "lgcollins/FedRep@d82e629",
+    "fedrs": "lxcnju/FedRepo@617ee01",
+    "fedsam": "debcaldarola/fedsam@64bbf93",
     "ifca": "jichan3751/ifca@61e44b8",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
@@ -172,6 +178,14 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "part": ("full", "code: analysis.ipynb, its second cell, body and head"),
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
+    "fedcac": {
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
+    },
+    "feddbe": {
+        "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
+        "mu": (1.0, "code: system/run_me.sh, -mo 1"),
+    },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),
         "guidance": ("epochs", "paper: Algorithm 1"),
@@ -183,6 +197,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "scaling": ("equal", "paper: Algorithm 1, one alpha for all"),
         "score_last": (False, EXTRA_SCORE),
     },
+    "fedexp": {
+        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),
+        "average_last": (True, "code: main.py:431"),
+        "weighting": ("size", "code: main.py:347-362"),
+    },
     "fedfomo": {
         "downloads": (4, "code: README.md:47, num_update_clients"),
         "exploration": (0.3, "code: README.md:47, client_weight_epsilon"),
@@ -190,6 +209,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "norm": ("l2", "paper: the distance in its weights; federated/args.py:180 has l1"),
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
+    },
+    "fedlc": {
+        "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
+        "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),
     },
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
@@ -200,10 +223,18 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "head_epochs": (1, "code: methods/fedpac.py:141"),
         "head_rate": (0.1, "code: methods/fedpac.py:153"),
         "cutoff": (1e-3, "code: tools.py:120"),
+    "fedntd": {
+        "beta": (1.0, "code: config/fedntd.json"),
+        "tau": (1.0, "code: config/fedntd.json; algorithms/fedntd/criterion.py:13 has 3"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),
         "weighting": ("size", "paper: Algorithm 1"),
+    },
+    "fedphp": {
+        "weight": (0.1, "code: train_lab.py:172"),
+        "regularizer": ("mmd", "code: train_lab.py:171"),
+        "inheritance": (0.9, "code: algorithms/fedphp.py:258"),
     },
     "fedproto": {
         "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has .1 on CIFAR-10"),
@@ -223,6 +254,17 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedrod": {
         "personal_rate": (1.0, "paper: Algorithm 1, one rate for both heads"),
         "score_trained": (False, EXTRA_SCORE),
+    },
+    "fedrs": {
+        "alpha": (0.5, "code: train_lab.py:166, of .9, .5 and .1"),
+        "factors": ("shares", "code: algorithms/fedrs.py:185"),
+    },
+    "fedsam": {
+        "rho": (0.1, "code: paper_experiments/cifar10.sh:22"),
+        "adaptive": (False, "paper: FedSAM; True is its FedASAM"),
+        "eta": (0.2, "code: paper_experiments/cifar10.sh:34, of FedASAM"),
+        "global_momentum": (False, "paper: FedSAM; True is Qu et al.'s MoFedSAM"),
+        "beta": (0.1, "Qu et al.: section 5, of MoFedSAM"),
     },
     "fedupdate": {
         "fine_tune_steps": (1, "code: SPFL/experiment_fedavg_update_v1.py:155"),
@@ -301,6 +343,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weighting": ("size", "code: FLAlgorithms/servers/serverbase.py:66"),
         "who": ("everyone", "code: FLAlgorithms/servers/serverpFedMe.py:55; paper: Algorithm 1"),
     },
+    "pfl_da": {"pull": (1.0, "PFLlib: system/main.py:447, lamda")},
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},
     "sfl": {

@@ -108,6 +108,17 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"model": "softmax"}, "fedbabu trains a body under a frozen head"),
     ],
+    "fedcac": [
+        ({"tau": 1.5}, r"tau must be in \[0, 1\], got 1\.5"),
+        ({"tau": "nan"}, "tau must be"),
+        ({"beta": 0}, "beta must be above 0, got 0"),
+        ({}, {"share": "none"}, "fedcac averages what clients share"),
+    ],
+    "feddbe": [
+        ({"kappa": -1}, "kappa must be at least 0, got -1"),
+        ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
+        ({"mu": 1.5}, "mu must be"),
+    ],
     "feddwa": [
         ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),
@@ -116,6 +127,10 @@ REFUSED = {
         ({"alpha": 0}, "alpha must be above 0, got 0"),
         ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
         ({}, {"share": "body"}, "feddyn averages whole models"),
+    ],
+    "fedexp": [
+        ({"epsilon": -1}, "epsilon must be at least 0, got -1"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'"),
     ],
     "fedfomo": [
         ({"downloads": -1}, "downloads must be at least 0, got -1"),
@@ -127,6 +142,10 @@ REFUSED = {
         ({"fallback": "own"}, "fallback.*'own'"),
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
+    ],
+    "fedlc": [
+        ({"tau": -1}, "tau must be at least 0, got -1"),
+        ({"denominator": "rest"}, "denominator.*'rest'"),
     ],
     "fednova": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
@@ -145,11 +164,20 @@ REFUSED = {
         ({}, {"share": "body"}, "fedpac averages whole models and can't keep params/head"),
         ({}, {"model": "softmax"}, "fedpac learns a body under heads"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
+    "fedntd": [
+        ({"beta": -1}, "beta must be at least 0, got -1"),
+        ({"tau": 0}, "tau must be above 0, got 0"),
     ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
+    ],
+    "fedphp": [
+        ({"weight": 2}, r"weight must be in \[0, 1\], got 2"),
+        ({"inheritance": -1}, r"inheritance must be in \[0, 1\], got -1"),
+        ({"regularizer": "MMD"}, "regularizer.*'MMD'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "fedproto": [
         ({}, {"model": TwoLayers()}, "does not define its features"),
@@ -197,6 +225,16 @@ REFUSED = {
         ({"personal_rate": -1}, "personal_rate must be"),
         ({"personal_rate": "nan"}, "personal_rate must be"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
+    "fedrs": [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"factors": "share"}, "factors.*'share'"),
+    ],
+    "fedsam": [
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+        ({"eta": -1}, "eta must be at least 0, got -1"),
+        ({"beta": 0}, r"beta must be in \(0, 1\], got 0"),
+        ({"global_momentum": True}, {"share": "body"}, "fedsam averages whole models"),
     ],
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
@@ -288,6 +326,11 @@ REFUSED = {
         ({"who": "all"}, "who.*'all'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
+    ],
+    "pfl_da": [
+        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({}, {"model": "softmax"}, "this network is only a head"),
+        ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ],
     "scaffold": [
         ({}, {"share": "body"}, "scaffold averages whole models"),

@@ -28,12 +28,19 @@ TRAFFIC = [
     ("fedadagrad", {}, 1, 1, 2),  # moments are the server's
     ("fedadam", {}, 1, 1, 2),
     ("fedyogi", {}, 1, 1, 2),
+    ("fedexp", {}, 1, 1, 2),
     ("fedprox", {}, 1, 1, 2),
     ("feddyn", {}, 1, 1, 2),  # both sides know theta
     ("fedprox_ft", {}, 1, 1, 2),
+    ("fedsam", {}, 1, 1, 4),  # two gradients a step
+    ("fedsam", {"global_momentum": True}, 1, 2, 4),
     ("ditto", {}, 1, 1, 4),  # two models train, one travels
     ("mrmtl", {}, 1, 1, 2),
+    ("fedphp", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
+    ("fedntd", {}, 1, 1, 2),
+    ("fedlc", {}, 1, 1, 2),
+    ("fedrs", {}, 1, 1, 2),
     ("fedproto", {}, 0, 0, 2),  # numbers: tests/algorithms/test_fedproto.py
     ("scaffold", {}, 2, 2, 2),  # models and controls
     ("waffle", {}, 2, 2, 2),
@@ -65,10 +72,13 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
+    ("pfl_da", {}, 1, 1, 4),  # own head, then body and shared head
     ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
     ("fedala", {"who": "selected"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
+    # With the training before the first round, whose model is sent to all.
+    ("feddbe", {}, 1, 2, 4),
     ("fedrep", {}, 1, 1, 12),  # ten epochs of the head, two of the body
     ("fedbn", {}, 1, 1, 2),
     ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
@@ -83,6 +93,7 @@ TRAFFIC = [
     ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
+    ("fedcac", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",
@@ -93,6 +104,13 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "pfl_da",
+    "fedphp",
+    "fedsam",
+    "fedntd",
+    "fedrs",
+    "fedlc",
+    "fedexp",
     "fednova",
     *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
     *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),

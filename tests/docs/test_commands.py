@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, run, study, sweep
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -27,6 +27,7 @@ ROOT = pages.ROOT
 MAINS = {
     "experiments.run": run.main,
     "experiments.sweep": sweep.main,
+    "experiments.study": study.main,
     "experiments.compare": compare.main,
     "experiments.figures": figures.main,
     "experiments.partition": partition.main,

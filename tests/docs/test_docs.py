@@ -142,12 +142,13 @@ def head_of(name):
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"local"}))
 def test_the_file_names_the_same_paper(name):
     """Title, authors, year and link; a file of two papers names both."""
-    page, lines = PAPER.match(read(name)), head_of(name).splitlines()
+    page, parts = PAPER.match(read(name)), head_of(name).split("\n\n")
     assert page, "the page's head comes first: test_the_paper_on_top"
-    first = [i for i, line in enumerate(lines) if line.startswith(page["title"])]
-    assert first and (first[0] == 0 or not lines[first[0] - 1]), f"no line begins {page['title']!r}"
-    title, empty, rest = lines[first[0]], lines[first[0] + 1], " ".join(lines[first[0] + 2 :])
-    assert title.endswith(".") and empty == "", "the title has a full stop and an empty line behind"
+    parts = [" ".join(part.splitlines()) for part in parts]
+    first = [i for i, part in enumerate(parts) if part.startswith(page["title"])]
+    assert first, f"no paragraph begins {page['title']!r}"
+    title, rest = parts[first[0]], " ".join(parts[first[0] + 1 :])
+    assert title.endswith("."), "the title has a full stop and an empty line behind"
     authors, _, rest = rest.partition(f"{page['year']}. https://")
     link = page["link"].removeprefix("https://")
     assert rest == link or rest.startswith(f"{link} "), f"no '{page['year']}. {page['link']}'"

@@ -24,7 +24,7 @@ SETTINGS = re.findall(
 # Of system/main.py of TsingZ0/PFLlib at d832e76: what its algorithms that are here read.
 MAIN = {
     "bt": 0, "lam": 1, "mu": 0, "K": 5, "lrp": 0.01, "M": 5, "alk": 1, "sg": 1, "al": 1, "pls": 1,
-    "tau": 1, "fte": 10, "dlr": 0, "L": 1, "slr": 1, "et": 1, "s": 80, "p": 2,
+    "tau": 1, "fte": 10, "dlr": 0, "L": 1, "slr": 1, "et": 1, "s": 80, "p": 2, "klw": 0, "mo": 0.1,
 }  # fmt: skip
 
 

@@ -17,7 +17,8 @@ local fedavg fedavg_ft fedavgm fedprox fedprox_ft fedupdate scaffold weight_eros
 cwfedavg spfl spfl_w lga plga fedasync fedavg_sync fedavg_async feddwa pfedla heurpfedla apfl
 perfedavg perfedavg_spfl perfedavg_async pfedme ditto fedamp heurfedamp fedfomo apple cfl ifca
 sfl l2c fedrod fedrep fedper fedbn lg_fedavg fedbabu pfedhn fedadagrad fedadam fedyogi feddyn
-moon fedproto fedala fednova
+moon fedproto fedala fedexp fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
+fedphp pfl_da fedpac
 """)
 SPELT = {
     "FedAvg": "fedavg", "FedAvg-FT": "fedavg_ft", "FedAvgFT": "fedavg_ft", "FedAvg + FT": None,
@@ -29,21 +30,21 @@ SPELT = {
     "FedProto": "fedproto", "FedDyn": "feddyn", "MOON": "moon", "SCAFFOLD": "scaffold",
     "FedProx-FT": "fedprox_ft", "ClusterFL": "cfl", "cwFedAVG": "cwfedavg", "SPFL-w": "spfl_w",
     "Weight Erosion": "weight_erosion", "FedAvg(Async)": "fedavg_async", "Local": "local",
-    "Local-Only": "local", "L2C": "l2c", "Fed.Per": "fedper",
+    "Local-Only": "local", "L2C": "l2c", "Fed.Per": "fedper", "FedAvgDBE": "feddbe",
 }  # fmt: skip
 # Names of others without a counterpart: none of ours is suggested for them.
 FOREIGN = words("""
 GPFL FedGen FedPAC FedCP FedKD FedPHP FedMTL FML FedGH FedDistill FedPCL FedTGP FedCAC FedNTD
-FedAvgDBE FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kNN-Per pFedSim
+FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kNN-Per pFedSim
 FedAP FedNova FedDC FedCM FedCurv FedMA FedDF FedEM pFedGate pFedGraph pFedGP FedTP QFedAvg
 FedMedian Krum Bulyan FedTrimmedAvg FedXgb HeteroFL FjORD FLANDERS TAMUNA FedSGD SubFedAvg
 """)
 # Those that have come since are ours.
-OURS = {name.replace("_", "") for name in CANONICAL}
+OURS = {name.replace("_", "") for name in (*CANONICAL, *pfl.core.ALGORITHMS)}
 FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
-FedGWC FedQZ pFedXY AQFL FedPhi FedUOT FedHKD FedCLS pFedPT FedIFL
+FedGWC FedQZ pFedXY AQFL FedUOT FedHKD FedCLS pFedPT FedIFL
 """)
 NEAR = {
     "fedavgg": "fedavg", "fedpor": "fedper", "scafold": "scaffold", "fedprx": "fedprox",

@@ -1,0 +1,49 @@
+"""FedExP: an adaptive step of the server (Jhunjhunwala et al., ICLR 2023, Algorithm 1)."""
+
+from tests.references.averaging import shares
+from tests.references.local_sgd import sgd
+from tests.references.network import add, combine, scale, squared_norm, subtract
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    epsilon=1e-3,
+    weighting="size",
+):
+    """w <- w + eta_g D, eta_g = max(1, sum_i p_i |d_i|^2 / (2 (|D|^2 + epsilon))).
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
+        a round without clients leaves both models and has the rate 1.
+      epsilon: as above.
+      weighting: the p_i, "size" or "uniform".
+
+    Returns:
+      After every round, "global": w, "average": the mean of w before and after the last round with
+      clients, "rate": eta_g.
+    """
+    model = previous = initial
+    history = []
+    for t in range(rounds):
+        cohort, rate = list(cohorts[t]), 1.0
+        if cohort:
+            parts = shares(sizes, cohort, weighting)
+            updates = [
+                subtract(sgd(model, batches[t][i], x, y, learning_rate[t]), model) for i in cohort
+            ]
+            mean = combine(parts, updates)
+            spread = sum(p * squared_norm(d) for p, d in zip(parts, updates, strict=True))
+            rate = max(1.0, spread / (2 * (squared_norm(mean) + epsilon)))
+            previous, model = model, add(model, scale(rate, mean))
+        average = combine([0.5, 0.5], [previous, model])
+        history.append({"global": model, "average": average, "rate": rate})
+    return history

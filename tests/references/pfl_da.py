@@ -1,0 +1,55 @@
+"""PFL-DA (Shi and Al Kontar, Technometrics 2023), as PFLlib's clientda.py arranges it."""
+
+from tests.references.averaging import average
+from tests.references.local_sgd import sgd
+from tests.references.network import scale, subtract, zeros_like
+
+
+def own_head(body, head, shared, batches, x, y, rate, pull):
+    """Trains `head` on a frozen body, pulled to the shared head."""
+
+    def towards(model):
+        away = scale(pull, subtract({"head": model["head"]}, {"head": shared}))
+        return {**zeros_like(model), **away}
+
+    return sgd({**body, "head": head}, batches, x, y, rate, towards, ("head",))["head"]
+
+
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    head_batches,
+    learning_rate,
+    pull=1.0,
+):
+    """Private bodies, own heads, and a shared head that is averaged.
+
+    Args:
+      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
+        the batches are those of bodies and the shared head.
+      head_batches: like `batches`, for own heads.
+      pull: lambda.
+
+    Returns:
+      After every round, "head": the shared one, "personalized": [N], bodies with own heads.
+    """
+    shared, own, history = initial["head"], [initial for _ in clients], []
+    for t in range(rounds):
+        heads, rate = [], learning_rate[t]
+        for i in cohorts[t]:
+            body = {name: layer for name, layer in own[i].items() if name != "head"}
+            head = own_head(body, own[i]["head"], shared, head_batches[t][i], x, y, rate, pull)
+            trained = sgd({**body, "head": shared}, batches[t][i], x, y, rate)
+            heads.append({"head": trained["head"]})
+            own[i] = {**trained, "head": head}
+        if heads:
+            shared = average(heads, sizes, list(cohorts[t]))["head"]
+        history.append({"head": shared, "personalized": list(own)})
+    return history
