@@ -192,11 +192,10 @@ class ThreatOptions(Group):
             return None
         made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
         made.validate(members)
-        root, attackers = getattr(made, "root", ids[0]), self.attackers_of(ids)
-        honest = root in ids and (attackers is None or root not in attackers)
-        require(
-            honest, f"root of {self.aggregator}", root, "the id of a client that is no attacker"
-        )
+        root, attackers = getattr(made, "root", None), self.attackers_of(ids)
+        honest = ids if attackers is None else np.setdiff1d(ids, attackers)
+        allowed = "the id of a client that is no attacker"
+        require(root is None or root in honest, f"root of {self.aggregator}", root, allowed)
         return on_device(made)
 
 

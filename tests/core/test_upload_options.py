@@ -425,3 +425,8 @@ def test_privacy_needs_its_library_before_a_run(monkeypatch):
     federation = toy_federation(dp="client", dp_clip=1.0, dp_noise=1.0)
     with pytest.raises(pfl.InputError, match=r"pip install 'fedjax_pfl\[privacy\]'"):
         pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=1)
+
+
+def test_any_client_may_attack_a_rule_without_a_trusted_one():
+    options = {"attack": "ipm", "attackers": "0", "aggregator": "median"}
+    assert toy_federation(**options).aggregator is not None
