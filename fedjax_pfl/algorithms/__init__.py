@@ -55,6 +55,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "L2C",
     "Apfl",
     "Apple",
     "Cfl",
@@ -81,8 +82,8 @@ __all__ = [
     "FedLC",
     "FedNTD",
     "FedNova",
-    "FedPac",
     "FedPHP",
+    "FedPac",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -96,7 +97,6 @@ __all__ = [
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
-    "L2C",
     "LgFedAvg",
     "Lga",
     "Local",

@@ -52,8 +52,8 @@ class FedPac(core.Algorithm):
     Each member trains its head on the received body, then the body under that head, with the
     regularizer weight * |z - c_y|^2 / d, the mean over a minibatch: z are a sample's features, c_y
     the prototype of its class, or the client's own class mean in the received body without one.
-    phi <- sum_i p_i phi_i, and h_i <- sum_j a_ij h_j, where a_i minimizes the estimated test loss of
-    a combined head, sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2, on the simplex.
+    phi <- sum_i p_i phi_i, and h_i <- sum_j a_ij h_j, where a_i minimizes the estimated test loss
+    of a combined head, sum_j a_j^2 V_j + |H_i - sum_j a_j H_j|^2, on the simplex.
 
     Attributes:
       weight: lambda.

@@ -156,6 +156,10 @@ REFUSED = {
             "fednova counts effective steps from a momentum of 0",
         ),
     ],
+    "fedntd": [
+        ({"beta": -1}, "beta must be at least 0, got -1"),
+        ({"tau": 0}, "tau must be above 0, got 0"),
+    ],
     "fedpac": [
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
@@ -164,9 +168,6 @@ REFUSED = {
         ({}, {"share": "body"}, "fedpac averages whole models and can't keep params/head"),
         ({}, {"model": "softmax"}, "fedpac learns a body under heads"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
-    "fedntd": [
-        ({"beta": -1}, "beta must be at least 0, got -1"),
-        ({"tau": 0}, "tau must be above 0, got 0"),
     ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
