@@ -47,6 +47,7 @@ from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
+from fedjax_pfl.algorithms.pfedsim import PFedSim
 from fedjax_pfl.algorithms.pfl_da import PflDa
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.algorithms.sfl import Sfl
@@ -105,6 +106,7 @@ __all__ = [
     "PFedHN",
     "PFedLA",
     "PFedMe",
+    "PFedSim",
     "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",

@@ -55,7 +55,7 @@ ABSENT = _words("""
     fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
     floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha
-    multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd pfedsim powd qfedavg qffl
+    multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl
     subfedavg tamuna term
 """)
 

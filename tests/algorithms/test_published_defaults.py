@@ -344,6 +344,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weighting": ("size", "code: FLAlgorithms/servers/serverbase.py:66"),
         "who": ("everyone", "code: FLAlgorithms/servers/serverpFedMe.py:55; paper: Algorithm 1"),
     },
+    "pfedsim": {"warmup": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")},
     "pfl_da": {"pull": (1.0, "PFLlib: system/main.py:447, lamda")},
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},

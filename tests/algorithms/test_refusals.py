@@ -328,6 +328,10 @@ REFUSED = {
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
     ],
+    "pfedsim": [
+        ({"warmup": 1.5}, r"warmup must be in \[0, 1\], got 1\.5"),
+        ({}, {"share": "body"}, "pfedsim averages whole models"),
+    ],
     "pfl_da": [
         ({"pull": -1}, "pull must be at least 0, got -1"),
         ({}, {"model": "softmax"}, "this network is only a head"),

@@ -94,6 +94,7 @@ TRAFFIC = [
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
+    ("pfedsim", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",
