@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedjax_pfl.algorithms.fedpac import FedPac
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedphp import FedPHP
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -83,6 +84,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedPHP",
+    "FedPac",
     "FedPer",
     "FedProto",
     "FedProx",

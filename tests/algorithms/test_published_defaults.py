@@ -32,6 +32,7 @@ REPOSITORIES = {
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
+    "fedpac": "JianXu95/FedPAC@5770f4f",
     "fedphp": "lxcnju/FedRepo@617ee01",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
@@ -220,6 +221,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedntd": {
         "beta": (1.0, "code: config/fedntd.json"),
         "tau": (1.0, "code: config/fedntd.json; algorithms/fedntd/criterion.py:13 has 3"),
+    },
+    "fedpac": {
+        "weight": (1.0, "code: options.py:29"),
+        "head_epochs": (1, "code: methods/fedpac.py:141"),
+        "head_rate": (0.1, "code: methods/fedpac.py:153"),
+        "cutoff": (1e-3, "code: tools.py:120"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),
