@@ -51,7 +51,8 @@ def define(values: absl.flags.FlagValues) -> None:
     meaning = "a row of the table, 'NAME: --algorithms=ALGORITHM FLAGS' (default: --algorithms)"
     group.pairs("row", meaning)
     known = f"{', '.join(study_report.COSTS)}, a metric, or a scalar that all runs record"
-    group.names("measures", ["accuracy", "worst_tenth"], f"a table each: {known}")
+    usual = "(default: the task's measure and its worst tenth)"
+    group.names("measures", [], f"a table each: {known} {usual}")
     meaning = "what the figure has along x: 'setting' or one of --measures"
     group.text("x", study_report.SETTING, meaning)
 

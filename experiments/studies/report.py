@@ -49,9 +49,7 @@ MEANINGS = {
 
 
 def check(measures: Sequence[str], x: str) -> None:
-    """Raise `InputError` for no measures, or an `x` that is none of them."""
-    if not measures:
-        raise InputError("Give the measures of the study with --measures=NAME,...")
+    """Raise `InputError` for an `x` that is none of the measures."""
     require_name("--x", x, [SETTING, *measures])
 
 
@@ -61,13 +59,19 @@ class Report:
 
     Attributes:
       runs: by (row, setting), column by column.
-      measures: names of `COSTS`, "worst_tenth", metrics, or scalars that all runs record.
+      asked: names of `COSTS`, "worst_tenth", metrics, or scalars that runs record; by default the
+        task's measure and "worst_tenth".
       x: of the figure, "setting" or a measure.
     """
 
     runs: Mapping[tuple[str, str], Run]
-    measures: Sequence[str]
+    asked: Sequence[str] = ()
     x: str = SETTING
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Names of the measures, in the order of the tables."""
+        return self.asked or (next(iter(self.runs.values())).measure.name, WORST.name)
 
     @cached_property
     def clients(self) -> np.ndarray:

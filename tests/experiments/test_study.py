@@ -114,6 +114,7 @@ def test_a_figure_against_a_measure(finished):
     sent = made.numbers.query("measure == 'megabytes_up'").groupby("setting")["value"].mean()
     np.testing.assert_allclose(line.get_xdata(), sorted(sent))
     assert axes.get_xlabel() == "megabytes up (lower is better)"
+    assert report.Report(runs).measures == ("accuracy", "worst_tenth")
     with pytest.raises(InputError, match="Did you mean 'accuracy'"):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
 
