@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from .start import called
 
 FOLDER = Path(__file__).parents[1] / "presets"
+STUDIES = "study/"
 
 
 @cache
@@ -22,9 +23,14 @@ def names() -> tuple[str, ...]:
 
 
 def complete_presets() -> list[str]:
-    """Return the names of presets, without parts."""
-    complete = [name for name in names() if "/parts/" not in name]
+    """Return the names of presets of runs, without parts."""
+    complete = [n for n in names() if "/parts/" not in n and not n.startswith(STUDIES)]
     return sorted(complete, key=lambda name: ("/" in name, name))
+
+
+def studies() -> list[str]:
+    """Return the names of presets of studies, which a run does not take."""
+    return [name for name in names() if "/parts/" not in name and name.startswith(STUDIES)]
 
 
 def file(name: str) -> Path:
@@ -35,7 +41,7 @@ def file(name: str) -> Path:
     """
     if name not in names():
         raise pfl.core.unknown_name(
-            "preset", name, complete_presets(), listed=f"{called('run')} --list"
+            "preset", name, [*complete_presets(), *studies()], listed=f"{called('run')} --list"
         )
     return FOLDER / f"{name}.flags"
 

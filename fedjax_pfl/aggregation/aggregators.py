@@ -6,7 +6,7 @@ it combines the updates coordinate by coordinate. `SelfClip` is the rule of mixi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +18,31 @@ from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, Matrix, PerMember, Rows, Scalar, Stack, Tree
 
 
+class Senders(NamedTuple):
+    """What a rule may know of the members beside their updates.
+
+    Attributes:
+      ids: int32 [M], permanent ids, or None.
+      history: sums of their updates over all rounds, this one included, [M, ...], for rules that
+        need them; else None.
+    """
+
+    ids: PerMember | None = None
+    history: Stack | None = None
+
+
 class Aggregator:
     """A rule for one mean.
 
     Attributes:
       f: the number of attackers that it tolerates.
       for_matrices: whether it is a rule for mixing matrices instead.
+      remembers: whether it needs the sums of each client's updates over the rounds.
     """
 
     f: int = 0
     for_matrices = False
+    remembers = False
 
     def needed(self) -> int:
         """Return the least number of uploads in a round: 2f + 1."""
@@ -50,13 +65,20 @@ class Aggregator:
         """Return a mixing matrix in place of `weights` [.., A, B], for rules `for_matrices`."""
         raise NotImplementedError
 
-    def combined(self, updates: Stack, weights: PerMember, mask: Mask, key: Key):
+    def combined(self, updates: Stack, weights: PerMember, mask: Mask, key: Key, senders: Senders):
         """Return (the server's update [...], the coefficients [M] of the updates or None)."""
         gram = similarity.gram(updates, updates)
         b = self.coefficients(gram, weights, mask, key)
         return mixing.combine(b, updates), b
 
-    def __call__(self, weights: PerMember, uploads: Stack, onto: Tree, key: Key):
+    def __call__(
+        self,
+        weights: PerMember,
+        uploads: Stack,
+        onto: Tree,
+        key: Key,
+        senders: Senders = Senders(),  # noqa: B008 - immutable
+    ):
         """Return (the new model, the coefficients of the updates or None).
 
         Uploads whose squared norm is not finite are left out. With fewer than `needed` others the
@@ -69,7 +91,7 @@ class Aggregator:
         mask = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         weights, enough = jnp.where(mask, weights, 0), jnp.sum(mask) >= self.needed()
         updates = trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
-        step, b = self.combined(updates, weights, mask, key)
+        step, b = self.combined(updates, weights, mask, key, senders)
         new = list(held)
         for i, move in zip(floats, step, strict=True):
             new[i] = held[i] + jnp.where(enough, move, 0).astype(held[i].dtype)
@@ -166,12 +188,52 @@ class Bucketing(Aggregator):
 
 
 @struct
+class FoolsGold(Aggregator):
+    """The mean of the updates of clients whose updates over all rounds are unlike others'."""
+
+    f: int = 0
+
+    remembers = True
+
+    def combined(self, updates, weights, mask, key, senders):
+        if senders.history is None:
+            raise InputError("foolsgold is for algorithms with one mean of all clients a round.")
+        b = robust.foolsgold(similarity.gram(senders.history, senders.history), mask)
+        return mixing.combine(b, updates), b
+
+
+@struct
+class TrustedRoot(Aggregator):
+    """FLTrust: updates weighted by their cosine to that of a trusted client.
+
+    A round without this client keeps the server's model.
+
+    Attributes:
+      root: permanent id of the trusted client.
+    """
+
+    f: int = 0
+    root: int = 0
+
+    def combined(self, updates, weights, mask, key, senders):
+        if senders.ids is None:
+            raise InputError("fltrust is for algorithms with one mean of the round's members.")
+        gram = similarity.gram(updates, updates)
+        trusted = mask & (senders.ids == self.root)
+        norms = jnp.sqrt(jnp.maximum(jnp.diagonal(gram), 0))
+        with_root = jnp.sum(jnp.where(trusted[:, None], gram, 0), axis=0)
+        root_norm = jnp.sum(jnp.where(trusted, norms, 0))
+        b = robust.fltrust(with_root, norms, root_norm, mask & ~trusted)
+        return mixing.combine(b, updates), b
+
+
+@struct
 class Median(Aggregator):
     """The median of every coordinate."""
 
     f: int = 0
 
-    def combined(self, updates, weights, mask, key):
+    def combined(self, updates, weights, mask, key, senders):
         return robust.coordinate_median(updates, mask), None
 
 
@@ -181,7 +243,7 @@ class TrimmedMean(Aggregator):
 
     f: int = 1
 
-    def combined(self, updates, weights, mask, key):
+    def combined(self, updates, weights, mask, key, senders):
         return robust.trimmed_mean(updates, mask, self.f), None
 
 
@@ -195,7 +257,7 @@ class Bulyan(Aggregator):
     def needed(self):
         return 4 * self.f + 3
 
-    def combined(self, updates, weights, mask, key):
+    def combined(self, updates, weights, mask, key, senders):
         gram = similarity.gram(updates, updates)
         return robust.bulyan(gram, updates, mask, self.f, self.neighbours), None
 
@@ -229,6 +291,8 @@ AGGREGATORS: dict[str, Callable[..., Any]] = {
     "norm_bound": NormBound,
     "nnm": NearestNeighbours,
     "bucketing": Bucketing,
+    "foolsgold": FoolsGold,
+    "fltrust": TrustedRoot,
     "median": Median,
     "trimmed_mean": TrimmedMean,
     "bulyan": Bulyan,

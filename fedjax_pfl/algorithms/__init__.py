@@ -24,6 +24,7 @@ from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from fedjax_pfl.algorithms.fedpac import FedPac
 from fedjax_pfl.algorithms.fedper import FedPer
 from fedjax_pfl.algorithms.fedphp import FedPHP
 from fedjax_pfl.algorithms.fedproto import FedProto
@@ -47,6 +48,7 @@ from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
+from fedjax_pfl.algorithms.pfedsim import PFedSim
 from fedjax_pfl.algorithms.pfl_da import PflDa
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.algorithms.sfl import Sfl
@@ -84,6 +86,7 @@ __all__ = [
     "FedNTD",
     "FedNova",
     "FedPHP",
+    "FedPac",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -105,6 +108,7 @@ __all__ = [
     "PFedHN",
     "PFedLA",
     "PFedMe",
+    "PFedSim",
     "PerFedAvg",
     "PerFedAvgAsync",
     "PerFedAvgSpfl",

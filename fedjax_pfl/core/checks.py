@@ -160,7 +160,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     if isinstance(partial_state, ExtendedState):
         if partial_state.optimizers:
             optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
-        memory = UploadMemory(name, partial_state.errors, partial_state.bound)
+        memory = UploadMemory(name, partial_state)
     observed = replace(ctx.cohort, observer=tally)
     counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers, memory=memory)
     with while_traced(algorithm, "round"):

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.aggregation import mixing
+from fedjax_pfl.aggregation import mixing, similarity
+from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
@@ -126,10 +127,22 @@ class Exchange(RoundInfo):
                 mean,
                 onto,
             )
-        new, used = rule(weights, uploads, onto, self.key_for("aggregate"))
+        senders = self._senders(rule, weights, uploads, onto)
+        new, used = rule(weights, uploads, onto, self.key_for("aggregate"), senders)
         if self.tally is not None:
             self.tally.weights = used
         return new
+
+    def _senders(self, rule: Aggregator, weights: PerMember, uploads: Stack, onto: Tree) -> Senders:
+        """Return what a rule may know of the members, if these are who sent the uploads."""
+        if len(weights) != self.cohort.size:
+            return Senders()
+        if not rule.remembers or self.memory is None:
+            return Senders(self.cohort.ids)
+        updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
+        counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
+        updates = trees.where(counted, updates, jax.tree.map(jnp.zeros_like, updates))
+        return Senders(self.cohort.ids, self.memory.summed(updates, self.cohort))
 
     def aggregate_rows(self, weights: Matrix, uploads: Stack, onto: Stack) -> Stack:
         """Aggregate uploads into K models, such as those of clusters; a robust rule acts on each.

@@ -43,24 +43,26 @@ class ExtendedState:
       optimizers: phases by name, if clients keep their optimizers' states; else empty.
       errors: error feedback of compressed uploads, shared leaves [N, ...], or None.
       bound: the adaptive clipping bound of uploads, or None.
+      history: sums of the clients' updates for a robust rule, shared leaves [N, ...], or None.
     """
 
     own: Any = nested()
     optimizers: dict[str, Phase] = per_client()
     errors: Stack | None = per_client()
     bound: Any = per_server()
+    history: Stack | None = per_client()
 
 
 class UploadMemory:
     """Provides the upload "model" with its memory while a round is traced.
 
     Attributes:
-      errors, bound: as in `ExtendedState`, after the calls so far.
+      errors, bound, history: as in `ExtendedState`, after the calls so far.
     """
 
-    def __init__(self, name: str, errors: Stack | None, bound: Any):
-        self.name, self.errors, self.bound = name, errors, bound
-        self._trace = trace_state()
+    def __init__(self, name: str, state: ExtendedState):
+        self.name, self.errors, self.bound = name, state.errors, state.bound
+        self.history, self._summed, self._trace = state.history, False, trace_state()
 
     def upload(self, stage, values, held, sending, cohort: Cohort):
         """Return what the server receives from the members."""
@@ -75,6 +77,19 @@ class UploadMemory:
             self.errors = cohort.scatter(self.errors, after.errors)
         self.bound = after.bound
         return received
+
+    def summed(self, updates: Stack, cohort: Cohort) -> Stack:
+        """Add the members' updates to their history; return it, [M, ...].
+
+        Raises:
+          InputError: the algorithm aggregates more than once in a round.
+        """
+        if self._summed or trace_state() != self._trace:
+            raise InputError(f"foolsgold needs one mean a round, and {self.name} has several.")
+        self._summed = True
+        new = jax.tree.map(jnp.add, cohort.gather(self.history), updates)
+        self.history = cohort.scatter(self.history, new)
+        return new
 
 
 class Optimizers:
@@ -169,14 +184,18 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
     uploads, keep = ctx.federation.uploads, ctx.federation.training.keep_optimizer_state
     if uploads is not None and not uploads.remembers:
         uploads = None
-    if not keep and uploads is None:
+    rule = ctx.federation.aggregator
+    remembers = rule is not None and rule.remembers
+    if not keep and uploads is None and not remembers:
         return state
     phases = first_phases(algorithm, ctx, state) if keep else {}
-    memory = Memory()
-    if uploads is not None:
+    memory, history = Memory(), None
+    if uploads is not None or remembers:
         shared, _ = ctx.plan.split(ctx.initial_model())
-        memory = uploads.first_memory(ctx.replicate(jax.tree.map(jnp.zeros_like, shared)))
-    return ExtendedState(state, phases, memory.errors, memory.bound)
+        zeros = ctx.replicate(jax.tree.map(jnp.zeros_like, shared))
+        memory = memory if uploads is None else uploads.first_memory(zeros)
+        history = zeros if remembers else None
+    return ExtendedState(state, phases, memory.errors, memory.bound, history)
 
 
 def extended(
@@ -186,8 +205,9 @@ def extended(
     if not isinstance(like, ExtendedState):
         return state
     phases = {} if optimizers is None else optimizers.phases
-    errors, bound = (None, None) if memory is None else (memory.errors, memory.bound)
-    return ExtendedState(state, phases, errors, bound)
+    if memory is None:
+        return ExtendedState(state, phases, None, None, None)
+    return ExtendedState(state, phases, memory.errors, memory.bound, memory.history)
 
 
 def own(state: State) -> State:

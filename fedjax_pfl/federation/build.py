@@ -96,7 +96,7 @@ def federate(
         metrics=groups[ScoringOptions].resolve(task, data) + threat.metrics(dataset),
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
-        aggregator=threat.rule(int(participation.expected)),
+        aggregator=threat.rule(int(participation.expected), ids),
         notes=(*threat.notes(ids), *groups[CompressionOptions].notes()),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )

@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "neighbours": (lambda x: x in (1, 2), "1 or 2"),
     "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
+    "root": (lambda x: x >= 0, "the id of a client"),
     "selected": (lambda x: x >= 0, "at least 0"),
     "size": (lambda x: x >= 1, "at least 1"),
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
@@ -180,16 +181,21 @@ class ThreatOptions(Group):
             notes.append(f"aggregator {described(self.aggregator, self.aggregator_options)}")
         return notes
 
-    def rule(self, members: int) -> Aggregator | None:
-        """Return the robust rule for rounds of so many members, or None.
+    def rule(self, members: int, ids: np.ndarray) -> Aggregator | None:
+        """Return the robust rule for rounds of so many members among clients `ids`, or None.
 
         Raises:
-          InputError: no such option, or it does not tolerate so many attackers.
+          InputError: no such option, it does not tolerate so many attackers, or the client that it
+            trusts is none of the clients or an attacker.
         """
         if self.aggregator == NONE:
             return None
         made = made_with("aggregator", self.aggregator, AGGREGATORS, self.aggregator_options)
         made.validate(members)
+        root, attackers = getattr(made, "root", None), self.attackers_of(ids)
+        honest = ids if attackers is None else np.setdiff1d(ids, attackers)
+        allowed = "the id of a client that is no attacker"
+        require(root is None or root in honest, f"root of {self.aggregator}", root, allowed)
         return on_device(made)
 
 

@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 
 from fedjax_pfl import InputError, mixing, similarity
 from fedjax_pfl.aggregation.planning import leaf_plan
+from tests.references.simplex import smallest_quadratic
 
 ALL = np.ones(3, bool)
 
@@ -327,20 +328,6 @@ def test_masks_are_broadcast_or_refused():
         masked(weights, models, {"w": np.ones(5), "steps": True})
 
 
-def smallest(quadratic):
-    """The minimum of a^T P a on the simplex: of all supports, that whose stationary point is."""
-    count, best, found = len(quadratic), np.inf, None
-    for members in range(1, 2**count):
-        on = [j for j in range(count) if members >> j & 1]
-        point = np.linalg.solve(quadratic[np.ix_(on, on)], np.ones(len(on)))
-        weights = np.zeros(count)
-        weights[on] = point / point.sum()
-        value = weights @ quadratic @ weights
-        if (weights >= 0).all() and value < best:
-            best, found = value, weights
-    return found
-
-
 def test_simplex_qp_is_the_best_of_all_supports():
     rng = np.random.default_rng(4)
     factors = rng.normal(size=(6, 5, 3)) * 10.0 ** rng.integers(-3, 4, size=(6, 1, 1))
@@ -352,11 +339,11 @@ def test_simplex_qp_is_the_best_of_all_supports():
         whole = mixing.simplex_qp(every)
         some = mixing.simplex_qp(every[:4], present)
     for found, matrix in zip(whole, every, strict=True):
-        close(found, smallest(matrix), 1e-9)
+        close(found, smallest_quadratic(matrix), 1e-9)
     for found, matrix, senders in zip(some, every, present, strict=False):
         wanted = np.zeros(5)
         if senders.any():
-            wanted[senders] = smallest(matrix[np.ix_(senders, senders)])
+            wanted[senders] = smallest_quadratic(matrix[np.ix_(senders, senders)])
         close(found, wanted, 1e-9)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import robust, similarity
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS
+from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Senders
 from tests.references import robust as reference
 
 PUBLISHED = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])  # byzfl's worked example
@@ -179,8 +179,10 @@ def test_rules_drop_updates_that_are_not_finite(name, bad):
     x[2] = bad
     rule, zero = AGGREGATORS[name](), np.zeros(x.shape[1], np.float32)
     weights = jnp.full((9,), 1 / 9, jnp.float32)
-    new, _ = rule(weights, {"x": jnp.asarray(x)}, {"x": jnp.asarray(zero)}, jax.random.key(0))
     honest = np.delete(x, 2, 0)
+    senders = Senders(jnp.arange(9), {"x": jnp.asarray(np.insert(honest, 2, 0, axis=0))})
+    updates, onto = {"x": jnp.asarray(x)}, {"x": jnp.asarray(zero)}
+    new, _ = rule(weights, updates, onto, jax.random.key(0), senders)
     assert np.isfinite(new["x"]).all()
     assert (np.abs(new["x"]) <= np.abs(honest).max() + 1e-5).all()
 

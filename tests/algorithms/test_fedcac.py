@@ -84,18 +84,18 @@ def test_ties_at_the_threshold_and_entries_that_did_not_move():
 def test_who_collaborates():
     """The nearest pair is left in round beta; equal overlaps are all of them, until then."""
     overlap = jnp.asarray([[1.0, 0.9, 0.5, 0.1], [0.9, 1, 0.6, 1], [0.5, 0.6, 1, 1], [1] * 4])
-    present = np.array([True, True, True, False])  # mean 2 / 3, largest .9
+    present = jnp.array([True, True, True, False])  # mean 2 / 3, largest .9
     one = FedCAC(beta=4)
 
     def pairs(t, overlap=overlap):
         chosen = np.array(one.collaborators(t, overlap, present))
-        assert (np.diagonal(chosen) == present).all() and not chosen[:, 3].any()
+        assert (np.diagonal(chosen) == np.asarray(present)).all() and not chosen[:, 3].any()
         return {(i, j) for i, j in np.argwhere(chosen) if i < j}
 
     assert [pairs(t) for t in (0, 3, 4)] == [{(0, 1)}, {(0, 1)}, set()]
     even = jnp.full((4, 4), 0.7)
     assert [len(pairs(t, even)) for t in (0, 3, 4)] == [3, 3, 0]
-    alone = one.collaborators(0, overlap, np.array([False, True, False, False]))
+    alone = one.collaborators(0, overlap, jnp.array([False, True, False, False]))
     np.testing.assert_array_equal(alone, np.diag([0, 1, 0, 0]))
 
 

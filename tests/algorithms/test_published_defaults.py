@@ -25,6 +25,7 @@ REPOSITORIES = {
     "fedala": "TsingZ0/FedALA@a7a9b21",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
+    "fedcp": "TsingZ0/FedCP@7110e97",
     "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
@@ -32,6 +33,7 @@ REPOSITORIES = {
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
+    "fedpac": "JianXu95/FedPAC@5770f4f",
     "fedphp": "lxcnju/FedRepo@617ee01",
     "fedproto": "yuetan031/fedproto@97e42e2",
     "fedprox": "litian96/FedProx@d2a4501",
@@ -164,7 +166,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_async": {},
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
-    "fedcp": {"server_rate": (0.5, "ours: TODO, the source of the default")},
+    "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
@@ -221,6 +223,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedntd": {
         "beta": (1.0, "code: config/fedntd.json"),
         "tau": (1.0, "code: config/fedntd.json; algorithms/fedntd/criterion.py:13 has 3"),
+    },
+    "fedpac": {
+        "weight": (1.0, "code: options.py:29"),
+        "head_epochs": (1, "code: methods/fedpac.py:141"),
+        "head_rate": (0.1, "code: methods/fedpac.py:153"),
+        "cutoff": (1e-3, "code: tools.py:120"),
     },
     "fedper": {
         "personal_layers": (1, "paper: the head; K_P is 1 to 4 in its experiments"),
@@ -338,6 +346,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weighting": ("size", "code: FLAlgorithms/servers/serverbase.py:66"),
         "who": ("everyone", "code: FLAlgorithms/servers/serverpFedMe.py:55; paper: Algorithm 1"),
     },
+    "pfedsim": {"warmup": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")},
     "pfl_da": {"pull": (1.0, "PFLlib: system/main.py:447, lamda")},
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},

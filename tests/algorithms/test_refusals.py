@@ -160,6 +160,15 @@ REFUSED = {
         ({"beta": -1}, "beta must be at least 0, got -1"),
         ({"tau": 0}, "tau must be above 0, got 0"),
     ],
+    "fedpac": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
+        ({"head_rate": 0}, "head_rate must be above 0, got 0"),
+        ({"cutoff": 1}, r"cutoff must be in \[0, 1\), got 1"),
+        ({}, {"share": "body"}, "fedpac averages whole models and can't keep params/head"),
+        ({}, {"model": "softmax"}, "fedpac learns a body under heads"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
     "fedper": [
         ({"personal_layers": -1}, "personal_layers must be at least 0, got -1"),
         ({"personal_layers": 3}, r"personal_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
@@ -318,6 +327,10 @@ REFUSED = {
         ({"who": "all"}, "who.*'all'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
+    ],
+    "pfedsim": [
+        ({"warmup": 1.5}, r"warmup must be in \[0, 1\], got 1\.5"),
+        ({}, {"share": "body"}, "pfedsim averages whole models"),
     ],
     "pfl_da": [
         ({"pull": -1}, "pull must be at least 0, got -1"),

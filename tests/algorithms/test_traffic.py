@@ -93,7 +93,9 @@ TRAFFIC = [
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
     ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
     ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
+    ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
+    ("pfedsim", {}, 1, 1, 2),
 ]
 ELSEWHERE = {
     "heurpfedla",

@@ -39,6 +39,7 @@ REFUSED = {
     ("cwfedavg", ()): "the class counts of its regularizer",
     ("cwfedavg", (("wdr_weight", 0), ("shares", "labels"))): "the shares of its classes",
     ("fedala", ()): "the weights of the two models",
+    ("fedpac", ()): "the mean features of its classes",
     ("fedproto", ()): "the mean features of its classes",
     ("fedrod", ()): "the class counts of its loss",
     ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",

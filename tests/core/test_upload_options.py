@@ -13,6 +13,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.uploads.compression import TopK
 from fedjax_pfl.uploads.stage import FreeRiders
+from tests.references.robust import fltrust, foolsgold
 
 RATE = 0.25
 ATTACKERS = [3]
@@ -210,6 +211,55 @@ def test_rules_keep_attackers_out(name, rule):
     assert worst[0] < 50 < 1e3 < worst[1]
 
 
+def test_foolsgold_sums_the_updates_of_all_rounds():
+    """Clients 1 and 3 always send the same, and are left out in favour of the others."""
+    federation = toy_federation(
+        SIZES, attack="mimic", attackers=[1, 3], aggregator="foolsgold", test_sizes=TESTS,
+        participation=0.75,
+    )  # fmt: skip
+    states, records = run_rounds(notes_uploads(), federation, 4, scored=())
+    kernel = [np.asarray(s.own.server["params"]["head"]["kernel"]) for s in states]
+    total = np.zeros((7, *kernel[0].shape))
+    for t, (after, record) in enumerate(zip(states[1:], records, strict=True)):
+        there = np.flatnonzero(record["up"].any(axis=1))
+        sent = np.asarray(after.own.sent["params"]["head"]["kernel"])
+        total[there] += sent[there] - kernel[t]
+        np.testing.assert_allclose(after.history["params"]["head"]["kernel"], total, atol=1e-12)
+    gram = np.concatenate([
+        np.asarray(leaf).reshape(7, -1) for leaf in jax.tree.leaves(states[-1].history)
+    ], axis=1)  # fmt: skip
+    members = np.flatnonzero(records[-1]["up"].any(axis=1))
+    wanted = np.zeros(7)
+    wanted[members] = foolsgold(gram[members])
+    np.testing.assert_allclose(records[-1]["matrices"]["mixing"][0], wanted, atol=1e-9)
+
+
+def test_fltrust_follows_the_trusted_client():
+    """Against sign flips the others count by their cosine to it; without it nothing moves."""
+    options = {
+        "attack": "sign_flip", "attackers": [3], "aggregator": "fltrust", "test_sizes": TESTS,
+        "aggregator_options": {"root": 2}, "participation": 0.75,
+    }  # fmt: skip
+    states, records = run_rounds(notes_uploads(), toy_federation(SIZES, **options), 6, scored=())
+    seen = set()
+    for before, after, record in zip(states[:-1], states[1:], records, strict=True):
+        there, old = np.flatnonzero(record["up"].any(axis=1)), jax.tree.leaves(before.server)
+        moved = np.concatenate([
+            np.ravel(new - o) for new, o in zip(jax.tree.leaves(after.server), old, strict=True)
+        ])  # fmt: skip
+        seen.add(2 in there)
+        if 2 not in there:
+            assert not moved.any()
+            continue
+        sent = np.concatenate([
+            np.reshape(new - o, (7, -1))
+            for new, o in zip(jax.tree.leaves(after.sent), old, strict=True)
+        ], axis=1)  # fmt: skip
+        others = [k for k in there if k != 2]
+        np.testing.assert_allclose(moved, fltrust(sent[others], sent[2]), atol=1e-12)
+    assert seen == {True, False}
+
+
 MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
 
 
@@ -263,6 +313,8 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
             "the 4 members of a round",
         ),
         ({"aggregator": "cclip", "aggregator_options": {"radius": 0}}, "radius of cclip"),
+        ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
+        ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "no attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
         ({"compress": "top_k", "compress_options": {"rate": 2.0}}, "rate of top_k"),
         ({"compress": "qsgd", "compress_options": {"bits_per_number": 1}}, "at least 2"),
@@ -287,6 +339,8 @@ def test_bad_options(options, words):
     ("name", "options", "words"),
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
+        ("ifca", {"aggregator": "foolsgold"}, "one mean of all clients"),
+        ("cfl", {"aggregator": "fltrust"}, "one mean of the round's members"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
         ("feddwa", {"secure_bits": 32}, "needs single models, which secure_bits hides"),
@@ -315,6 +369,7 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
     [
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
+        {"aggregator": "foolsgold", "participation": 0.6},
     ],
 )
 def test_host_state_keeps_errors_and_bounds(options):
@@ -370,3 +425,8 @@ def test_privacy_needs_its_library_before_a_run(monkeypatch):
     federation = toy_federation(dp="client", dp_clip=1.0, dp_noise=1.0)
     with pytest.raises(pfl.InputError, match=r"pip install 'fedjax_pfl\[privacy\]'"):
         pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=1)
+
+
+def test_any_client_may_attack_a_rule_without_a_trusted_one():
+    options = {"attack": "ipm", "attackers": "0", "aggregator": "median"}
+    assert toy_federation(**options).aggregator is not None

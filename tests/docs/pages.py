@@ -15,7 +15,17 @@ PAGES = sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md"))
 NEEDS = ("data", "network", "accelerator", "minutes", "torch")
 SHELLS = ("bash", "sh")
 # What an installation calls each `python -m experiments.NAME`.
-NAMES = ("run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan")
+NAMES = (
+    "run",
+    "sweep",
+    "compare",
+    "partition",
+    "reproduce",
+    "figures",
+    "benchmark",
+    "plan",
+    "study",
+)
 COMMANDS = {f"pfl-{name}": f"experiments.{name}" for name in NAMES}
 PROGRAMS = ("python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",
             ".venv/bin/pre-commit", "tensorboard", *COMMANDS)  # fmt: skip

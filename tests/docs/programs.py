@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, study, sweep
 from experiments.cli import algorithms, data_flags, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
@@ -45,6 +45,12 @@ def check_sweep(words):
         for one in cell.inside:
             own = [f"{name}={value}" for name, value in one.items() if "." in name]
             algorithms.parse_algorithms([cell.algorithm], own)
+
+
+def check_study(words):
+    config = flags.parse(["study", *words], study.define)
+    for cell in study.cells_of(["study", *words], config, Path("runs/study")):
+        check_config(cell.config)
 
 
 def check_compare(words):
@@ -126,6 +132,7 @@ def check_picture(words):
 SCRIPTS = {
     "experiments.run": check_run,
     "experiments.sweep": check_sweep,
+    "experiments.study": check_study,
     "experiments.compare": check_compare,
     "experiments.figures": check_figures,
     "experiments.partition": check_partition,

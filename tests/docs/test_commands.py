@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
+from experiments import benchmark, compare, partition, plan, reproduce, run, study, sweep
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -27,6 +27,7 @@ ROOT = pages.ROOT
 MAINS = {
     "experiments.run": run.main,
     "experiments.sweep": sweep.main,
+    "experiments.study": study.main,
     "experiments.compare": compare.main,
     "experiments.figures": figures.main,
     "experiments.partition": partition.main,
@@ -40,7 +41,7 @@ RUN_BY = {
     "docs/debugging.md": (3, "test_guides.py"),
     "README.md": (1, "test_readme.py"),
     "docs/index.md": (1, "test_readme.py"),
-    "docs/your_own.md": (18, "test_your_own.py"),
+    "docs/your_own.md": (19, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/using_models.md": (6, "test_using_models.py"),
@@ -107,7 +108,7 @@ def known_flags():
         compare.parse([""]),
         figures.parse([""])[1],
     ]
-    values.append(flags.parse([""], partition.define))
+    values += [flags.parse([""], command.define) for command in (partition, study)]
     names = {name for one in values for name in one} | {"flagfile", "preset", "grid", "rank_by"}
     return names | {f"no{name}" for name in names}
 

@@ -202,7 +202,7 @@ def test_flags_without_a_counterpart(capsys):
         "-slr=1": "A hyperparameter is set as --set=",
         "-M=4": "flag 'M'. A hyperparameter is set as --set=fedfomo.downloads=VALUE.\n",
         "-m=cnn": "flag 'm'. It is --model here.\n",
-        "--beta=1": "--set=fedavgm.server_momentum=VALUE, --set=pfedme.server_rate=VALUE.",
+        "--beta=1": "--set=fedavgm.server_momentum=VALUE, --set=pfedme.server_rate=VALUE, ",
         "-mu=1": "A hyperparameter is set as --set=ditto.pull=VALUE, --set=apple.mu=VALUE, ",
     }.items():
         assert call(word) == 2

@@ -19,7 +19,17 @@ from experiments.reproduction import paper_tables
 
 ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
-COMMANDS = ("run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan")
+COMMANDS = (
+    "run",
+    "sweep",
+    "compare",
+    "partition",
+    "reproduce",
+    "figures",
+    "benchmark",
+    "plan",
+    "study",
+)
 SMALL = ["--dataset=digits", "--num_clients=3", "--num_seeds=2", "--rounds=2", "--model=softmax",
          "--devices=1", "--compilation_cache="]  # fmt: skip
 TABLE = """

@@ -1,0 +1,1 @@
+"""Studies: tables and a figure of algorithms in several settings."""

@@ -1,0 +1,220 @@
+"""The report of a study: a table for each measure, their numbers, and a figure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedjax_pfl.data.atomic_files import writing
+from fedjax_pfl.results import plots
+from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.table import Table
+from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.metric_names import LOWER, Measure
+
+from ..figures.drawing import Drawing, spread_of
+from ..figures.pivots import Pivot
+from ..figures.runs import Run
+from ..figures.scores import one_number
+from ..outputs import line_styles
+from ..outputs.run_files import write_text
+
+SETTING = "setting"
+WORST = Measure("worst_tenth")
+
+
+def _megabytes(way: str) -> Callable[[Run], np.ndarray]:
+    return lambda run: run.traffic(way).sum(axis=1).mean(axis=1) / 1e6
+
+
+def _seconds(run: Run) -> np.ndarray:
+    return np.array([run.result.seconds_per_round], float)
+
+
+# Costs by name: (measure, its values [S] in a run).
+COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
+    "megabytes_up": (Measure("megabytes_up", LOWER, fraction=False), _megabytes("up")),
+    "megabytes_down": (Measure("megabytes_down", LOWER, fraction=False), _megabytes("down")),
+    "seconds_per_round": (Measure("seconds_per_round", LOWER, fraction=False), _seconds),
+}
+MEANINGS = {
+    WORST.name: "mean over the worst tenth of the clients after the last round",
+    "megabytes_up": "megabytes that a client sends in the whole run, mean over clients",
+    "megabytes_down": "megabytes that a client receives in the whole run, mean over clients",
+    "seconds_per_round": "seconds of a round of one seed, without compilation",
+}
+
+
+def check(measures: Sequence[str], x: str) -> None:
+    """Raise `InputError` for an `x` that is none of the measures."""
+    require_name("--x", x, [SETTING, *measures])
+
+
+@dataclass(frozen=True)
+class Report:
+    """The finished runs of a study.
+
+    Attributes:
+      runs: by (row, setting), column by column.
+      asked: names of `COSTS`, "worst_tenth", metrics, or scalars that runs record; by default the
+        task's measure and "worst_tenth".
+      x: of the figure, "setting" or a measure.
+    """
+
+    runs: Mapping[tuple[str, str], Run]
+    asked: Sequence[str] = ()
+    x: str = SETTING
+
+    @property
+    def measures(self) -> Sequence[str]:
+        """Names of the measures, in the order of the tables."""
+        return self.asked or (next(iter(self.runs.values())).measure.name, WORST.name)
+
+    @cached_property
+    def clients(self) -> np.ndarray:
+        """Rows of the clients that all runs score, over which means are taken.
+
+        Raises:
+          InputError: there is none.
+        """
+        values = [run.values() for run in self.runs.values()]
+        if len({one.shape[-1] for one in values}) > 1:
+            raise InputError("The runs of a study have the same number of clients.")
+        scored = np.logical_and.reduce([~np.isnan(one).all(axis=(0, 1)) for one in values])
+        if not scored.any():
+            raise InputError("No client is scored in all runs of the study.")
+        return np.flatnonzero(scored)
+
+    def measured(self, run: Run, name: str) -> tuple[Measure, np.ndarray]:
+        """Return (measure, values [S] in the units of tables); NaN for what a run does not have.
+
+        Raises:
+          InputError: neither a cost, a metric nor a scalar.
+        """
+        if name in COSTS:
+            measure, of = COSTS[name]
+            return measure, of(run)
+        known = {one.name: one for one in run.result.measures}
+        if name in known or name == WORST.name:
+            measure = known.get(name, run.measure)
+            values = run.result.values("personalized", "test", measure.name)[:, 0]  # [S, E, N]
+            values = measure.scale * values[:, :, self.clients].astype(float)
+            if name == WORST.name:
+                count = max(1, len(self.clients) // 10)
+                order = np.sort(values if measure.higher else -values, axis=-1)[..., :count]
+                worst = WORST._replace(better=measure.better, fraction=measure.fraction)
+                return worst, one_number(abs(order).mean(axis=-1), "final", measure)
+            return measure, one_number(np.nanmean(values, axis=-1), "final", measure)
+        scalars = run.result.scalars
+        require_name("--measures", name, [*COSTS, WORST.name, *known, *self.scalars])
+        share = Measure(name, LOWER)
+        missing = np.full(len(run.seeds), np.nan)
+        return share, 100 * scalars[name][:, 0].mean(axis=-1) if name in scalars else missing
+
+    @cached_property
+    def scalars(self) -> list[str]:
+        """Names of the scalars of any run."""
+        return sorted({name for run in self.runs.values() for name in run.result.scalars})
+
+    @cached_property
+    def numbers(self) -> pd.DataFrame:
+        """One row for each value: measure, row, setting, seed, value."""
+        lines = [
+            (name, *place, seed, value)
+            for name in self.measures
+            for place, run in self.runs.items()
+            for seed, value in zip(run.seeds, self.measured(run, name)[1].tolist(), strict=False)
+        ]
+        return pd.DataFrame(lines, columns=["measure", "row", SETTING, "seed", "value"])
+
+    def measure(self, name: str) -> Measure:
+        return self.measured(next(iter(self.runs.values())), name)[0]
+
+    def heading(self, name: str) -> str:
+        """Return the title of a measure's table."""
+        measure, run = self.measure(name), next(iter(self.runs.values()))
+        number = len(self.clients)
+        whom = f"all {number}" if number == run.num_clients else f"{number} of {run.num_clients}"
+        where = f"mean over {whom} clients after the last round"
+        if name not in COSTS and name in self.scalars:
+            where = "mean over the rounds"
+        return f"{measure.title}: {MEANINGS.get(name, where)}"
+
+    def table(self, name: str) -> Table:
+        """Return the table of a measure."""
+        measure = self.measure(name)
+        frame = self.numbers.query("measure == @name").dropna().drop(columns="measure")
+        if np.allclose(*frame.groupby(["row", SETTING])["value"].agg(["min", "max"]).T.values):
+            frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
+        frame = frame.rename(columns={"value": measure.column})
+        return Pivot(frame, "interval", [], "", measure).table()
+
+    def notes(self) -> list[str]:
+        """Return notes on the runs; those of all settings name none."""
+        settings = dict.fromkeys(setting for _, setting in self.runs)
+        lines: dict[str, list[str]] = {}
+        for setting in settings:
+            rows = {row: run.remarks for (row, at), run in self.runs.items() if at == setting}
+            for line in grouped(rows):
+                lines.setdefault(line, []).append(setting)
+        first = "±: half of the 95 % interval over seeds."
+        return [first] + [
+            line if len(where) == len(settings) else f"{', '.join(where)}. {line}"
+            for line, where in lines.items()
+        ]
+
+    def write(self, folder: Path) -> None:
+        """Write `study.md`, `study.csv`, `study.tex` and `study.png`."""
+        tables = {name: self.table(name) for name in self.measures}
+        parts = [f"{self.heading(name)}\n\n{made.to_markdown()}" for name, made in tables.items()]
+        write_text(folder / "study.md", "\n\n".join([*parts, *self.notes()]) + "\n")
+        latex = [f"% {self.heading(name)}\n{one.to_latex('c')}" for name, one in tables.items()]
+        write_text(folder / "study.tex", "\n".join(latex))
+        write_text(folder / "study.csv", self.numbers.to_csv(index=False, lineterminator="\r\n"))
+        with writing(folder / "study.png"):
+            self.drawing().figure.savefig(folder / "study.png")
+
+    def drawing(self) -> Drawing:
+        """Draw each measure against the settings or another measure, a line for each row."""
+        shown = [name for name in self.measures if name != self.x]
+        drawing = Drawing.panels(len(shown), 4.6, 3.8, columns=2)
+        rows = list(dict.fromkeys(row for row, _ in self.runs))
+        settings = list(dict.fromkeys(setting for _, setting in self.runs))
+        algorithms = [next(run.algorithm for (r, _), run in self.runs.items() if r == row)
+                      for row in rows]  # fmt: skip
+        styles = line_styles.numbers(algorithms)
+        value = self.numbers.groupby(["measure", "row", SETTING], sort=False)["value"]
+        cells = {at: values.to_numpy(float) for at, values in value}
+        for axes, name in zip(drawing.axes, shown, strict=True):
+            for style, row in zip(styles, rows, strict=True):
+                points = []
+                for place, setting in enumerate(settings):
+                    values = cells.get((name, row, setting))
+                    if values is None or np.isnan(values).any():
+                        continue
+                    at = place if self.x == SETTING else cells[self.x, row, setting].mean()
+                    points.append((at, values.mean(), values.min(), values.max()))
+                if points:
+                    x, mean, low, high = np.array(sorted(points)).T
+                    look = plots.style(style) | {"marker": plots.marker(style), "markersize": 4}
+                    (drawing.handles[row],) = axes.plot(x, mean, label=row, **look)
+                    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            plots.tidy(axes, xlabel=self._label(self.x), ylabel=self._label(name))
+            if self.x == SETTING:
+                crowded = sum(map(len, settings)) > 40
+                look = {"rotation": 35, "ha": "right"} if crowded else {}
+                axes.set_xticks(range(len(settings)), settings, **look)
+                axes.set_xlabel("")
+            else:
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter("{x:g}")
+        drawing.legend()
+        seeds = max(len(run.seeds) for run in self.runs.values())
+        drawing.title(f"{over(self.clients.tolist())}{spread_of(seeds)}")
+        return drawing
+
+    def _label(self, name: str) -> str:
+        return name if name == SETTING else self.measure(name).axis

@@ -1,0 +1,97 @@
+"""FedPAC against its reference: statistics, combination weights, prototypes, limits."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+    stack,
+)
+from tests.engine.finals import final_in
+from tests.references import fedpac
+from tests.references.local_sgd import sgd
+
+VARIANTS = {
+    "authors": {},
+    "other-settings": {"weight": 3.0, "head_epochs": 2, "head_rate": 0.3, "cutoff": 0.25},
+    "no-head-epochs": {"head_epochs": 0},
+}
+QUICK = [("partial-map", "authors"), ("full-vmap", "other-settings")]
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedpac", settings)
+
+
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    settings = {**VARIANTS[variant]}
+    case, ours = Case(**PATTERNS[pattern]), algorithm(**VARIANTS[variant])
+    common, count = case.common(), settings.pop("head_epochs", 1)
+    schedule = replace(case.federation.schedule, epochs=count)
+    heads = case.batches("head", schedule)
+    wanted = fedpac.run(case.initial(), case.clients(), 3, **common, head_batches=heads, **settings)
+    states, records = case.run_rounds(ours)
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        own = jax.tree.map(lambda leaf: np.stack([leaf] * case.num_clients), state.body["params"])
+        own = {**own, "head": state.heads["params"]["head"]}
+        assert_close({"params": own}, stack(models["personalized"]), f"round {t}")
+        np.testing.assert_array_equal(state.exist, models["exists"])
+        found = state.means[models["exists"]]
+        np.testing.assert_allclose(found, models["prototypes"][models["exists"]], 1e-9)
+        members = case.cohorts[t]
+        mixing = record["matrices"]["mixing"][np.ix_(members, members)]
+        np.testing.assert_allclose(mixing, models["weights"], 1e-8, 1e-9)
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, members, common["batches"][t], heads[t])
+        assert_traffic(record, case, members, wanted[t - 1]["exists"] if t else 0)
+
+
+def assert_traffic(record, case, members, exists):
+    classes = np.array([len(np.unique(case.y[case.samples(i)])) for i in members])
+    np.testing.assert_array_equal(record["clients"]["numbers_up"][members], 2 * 5 * classes + 1)
+    np.testing.assert_array_equal(record["clients"]["numbers_down"][members], 5 * np.sum(exists))
+    passes = record["clients"]["forward_samples"]
+    np.testing.assert_array_equal(passes[members], 2 * case.sizes[members])
+    absent = np.setdiff1d(np.arange(case.num_clients), members)
+    for name in ("numbers_up", "numbers_down", "forward_samples"):
+        assert not record["clients"][name][absent].any()
+
+
+def test_without_alignment_bodies_are_those_of_fedrep():
+    """While heads have not been combined: in the first round."""
+    federation = sampled_federation()
+    rate = np.asarray(federation.training.learning_rate)
+    ours = states_of(algorithm(head_rate=float(rate)), federation, 1)[-1]
+    fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 1, "weighting": "size"})
+    assert_close(ours.body, states_of(fedrep, federation, 1)[-1].server, "bodies")
+
+
+def test_a_cutoff_that_leaves_only_the_largest_weight():
+    """A single client combines only its own head."""
+    federation = sampled_federation(participation=0.2)
+    _, (record, *_) = run_rounds(algorithm(), federation, 1, scored=())
+    np.testing.assert_array_equal(record["matrices"]["mixing"], np.eye(5))
+
+
+@pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
+def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
+    case, ours = Case(), algorithm(head_epochs=tau, head_rate=0.2)
+    states = states_of(algorithm(), case.federation, 1)
+    made = final_in(states[-1], ours, case.federation, 3).personalize(case.federation)
+    batches = case.batches("personalize", replace(case.federation.schedule, epochs=count))[-1]
+    body = jax.tree.map(np.asarray, states[-1].body["params"]["hidden"])
+    head = jax.tree.map(lambda leaf: np.mean(leaf, axis=0), states[-1].heads["params"]["head"])
+    start = {"hidden": body, "head": head}
+    wanted = [sgd(start, own, case.x, case.y, 0.2, layers=["head"]) for own in batches]
+    assert_close(jax.tree.map(lambda leaf: leaf[0], made), stack(wanted), "new clients")

@@ -1,0 +1,149 @@
+"""Studies from the command: cells, tables, the figure, continuing, and refusals."""
+
+import csv
+import shutil
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from experiments import run, study
+from experiments.cli import flags, presets
+from experiments.figures.loading import read
+from experiments.studies import report
+from fedjax_pfl.utils.errors import InputError
+
+from .conftest import drawing
+
+WORDS = [
+    "--dataset=digits",
+    "--model=softmax",
+    "--num_clients=4",
+    "--rounds=2",
+    "--num_seeds=2",
+    "--eval_every=2",
+    "--compilation_cache=",
+    "--measures=accuracy,worst_tenth,attackers_weight,megabytes_up",
+]
+SETTINGS = ["--setting=no attack:", "--setting=sign flip: --attack=sign_flip --attackers=3"]
+ROWS = [
+    "--row=fedavg: --algorithms=fedavg",
+    "--row=fedavg, median: --algorithms=fedavg --aggregator=median",
+]
+
+
+def call(*words):
+    return study.main(["study", *WORDS, *words])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study") / "out"
+    with drawing():
+        assert call(*SETTINGS, *ROWS, f"--output_dir={folder}") == 0
+    assert (folder / "study.png").read_bytes().startswith(b"\x89PNG")
+    return folder
+
+
+def numbers(folder):
+    with (folder / "study.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    return {
+        (one["measure"], one["row"], one["setting"], int(one["seed"])): float(one["value"] or "nan")
+        for one in lines
+    }
+
+
+def test_numbers(finished):
+    """Each number is that of the cell's run, over the clients that all runs score."""
+    found = numbers(finished)
+    assert len(found) == 4 * 2 * 2 * 2
+    for folder, row in (("fedavg", "fedavg"), ("fedavg_median", "fedavg, median")):
+        for place, setting in (("no_attack", "no attack"), ("sign_flip", "sign flip")):
+            result = pfl.Result.load(finished / place / folder / "fedavg")
+            scores = 100 * result.values("personalized")[:, 0, -1, :3].astype(float)
+            for seed in range(2):
+                at = row, setting, seed
+                assert found["accuracy", *at] == pytest.approx(scores[seed].mean())
+                assert found["worst_tenth", *at] == pytest.approx(scores[seed].min())
+                assert found["megabytes_up", *at] == pytest.approx(2 * 650 * 4 / 1e6)
+                weight = found["attackers_weight", *at]
+                if setting == "sign flip" and row == "fedavg":
+                    assert 0 < weight < 100
+                else:  # no attackers, or a rule without weights
+                    assert np.isnan(weight)
+
+
+def test_text(finished):
+    text = (finished / "study.md").read_text()
+    assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
+    assert "|  | no attack | sign flip |" in text
+    assert "fedavg, median: aggregator median." in text
+    assert "sign flip. All rows: 1 of 4 clients are Byzantine" in text
+    assert r"\begin{tabular}" in (finished / "study.tex").read_text()
+
+
+def test_a_cell_is_a_plain_run(finished, capsys):
+    """The folder of a cell is that of `experiments.run` with the cell's flags."""
+    place = finished / "sign_flip" / "fedavg"
+    words = [word for word in WORDS if "measures" not in word]
+    words += ["--attack=sign_flip", "--attackers=3", "--algorithms=fedavg"]
+    assert run.main(["run", *words, f"--output_dir={place}"]) == 0
+    assert "This run is finished" in capsys.readouterr().out
+
+
+def test_the_same_command_continues(finished, tmp_path, capsys):
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    shutil.rmtree(folder / "sign_flip" / "fedavg")
+    (folder / "study.csv").unlink()
+    with drawing():
+        assert call(*SETTINGS, *ROWS, f"--output_dir={folder}") == 0
+    assert "[1/1] fedavg, sign flip" in capsys.readouterr().out
+    assert (folder / "study.csv").read_text() == (finished / "study.csv").read_text()
+    assert call(*SETTINGS, *ROWS, "--rounds=3", f"--output_dir={folder}") == 2
+    assert "is another run: --rounds was 2" in capsys.readouterr().err
+
+
+def test_a_figure_against_a_measure(finished):
+    places = {"no attack": "no_attack", "sign flip": "sign_flip"}
+    runs = {("fedavg", name): read(finished / at / "fedavg/fedavg") for name, at in places.items()}
+    made = report.Report(runs, ("accuracy", "megabytes_up"), "megabytes_up")
+    (axes,) = made.drawing().axes
+    (line,) = axes.get_lines()
+    sent = made.numbers.query("measure == 'megabytes_up'").groupby("setting")["value"].mean()
+    np.testing.assert_allclose(line.get_xdata(), sorted(sent))
+    assert axes.get_xlabel() == "megabytes up (lower is better)"
+    assert report.Report(runs).measures == ("accuracy", "worst_tenth")
+    with pytest.raises(InputError, match="Did you mean 'accuracy'"):
+        report.Report(runs, ("accuracyy",)).table("accuracyy")
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    ([], "Give the columns with --setting='NAME: FLAGS'"),
+    (["--setting=--alpha=1"], "--setting must be 'NAME: FLAGS', got '--alpha=1'"),
+    (["--setting=a b:", "--setting=a_b:"], "--setting needs different names, got 'a b' and 'a_b'"),
+    (["--setting=a:", "--row=b:"], "A row has one algorithm, and 'b' has"),
+    (["--setting=a: --output_dir=x"], "--output_dir=x belongs to the whole study"),
+    (["--setting=a: --alphaa=1"], "Unknown command line flag 'alphaa'"),
+    (["--setting=a:", "--x=megabytes"], "megabytes"),
+    (["--setting=a: --dp_noise=1", "--algorithms=fedavg"], "fedavg, a: "),
+])  # fmt: skip
+def test_refusals(words, text, tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert call("--algorithms=local,fedavg", *words, f"--output_dir={folder}") == 2
+    assert text in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", presets.studies())
+def test_presets(name, tmp_path):
+    """Every cell of a study of this package has valid flags and one algorithm."""
+    argv = ["study", f"--preset={name}"]
+    config = flags.parse(argv, study.define)
+    report.check(config.measures, config.x)
+    cells = study.cells_of(argv, config, tmp_path)
+    assert len(cells) >= 12
+    for cell in cells:
+        cell.config.check()
+        assert cell.config.instances
