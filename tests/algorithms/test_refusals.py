@@ -114,6 +114,10 @@ REFUSED = {
         ({"beta": 0}, "beta must be above 0, got 0"),
         ({}, {"share": "none"}, "fedcac averages what clients share"),
     ],
+    "fedcp": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({}, {"frozen": "head"}, "fedcp trains under a frozen global head, and params/head/bias"),
+    ],
     "feddbe": [
         ({"kappa": -1}, "kappa must be at least 0, got -1"),
         ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
