@@ -195,7 +195,7 @@ def test_flags_without_a_counterpart(capsys):
     for word, said in {
         "--gpu=0": "It is not needed here: JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or ",
         "-nb=10": "It is not needed here: the data set has its number of classes.",
-        "-pls=3": "set as --set=fedrep.head_epochs=VALUE, --set=ditto.personal_epochs=VALUE.",
+        "-pls=3": "--set=fedrep.head_epochs=VALUE, --set=ditto.personal_epochs=VALUE.",
         "-et=1": "A hyperparameter is set as --set=fedala.weight_rate=VALUE.",
         "--lamda=3": "A hyperparameter is set as --set=",
         "--top_k=3": "A hyperparameter is set as --set=feddwa.top_k=VALUE.",
