@@ -41,6 +41,7 @@ REPOSITORIES = {
     "fedrep": "lgcollins/FedRep@d82e629",
     "fedrs": "lxcnju/FedRepo@617ee01",
     "fedsam": "debcaldarola/fedsam@64bbf93",
+    "gpfl": "TsingZ0/GPFL@ed7a7fe",
     "ifca": "jichan3751/ifca@61e44b8",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
@@ -274,6 +275,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "discard_fine_tuned": (False, "code: SPFL/experiment_fedavg_update_v1.py:257"),
     },
     "fedyogi": ADAM,
+    "gpfl": {
+        "weight": (0.01, "code: system/run_me.sh, CNN and MLP"),
+        "module_decay": (0.1, "code: system/run_me.sh, CNN and MLP"),
+    },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
         "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),

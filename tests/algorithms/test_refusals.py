@@ -245,6 +245,10 @@ REFUSED = {
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),
     ],
+    "gpfl": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"module_decay": -1}, "module_decay must be at least 0, got -1"),
+    ],
     "heurfedamp": [
         ({"sigma": -1}, "sigma must be at least 0, got -1"),
         ({"pull": -1}, "pull must be at least 0, got -1"),
