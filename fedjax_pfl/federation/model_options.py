@@ -65,6 +65,11 @@ class ModelOptions(Group):
     lora_layers: str = option(
         "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
     )
+    cache_features: bool = option(
+        False,
+        "compute the features of a frozen body once for all samples, before training; the values "
+        "of all frozen leaves must be given",
+    )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
         None, "type of networks' computations, such as bfloat16; models stay in dtype",
