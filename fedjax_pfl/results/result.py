@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import frames, privacy, result_files, result_table
+from fedjax_pfl.results import frames, harm, privacy, result_files, result_table
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
@@ -172,6 +172,21 @@ class Result(Scored, Costs):
         """
         require(self.privacy is not None, "dp", "none", "'sample', for a result with an epsilon")
         return privacy.epsilons(self, setting)
+
+    def gains(self, baseline: "Result", model: str = HEADLINE, split: str = "test") -> harm.Gains:
+        """Return each client's gain over a baseline in each seed, after the last round.
+
+        `gains.summary()` has the share of clients that are better off and the share that is harmed.
+
+        Args:
+          baseline: result of another algorithm on the same clients, such as `local`; seeds that
+            both have are compared.
+          model, split: as of `values`.
+
+        Raises:
+          InputError: other clients or measures, swept settings, or no seed in common.
+        """
+        return harm.gains(self, baseline, model, split)
 
     def _metrics(self, setting: int) -> dict[str, Any]:
         """Return the other measures of the personalized model, on test samples."""
