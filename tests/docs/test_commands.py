@@ -49,6 +49,7 @@ RUN_BY = {
     "docs/results.md": (1, "test_commands.py"),
     "docs/tasks.md": (3, "test_commands.py"),
     "docs/uploads.md": (1, "test_commands.py"),
+    "docs/comparing.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -183,6 +184,12 @@ def test_the_python_of_running(capsys):
     assert re.search(r"^(patience \d+ of 30| 30 of None)$", capsys.readouterr().out, re.MULTILINE)
     exec(compile(training, "running.md", "exec"), {})
     assert capsys.readouterr().out.endswith("0.03\n")
+
+
+def test_the_python_of_comparing(capsys):
+    (block,) = python_blocks(ROOT / "docs/comparing.md")
+    exec(compile(block, "comparing.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("(2, 10) Estimate(value=")
 
 
 def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
