@@ -36,6 +36,7 @@ from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.ifca import Ifca
+from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -100,6 +101,7 @@ __all__ = [
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
+    "KnnPer",
     "LgFedAvg",
     "Lga",
     "Local",

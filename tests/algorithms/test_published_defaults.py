@@ -42,6 +42,7 @@ REPOSITORIES = {
     "fedrs": "lxcnju/FedRepo@617ee01",
     "fedsam": "debcaldarola/fedsam@64bbf93",
     "ifca": "jichan3751/ifca@61e44b8",
+    "knnper": "omarfoq/knn-per@ee17520",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
     "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
@@ -288,6 +289,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "initial": ("seeds", "paper: Algorithm 1"),
         "warmup": (20, "code: femnist/ifca/models/main.py:115"),
         "scored_by": ("train", "paper: Algorithm 1"),
+    },
+    "knnper": {
+        "neighbours": (7, "code: examples/cifar-10.md:50"),
+        "weight": (0.5, "FL-bench@06e658b: src/server/knnper.py:17; the authors report a grid"),
+        "tuned": (False, "ours: it needs validation samples"),
+        "scale": (1.0, "code: utils/args.py:230"),
     },
     "l2c": {
         "logit_rate": (0.01, "ours: no code of the authors holds one; as in re-implementations"),

@@ -263,6 +263,12 @@ REFUSED = {
             "averaging=gradients updates no running statistics",
         ),
     ],
+    "knnper": [
+        ({"neighbours": 0}, "neighbours must be at least 1, got 0"),
+        ({"weight": 1.5}, r"weight must be in \[0, 1\], got 1\.5"),
+        ({"scale": 0}, "scale must be above 0, got 0"),
+        ({"tuned": True}, {"validation_size": 0}, "knnper uses validation samples"),
+    ],
     "l2c": [
         ({"logit_rate": -0.1}, "logit_rate must be"),
         ({"prune_after": -1}, "prune_after must be"),
