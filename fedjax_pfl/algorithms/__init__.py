@@ -35,6 +35,7 @@ from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
@@ -98,6 +99,7 @@ __all__ = [
     "FedSAM",
     "FedUpdate",
     "FedYogi",
+    "Floco",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",

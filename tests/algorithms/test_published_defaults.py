@@ -282,6 +282,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
     "heurpfedla": PFEDLA | {"retained": (1, "paper: Tables 1 and 2")},
+    "floco": {
+        "corners": (10, "adap/flower@08266e0: baselines/floco/README.md, by the authors"),
+        "start": (0.5, "adap/flower@08266e0: baselines/floco/README.md, 250 of 500 rounds"),
+        "rho": (0.1, "adap/flower@08266e0: baselines/floco/README.md, for five folds"),
+    },
     "ifca": {
         "clusters": (2, "paper: section 6, CIFAR-10"),
         "averaging": ("models", "code: cifar/train_cluster_cifar_tf.py"),

@@ -252,6 +252,11 @@ REFUSED = {
         ({"self_weight": -0.5}, "self_weight must be"),
     ],
     "heurpfedla": [({"retained": 0}, {"share": "none"}, "share")],
+    "floco": [
+        ({"corners": 0}, "corners must be at least 1, got 0"),
+        ({"start": 1.5}, r"start must be in \[0, 1\], got 1\.5"),
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+    ],
     "ifca": [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
