@@ -1,7 +1,7 @@
 """The report of a study: a table for each measure, their numbers, and a figure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -9,18 +9,19 @@ import numpy as np
 import pandas as pd
 
 from fedjax_pfl.data.atomic_files import writing
-from fedjax_pfl.results import plots
+from fedjax_pfl.results import harm, plots
+from fedjax_pfl.results.comparison_plots import Panel, sorted_gains
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.metric_names import LOWER, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
-from ..figures.runs import Run
+from ..figures.runs import Run, same_data
 from ..figures.scores import one_number
 from ..outputs import line_styles
-from ..outputs.run_files import write_text
+from ..outputs.run_files import write_picture, write_text
 
 SETTING = "setting"
 WORST = Measure("worst_tenth")
@@ -152,6 +153,49 @@ class Report:
         frame = frame.rename(columns={"value": measure.column})
         return Pivot(frame, "interval", [], "", measure).table()
 
+    @cached_property
+    def gains(self) -> list[Panel]:
+        """Gains of rows over `local` and `fedavg`, where one of them is a row, by setting."""
+        found = []
+        for setting in dict.fromkeys(setting for _, setting in self.runs):
+            rows = {row: run for (row, at), run in self.runs.items() if at == setting}
+            over = harm.over_baselines(rows, self._gains)
+            found += [Panel(setting, base, gains) for base, gains in over.items()]
+        return found
+
+    def _gains(self, run: Run, base: Run) -> harm.Gains:
+        """Return the gains of the clients that all runs score."""
+        if not same_data(run, base):
+            raise InputError("Rows on other data have no gains over the baseline.")
+        made = run.result.gains(base.result)
+        chosen = np.isin(np.arange(run.num_clients), self.clients)
+        return replace(made, values=np.where(chosen, made.values, np.nan))
+
+    def harm_tables(self) -> dict[str, Table]:
+        """Return a table for each baseline, by title: who gains and who is harmed."""
+        tables = {}
+        measure = next(iter(self.runs.values())).measure
+        notes = [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
+        for base in dict.fromkeys(panel.baseline for panel in self.gains):
+            rows = [
+                {SETTING: panel.title, "row": row, **harm.values_of(base, gains)}
+                for panel in self.gains
+                if panel.baseline == base
+                for row, gains in panel.gains.items()
+            ]
+            columns = [Column(SETTING, "Setting"), Column("row", "Row", left=True)]
+            columns += harm.columns(base, measure, tuple(harm.TITLES), brief=False)
+            tables[f"Clients against {base}"] = Table(columns, rows, [*notes, harm.REST])
+        return tables
+
+    @cached_property
+    def styles(self) -> dict[str, int]:
+        """Styles of the rows' lines."""
+        algorithms: dict[str, str] = {}
+        for (row, _), run in self.runs.items():
+            algorithms.setdefault(row, run.algorithm)
+        return dict(zip(algorithms, line_styles.numbers(list(algorithms.values())), strict=True))
+
     def notes(self) -> list[str]:
         """Return notes on the runs; those of all settings name none."""
         settings = dict.fromkeys(setting for _, setting in self.runs)
@@ -167,11 +211,23 @@ class Report:
         ]
 
     def write(self, folder: Path) -> None:
-        """Write `study.md`, `study.csv`, `study.tex` and `study.png`."""
+        """Write `study.md`, `study.csv`, `study.tex`, `study.png`, `harm.csv` and `gains.png`.
+
+        The last two are written if there is a baseline.
+        """
         tables = {name: self.table(name) for name in self.measures}
         parts = [f"{self.heading(name)}\n\n{made.to_markdown()}" for name, made in tables.items()]
-        write_text(folder / "study.md", "\n\n".join([*parts, *self.notes()]) + "\n")
+        parts += self.notes()
         latex = [f"% {self.heading(name)}\n{one.to_latex('c')}" for name, one in tables.items()]
+        if harmed := self.harm_tables():
+            parts += [
+                part for title, one in harmed.items() for part in (title, one.to_markdown())
+            ] + list(next(iter(harmed.values())).notes)
+            latex += [f"% {title}\n{one.to_latex('c')}" for title, one in harmed.items()]
+            each = pd.concat([one.to_pandas() for one in harmed.values()])
+            write_text(folder / "harm.csv", each.to_csv(index=False, lineterminator="\r\n"))
+            write_picture(folder / "gains.png", sorted_gains(self.gains, self.styles))
+        write_text(folder / "study.md", "\n\n".join(parts) + "\n")
         write_text(folder / "study.tex", "\n".join(latex))
         write_text(folder / "study.csv", self.numbers.to_csv(index=False, lineterminator="\r\n"))
         with writing(folder / "study.png"):
@@ -181,15 +237,11 @@ class Report:
         """Draw each measure against the settings or another measure, a line for each row."""
         shown = [name for name in self.measures if name != self.x]
         drawing = Drawing.panels(len(shown), 4.6, 3.8, columns=2)
-        rows = list(dict.fromkeys(row for row, _ in self.runs))
         settings = list(dict.fromkeys(setting for _, setting in self.runs))
-        algorithms = [next(run.algorithm for (r, _), run in self.runs.items() if r == row)
-                      for row in rows]  # fmt: skip
-        styles = line_styles.numbers(algorithms)
         value = self.numbers.groupby(["measure", "row", SETTING], sort=False)["value"]
         cells = {at: values.to_numpy(float) for at, values in value}
         for axes, name in zip(drawing.axes, shown, strict=True):
-            for style, row in zip(styles, rows, strict=True):
+            for row, style in self.styles.items():
                 points = []
                 for place, setting in enumerate(settings):
                     values = cells.get((name, row, setting))

@@ -36,7 +36,9 @@ from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.gpfl import GPFL
+from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.ifca import Ifca
+from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -99,9 +101,11 @@ __all__ = [
     "FedSAM",
     "FedUpdate",
     "FedYogi",
+    "Floco",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
+    "KnnPer",
     "LgFedAvg",
     "Lga",
     "Local",

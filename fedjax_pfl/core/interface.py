@@ -103,9 +103,13 @@ class Algorithm:
         """
         return federation.steps() > 0
 
+    def uses_validation(self) -> bool:
+        """Return `validates`; override it if that depends on static hyperparameters."""
+        return self.validates
+
     def check_validation(self, federation: Federation) -> None:
         """Raise `InputError` if the algorithm uses validation samples and no client has any."""
-        if self.validates and not federation.data.validation.total:
+        if self.uses_validation() and not federation.data.validation.total:
             raise InputError(
                 f"{self.name or type(self).__name__} uses validation samples, and no client has "
                 "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "

@@ -43,6 +43,7 @@ REPOSITORIES = {
     "fedsam": "debcaldarola/fedsam@64bbf93",
     "gpfl": "TsingZ0/GPFL@ed7a7fe",
     "ifca": "jichan3751/ifca@61e44b8",
+    "knnper": "omarfoq/knn-per@ee17520",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
     "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
@@ -286,6 +287,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
     "heurpfedla": PFEDLA | {"retained": (1, "paper: Tables 1 and 2")},
+    "floco": {
+        "corners": (10, "adap/flower@08266e0: baselines/floco/README.md, by the authors"),
+        "start": (0.5, "adap/flower@08266e0: baselines/floco/README.md, 250 of 500 rounds"),
+        "rho": (0.1, "adap/flower@08266e0: baselines/floco/README.md, for five folds"),
+    },
     "ifca": {
         "clusters": (2, "paper: section 6, CIFAR-10"),
         "averaging": ("models", "code: cifar/train_cluster_cifar_tf.py"),
@@ -293,6 +299,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "initial": ("seeds", "paper: Algorithm 1"),
         "warmup": (20, "code: femnist/ifca/models/main.py:115"),
         "scored_by": ("train", "paper: Algorithm 1"),
+    },
+    "knnper": {
+        "neighbours": (7, "code: examples/cifar-10.md:50"),
+        "weight": (0.5, "FL-bench@06e658b: src/server/knnper.py:17; the authors report a grid"),
+        "tuned": (False, "ours: it needs validation samples"),
+        "scale": (1.0, "code: utils/args.py:230"),
     },
     "l2c": {
         "logit_rate": (0.01, "ours: no code of the authors holds one; as in re-implementations"),

@@ -256,6 +256,11 @@ REFUSED = {
         ({"self_weight": -0.5}, "self_weight must be"),
     ],
     "heurpfedla": [({"retained": 0}, {"share": "none"}, "share")],
+    "floco": [
+        ({"corners": 0}, "corners must be at least 1, got 0"),
+        ({"start": 1.5}, r"start must be in \[0, 1\], got 1\.5"),
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+    ],
     "ifca": [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
@@ -266,6 +271,12 @@ REFUSED = {
             {"model": OverflowingNormed(3, (5,))},
             "averaging=gradients updates no running statistics",
         ),
+    ],
+    "knnper": [
+        ({"neighbours": 0}, "neighbours must be at least 1, got 0"),
+        ({"weight": 1.5}, r"weight must be in \[0, 1\], got 1\.5"),
+        ({"scale": 0}, "scale must be above 0, got 0"),
+        ({"tuned": True}, {"validation_size": 0}, "knnper uses validation samples"),
     ],
     "l2c": [
         ({"logit_rate": -0.1}, "logit_rate must be"),

@@ -24,6 +24,7 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
     ("gpfl", {}, 1, 1, 2),
+    ("knnper", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
@@ -97,6 +98,7 @@ TRAFFIC = [
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
     ("pfedsim", {}, 1, 1, 2),
+    ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
     "heurpfedla",
@@ -107,6 +109,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "floco",
     "pfl_da",
     "fedphp",
     "fedsam",
