@@ -20,6 +20,7 @@ from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
@@ -86,6 +87,7 @@ __all__ = [
     "FedDyn",
     "FedExP",
     "FedFomo",
+    "FedGH",
     "FedLC",
     "FedNTD",
     "FedNova",
