@@ -265,7 +265,7 @@ def main(argv: list[str]) -> int:
         runs = {(cell.row, cell.setting): read(cell.folder / cell.algorithm) for cell in cells}
         report = study_report.Report(runs, tuple(config.measures), config.x)
         parts = sections.sections(report, outcomes)
-        sections.write(report, output, parts, shlex.join([called("study"), *argv[1:]]))
+        sections.write(report, output, parts, f"{called('study')} {shlex.join(argv[1:])}")
     for part in parts:
         print(f"\n{part.title}")
         for table in part.tables:

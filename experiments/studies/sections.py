@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from fedjax_pfl.results import harm
 from fedjax_pfl.results.comparison_plots import sorted_gains
 from fedjax_pfl.results.intervals import mean_with_interval
+from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY
@@ -107,7 +108,7 @@ def _ranks(report: Report) -> list[Section]:
 
 def _tuning(tuned: Tuned) -> Section:
     """Return the section on the settings that each row tried and chose."""
-    rows, edges = [], []
+    rows, edges = [], {}
     first = next(iter(tuned.values()))
     measure, seeds = first[0].measure, first[0].seeds
     for (row, setting), outcomes in tuned.items():
@@ -121,7 +122,8 @@ def _tuning(tuned: Tuned) -> Section:
         cells = {key: mean_with_interval(np.asarray(one), measure) for key, one in scores.items()}
         words = ", ".join(f"{name}={value}" for name, value in chosen.setting.items())
         rows.append({SETTING: setting, "row": row, "chosen": words, **cells})
-        edges += [f"{setting}, {row}: {note}" for note in at_the_edge(outcomes)]
+        notes = (note.partition(": ")[2].rstrip(".") for note in at_the_edge(outcomes))
+        edges[f"{setting}, {row}"] = list(notes)
     columns = [
         *PLACE,
         Column("chosen", "Chosen", left=True),
@@ -135,7 +137,7 @@ def _tuning(tuned: Tuned) -> Section:
         f"Each row tried {len(first)} settings with {number} and has the one with the best mean "
         f"validation {measure.label}; all other sections are of runs with that one."
     )
-    return Section("Tuning", "tuning", [Table(columns, rows, [about, PER_CLIENT, *edges])])
+    return Section("Tuning", "tuning", [Table(columns, rows, [about, PER_CLIENT, *grouped(edges)])])
 
 
 def _costs(report: Report) -> Section:
