@@ -168,6 +168,8 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
+    "fedex_lora": {},
+    "flora": {},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),

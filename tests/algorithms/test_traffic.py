@@ -24,6 +24,8 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
     ("knnper", {}, 1, 1, 2),
+    ("fedex_lora", {}, 1, 1, 2),
+    ("flora", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
