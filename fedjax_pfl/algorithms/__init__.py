@@ -21,6 +21,7 @@ from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
@@ -38,6 +39,7 @@ from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.gpfl import GPFL
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
@@ -61,6 +63,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "GPFL",
     "L2C",
     "Apfl",
     "Apple",
@@ -88,6 +91,7 @@ __all__ = [
     "FedExLoRA",
     "FedExP",
     "FedFomo",
+    "FedGH",
     "FedLC",
     "FedNTD",
     "FedNova",

@@ -31,6 +31,7 @@ REPOSITORIES = {
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
+    "fedgh": "LipingYi/FedGH@2a6a29d",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -41,6 +42,7 @@ REPOSITORIES = {
     "fedrep": "lgcollins/FedRep@d82e629",
     "fedrs": "lxcnju/FedRepo@617ee01",
     "fedsam": "debcaldarola/fedsam@64bbf93",
+    "gpfl": "TsingZ0/GPFL@ed7a7fe",
     "ifca": "jichan3751/ifca@61e44b8",
     "knnper": "omarfoq/knn-per@ee17520",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
@@ -215,6 +217,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
     },
+    "fedgh": {
+        "server_rate": (0.01, "HtFLlib: system/main.py:401"),
+        "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
+        "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
+    },
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),
@@ -277,6 +284,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "discard_fine_tuned": (False, "code: SPFL/experiment_fedavg_update_v1.py:257"),
     },
     "fedyogi": ADAM,
+    "gpfl": {
+        "weight": (0.01, "code: system/run_me.sh, CNN and MLP"),
+        "module_decay": (0.1, "code: system/run_me.sh, CNN and MLP"),
+    },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
         "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),

@@ -147,6 +147,13 @@ REFUSED = {
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
+    "fedgh": [
+        ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
+        ({"server_epochs": 0}, "server_epochs must be at least 1, got 0"),
+        ({"server_batch": 0}, "server_batch must be at least 1, got 0"),
+        ({}, {"share": "all"}, "fedgh shares the head and nothing else"),
+        ({}, {"model": "softmax"}, "fedgh learns bodies under a shared head"),
+    ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
         ({"denominator": "rest"}, "denominator.*'rest'"),
@@ -244,6 +251,10 @@ REFUSED = {
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),
+    ],
+    "gpfl": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"module_decay": -1}, "module_decay must be at least 0, got -1"),
     ],
     "heurfedamp": [
         ({"sigma": -1}, "sigma must be at least 0, got -1"),
