@@ -19,6 +19,7 @@ from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgh import FedGH
@@ -38,6 +39,7 @@ from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
+from fedjax_pfl.algorithms.flora import FLoRA
 from fedjax_pfl.algorithms.gpfl import GPFL
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
@@ -69,6 +71,7 @@ __all__ = [
     "Cfl",
     "CwFedAvg",
     "Ditto",
+    "FLoRA",
     "FedALA",
     "FedAMP",
     "FedAS",
@@ -87,6 +90,7 @@ __all__ = [
     "FedDBE",
     "FedDWA",
     "FedDyn",
+    "FedExLoRA",
     "FedExP",
     "FedFomo",
     "FedGH",

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import over_runs, served
+from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
-from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.cached_features import complete
@@ -97,7 +96,7 @@ class Final:
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
-        return readable(_backbone(self.program.runs, self.program.federation))
+        return self.program.backbone(self.at_rest, self._last())
 
     @short_locations()
     def personalize(self, new_clients: Federation) -> Stack:
@@ -129,10 +128,3 @@ def _outputs(
     network: Task, values: Tree, backbone: Tree, model: Tree, inputs: jax.Array
 ) -> jax.Array:
     return network.bound(values, backbone).predict(model, inputs)
-
-
-@jax.jit
-def _backbone(runs, federation):
-    return over_runs(
-        lambda run, federation: run.with_backbone(federation).backbone, runs, federation
-    )

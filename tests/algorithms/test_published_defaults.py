@@ -176,6 +176,8 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
         "align_batch": (16, "code: system/flcore/clients/clientas.py, set_parameters"),
     },
+    "fedex_lora": {},
+    "flora": {},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),

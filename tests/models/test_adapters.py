@@ -152,7 +152,9 @@ def test_one_factor_is_shared():
     assert both.shared == (True, False, True, True)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrod", "scaffold", "feddwa", "apfl"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "fedrod", "feddwa", "apfl", "flora", "fedex_lora"]
+)
 def test_no_array_is_as_large_as_a_base_of_each_client(name):
     count, width = 20, 64
     one = toy_federation(
