@@ -123,7 +123,7 @@ def _tuning(tuned: Tuned) -> Section:
         words = ", ".join(f"{name}={value}" for name, value in chosen.setting.items())
         rows.append({SETTING: setting, "row": row, "chosen": words, **cells})
         notes = (note.partition(": ")[2].rstrip(".") for note in at_the_edge(outcomes))
-        edges[f"{setting}, {row}"] = list(notes)
+        edges[f"{setting}/{row}"] = list(notes)
     columns = [
         *PLACE,
         Column("chosen", "Chosen", left=True),

@@ -4,6 +4,7 @@ import csv
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
@@ -11,6 +12,7 @@ from experiments import study, sweep
 from experiments.cli import flags
 from experiments.figures.loading import read
 from experiments.studies import report, sections
+from experiments.sweeps.sweep_files import Outcome
 
 from .conftest import drawing
 
@@ -79,7 +81,7 @@ def test_the_report(finished):
     assert headings[2:] == ["By setting", "Clients against local", "Tuning", "Costs"]
     assert "Each row tried 2 settings with seed 0" in text and "chosen on test samples" in text
     assert "Best on test" not in text.partition("## Tuning")[0]
-    assert "skewed, local: its best learning_rate, 0.3, is the largest that was tried." in text
+    assert "skewed/local: its best learning_rate, 0.3, is the largest that was tried." in text
     page = (finished / "study.html").read_text()
     assert page.count("<table>") == 5
     assert page.count('<img src="data:image/png;base64,') == 2
@@ -110,7 +112,7 @@ def test_a_killed_study_continues(finished, tmp_path, monkeypatch, capsys):
     for name in ("study.csv", "tuning.csv", "gains.csv"):
         assert (folder / name).read_text() == (finished / name).read_text()
     assert call(*ROWS, "--rank_by=last_tenth", f"--output_dir={folder}") == 2
-    assert "is another run: --rank_by was" in capsys.readouterr().err
+    assert f"{folder} is another run: --rank_by was" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -142,6 +144,25 @@ def test_a_budget_makes_grids_alike(tmp_path):
     assert [sum(len(one.cell.inside) for one in plan.programs) for plan in plans] == [2, 2]
     assert {plan.config.num_seeds for plan in plans} == {2}  # no more than the study has
     assert "At most 2 settings" in plans[0].heading[-1]
+
+
+def test_the_columns_of_the_tuning(finished):
+    """The setting chosen on validation samples is not the best on test samples."""
+
+    def row(rate, validation, test):
+        each = np.array([[validation] * 2]), np.array([test])
+        scores = np.array([validation]), np.array([np.mean(test)])
+        setting = {"learning_rate": rate}
+        return Outcome("local", setting, (0,), *scores, by_client=each)
+
+    outcomes = [row("0.1", 70.0, [10.0, 20.0]), row("1", 60.0, [50.0, 70.0])]
+    run = read(finished / "skewed" / "local" / "local")
+    made = report.Report({("a", "s"): run})
+    tuned = sections.sections(made, {("a", "s"): outcomes})
+    (table,) = next(part for part in tuned if part.title == "Tuning").tables
+    heading, cells = table.cells
+    assert cells == ["s", "a", "learning_rate=0.1", "70.00", "15.00", "15.00", "60.00"]
+    assert heading[-1] == "Best on test %"
 
 
 def test_ranks_of_six_settings(finished):
