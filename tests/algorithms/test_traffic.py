@@ -23,6 +23,12 @@ TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
+    ("gpfl", {}, 1, 1, 2),
+    ("knnper", {}, 1, 1, 2),
+    ("fedex_lora", {}, 1, 1, 2),
+    ("flora", {}, 1, 1, 2),
+    ("fedgh", {}, 0, 1, 2),  # and class means
+    ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
@@ -96,6 +102,7 @@ TRAFFIC = [
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
     ("pfedsim", {}, 1, 1, 2),
+    ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
     "heurpfedla",
@@ -106,6 +113,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "floco",
     "pfl_da",
     "fedphp",
     "fedsam",
