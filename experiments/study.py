@@ -243,9 +243,10 @@ def main(argv: list[str]) -> int:
     entries = identity.run_identity(config, content)
     output = run_folder.output_folder(config, entries)
     study_report.check(config.measures, config.x)
-    cells = tuned(cells_of(argv, config, output), output)
+    cells = cells_of(argv, config, output)
     accept = config.accept_changed_code
     run_folder.check(output, entries, (), accept)
+    cells = tuned(cells, output)
     # Errors before any run; the settings of a tuned cell are not known yet.
     pending = [cell for cell in cells if cell.tuning or cell.experiment() is not None]
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
