@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
+from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
@@ -96,6 +97,7 @@ __all__ = [
     "FedFomo",
     "FedGC",
     "FedGH",
+    "FedGen",
     "FedLC",
     "FedNTD",
     "FedNova",

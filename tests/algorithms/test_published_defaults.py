@@ -32,6 +32,7 @@ REPOSITORIES = {
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
+    "fedgen": "zhuangdizhu/FedGen@d767e34",
     "fedgh": "LipingYi/FedGH@2a6a29d",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
@@ -229,6 +230,14 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
     },
     "fedgc": {"weight": (1.0, "PFLlib: system/main.py:447")},
+    "fedgen": {
+        "weight": (1.0, "PFLlib: system/flcore/clients/clientgen.py, train"),
+        "generator_rate": (3e-4, "code: utils/model_config.py, ensemble_lr of MNIST"),
+        "generator_steps": (50, "code: utils/model_config.py, ensemble_epochs"),
+        "generator_batch": (32, "code: main.py, the batch size"),
+        "noise_width": (32, "code: utils/model_config.py, MNIST"),
+        "hidden_width": (256, "code: utils/model_config.py, MNIST"),
+    },
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),

@@ -165,6 +165,14 @@ REFUSED = {
         ({}, {"share": "body"}, "fedgc averages whole models"),
         ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
     ],
+    "fedgen": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"generator_rate": -1}, "generator_rate must be at least 0, got -1"),
+        ({"generator_steps": 0}, "generator_steps must be at least 1, got 0"),
+        ({"noise_width": 0}, "noise_width must be at least 1, got 0"),
+        ({"hidden_width": 0}, "hidden_width must be at least 1, got 0"),
+        ({"generator_batch": 1}, "generator_batch must be at least 2, got 1"),
+    ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
         ({"denominator": "rest"}, "denominator.*'rest'"),
