@@ -8,6 +8,7 @@ from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
 from fedjax_pfl.algorithms.fedala import FedALA
 from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
+from fedjax_pfl.algorithms.fedas import FedAS
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
@@ -73,6 +74,7 @@ __all__ = [
     "FLoRA",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",

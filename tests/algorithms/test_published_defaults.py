@@ -23,6 +23,7 @@ REPOSITORIES = {
     "cwfedavg": "regulationLee/cwFedAvg@59ed9c1",
     "ditto": "litian96/ditto@26d9b29",
     "fedala": "TsingZ0/FedALA@a7a9b21",
+    "fedas": "xiyuanyang45/FedAS@1a4f5fd",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
     "fedcp": "TsingZ0/FedCP@7110e97",
@@ -170,6 +171,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
+    "fedas": {
+        "align_epochs": (1, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_batch": (16, "code: system/flcore/clients/clientas.py, set_parameters"),
+    },
     "fedex_lora": {},
     "flora": {},
     "fedavgm": {

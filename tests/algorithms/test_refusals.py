@@ -95,6 +95,12 @@ REFUSED = {
         ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
         ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
     ],
+    "fedas": [
+        ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
+        ({"align_rate": 0}, "align_rate must be above 0, got 0"),
+        ({"align_batch": 0}, "align_batch must be at least 1, got 0"),
+        ({}, {"model": "softmax"}, "fedas aligns bodies, and this network is only a head"),
+    ],
     "fedavgm": [
         ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
         ({"server_momentum": -0.1}, r"server_momentum must be in \[0, 1\)"),
