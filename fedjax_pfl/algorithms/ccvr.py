@@ -100,7 +100,10 @@ class CCVR(fedavg.FedAvg):
         classes, width = sums.totals.shape
         shape = classes, self.per_class, width
         drawn = jax.random.normal(key, shape, sums.totals.dtype)
-        features = jax.vmap(from_gaussian)(drawn, sums.means, sums.counts, sums.second)
+        # One class at a time: on several CPU devices, eigenvalues of a batch may wait for a thread
+        # that waits for them.
+        known = drawn, sums.means, sums.counts, sums.second
+        features = lax.map(lambda one: from_gaussian(*one), known)
         labels = jnp.repeat(jnp.arange(classes), self.per_class)
         return features.reshape(-1, width), labels, (sums.counts > 1)[labels]
 
