@@ -9,6 +9,7 @@ from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
 from fedjax_pfl.algorithms.fedala import FedALA
 from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
+from fedjax_pfl.algorithms.fedas import FedAS
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
@@ -19,8 +20,10 @@ from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
@@ -37,6 +40,8 @@ from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
+from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.gpfl import GPFL
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
@@ -61,14 +66,17 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CCVR",
+    "GPFL",
     "L2C",
     "Apfl",
     "Apple",
     "Cfl",
     "CwFedAvg",
     "Ditto",
+    "FLoRA",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",
@@ -84,8 +92,10 @@ __all__ = [
     "FedDBE",
     "FedDWA",
     "FedDyn",
+    "FedExLoRA",
     "FedExP",
     "FedFomo",
+    "FedGH",
     "FedLC",
     "FedNTD",
     "FedNova",

@@ -20,7 +20,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State
+from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State, Tree
 
 Reads: TypeAlias = Literal["cohort", "others", "everyone"]
 
@@ -167,6 +167,15 @@ class Algorithm:
         all clients, in which case `trees.take` copies nothing.
         """
         raise NotImplementedError
+
+    def base(self, ctx: Context, state: State) -> Tree | None:
+        """Return the frozen leaves that the server has changed, or None.
+
+        They are some leaves of `ctx.federation.backbone`, in nested dicts as there, and one tree
+        for all clients. Rounds, scores, saved models and new clients have them in place of those
+        that the run began with.
+        """
+        return None
 
     def served_clients(self, ctx: Context) -> PerClient:
         """Return which clients have models, bool [N]; means are taken over them."""

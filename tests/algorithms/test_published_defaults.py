@@ -23,6 +23,7 @@ REPOSITORIES = {
     "cwfedavg": "regulationLee/cwFedAvg@59ed9c1",
     "ditto": "litian96/ditto@26d9b29",
     "fedala": "TsingZ0/FedALA@a7a9b21",
+    "fedas": "xiyuanyang45/FedAS@1a4f5fd",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
     "fedcp": "TsingZ0/FedCP@7110e97",
@@ -31,6 +32,7 @@ REPOSITORIES = {
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
+    "fedgh": "LipingYi/FedGH@2a6a29d",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -41,6 +43,7 @@ REPOSITORIES = {
     "fedrep": "lgcollins/FedRep@d82e629",
     "fedrs": "lxcnju/FedRepo@617ee01",
     "fedsam": "debcaldarola/fedsam@64bbf93",
+    "gpfl": "TsingZ0/GPFL@ed7a7fe",
     "ifca": "jichan3751/ifca@61e44b8",
     "knnper": "omarfoq/knn-per@ee17520",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
@@ -173,6 +176,13 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
+    "fedas": {
+        "align_epochs": (1, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_batch": (16, "code: system/flcore/clients/clientas.py, set_parameters"),
+    },
+    "fedex_lora": {},
+    "flora": {},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
@@ -217,6 +227,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "norm": ("l2", "paper: the distance in its weights; federated/args.py:180 has l1"),
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
+    },
+    "fedgh": {
+        "server_rate": (0.01, "HtFLlib: system/main.py:401"),
+        "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
+        "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
     },
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
@@ -280,6 +295,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "discard_fine_tuned": (False, "code: SPFL/experiment_fedavg_update_v1.py:257"),
     },
     "fedyogi": ADAM,
+    "gpfl": {
+        "weight": (0.01, "code: system/run_me.sh, CNN and MLP"),
+        "module_decay": (0.1, "code: system/run_me.sh, CNN and MLP"),
+    },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
         "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),

@@ -100,6 +100,12 @@ REFUSED = {
         ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
         ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
     ],
+    "fedas": [
+        ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
+        ({"align_rate": 0}, "align_rate must be above 0, got 0"),
+        ({"align_batch": 0}, "align_batch must be at least 1, got 0"),
+        ({}, {"model": "softmax"}, "fedas aligns bodies, and this network is only a head"),
+    ],
     "fedavgm": [
         ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
         ({"server_momentum": -0.1}, r"server_momentum must be in \[0, 1\)"),
@@ -151,6 +157,13 @@ REFUSED = {
         ({"fallback": "own"}, "fallback.*'own'"),
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
+    ],
+    "fedgh": [
+        ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
+        ({"server_epochs": 0}, "server_epochs must be at least 1, got 0"),
+        ({"server_batch": 0}, "server_batch must be at least 1, got 0"),
+        ({}, {"share": "all"}, "fedgh shares the head and nothing else"),
+        ({}, {"model": "softmax"}, "fedgh learns bodies under a shared head"),
     ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
@@ -249,6 +262,10 @@ REFUSED = {
     "fedyogi": [
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),
+    ],
+    "gpfl": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"module_decay": -1}, "module_decay must be at least 0, got -1"),
     ],
     "heurfedamp": [
         ({"sigma": -1}, "sigma must be at least 0, got -1"),

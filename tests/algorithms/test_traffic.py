@@ -23,7 +23,12 @@ TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
+    ("gpfl", {}, 1, 1, 2),
     ("knnper", {}, 1, 1, 2),
+    ("fedex_lora", {}, 1, 1, 2),
+    ("flora", {}, 1, 1, 2),
+    ("fedgh", {}, 0, 1, 2),  # and class means
+    ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
