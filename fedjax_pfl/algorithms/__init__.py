@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
@@ -95,6 +96,7 @@ __all__ = [
     "FedExLoRA",
     "FedExP",
     "FedFomo",
+    "FedGC",
     "FedGH",
     "FedLC",
     "FedNTD",

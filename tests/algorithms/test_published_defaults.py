@@ -233,6 +233,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
         "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
     },
+    "fedgc": {"weight": (1.0, "PFLlib: system/main.py:447")},
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),

@@ -165,6 +165,11 @@ REFUSED = {
         ({}, {"share": "all"}, "fedgh shares the head and nothing else"),
         ({}, {"model": "softmax"}, "fedgh learns bodies under a shared head"),
     ],
+    "fedgc": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({}, {"share": "body"}, "fedgc averages whole models"),
+        ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
+    ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
         ({"denominator": "rest"}, "denominator.*'rest'"),
