@@ -1,27 +1,24 @@
-"""The report of a study: a table for each measure, their numbers, and a figure."""
+"""The numbers of a study: a table for each measure, gains of clients, and a figure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results import harm, plots
-from fedjax_pfl.results.comparison_plots import Panel, sorted_gains
+from fedjax_pfl.results.comparison_plots import Panel
 from fedjax_pfl.results.notes import grouped, over
-from fedjax_pfl.results.table import Column, Table
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
+from fedjax_pfl.utils.metric_names import LOWER, Measure
 
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
 from ..figures.runs import Run, same_data
 from ..figures.scores import one_number
 from ..outputs import line_styles
-from ..outputs.run_files import write_picture, write_text
 
 SETTING = "setting"
 WORST = Measure("worst_tenth")
@@ -29,6 +26,11 @@ WORST = Measure("worst_tenth")
 
 def _megabytes(way: str) -> Callable[[Run], np.ndarray]:
     return lambda run: run.traffic(way).sum(axis=1).mean(axis=1) / 1e6
+
+
+def _gflop(run: Run) -> np.ndarray:
+    flops = run.flops()
+    return np.array([np.nan]) if flops is None else flops.sum(axis=1).mean(axis=1) / 1e9
 
 
 def _seconds(run: Run) -> np.ndarray:
@@ -39,12 +41,15 @@ def _seconds(run: Run) -> np.ndarray:
 COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
     "megabytes_up": (Measure("megabytes_up", LOWER, fraction=False), _megabytes("up")),
     "megabytes_down": (Measure("megabytes_down", LOWER, fraction=False), _megabytes("down")),
+    "gflop": (Measure("gflop", LOWER, fraction=False), _gflop),
     "seconds_per_round": (Measure("seconds_per_round", LOWER, fraction=False), _seconds),
 }
 MEANINGS = {
     WORST.name: "mean over the worst tenth of the clients after the last round",
     "megabytes_up": "megabytes that a client sends in the whole run, mean over clients",
     "megabytes_down": "megabytes that a client receives in the whole run, mean over clients",
+    "gflop": "1e9 floating-point operations of a client's local training in the whole run, mean "
+    "over clients",
     "seconds_per_round": "seconds of a round of one seed, without compilation",
 }
 
@@ -146,12 +151,17 @@ class Report:
 
     def table(self, name: str) -> Table:
         """Return the table of a measure."""
+        return self.pivot(name).table()
+
+    def pivot(self, name: str) -> Pivot:
+        """Return the numbers of a measure by row and setting."""
         measure = self.measure(name)
         frame = self.numbers.query("measure == @name").dropna().drop(columns="measure")
         if np.allclose(*frame.groupby(["row", SETTING])["value"].agg(["min", "max"]).T.values):
             frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
         frame = frame.rename(columns={"value": measure.column})
-        return Pivot(frame, "interval", [], "", measure).table()
+        data = {setting: str(run.settings["dataset"]) for (_, setting), run in self.runs.items()}
+        return Pivot(frame, "interval", [], "", measure, data)
 
     @cached_property
     def gains(self) -> list[Panel]:
@@ -171,22 +181,10 @@ class Report:
         chosen = np.isin(np.arange(run.num_clients), self.clients)
         return replace(made, values=np.where(chosen, made.values, np.nan))
 
-    def harm_tables(self) -> dict[str, Table]:
-        """Return a table for each baseline, by title: who gains and who is harmed."""
-        tables = {}
-        measure = next(iter(self.runs.values())).measure
-        notes = [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
-        for base in dict.fromkeys(panel.baseline for panel in self.gains):
-            rows = [
-                {SETTING: panel.title, "row": row, **harm.values_of(base, gains)}
-                for panel in self.gains
-                if panel.baseline == base
-                for row, gains in panel.gains.items()
-            ]
-            columns = [Column(SETTING, "Setting"), Column("row", "Row", left=True)]
-            columns += harm.columns(base, measure, tuple(harm.TITLES), brief=False)
-            tables[f"Clients against {base}"] = Table(columns, rows, [*notes, harm.REST])
-        return tables
+    @property
+    def baselines(self) -> list[str]:
+        """Names of the rows that gains are over."""
+        return list(dict.fromkeys(panel.baseline for panel in self.gains))
 
     @cached_property
     def styles(self) -> dict[str, int]:
@@ -209,29 +207,6 @@ class Report:
             line if len(where) == len(settings) else f"{', '.join(where)}. {line}"
             for line, where in lines.items()
         ]
-
-    def write(self, folder: Path) -> None:
-        """Write `study.md`, `study.csv`, `study.tex`, `study.png`, `harm.csv` and `gains.png`.
-
-        The last two are written if there is a baseline.
-        """
-        tables = {name: self.table(name) for name in self.measures}
-        parts = [f"{self.heading(name)}\n\n{made.to_markdown()}" for name, made in tables.items()]
-        parts += self.notes()
-        latex = [f"% {self.heading(name)}\n{one.to_latex('c')}" for name, one in tables.items()]
-        if harmed := self.harm_tables():
-            parts += [
-                part for title, one in harmed.items() for part in (title, one.to_markdown())
-            ] + list(next(iter(harmed.values())).notes)
-            latex += [f"% {title}\n{one.to_latex('c')}" for title, one in harmed.items()]
-            each = pd.concat([one.to_pandas() for one in harmed.values()])
-            write_text(folder / "harm.csv", each.to_csv(index=False, lineterminator="\r\n"))
-            write_picture(folder / "gains.png", sorted_gains(self.gains, self.styles))
-        write_text(folder / "study.md", "\n\n".join(parts) + "\n")
-        write_text(folder / "study.tex", "\n".join(latex))
-        write_text(folder / "study.csv", self.numbers.to_csv(index=False, lineterminator="\r\n"))
-        with writing(folder / "study.png"):
-            self.drawing().figure.savefig(folder / "study.png")
 
     def drawing(self) -> Drawing:
         """Draw each measure against the settings or another measure, a line for each row."""

@@ -23,6 +23,7 @@ REPOSITORIES = {
     "cwfedavg": "regulationLee/cwFedAvg@59ed9c1",
     "ditto": "litian96/ditto@26d9b29",
     "fedala": "TsingZ0/FedALA@a7a9b21",
+    "fedas": "xiyuanyang45/FedAS@1a4f5fd",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
     "fedcp": "TsingZ0/FedCP@7110e97",
@@ -114,6 +115,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "relation_momentum": (0.9, "code: train_APPLE.py:52"),
         "initial": ("common", "PFLlib: clientbase.py:19, one model for all; the authors draw N"),
     },
+    "ccvr": {
+        "per_class": (200, "FL-bench@06e658b: src/server/ccvr.py:22"),
+        "epochs": (1, "FL-bench@06e658b: src/server/ccvr.py, one pass"),
+        "every": (False, "paper: calibration after training"),
+    },
     "cfl": {
         "mean_below": (0.4, "code: clustered_federated_learning.ipynb, EPS_1"),
         "largest_above": (1.6, "code: clustered_federated_learning.ipynb, EPS_2"),
@@ -170,6 +176,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
+    "fedas": {
+        "align_epochs": (1, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_batch": (16, "code: system/flcore/clients/clientas.py, set_parameters"),
+    },
     "fedex_lora": {},
     "flora": {},
     "fedavgm": {
@@ -222,6 +233,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
         "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
     },
+    "fedgc": {"weight": (1.0, "PFLlib: system/main.py:447")},
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),

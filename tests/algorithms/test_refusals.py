@@ -39,6 +39,11 @@ REFUSED = {
         ({"relation_momentum": 1.0}, "relation_momentum must be"),
         ({}, {"share": "none"}, "apple mixes what clients share"),
     ],
+    "ccvr": [
+        ({"per_class": 0}, "per_class must be at least 1, got 0"),
+        ({"epochs": -1}, "epochs must be at least 0, got -1"),
+        ({}, {"share": "body"}, "ccvr averages whole models"),
+    ],
     "cfl": [
         ({"mean_below": -1}, "mean_below must be at least 0, got -1"),
         ({"largest_above": -1}, "largest_above must be at least 0, got -1"),
@@ -94,6 +99,12 @@ REFUSED = {
         ({"budget": "yes"}, "budget.*'yes'"),
         ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
         ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
+    ],
+    "fedas": [
+        ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
+        ({"align_rate": 0}, "align_rate must be above 0, got 0"),
+        ({"align_batch": 0}, "align_batch must be at least 1, got 0"),
+        ({}, {"model": "softmax"}, "fedas aligns bodies, and this network is only a head"),
     ],
     "fedavgm": [
         ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
@@ -153,6 +164,11 @@ REFUSED = {
         ({"server_batch": 0}, "server_batch must be at least 1, got 0"),
         ({}, {"share": "all"}, "fedgh shares the head and nothing else"),
         ({}, {"model": "softmax"}, "fedgh learns bodies under a shared head"),
+    ],
+    "fedgc": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({}, {"share": "body"}, "fedgc averages whole models"),
+        ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
     ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),

@@ -85,7 +85,7 @@ def test_text(finished):
 
 def test_who_is_harmed(finished):
     """Over the clients that all runs score: client 3 attacks in one of the settings."""
-    lines = list(csv.DictReader((finished / "harm.csv").open()))
+    lines = list(csv.DictReader((finished / "gains.csv").open()))
     assert [(one["setting"], one["row"]) for one in lines] == [
         ("no attack", "fedavg, median"), ("sign flip", "fedavg, median")
     ]  # fmt: skip
@@ -106,7 +106,7 @@ def test_rows_on_other_data_have_no_gains(finished):
     runs = {(row, "a"): read(finished / "no_attack" / at / "fedavg") for row, at in rows.items()}
     assert report.Report(runs).gains
     runs["median", "a"].data["partition_hash"] = "another"
-    assert not report.Report(runs).gains and not report.Report(runs).harm_tables()
+    assert not report.Report(runs).gains and not report.Report(runs).baselines
 
 
 def test_a_cell_is_a_plain_run(finished, capsys):

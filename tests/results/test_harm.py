@@ -152,7 +152,7 @@ def test_columns_of_the_comparison(results, tmp_path):
     assert frame[names].iloc[1].tolist() == list(found)
     (tmp_path / "out").mkdir()
     write_comparison(tmp_path / "out", results, "title")
-    assert (tmp_path / "out" / "gains.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "out" / "gains.png").exists()
     others = {name: results[name] for name in ("feddwa",)}
     assert not any("Better" in one for one in comparison_table.comparison(others).cells[0])
     assert "Better" not in comparison_table.notes(others)
