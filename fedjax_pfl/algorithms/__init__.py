@@ -3,6 +3,7 @@
 from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
+from fedjax_pfl.algorithms.ccvr import CCVR
 from fedjax_pfl.algorithms.cfl import Cfl
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
@@ -22,6 +23,7 @@ from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
@@ -64,6 +66,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "CCVR",
     "GPFL",
     "L2C",
     "Apfl",
@@ -93,6 +96,7 @@ __all__ = [
     "FedExLoRA",
     "FedExP",
     "FedFomo",
+    "FedGC",
     "FedGH",
     "FedLC",
     "FedNTD",

@@ -115,6 +115,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "relation_momentum": (0.9, "code: train_APPLE.py:52"),
         "initial": ("common", "PFLlib: clientbase.py:19, one model for all; the authors draw N"),
     },
+    "ccvr": {
+        "per_class": (200, "FL-bench@06e658b: src/server/ccvr.py:22"),
+        "epochs": (1, "FL-bench@06e658b: src/server/ccvr.py, one pass"),
+        "every": (False, "paper: calibration after training"),
+    },
     "cfl": {
         "mean_below": (0.4, "code: clustered_federated_learning.ipynb, EPS_1"),
         "largest_above": (1.6, "code: clustered_federated_learning.ipynb, EPS_2"),
@@ -228,6 +233,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
         "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
     },
+    "fedgc": {"weight": (1.0, "PFLlib: system/main.py:447")},
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),

@@ -29,6 +29,7 @@ TRAFFIC = [
     ("flora", {}, 1, 1, 2),
     ("fedgh", {}, 0, 1, 2),  # and class means
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
+    ("fedgc", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
@@ -105,6 +106,7 @@ TRAFFIC = [
     ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
+    "ccvr",  # all clients send something after the last round: tests/algorithms/test_ccvr.py
     "heurpfedla",
     "fedfomo",  # what others uploaded: nothing in the first round
 }
