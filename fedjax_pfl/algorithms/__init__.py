@@ -3,6 +3,7 @@
 from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
+from fedjax_pfl.algorithms.ccvr import CCVR
 from fedjax_pfl.algorithms.cfl import Cfl
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
@@ -66,6 +67,7 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "CCVR",
     "GPFL",
     "L2C",
     "Apfl",

@@ -49,7 +49,7 @@ VARIANTS = {
 
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
-    adcol afl bulyan ccvr cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
+    adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
     fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
     fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap

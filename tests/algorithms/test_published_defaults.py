@@ -116,6 +116,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "relation_momentum": (0.9, "code: train_APPLE.py:52"),
         "initial": ("common", "PFLlib: clientbase.py:19, one model for all; the authors draw N"),
     },
+    "ccvr": {
+        "per_class": (200, "FL-bench@06e658b: src/server/ccvr.py:22"),
+        "epochs": (1, "FL-bench@06e658b: src/server/ccvr.py, one pass"),
+        "every": (False, "paper: calibration after training"),
+    },
     "cfl": {
         "mean_below": (0.4, "code: clustered_federated_learning.ipynb, EPS_1"),
         "largest_above": (1.6, "code: clustered_federated_learning.ipynb, EPS_2"),

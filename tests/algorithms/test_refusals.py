@@ -39,6 +39,11 @@ REFUSED = {
         ({"relation_momentum": 1.0}, "relation_momentum must be"),
         ({}, {"share": "none"}, "apple mixes what clients share"),
     ],
+    "ccvr": [
+        ({"per_class": 0}, "per_class must be at least 1, got 0"),
+        ({"epochs": -1}, "epochs must be at least 0, got -1"),
+        ({}, {"share": "body"}, "ccvr averages whole models"),
+    ],
     "cfl": [
         ({"mean_below": -1}, "mean_below must be at least 0, got -1"),
         ({"largest_above": -1}, "largest_above must be at least 0, got -1"),

@@ -107,6 +107,7 @@ TRAFFIC = [
     ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
+    "ccvr",  # all clients send something after the last round: tests/algorithms/test_ccvr.py
     "heurpfedla",
     "fedfomo",  # what others uploaded: nothing in the first round
 }
