@@ -2,6 +2,7 @@
 
 import json
 from functools import cache
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.results import privacy
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
@@ -318,3 +320,25 @@ def test_a_saved_result_says_what_it_cost(tmp_path):
     assert spent[0]["epsilon"] <= 1.0 < spent[1]["epsilon"] <= 4.0
     again = pfl.Result.load(tmp_path)
     assert again.privacy == result.privacy and again.table() == result.table()
+
+
+@pytest.mark.parametrize(
+    ("delta", "unit", "said"),
+    [
+        (0.099, "sample", False),
+        (0.1, "sample", True),
+        (0.19, "client", False),
+        (0.2, "client", True),
+    ],
+)
+def test_a_delta_that_publishes_one_of_n_is_named(delta, unit, said, monkeypatch):
+    result = SimpleNamespace(
+        privacy={"unit": unit, "delta": delta, "sizes": [0, 10, 40]},
+        clients={"participated": np.zeros((2, 1, 3, 5))},
+    )
+    monkeypatch.setattr(privacy, "guarantee", lambda result, setting: "spent")
+    first, *further = privacy.remarks(result)
+    assert first == "spent"
+    assert bool(further) == said
+    if said:
+        assert f"not below 1/{10 if unit == 'sample' else 5}" in further[0]
