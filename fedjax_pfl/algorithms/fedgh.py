@@ -96,7 +96,7 @@ class FedGH(core.Algorithm):
 
         def turns(i):  # of a client's classes, by its id: the order of clients does not matter
             key = jax.random.fold_in(ctx.key_for("server"), i)
-            return jax.random.uniform(key, (self.server_epochs, classes))
+            return jax.random.uniform(key, (self.server_epochs, classes), jnp.float32)
 
         drawn = jax.vmap(turns, out_axes=1)(ctx.cohort.ids).reshape(self.server_epochs, -1)
         drawn = jnp.pad(drawn, ((0, 0), (0, extra)))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl import core
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.simplex import projected
 
@@ -43,7 +44,7 @@ class Simplex(core.ExtendedTask):
 
     def classify(self, model, features):
         params = model["params"]
-        kernel = jnp.tensordot(params[POINT], kernels(params), 1)
+        kernel = products.rows(params[POINT], kernels(params))
         head = {**params[HEAD], "kernel": kernel}
         return super().classify({**model, "params": {**params, HEAD: head}}, features)
 

@@ -146,16 +146,16 @@ def with_nonfinite(
 
 
 def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
-    """Return the context with the frozen leaves that the server has changed, `Algorithm.base`.
+    """Return the context with the frozen leaves that the server changed, `updated_base`.
 
     Raises:
       TypeError: they are no leaves of the backbone.
     """
-    with while_traced(algorithm, "base"):
-        changed = algorithm.base(ctx, persistent_optimizers.own(state))
+    with while_traced(algorithm, "updated_base"):
+        changed = algorithm.updated_base(ctx, persistent_optimizers.own(state))
     if changed is None:
         return ctx
-    backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.base: ")
+    backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.updated_base: ")
     return replace(ctx, federation=replace(ctx.federation, backbone=backbone))
 
 

@@ -168,7 +168,7 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def base(self, ctx: Context, state: State) -> Tree | None:
+    def updated_base(self, ctx: Context, state: State) -> Tree | None:
         """Return the frozen leaves that the server has changed, or None.
 
         They are some leaves of `ctx.federation.backbone`, in nested dicts as there, and one tree

@@ -146,7 +146,8 @@ class LocalStep:
         options = (self.extra_loss, self.objective, self.correct, self.trainable)
         return (
             all(one is None for one in (*options, self.federation.privacy, training.extra_loss))
-            and not (self.mean_gradient or self._frozen or training.clip_norm)
+            and not (self.mean_gradient or self._frozen)
+            and training.clip_norm is None
             and self.updates_per_batch == 1
             and training.make_optimizer() == SGD()
         )

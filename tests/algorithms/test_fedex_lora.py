@@ -100,12 +100,12 @@ def test_a_base_that_is_no_frozen_leaf_is_refused():
     one = toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS)
 
     class Wrong(type(pfl.make_algorithm("fedex_lora"))):
-        def base(self, ctx, state):
+        def updated_base(self, ctx, state):
             return {"params": {"hidden": {"kernel": state.server["params"]["head"]["kernel"]}}}
 
     wrong = pfl.core.algorithm("wrong_base")(Wrong)
     try:
-        with pytest.raises(TypeError, match=r"wrong_base.base: /params/hidden/kernel must be like"):
+        with pytest.raises(TypeError, match=r"wrong_base.updated_base: /params/hidden/kernel must"):
             pfl.simulate(wrong(), one, 1)
     finally:
         del pfl.core.ALGORITHMS["wrong_base"]

@@ -36,7 +36,7 @@ def orders_of(case, epochs):
     for t in range(case.rounds):
         key = keys.of_round(case.key, "server", jnp.int32(t))
         turns = [
-            np.asarray(jax.random.uniform(jax.random.fold_in(key, int(i)), (epochs, 3)))
+            np.asarray(jax.random.uniform(jax.random.fold_in(key, i), (epochs, 3), jnp.float32))
             for i in case.federation.data.ids
         ]
         pairs = [(i, c) for i in case.everyone[0] for c in range(3)]

@@ -169,7 +169,7 @@ def test_presets(name, tmp_path):
     config = flags.parse(argv, study.define)
     report.check(config.measures, config.x)
     cells = study.cells_of(argv, config, tmp_path)
-    assert len(cells) >= 12
+    assert len(cells) >= 10
     for cell in cells:
         cell.config.check()
         assert cell.config.instances

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core
+from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
 
 A, B = "lora_a", "lora_b"
@@ -70,7 +71,7 @@ class MergedAdapters(fedavg.FedAvg):
         }
         return State(begun.server, begun.private, begun.optimizer, base)
 
-    def base(self, ctx, state):
+    def updated_base(self, ctx, state):
         changed: dict[str, Any] = {}
         for name, path in self.layers(ctx.federation).items():
             inner = changed
@@ -111,7 +112,9 @@ def summed_products(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array
     """
     # A member that diverged has a weight of zero, and perhaps factors that are not finite.
     a, b = (jnp.where(weights[:, None, None] != 0, x, 0) for x in (a, b))
-    return jnp.einsum("m,mir,mro->io", weights.astype(a.dtype), a, b, precision="highest")
+    a = weights.astype(a.dtype)[:, None, None] * a
+    stacked = jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1)
+    return products.matmul(stacked, b.reshape(-1, b.shape[-1]))
 
 
 def _at(tree: Any, path: tuple[str, ...]) -> Any:
