@@ -35,6 +35,7 @@ from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
+from fedjax_pfl.algorithms.fml import Fml
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
@@ -97,6 +98,7 @@ __all__ = [
     "FedSAM",
     "FedUpdate",
     "FedYogi",
+    "Fml",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",

@@ -167,6 +167,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
+    "fml": {"server_rate": (0.5, "ours: TODO, the source of the default")},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
