@@ -6,25 +6,32 @@ if __name__ == "__main__":  # before anything is loaded
     launch("compare")
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import absl.flags
 import pandas as pd
 
+import fedjax_pfl as pfl
+from fedjax_pfl.results.significance import Ranking
+from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError
 
 from .cli import plugins, shell
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
+from .figures.drawing import words_of
 from .figures.loading import find
-from .figures.pivots import SPREADS, pivoted
+from .figures.pivots import SPREADS, Pivot, pivoted
 from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
 from .figures.scores import SCORES, choice_of, define_flags
 from .figures.selection import (
+    REPEATS,
     labelled,
     read_labels,
 )
+from .outputs.run_files import write_picture, write_text
 
 USAGE = f"""\
 Compare finished runs of {called("run")} in one table.
@@ -32,6 +39,7 @@ Compare finished runs of {called("run")} in one table.
   {called("compare")} --runs=runs/a,runs/b --baseline=fedavg --target=80
   {called("compare")} --runs='runs/*' --algorithms=feddwa --output_dir=tables/feddwa
   {called("compare")} --runs='runs/*' --pivot=dataset --labels=labels.txt --output_dir=tables/all
+  {called("compare")} --runs='runs/*' --pivot=dataset,alpha --tests --baseline=local
 
 --runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above
 those. Runs on other data sets or partitions need --different_data."""
@@ -48,9 +56,11 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     group.number("target", None, meaning)
     group.text("metric", None, "a measure of the runs (default: what their task leads with)")
     define_flags(group)
-    meaning = "a setting, such as dataset, whose values are the columns"
+    meaning = "settings, such as dataset or dataset,alpha, whose values are the columns"
     group.text("pivot", None, f"{meaning} (default: a row for each run)")
     group.text("spread", SPREADS[0], f"spread in the cells of --pivot: {' or '.join(SPREADS)}")
+    meaning = "Friedman's, Wilcoxon's and Nemenyi's tests with the columns of --pivot as blocks"
+    group.switch("tests", False, meaning)
     meaning = "a file with lines NAME=LABEL for algorithms and columns (default: their names)"
     group.text("labels", None, meaning)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
@@ -81,16 +91,34 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
     runs = find(args.runs, args.algorithms, args.metric)
     if args.pivot is not None:
         useless = [name for name in ("baseline", "target") if args[name].present]
+        useless = [name for name in useless if not (name == "baseline" and args.tests)]
         if useless:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
+        repeated = [name for name in words_of(args.pivot) if name in REPEATS]
+        if args.tests and repeated:
+            raise InputError(
+                f"--tests takes data sets or settings as blocks, and {repeated[0]} is none: runs "
+                "of several seeds are not independent."
+            )
         made = pivoted(runs, args.pivot, choice, spread=value_of(args, "spread"))
         text = meaning_of(made.measure)
         text += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
         text += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
         table = made.table()
+        tested = ranked(made, value_of(args, "baseline")) if args.tests else None
         if output is not None:
             made.write(output, text)
+            if tested is not None:
+                ranks, ranking = tested
+                ranks_text = "\n\n".join([ranks.to_markdown(), *ranks.notes])
+                write_text(output / "ranks.md", f"{ranks_text}\n")
+                write_text(output / "ranks.tex", ranks.to_latex())
+                write_text(output / "ranks.csv", ranks.to_csv())
+                write_picture(output / "ranks.png", ranking.plot())
     else:
+        if args.tests:
+            raise InputError("--tests needs blocks: give --pivot=dataset or other settings.")
+        tested = None
         if args["spread"].present:
             raise InputError("--spread is for --pivot: other tables have both columns' intervals.")
         table, text = compare_runs(
@@ -106,6 +134,22 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
             latex = best_in_bold(table, "accuracy", measure).to_latex()
             write_tables(output, text, table, latex, table, scores)
     print("\n\n".join([text, table.to_markdown(), *table.notes]))
+    if tested is not None:
+        print("", tested[0].to_markdown(), *tested[0].notes, sep="\n\n")
     if output is not None:
-        print(f"\n{output}/table.md, .csv, .tex, seeds.csv")
+        more = ", ranks.md, .csv, .tex, .png" if tested is not None else ""
+        print(f"\n{output}/table.md, .csv, .tex, seeds.csv{more}")
     return 0
+
+
+def ranked(pivot: Pivot, baseline: str | None) -> tuple[Table, Ranking]:
+    """Return the table of ranks over a pivot's columns, and the ranking.
+
+    Raises:
+      InputError: too few columns, or a baseline that is no row.
+    """
+    ranking, notes = pivot.ranking()
+    if baseline is not None and baseline not in ranking.names:
+        baseline = pfl.core.algorithm_name(baseline, ranking.names, "baseline")
+    table = ranking.table(baseline)
+    return replace(table, notes=[*table.notes, *notes]), ranking

@@ -5,11 +5,12 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("study")
 
+import contextlib
 import re
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,14 +20,19 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
 
-from . import run
+from . import run, sweep
 from .cli import build, data_flags, flags, identity, presets, run_folder, shell
+from .cli.algorithms import setting_of
 from .cli.config import ExperimentConfig
 from .cli.console import print_table
 from .cli.flag_groups import Group
+from .cli.parsing import last_of_each
 from .cli.start import called
 from .figures.loading import read
 from .studies import report as study_report
+from .studies import sections
+from .sweeps.grid import words_of
+from .sweeps.sweep_files import Outcome, best
 
 USAGE = f"""\
 Run algorithms in several settings and write one table for each measure, and a figure.
@@ -37,10 +43,17 @@ Run algorithms in several settings and write one table for each measure, and a f
 
 Presets: {", ".join(presets.studies())}.
 
+With --grid, as of {called("sweep")}, each row first tries its settings in each column, as many as
+every other row, and has the one with the best validation accuracy:
+
+  {called("study")} --preset=digits_quick --algorithms=local,fedavg,feddwa --setting=all: \\
+      --grid=learning_rate=0.03,0.1,0.3 --grid=feddwa.top_k=1,3 --budget=3
+
 A --setting is a column, named before the colon, with further flags of {called("run")}. The rows are
 the --algorithms, or one for each --row, which has one algorithm and further flags. Every cell is a
 run of {called("run")} in its own folder below --output_dir; the same command continues a killed
 study."""
+TUNING = "tuning"  # folder of the sweeps
 AFTER = f"All other flags are those of {called('run')}."
 
 
@@ -55,6 +68,8 @@ def define(values: absl.flags.FlagValues) -> None:
     group.names("measures", [], f"a table each: {known} {usual}")
     meaning = "what the figure has along x: 'setting' or one of --measures"
     group.text("x", study_report.SETTING, meaning)
+    sweep.define_grid(group)
+    group.integer("tuning_seeds", 1, "seeds, from the first, with which --grid is tried", 1)
 
 
 class Part(NamedTuple):
@@ -73,14 +88,20 @@ class Cell:
     """A run of the study.
 
     Attributes:
-      config: its flags, with those of its row and column.
+      argv: the command line, with the flags of its row and column.
       folder: of its run.
+      tuning: the sweep that chooses its settings, or None.
     """
 
     row: str
     setting: str
-    config: ExperimentConfig
+    argv: tuple[str, ...]
     folder: Path
+    tuning: sweep.Plan | None = None
+
+    @cached_property
+    def config(self) -> ExperimentConfig:
+        return flags.parse(self.argv, define)
 
     @property
     def algorithm(self) -> str:
@@ -92,12 +113,23 @@ class Cell:
         Raises:
           InputError: it can't be run; the sentence names the cell.
         """
-        try:
+        with self.named():
             inputs = build.load_inputs(self.config, _dataset(self.config))
             folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
             return None if folder.finished else build.prepare(inputs, folder)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Context in which the sentence of an `InputError` names the cell."""
+        try:
+            yield
         except pfl.InputError as error:
             raise pfl.InputError(f"{self.row}, {self.setting}: {error}") from None
+
+    def chosen(self, outcomes: Sequence[Outcome]) -> "Cell":
+        """Return the cell with the best of its settings."""
+        (one,) = best(outcomes)
+        return replace(self, argv=(*self.argv, *words_of(one.setting)))
 
 
 def _dataset(config: ExperimentConfig) -> pfl.Dataset:
@@ -144,6 +176,7 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
     if not settings:
         raise pfl.InputError("Give the columns with --setting='NAME: FLAGS', one flag for each.")
     own = {name for name in config if config[name].group == "study"} | {"output_dir"}
+    own -= {"grid"}
     cells = []
     for setting in settings:
         for row in rows:
@@ -152,14 +185,49 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
             for word in words:
                 if word.lstrip("-").partition("=")[0] in own:
                     raise pfl.InputError(f"{word} belongs to the whole study, not to one cell.")
-            parsed = flags.parse([*argv, *words, f"--output_dir={place}"], define)
-            if len(parsed.algorithms) != 1:
+            cell = Cell(row.name, setting.name, (*argv, *words, f"--output_dir={place}"), place)
+            if len(cell.config.algorithms) != 1:
                 raise pfl.InputError(
                     f"A row has one algorithm, and {row.name!r} has "
-                    f"{', '.join(parsed.algorithms)}: add --algorithms=ALGORITHM to it."
+                    f"{', '.join(cell.config.algorithms)}: add --algorithms=ALGORITHM to it."
                 )
-            cells.append(Cell(row.name, setting.name, parsed, place))
+            cells.append(cell)
     return cells
+
+
+def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
+    """Return the cells with the sweeps that choose their settings, if there is a --grid.
+
+    Raises:
+      InputError: a setting that can't run, or rows that would try different numbers of settings.
+    """
+    if not any(cell.config.grid for cell in cells):
+        return list(cells)
+    algorithms = {cell.algorithm for cell in cells}
+    planned, counts = [], {}
+    for cell in cells:
+        if cell.folder.parent.name == TUNING:
+            raise pfl.InputError(f"--setting can't be {TUNING!r} beside --grid: rename it.")
+        names = last_of_each([setting_of(word) for word in cell.config.grid])
+        alien = tuple(f"{name}." for name in algorithms - {cell.algorithm})
+        names = [word for word in names if not word.startswith(alien)]
+        place = output / TUNING / cell.folder.parent.name / cell.folder.name
+        count = min(cell.config.num_seeds, cell.config.tuning_seeds)
+        words = [f"--output_dir={place}", f"--num_seeds={count}"]
+        with cell.named():
+            plan = sweep.planned([*cell.argv, *words], define, names)
+        counts.setdefault(sum(len(one.cell.inside) for one in plan.programs), cell)
+        argv = cell.argv
+        if not cell.config["validation_fraction"].present:
+            argv = (*argv, sweep.VALIDATION)
+        planned.append(replace(cell, argv=argv, tuning=plan))
+    if len(counts) > 1:
+        low, *_, high = sorted(counts)
+        raise pfl.InputError(
+            f"--grid has {low} settings for {counts[low].row!r} and {high} for "
+            f"{counts[high].row!r}: give rows equally many, or --budget={low} to draw that many."
+        )
+    return planned
 
 
 @shell.script(shell.GOES_ON, "with the missing runs")
@@ -169,27 +237,40 @@ def main(argv: list[str]) -> int:
     if config.help:
         print(f"{USAGE}\n\n{flags.define(define).module_help('study')}\n\n{AFTER}")
         return 0
-    names = ("setting", "row", "measures", "x")
-    entries = identity.run_identity(config, {name: list(config[name].value) for name in names[:2]})
+    content = {name: list(config[name].value) for name in ("setting", "row")}
+    tuning = ("grid", "budget", "rank_by", "tuning_seeds")
+    content |= {name: config[name].value for name in tuning if config[name].present}
+    entries = identity.run_identity(config, content)
     output = run_folder.output_folder(config, entries)
     study_report.check(config.measures, config.x)
     cells = cells_of(argv, config, output)
     accept = config.accept_changed_code
     run_folder.check(output, entries, (), accept)
-    pending = [cell for cell in cells if cell.experiment() is not None]  # errors before any run
+    cells = tuned(cells, output)
+    # Errors before any run; the settings of a tuned cell are not known yet.
+    pending = [cell for cell in cells if cell.tuning or cell.experiment() is not None]
+    outcomes: dict[tuple[str, str], list[Outcome]] = {}
     with run_folder.opened(output, entries, (), accept):
         for number, cell in enumerate(pending, start=1):
             print(f"\n[{number}/{len(pending)}] {cell.row}, {cell.setting}", flush=True)
+            if cell.tuning is not None:
+                code, found = sweep.sweep(cell.tuning, quiet=True)
+                if code:
+                    return code
+                outcomes[cell.row, cell.setting] = found
+                cell = cell.chosen(found)
             experiment = cell.experiment()
             code = 0 if experiment is None else run.run(experiment, quiet=True)
             if code:
                 return code
         runs = {(cell.row, cell.setting): read(cell.folder / cell.algorithm) for cell in cells}
         report = study_report.Report(runs, tuple(config.measures), config.x)
-        report.write(output)
-    for measure in report.measures:
-        print(f"\n{report.heading(measure)}")
-        print_table(Console(), report.table(measure))
-    print("".join(f"\n{note}\n" for note in report.notes()))
-    print(f"Tables, figure and runs: {output}")
+        parts = sections.sections(report, outcomes)
+        sections.write(report, output, parts, f"{called('study')} {shlex.join(argv[1:])}")
+    for part in parts:
+        print(f"\n{part.title}")
+        for table in part.tables:
+            print_table(Console(), table)
+        print("".join(f"\n{note}\n" for note in part.paragraphs()))
+    print(f"Report (study.html, .md, .tex), numbers and runs: {output}")
     return 0

@@ -8,7 +8,7 @@ if __name__ == "__main__":  # before anything is loaded
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ from .cli.flag_groups import Group
 from .cli.simulating import Stopped, Stopper, simulate
 from .cli.start import called
 from .outputs import tracking, training_line
-from .sweeps.grid import Cell, cells, changing_data, parse_grid
+from .sweeps.grid import Cell, cells, changing_data, drawn, parse_grid
 from .sweeps.sweep_files import Outcome, footnotes, table, write
 
 USAGE = f"""\
@@ -50,8 +50,19 @@ scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
 UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
 GROWS = (identity.ROUNDS,)  # ways in which the same command may be a larger sweep
+VALIDATION = "--validation_fraction=0.2"  # unless it is given
 RANKINGS = ("final", "last_tenth")
 MODEL = "personalized"
+
+
+class Plan(NamedTuple):
+    """A sweep that can begin: its flags, programs, folder, identity, and sentences about it."""
+
+    config: ExperimentConfig
+    programs: list["Program"]
+    output: Path
+    entries: dict[str, Any]
+    heading: list[str]
 
 
 class Program(NamedTuple):
@@ -110,29 +121,42 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
 
     measure = result.measure()
 
+    last = 1 if rank_by == "final" else max(1, len(result.eval_rounds) // 10)
+
     def of(split: str) -> np.ndarray:
         curve = measure.scale * result.curve(MODEL, split).astype(float)  # [S, H, E]
-        last = 1 if rank_by == "final" else max(1, curve.shape[-1] // 10)
         return curve[..., -last:].mean(axis=-1)
 
+    def each(split: str) -> np.ndarray:
+        values = measure.scale * result.values(MODEL, split).astype(float)  # [S, H, E, N]
+        return values[:, :, -last:].mean(axis=2)
+
     validation, test = of("validation"), of("test")
+    clients = each("validation"), each("test")
     for h, inside in enumerate(cell.inside):
         setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
         who, remarks = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
         scores = validation[:, h], test[:, h]
-        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure)
+        by_client = clients[0][:, h], clients[1][:, h]
+        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure, by_client)
 
 
 def define(values: absl.flags.FlagValues) -> None:
     """Define the flags beside those of a run."""
-    group = Group(values, "sweep")
+    define_grid(Group(values, "sweep"))
+    flags.distributed(values)
+
+
+def define_grid(group: Group) -> None:
+    """Define the flags of a grid."""
     group.pairs("grid", "values of a setting, NAME=VALUE,VALUE")
+    meaning = "settings tried for each algorithm, drawn at random from its grid (default: all)"
+    group.integer("budget", None, meaning, 1)
     meaning = (
         "validation accuracy after the last round ('final') or the mean of the last tenth of "
         "rounds ('last_tenth')"
     )
     group.text("rank_by", RANKINGS[0], meaning)
-    flags.distributed(values)
 
 
 @shell.script(shell.GOES_ON)
@@ -142,8 +166,6 @@ def main(argv: list[str]) -> int:
     if config.help:
         print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
         return 0
-    if config.rank_by not in RANKINGS:
-        raise pfl.core.unknown_name("--rank_by", config.rank_by, RANKINGS)
     if config.distributed is not None:
         raise pfl.InputError(
             "A sweep runs in one process, without --distributed: --mesh=runs:4 shares its "
@@ -151,18 +173,40 @@ def main(argv: list[str]) -> int:
         )
     if config["headline"].present:
         raise pfl.InputError("--headline is for tables of runs: a sweep ranks by --rank_by.")
+    return sweep(planned(argv, define))[0]
+
+
+def planned(
+    argv: Sequence[str],
+    define_more: Callable[[absl.flags.FlagValues], None],
+    grid_words: Sequence[str] | None = None,
+) -> Plan:
+    """Return a sweep of which every program is checked.
+
+    Args:
+      argv: the command line.
+      define_more: as of `flags.parse`.
+      grid_words: values of --grid; by default those of the command line.
+
+    Raises:
+      InputError: a program that can't run, or a folder of another sweep.
+    """
+    config = flags.parse(argv, define_more)
+    if config.rank_by not in RANKINGS:
+        raise pfl.core.unknown_name("--rank_by", config.rank_by, RANKINGS)
     if not config["validation_fraction"].present:
-        argv.append("--validation_fraction=0.2")
-        config = flags.parse(argv, define)
-    grid = parse_grid(config.grid)
+        argv = [*argv, VALIDATION]
+        config = flags.parse(argv, define_more)
+    grid = parse_grid(config.grid if grid_words is None else grid_words)
     if not all(map(float, grid.get("validation_fraction", [config.validation_fraction]))):
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     own = {word.partition("=")[0].strip() for word in config.set}
     queue = cells(parse_algorithms(config.algorithms, config.set), grid, own)
+    queue = drawn(queue, config.budget)
     programs, counts = {}, set()
     for cell in queue:  # all before the first begins
         check_name("The folder of a setting,", cell.folder)
-        inputs = load_inputs(cell.parsed(argv, define))
+        inputs = load_inputs(cell.parsed(argv, define_more))
         experiment = prepare(inputs, runs=config.num_seeds * len(cell.inside))
         simulation = experiment.simulation(cell.algorithm, settings=cell.settings or None)
         simulation.check(patience=config.patience)
@@ -170,6 +214,7 @@ def main(argv: list[str]) -> int:
         programs[cell.folder] = Program(cell, inputs.config, inputs.content)
     content = identity.merged({name: one.content for name, one in programs.items()})
     content |= {"grid": grid, "rank_by": config.rank_by}
+    content |= {} if config.budget is None else {"budget": config.budget}
     entries = identity.run_identity(config, content)
     output = run_folder.output_folder(config, entries)
     run_folder.check(output, entries, GROWS, config.accept_changed_code)
@@ -178,7 +223,9 @@ def main(argv: list[str]) -> int:
         f"Training: {training_line.describe_training(config, count, grid)}.",
         *left_out(config),
     ]
-    return sweep(config, list(programs.values()), output, entries, heading)
+    if config.budget is not None:
+        heading.append(f"At most {config.budget} settings of an algorithm, drawn from its grid.")
+    return Plan(config, list(programs.values()), output, entries, heading)
 
 
 def left_out(config: ExperimentConfig) -> list[str]:
@@ -192,24 +239,18 @@ def left_out(config: ExperimentConfig) -> list[str]:
     return messages
 
 
-def sweep(
-    config: ExperimentConfig,
-    queue: Sequence[Program],
-    output: Path,
-    entries: Mapping[str, Any],
-    heading: Sequence[str],
-) -> int:
-    """Run the queue, write and print; return the exit code.
+def sweep(plan: Plan, quiet: bool = False) -> tuple[int, list[Outcome]]:
+    """Run the programs, write and print; return the exit code and the settings' outcomes.
 
-    Args:
-      entries: the sweep's identity.
-      heading: sentences on all settings.
+    With `quiet` only progress is shown.
     """
-    ranked = []
+    config, queue, output, entries, heading = plan
+    ranked: list[Outcome] = []
     count = sum(len(program.cell.inside) for program in queue)
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
     print(f"{count} settings in {programs}, {config.num_seeds} seed(s) each: {output}")
-    print("\n".join(heading))
+    if not quiet:
+        print("\n".join(heading))
     with run_folder.opened(output, entries, GROWS, config.accept_changed_code):
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
@@ -221,10 +262,11 @@ def sweep(
         except (Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
-            return 128 + (stop.signal or signal.SIGINT)
+            return 128 + (stop.signal or signal.SIGINT), ranked
         data = changing_data(entries["grid"])
         write(output, ranked, config.rank_by, heading, data, flags.given_words(config))
         shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
-    notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
-    print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
-    return 0
+    if not quiet:
+        notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
+        print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
+    return 0, ranked

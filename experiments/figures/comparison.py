@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedjax_pfl.results import plots
+from fedjax_pfl.results import comparison_plots, plots
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds
@@ -133,6 +133,45 @@ def scatter(
         both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
         drawing.add(both, {"client": rows}, label_across=own, label_upward=name)
     drawing.title(f"Clients: {model} model, {split} samples, {SCORES[score]}")
+    return drawing
+
+
+@figure("accuracy/gains", "sorted gains of clients over a baseline, and who is harmed")
+def sorted_gains(
+    runs: Sequence[Run],
+    *,
+    baseline: str = "local",
+    model: str = "personalized",
+    split: str = "test",
+) -> Drawing:
+    """Gains over a baseline in every client and seed, sorted: below zero a client is worse off.
+
+    The legend has the share of the pairs that are better than the baseline's; ties count half.
+
+    Args:
+      baseline: algorithm of the run that is subtracted.
+      model, split: which accuracy.
+    """
+    runs = with_scores(runs, [model], split)
+    base = next((run for run in runs if run.algorithm == baseline), None)
+    if base is None or len(runs) < 2:
+        ran = ", ".join(dict.fromkeys(run.algorithm for run in runs))
+        raise InputError(f"accuracy/gains needs a run of {baseline!r} and others, got {ran}.")
+    drawing, made = Drawing(6.4, 4.2), {}
+    for run, name, _ in with_styles(runs):
+        if run is not base:
+            if not same_data(run, base):
+                raise InputError(
+                    "accuracy/gains needs the same clients with the same samples in all runs, got "
+                    f"{base.data_name} ({baseline}) and {run.data_name} ({name})."
+                )
+            made[name] = run.result.gains(base.result, model, split)
+            places = {"seed": made[name].seeds, "client": made[name].clients}
+            drawing.add({"gain": made[name].values}, places, **of_run(run, name))
+    styles = {name: style for _, name, style in with_styles(runs)}
+    drawing.handles = comparison_plots.draw_gains(drawing.axes[0], made, baseline, styles)
+    drawing.legend(f"better than {baseline}")
+    drawing.title(f"{model} model, {split} samples, after the last round; a client in a seed each")
     return drawing
 
 

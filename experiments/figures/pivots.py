@@ -1,7 +1,7 @@
 """Pivot tables of finished runs: algorithms by data sets, or by the values of any setting."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ import pandas as pd
 
 from fedjax_pfl.results.intervals import interval, interval_notes, mean_with_interval
 from fedjax_pfl.results.notes import grouped
+from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
+from .drawing import words_of
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import (
+    DATASET,
     REPEATS,
     differing_settings,
     mixed_code,
@@ -51,6 +54,7 @@ class Pivot:
       notes: below the table, a line each.
       over: the clients of the means, in words.
       measure: of the cells.
+      data: the data set of each column, where they are known.
     """
 
     scores: pd.DataFrame
@@ -58,6 +62,7 @@ class Pivot:
     notes: list[str]
     over: str
     measure: Measure = ACCURACY
+    data: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
@@ -97,6 +102,29 @@ class Pivot:
         made = Table.of_cells(["", *columns], body)
         return replace(made, notes=self.notes, emphasis=emphasis)
 
+    def ranking(self) -> tuple[Ranking, list[str]]:
+        """Return the ranking of the rows with columns as blocks, and notes on these.
+
+        Raises:
+          InputError: too few columns that all rows have.
+        """
+        rows, columns = (self.scores.iloc[:, axis].unique().tolist() for axis in (0, 1))
+        means = {at: float(values.mean()) for at, values in self.cells.items()}
+        whole = [
+            one
+            for one in columns
+            if all(np.isfinite(means.get((row, one), np.nan)) for row in rows)
+        ]
+        scores = np.array([[means[row, one] for row in rows] for one in whole])
+        made = Ranking(rows, whole, scores.reshape(len(whole), len(rows)), self.measure)
+        left = [one for one in columns if one not in whole]
+        notes = [f"Left out, as not all rows have them: {', '.join(left)}."] if left else []
+        if len({self.data.get(one, one) for one in whole}) < len(whole):
+            notes.append(
+                "Some blocks share a data set and are not independent: p-values are too small."
+            )
+        return made, notes
+
     def write(self, folder: Path, text: str) -> None:
         """Write the table: a line per cell in `table.csv`, per score in `seeds.csv`."""
         end = "_percent" if self.measure.fraction else ""
@@ -117,13 +145,14 @@ def pivoted(
     *,
     spread: str = "std",
 ) -> Pivot:
-    """Return the table of algorithms (and their differing settings) by the values of a setting.
+    """Return the table of algorithms (and their differing settings) by the values of settings.
 
     Runs that differ only in their seeds are one cell. A setting that goes with the column, such as
     the network of a data set, is no difference.
 
     Args:
-      name: "dataset", or any other setting.
+      name: "dataset", or any other setting; of several, separated by commas, a column has a value
+        each.
       choice: which scores.
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
 
@@ -132,9 +161,12 @@ def pivoted(
     """
     require_name("--spread", spread, SPREADS)
     model, split, average = choice.model, choice.split, choice.average
-    runs = setting(with_scores(runs, [model], split), name)
+    runs = with_scores(runs, [model], split)
+    names = words_of(name) or [name]
+    for one in names:
+        runs = setting(runs, one)
     chosen = chosen_clients(runs, choice.clients, model, split)
-    at = [shown(run.settings[name]) for run in runs]
+    at = [", ".join(shown(run.settings[one]) for one in names) for run in runs]
     columns = list(dict.fromkeys(at))
     for column in columns:
         first, *others = (run for run, where in zip(runs, at, strict=True) if where == column)
@@ -144,7 +176,7 @@ def pivoted(
                 f"{first.folder} and {other.folder} both have {name} {column}, but not the same "
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
-    differ = _differing_settings(runs, at, name)
+    differ = _differing_settings(runs, at, names)
 
     def row_of(run: Run) -> str:
         own = [n for n in differ if n in run.settings]
@@ -166,7 +198,7 @@ def pivoted(
                     "leave one of them out."
                 )
         same.append(run)
-        if len(same) > 1 and REVISION in differing_settings(same) and name != REVISION:
+        if len(same) > 1 and REVISION in differing_settings(same) and REVISION not in names:
             raise InputError(
                 f"{same[0].folder} and {run.folder} are both {what}, but one has no recorded "
                 "revision, or another one: leave one of them out."
@@ -176,7 +208,8 @@ def pivoted(
         sentences += [one for one in run.remarks if one not in sentences]
     measure = runs[0].measure
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
-    made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure)
+    data = {renamed(c): str(run.settings[DATASET]) for run, c in zip(runs, at, strict=True)}
+    made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure, data)
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped(remarks), *mixed_code(pooled.values())])
     if several:
@@ -189,10 +222,10 @@ def pivoted(
     return made
 
 
-def _differing_settings(runs: Sequence[Run], at: Sequence[str], name: str) -> list[str]:
+def _differing_settings(runs: Sequence[Run], at: Sequence[str], names: Sequence[str]) -> list[str]:
     """Return settings in which runs of one algorithm differ within a column."""
     result = []
-    for one in varying(runs, (name, ALGORITHM, *REPEATS)):
+    for one in varying(runs, (*names, ALGORITHM, *REPEATS)):
         seen: dict[tuple[str, str], set[str]] = {}
         for run, column in zip(runs, at, strict=True):
             if one in run.settings:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.results import harm, result_table
 from fedjax_pfl.results import notes as results_notes
-from fedjax_pfl.results import result_table
 from fedjax_pfl.results import summary as results_summary
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.notes import grouped
@@ -51,6 +51,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
         first.measures[1:][: result_table.MOST],
         _common(results),
     )
+    over = harm.over_baselines(results, pfl.Result.gains)
     rows, scores = [], []
     for name, result in results.items():
         summary = result.summary()
@@ -71,6 +72,11 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
             "worst_decile": numbers["worst_decile"],
             "std_over_clients": numbers["final_std_over_clients"],
             "best": numbers["best_mean"],
+            **{
+                key: value
+                for base, found in over.items() if name in found
+                for key, value in harm.values_of(base, found[name]).items()
+            },
             **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
             "mb_up": traffic["up"],
             "mb_down": traffic["down"],
@@ -90,14 +96,17 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
     silent |= set() if differ and common else {"common"}
     silent |= set() if measure.pools else {"pooled"}
     columns = [
-        replace(one, shown=one.key not in silent) for one in _columns(measure, more, headline)
+        replace(one, shown=one.shown and one.key not in silent)
+        for one in _columns(measure, more, headline, list(over))
     ]
     notes = grouped({name: results_notes.row_remarks(one) for name, one in results.items()})
     notes += interval_notes((measure.scale * one for one in scores), *measure.range)
     return Table(columns, rows, notes)
 
 
-def _columns(measure: Measure, more: Sequence[Measure], headline: str) -> list[Column]:
+def _columns(
+    measure: Measure, more: Sequence[Measure], headline: str, baselines: Sequence[str]
+) -> list[Column]:
     """Return all columns that a table may show."""
     end = f"personalized_test_{measure.name}"
     last, lead = f"{end}_last_round", f"{end}_headline_{headline}"
@@ -125,6 +134,8 @@ def _columns(measure: Measure, more: Sequence[Measure], headline: str) -> list[C
         own("std_over_clients", measure._replace(better=HIGHER).heading("Std clients"),
             f"{last}_std_over_clients"),
         own("best", direction("Best round"), f"{end}_best_round_mean_over_clients"),
+        *(one for base in baselines
+          for one in harm.columns(base, measure, (harm.WIN, harm.HARMED), brief=True)),
         *(own(_key(one), one.title, f"personalized_test_{one.name}_last_round_mean_over_clients",
               one) for one in more),
         Column("mb_up", "MB up", name="mb_up_per_client_round"),
@@ -209,4 +220,7 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
         pooled = f"the {measure.label} over all clients' test samples"
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
     ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
-    return NOTES.format(seeds=seeds, **ends)
+    told = [NOTES.format(seeds=seeds, **ends)]
+    if len(results) > 1 and any(one.algorithm in harm.BASELINES for one in results.values()):
+        told += [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
+    return " ".join(told)

@@ -6,6 +6,7 @@ complete.
 OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to continue it
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
+OUTPUT/gains.png            sorted gains over `local` and `fedavg`, where one of them is a row
 OUTPUT/accuracy.png, partition.png  the first by the name of the task's headline, such as mse.png
 OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
 OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
@@ -42,7 +43,7 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
 from fedjax_pfl.data.npz import save_arrays
-from fedjax_pfl.results import partition_plots, plots
+from fedjax_pfl.results import comparison_plots, harm, partition_plots, plots
 from fedjax_pfl.results.names import COUNTS
 from fedjax_pfl.results.summary import FIRST
 
@@ -249,6 +250,11 @@ def write_comparison(
     styles = dict(zip(drawn, line_styles.numbers(list(results)), strict=True))
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
+    over = harm.over_baselines(results, pfl.Result.gains)
+    if over:
+        styles = dict(zip(results, line_styles.numbers(list(results)), strict=True))
+        panels = [comparison_plots.Panel("", base, gains) for base, gains in over.items()]
+        write_picture(folder / "gains.png", comparison_plots.sorted_gains(panels, styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
     above += comparison_table.headline_notes(results, headline)
     text = [*above, comparison_table.headline(results), table.to_markdown(), *below]

@@ -11,6 +11,7 @@ EXTRAS = (
     "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
     "share", "head", "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype",
     "compute_dtype", "init_from", "freeze", "lora_rank", "lora_alpha", "lora_layers",
+    "cache_features",
     "convolutions",
     "new_clients", "set",
 )  # fmt: skip
@@ -18,6 +19,7 @@ EXTRAS = (
 # Flags that are not said by their name and value.
 SAID: dict[str, Callable[[str, Any], str]] = {
     "set": lambda name, value: " ".join(value),
+    "cache_features": lambda name, value: "features computed once",
     "keep_optimizer_state": lambda name, value: "optimizer states kept between rounds",
 }
 

@@ -1,21 +1,16 @@
 """A table's picture, and one report of several: `report.md`, `report.html` and `report.csv`."""
 
-import base64
-import html
-import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import unquote
-
-from markdown_it import MarkdownIt
 
 from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.results.table import Column, Table
 
 from ..figures.drawing import Drawing
+from ..outputs import html_page
 from ..outputs.run_files import write_json, write_picture, write_text
 from . import report as one_report
 from .cells import NEAR, NO_NUMBER, verdict_of_table
@@ -24,13 +19,6 @@ from .planning import Request
 from .report import Report
 
 PICTURE = "table.png"
-STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { border: 1px solid #ccc; padding: .25rem .6rem; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; }
-"""
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
     """Write the report of the tables so far."""
     text = markdown(title, parts, output)
     write_text(output / "report.md", text)
-    write_text(output / "report.html", as_html(title, text, output))
+    write_text(output / "report.html", html_page.page(title, text, output))
     write_text(output / "report.csv", overview_table(parts).to_csv())
 
 
@@ -204,16 +192,3 @@ def write_table_picture(output: Path, report: Report) -> None:
     drawing = picture(report)
     if drawing is not None:
         write_picture(output / PICTURE, drawing.figure)
-
-
-def as_html(title: str, text: str, output: Path) -> str:
-    """Convert a report to one HTML file with its pictures; HTML in it is escaped."""
-
-    def embedded(match: re.Match) -> str:
-        data = base64.b64encode((output / unquote(match[1])).read_bytes()).decode()
-        return f'src="data:image/png;base64,{data}"'
-
-    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
-    body = re.sub(r'src="([^"]*)"', embedded, reader.render(text))
-    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>\n{body}\n</body></html>\n'

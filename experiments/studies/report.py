@@ -1,15 +1,14 @@
-"""The report of a study: a table for each measure, their numbers, and a figure."""
+"""The numbers of a study: a table for each measure, gains of clients, and a figure."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from fedjax_pfl.data.atomic_files import writing
-from fedjax_pfl.results import plots
+from fedjax_pfl.results import harm, plots
+from fedjax_pfl.results.comparison_plots import Panel
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -17,10 +16,9 @@ from fedjax_pfl.utils.metric_names import LOWER, Measure
 
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
-from ..figures.runs import Run
+from ..figures.runs import Run, same_data
 from ..figures.scores import one_number
 from ..outputs import line_styles
-from ..outputs.run_files import write_text
 
 SETTING = "setting"
 WORST = Measure("worst_tenth")
@@ -28,6 +26,11 @@ WORST = Measure("worst_tenth")
 
 def _megabytes(way: str) -> Callable[[Run], np.ndarray]:
     return lambda run: run.traffic(way).sum(axis=1).mean(axis=1) / 1e6
+
+
+def _gflop(run: Run) -> np.ndarray:
+    flops = run.flops()
+    return np.array([np.nan]) if flops is None else flops.sum(axis=1).mean(axis=1) / 1e9
 
 
 def _seconds(run: Run) -> np.ndarray:
@@ -38,12 +41,15 @@ def _seconds(run: Run) -> np.ndarray:
 COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
     "megabytes_up": (Measure("megabytes_up", LOWER, fraction=False), _megabytes("up")),
     "megabytes_down": (Measure("megabytes_down", LOWER, fraction=False), _megabytes("down")),
+    "gflop": (Measure("gflop", LOWER, fraction=False), _gflop),
     "seconds_per_round": (Measure("seconds_per_round", LOWER, fraction=False), _seconds),
 }
 MEANINGS = {
     WORST.name: "mean over the worst tenth of the clients after the last round",
     "megabytes_up": "megabytes that a client sends in the whole run, mean over clients",
     "megabytes_down": "megabytes that a client receives in the whole run, mean over clients",
+    "gflop": "1e9 floating-point operations of a client's local training in the whole run, mean "
+    "over clients",
     "seconds_per_round": "seconds of a round of one seed, without compilation",
 }
 
@@ -145,12 +151,48 @@ class Report:
 
     def table(self, name: str) -> Table:
         """Return the table of a measure."""
+        return self.pivot(name).table()
+
+    def pivot(self, name: str) -> Pivot:
+        """Return the numbers of a measure by row and setting."""
         measure = self.measure(name)
         frame = self.numbers.query("measure == @name").dropna().drop(columns="measure")
         if np.allclose(*frame.groupby(["row", SETTING])["value"].agg(["min", "max"]).T.values):
             frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
         frame = frame.rename(columns={"value": measure.column})
-        return Pivot(frame, "interval", [], "", measure).table()
+        data = {setting: str(run.settings["dataset"]) for (_, setting), run in self.runs.items()}
+        return Pivot(frame, "interval", [], "", measure, data)
+
+    @cached_property
+    def gains(self) -> list[Panel]:
+        """Gains of rows over `local` and `fedavg`, where one of them is a row, by setting."""
+        found = []
+        for setting in dict.fromkeys(setting for _, setting in self.runs):
+            rows = {row: run for (row, at), run in self.runs.items() if at == setting}
+            over = harm.over_baselines(rows, self._gains)
+            found += [Panel(setting, base, gains) for base, gains in over.items()]
+        return found
+
+    def _gains(self, run: Run, base: Run) -> harm.Gains:
+        """Return the gains of the clients that all runs score."""
+        if not same_data(run, base):
+            raise InputError("Rows on other data have no gains over the baseline.")
+        made = run.result.gains(base.result)
+        chosen = np.isin(np.arange(run.num_clients), self.clients)
+        return replace(made, values=np.where(chosen, made.values, np.nan))
+
+    @property
+    def baselines(self) -> list[str]:
+        """Names of the rows that gains are over."""
+        return list(dict.fromkeys(panel.baseline for panel in self.gains))
+
+    @cached_property
+    def styles(self) -> dict[str, int]:
+        """Styles of the rows' lines."""
+        algorithms: dict[str, str] = {}
+        for (row, _), run in self.runs.items():
+            algorithms.setdefault(row, run.algorithm)
+        return dict(zip(algorithms, line_styles.numbers(list(algorithms.values())), strict=True))
 
     def notes(self) -> list[str]:
         """Return notes on the runs; those of all settings name none."""
@@ -166,30 +208,15 @@ class Report:
             for line, where in lines.items()
         ]
 
-    def write(self, folder: Path) -> None:
-        """Write `study.md`, `study.csv`, `study.tex` and `study.png`."""
-        tables = {name: self.table(name) for name in self.measures}
-        parts = [f"{self.heading(name)}\n\n{made.to_markdown()}" for name, made in tables.items()]
-        write_text(folder / "study.md", "\n\n".join([*parts, *self.notes()]) + "\n")
-        latex = [f"% {self.heading(name)}\n{one.to_latex('c')}" for name, one in tables.items()]
-        write_text(folder / "study.tex", "\n".join(latex))
-        write_text(folder / "study.csv", self.numbers.to_csv(index=False, lineterminator="\r\n"))
-        with writing(folder / "study.png"):
-            self.drawing().figure.savefig(folder / "study.png")
-
     def drawing(self) -> Drawing:
         """Draw each measure against the settings or another measure, a line for each row."""
         shown = [name for name in self.measures if name != self.x]
         drawing = Drawing.panels(len(shown), 4.6, 3.8, columns=2)
-        rows = list(dict.fromkeys(row for row, _ in self.runs))
         settings = list(dict.fromkeys(setting for _, setting in self.runs))
-        algorithms = [next(run.algorithm for (r, _), run in self.runs.items() if r == row)
-                      for row in rows]  # fmt: skip
-        styles = line_styles.numbers(algorithms)
         value = self.numbers.groupby(["measure", "row", SETTING], sort=False)["value"]
         cells = {at: values.to_numpy(float) for at, values in value}
         for axes, name in zip(drawing.axes, shown, strict=True):
-            for style, row in zip(styles, rows, strict=True):
+            for row, style in self.styles.items():
                 points = []
                 for place, setting in enumerate(settings):
                     values = cells.get((name, row, setting))

@@ -5,7 +5,9 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.utils.conversions import convert
@@ -83,6 +85,14 @@ def _numbers(name: str, words: Sequence[str]) -> list[float]:
     return [convert(f"--grid={name}", word, float) for word in words]
 
 
+def words_of(setting: Mapping[str, str]) -> list[str]:
+    """Return the flags of values by name of the grid."""
+    return [
+        f"--set={name}={value}" if "." in name else f"--{name}={value}"
+        for name, value in setting.items()
+    ]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One program: an algorithm with structural settings, and the traced ones inside it."""
@@ -93,10 +103,7 @@ class Cell:
 
     def words(self) -> list[str]:
         """Return the flags of its program."""
-        words = [f"--algorithms={self.algorithm}"]
-        for name, value in self.fixed.items():
-            words.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
-        return words
+        return [f"--algorithms={self.algorithm}", *words_of(self.fixed)]
 
     def parsed(
         self, argv: Sequence[str], define_more: Callable[..., None] | None = None
@@ -168,3 +175,21 @@ def cells(
         for fixed in combinations([name for name in mine if not inside[name]]):
             queue.append(Cell(algorithm, fixed, own))
     return queue
+
+
+def drawn(queue: Sequence[Cell], budget: int | None) -> list[Cell]:
+    """Return the queue with `budget` settings of each algorithm, drawn at random; None for all.
+
+    The draw depends on the number of settings only, so that a sweep finds its programs again.
+    """
+    result = []
+    for _, group in itertools.groupby(queue, key=lambda cell: cell.algorithm):
+        mine = list(group)
+        places = [(cell, one) for cell in mine for one in cell.inside]
+        count = len(places) if budget is None else min(budget, len(places))
+        chosen = np.random.default_rng(0).permutation(len(places))[:count]
+        kept = [places[k] for k in sorted(chosen)]
+        for cell in mine:
+            inside = [one for owner, one in kept if owner is cell]
+            result += [replace(cell, inside=inside)] if inside else []
+    return result

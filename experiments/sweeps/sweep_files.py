@@ -15,6 +15,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
+from .grid import words_of
 from .pictures import number, picture
 
 
@@ -30,6 +31,7 @@ class Outcome:
       clients: ids of the clients of the mean test accuracy.
       remarks: its result's remarks.
       measure: that headline.
+      by_client: validation and test scores of each client, [S, N] each.
     """
 
     algorithm: str
@@ -40,6 +42,7 @@ class Outcome:
     clients: tuple[int, ...] = ()
     remarks: tuple[str, ...] = ()
     measure: Measure = ACCURACY
+    by_client: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def name(self) -> str:
@@ -157,6 +160,26 @@ def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     return list(chosen.values())
 
 
+def best_per_client(outcomes: Sequence[Outcome]) -> np.ndarray:
+    """Return an algorithm's test scores [S] if each client takes the setting that is best on its
+    own validation samples, mean over seeds.
+
+    Clients without validation samples, and ties, have the setting that is chosen for all.
+    """
+    order = ranked(outcomes)
+    known = [one.by_client for one in order if one.by_client is not None]
+    measure, tests = order[0].measure, np.stack([test for _, test in known])  # [K, S, N]
+    own = measure.toward(np.stack([validation.mean(axis=0) for validation, _ in known]))
+    at = np.where(np.isnan(own), -np.inf, own).argmax(axis=0)  # the first of the best
+    return np.nanmean(tests[at, :, np.arange(len(at))], axis=0)
+
+
+def best_on_test(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the setting with the best mean test score, which no honest choice knows."""
+    return max(outcomes, key=lambda one: np.nan_to_num(one.measure.toward(one.test.mean()),
+                                                       nan=-np.inf))  # fmt: skip
+
+
 def chosen_flags(one: Outcome) -> str:
     """Return a flagfile with an algorithm and its chosen values of the grid; other flags are the
     sweep's."""
@@ -164,9 +187,7 @@ def chosen_flags(one: Outcome) -> str:
     mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
     what = "" if measure == ACCURACY else f"{measure.label} "
     lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
-    for name, value in one.setting.items():
-        lines.append(f"--set={name}={value}" if "." in name else f"--{name}={value}")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *words_of(one.setting)]) + "\n"
 
 
 def all_chosen(outcomes: Sequence[Outcome]) -> str:

@@ -188,7 +188,7 @@ class LeafPlan:
         Raises:
           InputError: unknown rule, or it leaves nothing to train.
         """
-        selected = sharing.selected_leaves(rule, self)
+        selected = sharing.chosen(rule, self)
         frozen = tuple(on or self.is_frozen(i) for i, on in enumerate(selected))
         if all(on or not trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
             raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")

@@ -61,55 +61,57 @@ class SharedLayers:
                          if (k in at) != self.others)  # fmt: skip
 
 
-# A name of `SHARED` ("body" is all but the head), a count of layers, or a predicate on a leaf's
-# path such as "params/conv_0/kernel".
+# A name of `SHARED` ("body" is all but the head), patterns such as "head,*lora_a", a count of
+# layers, or a predicate on a leaf's path such as "params/conv_0/kernel".
 Rule = str | SharedLayers | Callable[[str], bool]
 
 
 def chosen(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
     """Return whether a rule selects each leaf of a plan.
 
-    Raises:
-      InputError: unknown rule, or a predicate that fails or does not return a bool.
-    """
-    if isinstance(rule, SharedLayers):
-        blocks = rule.blocks(plan.layers)
-    elif callable(rule):
-        return tuple(_selects(rule, path) for path in plan.paths)
-    else:
-        require_name("rule of shared leaves", rule, SHARED)
-        blocks = {
-            "all": set(plan.blocks),
-            "none": set(),
-            "head": plan.heads,
-            "body": set(plan.blocks) - plan.heads,
-        }[rule]
-    return tuple(plan.blocks[block] in blocks for block in plan.block_of)
-
-
-def selected_leaves(rule: Rule, plan: LeafPlan) -> tuple[bool, ...]:
-    """Return whether a rule or patterns select each leaf of a plan.
-
     Patterns are separated by commas, such as "conv_*,fc", and match paths of blocks, modules or
-    single leaves without the collection.
+    single leaves without the collection. The names "all", "none", "head" and "body" may be among
+    them.
 
     Raises:
-      InputError: see `chosen`, or a pattern matches nothing.
+      InputError: unknown rule, a pattern that matches nothing, or a predicate that fails or does
+        not return a bool.
     """
-    if not isinstance(rule, str) or rule in SHARED:
-        return chosen(rule, plan)
-    patterns = [pattern.strip() for pattern in rule.split(",")]
-    inner = [path.partition("/")[2] or path for path in plan.paths]
+    if callable(rule):
+        return tuple(_selects(rule, path) for path in plan.paths)
+    if isinstance(rule, SharedLayers):
+        return _of_blocks(rule.blocks(plan.layers), plan)
+    if not isinstance(rule, str):
+        require_name("rule of shared leaves", rule, SHARED)
+    words = [word.strip() for word in rule.split(",")]
+    return tuple(map(any, zip(*(_named(word, plan) for word in words), strict=True)))
 
-    def names(pattern: str, path: str) -> bool:
-        parts = path.split("/")
-        above = ("/".join(parts[: k + 1]) for k in range(len(parts)))
-        return any(fnmatch.fnmatchcase(module, pattern) for module in above)
 
-    for pattern in patterns:
-        if not any(names(pattern, path) for path in inner):
-            raise unknown_name("pattern of layers", pattern, plan.blocks)
-    return tuple(any(names(pattern, path) for pattern in patterns) for path in inner)
+def _named(word: str, plan: LeafPlan) -> tuple[bool, ...]:
+    """Return which leaves one name or pattern selects."""
+    blocks = {
+        "all": frozenset(plan.blocks),
+        "none": frozenset(),
+        "head": plan.heads,
+        "body": frozenset(plan.blocks) - plan.heads,
+    }
+    if word in SHARED:
+        return _of_blocks(blocks[word], plan)
+    inner = (path.partition("/")[2] or path for path in plan.paths)
+    selected = tuple(any(fnmatch.fnmatchcase(at, word) for at in _above(path)) for path in inner)
+    if not any(selected):
+        raise unknown_name("pattern of layers", word, {*SHARED, *plan.blocks})
+    return selected
+
+
+def _above(path: str) -> list[str]:
+    """Return a path and those of the modules around it."""
+    parts = path.split("/")
+    return ["/".join(parts[: k + 1]) for k in range(len(parts))]
+
+
+def _of_blocks(blocks: frozenset[str], plan: LeafPlan) -> tuple[bool, ...]:
+    return tuple(plan.blocks[block] in blocks for block in plan.block_of)
 
 
 def _selects(rule: Callable[[str], bool], path: str) -> bool:
@@ -125,6 +127,8 @@ def _selects(rule: Callable[[str], bool], path: str) -> bool:
 
 def describe_rule(plan: LeafPlan) -> str:
     """Describe the leaves that a plan's rule selects: "all layers", "the head", or block names."""
+    if isinstance(plan.rule, str) and plan.rule not in SHARED:
+        return plan.rule
     known = {"all": "all layers", "none": "no layer", "head": "the head", "body": "the body"}
     flags = plan.chosen or chosen("all", plan)
     for name, words in known.items():

@@ -3,11 +3,13 @@
 from fedjax_pfl.algorithms.apfl import Apfl
 from fedjax_pfl.algorithms.apple import Apple
 from fedjax_pfl.algorithms.asynchronous import FedAsync, FedAvgAsync, FedAvgSync
+from fedjax_pfl.algorithms.ccvr import CCVR
 from fedjax_pfl.algorithms.cfl import Cfl
 from fedjax_pfl.algorithms.cwfedavg import CwFedAvg
 from fedjax_pfl.algorithms.ditto import Ditto
 from fedjax_pfl.algorithms.fedala import FedALA
 from fedjax_pfl.algorithms.fedamp import FedAMP, HeurFedAMP
+from fedjax_pfl.algorithms.fedas import FedAS
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.algorithms.fedavg_ft import FedAvgFineTuned
 from fedjax_pfl.algorithms.fedavgm import FedAvgM
@@ -18,8 +20,12 @@ from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
+from fedjax_pfl.algorithms.fedgc import FedGC
+from fedjax_pfl.algorithms.fedgen import FedGen
+from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
@@ -36,7 +42,11 @@ from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.fml import Fml
+from fedjax_pfl.algorithms.floco import Floco
+from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.gpfl import GPFL
 from fedjax_pfl.algorithms.ifca import Ifca
+from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
 from fedjax_pfl.algorithms.lg_fedavg import LgFedAvg
 from fedjax_pfl.algorithms.lga import Lga, Plga
@@ -58,14 +68,18 @@ from fedjax_pfl.algorithms.waffle import Waffle
 from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
+    "CCVR",
+    "GPFL",
     "L2C",
     "Apfl",
     "Apple",
     "Cfl",
     "CwFedAvg",
     "Ditto",
+    "FLoRA",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAsync",
@@ -81,8 +95,12 @@ __all__ = [
     "FedDBE",
     "FedDWA",
     "FedDyn",
+    "FedExLoRA",
     "FedExP",
     "FedFomo",
+    "FedGC",
+    "FedGH",
+    "FedGen",
     "FedLC",
     "FedNTD",
     "FedNova",
@@ -99,9 +117,11 @@ __all__ = [
     "FedUpdate",
     "FedYogi",
     "Fml",
+    "Floco",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
+    "KnnPer",
     "LgFedAvg",
     "Lga",
     "Local",

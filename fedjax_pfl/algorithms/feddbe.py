@@ -97,18 +97,25 @@ class FedDBE(fedavg.FedAvg):
             first, lambda: self.common_mean(ctx, state), lambda: (state.consensus, none)
         )
         after, record = super().round(ctx, replace(state, consensus=consensus))
-        numbers = none + first * consensus.size
+        asked = first & self.punctual(ctx)
+        numbers = none + asked * consensus.size
         further = {
             "local_steps": record.clients["local_steps"] + steps,
             "numbers_up": numbers,
             "numbers_down": numbers,
         }
-        record = replace(record, down=record.down + first, clients=record.clients | further)
+        record = replace(
+            record, down=record.down + asked[:, None], clients=record.clients | further
+        )
         return after, record
+
+    def punctual(self, ctx):
+        """Return which clients are never late, bool [N]: those that the server can wait for."""
+        return jnp.asarray(ctx.federation.participation.delay) == 0
 
     def common_mean(self, ctx, state: State):
         """Return (z_bar from one round of all clients without b_i, their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.everyone(), tally=None)
+        everyone = replace(ctx, cohort=ctx.everyone().at_work(self.punctual(ctx)), tally=None)
 
         def keep_memory(gradient, params, broadcast, client):
             return {**gradient, MEMORY: jnp.zeros_like(gradient[MEMORY])}

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core, trees
+from fedjax_pfl.algorithms.common.linear_heads import has_linear_head
 from fedjax_pfl.training import ClassSums
 
 
@@ -73,10 +74,7 @@ class FedProto(core.Algorithm):
 
     def check(self, federation):
         count, width = federation.data.num_classes, federation.num_features
-        shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-        leaves = zip(federation.plan.paths, jax.tree.leaves(shapes), strict=True)
-        head = {path: leaf.shape for path, leaf in leaves if path.startswith("params/head/")}
-        if head != {"params/head/kernel": (width, count), "params/head/bias": (count,)}:
+        if not has_linear_head(federation):
             raise core.InputError(
                 "fedproto finds the nearest prototype with a head of its own making: the network's "
                 f"must be a layer called head, with kernel [{width}, {count}] and bias [{count}]."

@@ -8,6 +8,7 @@ from typing import Any
 
 from fedjax_pfl import core, training, trees
 from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.common.shared_heads import check_only_head_shared
 
 
 @core.struct
@@ -47,17 +48,7 @@ class PflDa(fedavg.FedAvg):
         core.require(self.pull >= 0, "pull", self.pull, "at least 0")
 
     def check(self, federation):
-        plan = federation.plan
-        if len(plan.layers) == 1:
-            raise core.InputError(
-                "pfl_da learns bodies under a shared head, and this network is only a head."
-            )
-        for path, shared, block in zip(plan.paths, plan.shared, plan.block_of, strict=True):
-            if shared != (plan.blocks[block] in plan.heads):
-                raise core.InputError(
-                    f"pfl_da shares the head and nothing else, and {path} is "
-                    f"{'shared' if shared else 'private'}: leave share and freeze out."
-                )
+        check_only_head_shared(self.name, federation)
 
     def schedules(self, federation):
         return federation.schedule, federation.schedule

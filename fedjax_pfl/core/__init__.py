@@ -14,7 +14,7 @@ from fedjax_pfl.core.record import Record
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.models.task import Outputs
-from fedjax_pfl.models.wrapped_task import ExtendedTask
+from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, static, struct
@@ -55,6 +55,7 @@ __all__ = [
     "Stack",
     "Trained",
     "Tree",
+    "WrappedTask",
     "algorithm",
     "algorithm_name",
     "make_algorithm",

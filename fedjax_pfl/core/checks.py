@@ -20,6 +20,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import ExtendedState, UploadMemory
 from fedjax_pfl.core.record import Record
+from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field, client_axes
@@ -144,6 +145,20 @@ def with_nonfinite(
     return replace(record, clients=record.clients | {"nonfinite": lost}, scalars=scalars)
 
 
+def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
+    """Return the context with the frozen leaves that the server changed, `updated_base`.
+
+    Raises:
+      TypeError: they are no leaves of the backbone.
+    """
+    with while_traced(algorithm, "updated_base"):
+        changed = algorithm.updated_base(ctx, persistent_optimizers.own(state))
+    if changed is None:
+        return ctx
+    backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.updated_base: ")
+    return replace(ctx, federation=replace(ctx.federation, backbone=backbone))
+
+
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """Run `algorithm.round(ctx, state)` and add its forward passes to the record.
 
@@ -161,6 +176,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         if partial_state.optimizers:
             optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
+    ctx = with_base(algorithm, ctx, partial_state)
     observed = replace(ctx.cohort, observer=tally)
     counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers, memory=memory)
     with while_traced(algorithm, "round"):

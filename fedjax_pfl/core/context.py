@@ -19,6 +19,7 @@ from fedjax_pfl.training import adapting, local_sgd, scoring
 from fedjax_pfl.training.class_statistics import ClassSums, Second, class_sums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
+from fedjax_pfl.training.sample_features import SampleFeatures, sample_features
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import (
     Matrix,
@@ -197,10 +198,34 @@ class Context(Exchange):
         cohort = self.cohort if cohort is None else cohort
         key = self.key_for("class_sums")
         sums, after = class_sums(self.federation, models, cohort, key=key, second=second)
+        self._count_pass(cohort)
+        return sums, after
+
+    def sample_features(
+        self, models: Stack | Broadcast, cohort: Cohort | None = None
+    ) -> tuple[SampleFeatures, Cohort]:
+        """Return the features and labels of each member's training samples, and the cohort.
+
+        As `class_sums` does, which takes less memory: these are [M, n, d] for n samples of the
+        largest client.
+
+        Args:
+          models: [M, ...], or one `Broadcast` model; they must define their features.
+          cohort: the members; the round's cohort by default.
+
+        Returns:
+          (features [M, ...], the cohort without members whose features are not finite).
+        """
+        cohort = self.cohort if cohort is None else cohort
+        key = self.key_for("sample_features")
+        known, after = sample_features(self.federation, models, cohort, key=key)
+        self._count_pass(cohort)
+        return known, after
+
+    def _count_pass(self, cohort: Cohort) -> None:
         if self.tally is not None:
             sizes = self.federation.data.train.size[cohort.rows]
             self.tally.add(cohort.rows, sizes * cohort.mask, self.num_clients)
-        return sums, after
 
     def count_forward(self, samples: PerMember) -> None:
         """Count forward passes of an algorithm's own loop, int32 [M] single samples per member.

@@ -20,7 +20,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State
+from fedjax_pfl.utils.typing import Model, PerClient, Rows, Stack, State, Tree
 
 Reads: TypeAlias = Literal["cohort", "others", "everyone"]
 
@@ -103,9 +103,13 @@ class Algorithm:
         """
         return federation.steps() > 0
 
+    def uses_validation(self) -> bool:
+        """Return `validates`; override it if that depends on static hyperparameters."""
+        return self.validates
+
     def check_validation(self, federation: Federation) -> None:
         """Raise `InputError` if the algorithm uses validation samples and no client has any."""
-        if self.validates and not federation.data.validation.total:
+        if self.uses_validation() and not federation.data.validation.total:
             raise InputError(
                 f"{self.name or type(self).__name__} uses validation samples, and no client has "
                 "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
@@ -163,6 +167,15 @@ class Algorithm:
         all clients, in which case `trees.take` copies nothing.
         """
         raise NotImplementedError
+
+    def updated_base(self, ctx: Context, state: State) -> Tree | None:
+        """Return the frozen leaves that the server has changed, or None.
+
+        They are some leaves of `ctx.federation.backbone`, in nested dicts as there, and one tree
+        for all clients. Rounds, scores, saved models and new clients have them in place of those
+        that the run began with.
+        """
+        return None
 
     def served_clients(self, ctx: Context) -> PerClient:
         """Return which clients have models, bool [N]; means are taken over them."""

@@ -1,4 +1,4 @@
-"""On-disk cache of decoded images.
+"""On-disk cache of decoded images, and of features of frozen networks.
 
 Cache files are in `.fedjax_pfl_cache` beside the data or, if that folder isn't writable, in the
 user's cache folder ($XDG_CACHE_HOME or ~/.cache, then fedjax_pfl). FEDJAX_PFL_CACHE names another
@@ -8,7 +8,7 @@ folder for all of them. They may be deleted at any time.
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,11 @@ _PROBES = 64
 
 
 def cached_arrays(
-    name: str, folder: Path, key: str, make: Callable[[], dict[str, np.ndarray]]
+    name: str,
+    folder: Path | None,
+    key: str,
+    make: Callable[[], dict[str, np.ndarray]],
+    needed: Sequence[str] = ("train_x", "train_y"),
 ) -> dict[str, np.ndarray]:
     """Return arrays from the cache, or make and cache them.
 
@@ -33,9 +37,10 @@ def cached_arrays(
 
     Args:
       name: beginning of the file's name.
-      folder: folder of the data.
+      folder: folder of the data; None if there is none.
       key: hash of what the arrays are made of (`hash_of`), part of the file's name.
-      make: returns the arrays: train_x and train_y, and perhaps test_x and test_y.
+      make: returns the arrays, perhaps test_x and test_y beside those in `needed`.
+      needed: names of arrays without which a file is damaged.
     """
     file = f"{name.replace('/', '-')}-v{_VERSION}-{key[:24]}.npz"
     places = _places(folder)
@@ -43,7 +48,7 @@ def cached_arrays(
         if (place / file).is_file():
             with contextlib.suppress(InputError):
                 arrays = read_arrays(place / file)
-                if {"train_x", "train_y"} <= arrays.keys():
+                if arrays.keys() >= set(needed):
                     return arrays
             break  # damaged: made again and replaced
     arrays = make()
@@ -100,11 +105,11 @@ def hash_of_listing(files: Iterable[Path], root: Path, recipe: str) -> str:
     return digest.hexdigest()
 
 
-def _places(folder: Path) -> list[Path]:
+def _places(folder: Path | None) -> list[Path]:
     chosen = os.environ.get("FEDJAX_PFL_CACHE")
     if chosen:
         return [as_path("FEDJAX_PFL_CACHE", chosen)]
-    places = [folder / ".fedjax_pfl_cache"]
+    places = [] if folder is None else [folder / ".fedjax_pfl_cache"]
     with contextlib.suppress(RuntimeError):  # this user has no home folder
         user = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
         places.append(Path(user) / "fedjax_pfl")

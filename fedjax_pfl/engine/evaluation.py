@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl.core.checks import while_traced
+from fedjax_pfl.core.checks import while_traced, with_base
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
@@ -94,6 +94,7 @@ def score_rows(
     algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
 ) -> dict[str, jax.Array]:
     """Return the scores [k] of the clients `rows` [k]; see `evaluate`."""
+    ctx = with_base(algorithm, ctx, state)
     federation = ctx.federation
     splits = [name for name in ("test", "validation") if federation.data.split(name).total]
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import over_runs, served
+from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
-from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.utils.errors import InputError, require
@@ -73,7 +73,7 @@ class Final:
                 f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
                 f"of {ids[there].tolist()}."
             )
-        data, samples = federation.data, np.asarray(samples)
+        (task, data), samples = complete(federation.network, federation.data), np.asarray(samples)
         shape = ", ".join(map(str, data.sample_shape))
         fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
         require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
@@ -87,7 +87,6 @@ class Final:
             jax.tree.map(lambda leaf, at=at: leaf[at], tree)
             for tree, at in ((models, at), (self.backbone(), (run,)))
         )
-        task = federation.network
         inputs = samples.astype(data.input_dtype(task.dtype))
         if not tokens:
             inputs = inputs * np.asarray(data.scale, task.dtype) + np.asarray(
@@ -97,7 +96,7 @@ class Final:
 
     def backbone(self) -> Tree | None:
         """The leaves that no client's model holds, [runs, ...], or None."""
-        return readable(_backbone(self.program.runs, self.program.federation))
+        return self.program.backbone(self.at_rest, self._last())
 
     @short_locations()
     def personalize(self, new_clients: Federation) -> Stack:
@@ -129,10 +128,3 @@ def _outputs(
     network: Task, values: Tree, backbone: Tree, model: Tree, inputs: jax.Array
 ) -> jax.Array:
     return network.bound(values, backbone).predict(model, inputs)
-
-
-@jax.jit
-def _backbone(runs, federation):
-    return over_runs(
-        lambda run, federation: run.with_backbone(federation).backbone, runs, federation
-    )

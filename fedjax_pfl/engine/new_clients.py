@@ -117,12 +117,13 @@ def score_new_clients(
     headline = objective.headline.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
 
-    def marks_of(run, models, federation):
+    def marks_of(run, models, backbone, federation):
         own = run.context(federation, jnp.int32(0), jnp.int32(1)).federation
+        own = replace(own, backbone=backbone)
         return score(own, models, rows, "test")[0]
 
-    runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, None)))
-    table = []
+    runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, 0, None)))
+    table, backbone = [], final.backbone()
     for fraction in fractions:
         fewer = with_samples(new_clients, fraction)
         for count in steps:
@@ -131,7 +132,7 @@ def score_new_clients(
             asked = fewer.replace_training(local_steps=int(count), batch_order=order)
             asked.schedule.validate()
             models = final.personalize(asked)
-            marks = np.asarray(readable(scored(runs, models, new_clients)))
+            marks = np.asarray(readable(scored(runs, models, backbone, new_clients)))
             values = np.asarray(objective.values(marks, np.maximum(size, 1))[headline])
             table.append(np.where(size > 0, values, np.nan))
     runs = table[0].shape[0]

@@ -50,7 +50,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Stack, State
+from fedjax_pfl.utils.typing import Stack, State, Tree
 
 
 class HostStates(NamedTuple):
@@ -300,6 +300,11 @@ class OffloadedProgram(OffloadedNeeds):
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
         everything = replace(self, federation=on_devices(self.federation))
         return Program.personalize(everything, states.whole(), t, new_clients)
+
+    def backbone(self, states: HostStates, t: int) -> Tree | None:
+        """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
+        everything = replace(self, federation=on_devices(self.federation))
+        return Program.backbone(everything, states.whole(), t)
 
     def whole(self, states: HostStates) -> State:
         """Return all states on the host; see `Program.whole`."""

@@ -147,6 +147,11 @@ class Program:
         numbers = np.int32(t), np.int32(self.rounds)
         return _personalize(states, self.runs, self.federation, new_clients, *numbers)
 
+    def backbone(self, states: State, t: int) -> Tree | None:
+        """Return the leaves that no client's model contains after round `t`, [R, ...], or None."""
+        numbers = np.int32(t), np.int32(self.rounds)
+        return readable(_backbone(states, self.runs, self.federation, *numbers))
+
     def whole(self, states: State) -> State:
         """Return the states on the host, leaves [R, N, ...], in every process."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
@@ -302,8 +307,10 @@ def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
 def models(states, runs, federation, t, total, rows):
     def models_of(operand, federation, t, total, rows):
         run, state, address = operand
+        state = persistent_optimizers.own(state)
         ctx = round_context(run, federation, t, total, address, rows)
-        named = named_models(run.algorithm, ctx, persistent_optimizers.own(state), rows)
+        ctx = checks.with_base(run.algorithm, ctx, state)
+        named = named_models(run.algorithm, ctx, state, rows)
         own = run.algorithm.adaptation()
         if own is None:
             return named
@@ -317,8 +324,21 @@ def models(states, runs, federation, t, total, rows):
 def _personalize(states, runs, federation, new_clients, t, total):
     def personalize(operand, federation, new_clients, t, total):
         run, state = operand
-        ctx, new = (run.context(fed, t, total) for fed in (federation, new_clients))
-        return run.algorithm.personalize(ctx, persistent_optimizers.own(state), new)
+        state = persistent_optimizers.own(state)
+        contexts = (run.context(fed, t, total) for fed in (federation, new_clients))
+        ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
+        return run.algorithm.personalize(ctx, state, new)
 
     operands = runs, opened(states, federation)[0]
     return over_runs(personalize, operands, federation, new_clients, t, total)
+
+
+@jax.jit
+def _backbone(states, runs, federation, t, total):
+    def backbone(operand, federation, t, total):
+        run, state = operand
+        ctx = checks.with_base(run.algorithm, run.context(federation, t, total), state)
+        return ctx.federation.backbone
+
+    operands = runs, opened(states, federation)[0]
+    return over_runs(backbone, operands, federation, t, total)

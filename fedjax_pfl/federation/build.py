@@ -14,6 +14,7 @@ from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.config_field import documented, gathered
+from fedjax_pfl.federation.feature_cache import with_cached_features
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.options import (
     GROUPS,
@@ -77,6 +78,12 @@ def federate(
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
+    metrics = threat.metrics(dataset)
+    if groups[ModelOptions].cache_features:
+        changed = any(one.changes is not None for one in metrics)
+        allowed = "without an augmentation or a backdoor, which change samples"
+        require(training.augment is None and not changed, "cache_features", True, allowed)
+        task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
     steps = training.schedule.total_steps(np.asarray(data.train.size))
@@ -93,7 +100,7 @@ def federate(
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
-        metrics=groups[ScoringOptions].resolve(task, data) + threat.metrics(dataset),
+        metrics=groups[ScoringOptions].resolve(task, data) + metrics,
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),

@@ -23,12 +23,13 @@ from fedjax_pfl.federation.local_training import RATES, LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.models.adapters import Adapted
 from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.pretrained import Match
 from fedjax_pfl.models.task import ForwardedBatch, Task
-from fedjax_pfl.models.wrapped_task import ExtendedTask, is_within
+from fedjax_pfl.models.wrapped_task import ExtendedTask, is_within, part_of
 from fedjax_pfl.uploads.pipeline import ClientPrivacy
 from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils import keys
@@ -110,6 +111,11 @@ class Federation:
     def task(self) -> Task:
         """One client's network and loss, including fixed leaves."""
         return self.network.bound(self.initial_values, self.backbone)
+
+    @property
+    def adapters(self) -> Adapted | None:
+        """The adapters of the network: the layers that have them, rank and scale; or None."""
+        return part_of(self.network, Adapted)
 
     def with_backbone(self, key: jax.Array) -> "Federation":
         """Return the federation with the frozen leaves of the run of that key."""

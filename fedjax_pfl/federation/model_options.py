@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import Rule, selected_leaves
+from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
@@ -53,7 +54,7 @@ class ModelOptions(Group):
     freeze: Rule | None = option(
         None,
         "layers that are never trained nor sent, kept once for all clients: 'head', 'body', or "
-        "patterns of layers' names such as 'conv_*,fc'",
+        "patterns of layers' names such as 'conv_*,fc' or, of adapters, 'body,*lora_a'",
     )
     lora_rank: int | None = option(
         None,
@@ -64,6 +65,11 @@ class ModelOptions(Group):
     lora_alpha: float | None = option(None, "scale of adapters, alpha / rank; default: the rank")
     lora_layers: str = option(
         "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
+    )
+    cache_features: bool = option(
+        False,
+        "compute the features of a frozen body once for all samples, before training; the values "
+        "of all frozen leaves must be given",
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
@@ -164,19 +170,36 @@ class ModelOptions(Group):
         Raises:
           InputError: values do not fit, or frozen layers leave nothing to train.
         """
-        values, match, fixed = {}, None, self._fixed(shapes, order)
+        values, match = {}, None
         if self.initial_model is not None:
             values, match = initial_values(self.initial_model, task, shapes, inputs)
-        if self.lora_rank is not None:
-            alpha = self.lora_alpha
-            task = adapted(task, inputs, fixed, self.lora_rank, alpha, self.lora_layers)
-        return (with_backbone(task, fixed) if values or fixed else task), values, match
-
-    def _fixed(self, shapes: Tree, order: Sequence[str]) -> tuple[str, ...]:
-        """Return the paths of frozen leaves; with adapters by default those of the body."""
+        if self.lora_rank is None:
+            plan = leaf_plan(shapes, order=order)
+            rule = "none" if self.freeze is None else self.freeze
+            fixed = _selected(plan, plan.with_frozen(rule).frozen)
+            return (with_backbone(task, fixed) if values or fixed else task), values, match
+        own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
-        if self.lora_rank is not None:  # adapters are always trained
-            frozen = selected_leaves("body" if self.freeze is None else self.freeze, plan)
-        else:
-            frozen = () if self.freeze is None else plan.with_frozen(self.freeze).frozen
-        return tuple(path for path, on in zip(plan.paths, frozen, strict=False) if on)
+        fixed = _selected(plan, chosen(own, plan))
+        task = adapted(task, inputs, fixed, self.lora_rank, self.lora_alpha, self.lora_layers)
+        if of_adapters:
+            zeros = jnp.zeros(inputs.shape, inputs.dtype)
+            plan = leaf_plan(jax.eval_shape(task.init, jax.random.key(0), zeros), order=order)
+            selected = _selected(plan, chosen(of_adapters, plan))
+            fixed += tuple(path for path in selected if path not in fixed)
+            trained = any(trainable(path) for path in plan.paths if path not in fixed)
+            require(trained, "freeze", self.freeze, "a rule that leaves something to train")
+        return with_backbone(task, fixed), values, match
+
+
+def _without_adapters(rule: Rule) -> tuple[Rule, str]:
+    """Return (a rule without patterns of adapters' leaves, those patterns)."""
+    if not isinstance(rule, str):
+        return rule, ""
+    words = [word.strip() for word in rule.split(",")]
+    patterns = [word for word in words if "lora" in word]
+    return ",".join(w for w in words if w not in patterns) or "body", ",".join(patterns)
+
+
+def _selected(plan: LeafPlan, flags: Sequence[bool]) -> tuple[str, ...]:
+    return tuple(path for path, on in zip(plan.paths, flags, strict=True) if on)

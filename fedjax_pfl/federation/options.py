@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.aggregation.sharing import SHARED, Rule
+from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData, by_class, make_split
 from fedjax_pfl.data.partitions.partition import Partition
@@ -74,9 +74,8 @@ class SharingOptions(Group):
     )
     share: Rule | None = option(
         None,
-        "layers that the server aggregates: {choices}; default: the algorithm's",
-        choices=SHARED,
-        called="rule of shared leaves",
+        "layers that the server aggregates: 'all', 'none', 'head', 'body', or patterns of names "
+        "such as 'head,*lora_a'; default: the algorithm's",
     )
     head: str | None = option(
         None, "name of the block of layers that classifies (default: the last one)"

@@ -92,6 +92,25 @@ def joined(one: Tree, other: Tree) -> Tree:
     return both
 
 
+def overlaid(tree: Tree, changed: Tree, at: str = "") -> Tree:
+    """Return a tree of nested dicts with some of its leaves replaced.
+
+    Raises:
+      TypeError: the tree has no such leaf, or its shape or type differs.
+    """
+    if not isinstance(changed, Mapping):
+        same = [(jnp.shape(leaf), jnp.result_type(leaf)) for leaf in (tree, changed)]
+        if same[0] != same[1]:
+            raise TypeError(f"{at} must be like the frozen leaf, {same[0]}, got {same[1]}.")
+        return changed
+    both = dict(tree) if isinstance(tree, Mapping) else {}
+    for name, part in changed.items():
+        if name not in both:
+            raise TypeError(f"{at}/{name} is no frozen leaf: it must be one of the backbone's.")
+        both[name] = overlaid(both[name], part, f"{at}/{name}")
+    return both
+
+
 def _filtered(tree: Tree, at: tuple[str, ...], keep: Callable[[str], bool]) -> Tree:
     """Filter nested dicts, keeping their order, which is that of the network's layers."""
     filtered = {}

@@ -8,6 +8,7 @@ from fedjax_pfl.models.recurrent import CharLSTM
 from fedjax_pfl.models.resnet import ResNet
 from fedjax_pfl.models.resnet18 import ResNet18
 from fedjax_pfl.models.text import FastText, TextCNN
+from fedjax_pfl.models.text_transformer import TextTransformer
 from fedjax_pfl.models.vit import ViT
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ResNet",
     "ResNet18",
     "TextCNN",
+    "TextTransformer",
     "ViT",
     "make_model",
     "options_of",

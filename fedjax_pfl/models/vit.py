@@ -11,19 +11,25 @@ from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
 class Attention(nn.Module):
-    """Self-attention with several heads, [B, T, d] to [B, T, d]."""
+    """Self-attention with several heads, [B, T, d] to [B, T, d].
+
+    `allowed` [B, T, T] or [T, T], if given, says to which positions each one attends.
+    """
 
     heads: int
     initializer: str = "torch"
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, allowed=None):
         batch, length, width = x.shape
         three = Dense(3 * width, self.initializer, name="qkv")(x)
         three = three.reshape(batch, length, 3, self.heads, width // self.heads)
         q, k, v = (three[:, :, i] for i in range(3))
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (width // self.heads) ** -0.5
         exact = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
+        if allowed is not None:
+            allowed = allowed[:, None] if allowed.ndim == 3 else allowed
+            exact = jnp.where(allowed, exact, -jnp.inf)
         weights = jax.nn.softmax(exact).astype(v.dtype)
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape)
         return Dense(width, self.initializer, name="proj")(mixed)
@@ -36,9 +42,10 @@ class EncoderBlock(nn.Module):
     initializer: str = "torch"
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, allowed=None):
         width, init = x.shape[-1], self.initializer
-        x = x + Attention(self.heads, init, name="attention")(LayerNorm(name="norm_0")(x))
+        attention = Attention(self.heads, init, name="attention")
+        x = x + attention(LayerNorm(name="norm_0")(x), allowed)
         hidden = Dense(4 * width, init, name="fc_0")(LayerNorm(name="norm_1")(x))
         return x + Dense(width, init, name="fc_1")(nn.gelu(hidden, approximate=False))
 

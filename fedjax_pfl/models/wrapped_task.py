@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.utils.typing import Key, Tree
+
+T = TypeVar("T", bound=Task)
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,13 @@ class ExtendedTask(WrappedTask):
 
 def is_within(task: Task, kind: type[Task]) -> bool:
     """Return whether a task, or one that it wraps, is of a class."""
+    return part_of(task, kind) is not None
+
+
+def part_of(task: Task, kind: type[T]) -> T | None:
+    """Return the outermost task of a class among a task and those that it wraps, or None."""
     while isinstance(task, WrappedTask):
         if isinstance(task, kind):
-            return True
+            return task
         task = task.network
-    return False
+    return None

@@ -79,5 +79,20 @@ def guarantee(result: "Result", setting: int = 0) -> Guarantee:
 
 
 def remarks(result: "Result", setting: int = 0) -> list[str]:
-    """Return the guarantee as a sentence on a row of a table; [] without differential privacy."""
-    return [] if result.privacy is None else [str(guarantee(result, setting))]
+    """Return the guarantee as a sentence on a row of a table; [] without differential privacy.
+
+    A second sentence follows where delta is not below 1/n, with n samples of the smallest client or
+    n clients: such a guarantee allows to publish one of them.
+    """
+    plan = result.privacy
+    if plan is None:
+        return []
+    notes = [str(guarantee(result, setting))]
+    if plan["unit"] == "client":
+        count, what = result.clients["participated"].shape[-1], "of the number of clients"
+    else:
+        count = min((n for n in plan["sizes"] if n), default=0)
+        what = "of the smallest client's number of samples"
+    if plan["delta"] * count >= 1:
+        notes.append(f"delta {plan['delta']:g} is not below 1/{count}, the inverse {what}")
+    return notes

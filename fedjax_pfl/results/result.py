@@ -1,5 +1,6 @@
 """The result of a simulation: measurements, summaries, files."""
 
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import frames, privacy, result_files, result_table
+from fedjax_pfl.results import frames, harm, privacy, result_files, result_table, significance
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
@@ -172,6 +173,40 @@ class Result(Scored, Costs):
         """
         require(self.privacy is not None, "dp", "none", "'sample', for a result with an epsilon")
         return privacy.epsilons(self, setting)
+
+    def gains(self, baseline: "Result", model: str = HEADLINE, split: str = "test") -> harm.Gains:
+        """Return each client's gain over a baseline in each seed, after the last round.
+
+        `gains.summary()` has the share of clients that are better off and the share that is harmed.
+
+        Args:
+          baseline: result of another algorithm on the same clients, such as `local`; seeds that
+            both have are compared.
+          model, split: as of `values`.
+
+        Raises:
+          InputError: other clients or measures, swept settings, or no seed in common.
+        """
+        return harm.gains(self, baseline, model, split)
+
+    @staticmethod
+    def compare(
+        results: Mapping[str, Mapping[str, "Result"]], model: str = HEADLINE, split: str = "test"
+    ) -> significance.Ranking:
+        """Return the ranking of algorithms over data sets or settings, with its tests.
+
+        Scores are means over seeds and the clients that all results of a block score, after the
+        last round.
+
+        Args:
+          results: {block: {name: result}}, at least five blocks (data sets or settings) with the
+            same names.
+          model, split: as of `values`.
+
+        Raises:
+          InputError: too few blocks, or results that do not compare.
+        """
+        return significance.ranking(results, model, split)
 
     def _metrics(self, setting: int) -> dict[str, Any]:
         """Return the other measures of the personalized model, on test samples."""

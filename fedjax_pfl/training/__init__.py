@@ -20,6 +20,7 @@ from fedjax_pfl.training.class_statistics import ClassSums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.training.local_step import LocalStep
+from fedjax_pfl.training.sample_features import SampleFeatures
 
 __all__ = [
     "COUNT_LIMIT",
@@ -36,6 +37,7 @@ __all__ = [
     "ForwardedBatch",
     "LocalStep",
     "LocalTraining",
+    "SampleFeatures",
     "Schedule",
     "Trained",
     "WeightDistribution",

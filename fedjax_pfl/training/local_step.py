@@ -11,6 +11,14 @@ import optax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.models.sparse_embeddings import (
+    Tables,
+    lookups,
+    replaced,
+    sparse_tables,
+    tables_of,
+)
 from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.training.private_gradient import private_gradient
 from fedjax_pfl.utils import keys
@@ -123,11 +131,70 @@ class LocalStep:
         self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LocalState:
         """Take one step on one minibatch."""
+        if self._plain and (stepped := self._sparse(state, batch, rng, broadcast, client)):
+            return stepped
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
             result = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
             state = self.update(state, result, broadcast, client)
         return state
+
+    @property
+    def _plain(self) -> bool:
+        """Whether the step is one of SGD along the gradient of the minibatch loss."""
+        training = self.federation.training
+        options = (self.extra_loss, self.objective, self.correct, self.trainable)
+        return (
+            all(one is None for one in (*options, self.federation.privacy, training.extra_loss))
+            and not (self.mean_gradient or self._frozen)
+            and training.clip_norm is None
+            and self.updates_per_batch == 1
+            and training.make_optimizer() == SGD()
+        )
+
+    def _sparse(
+        self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
+    ) -> LocalState | None:
+        """Take a step that only changes the looked-up rows of embedding tables; None without any.
+
+        Results are those of the dense step up to rounding.
+        """
+        params = state.model["params"]
+        optimizer = self._optimizer_of(None)
+
+        def forward(params):
+            loss, after, _ = self.federation.task.forward(
+                {**state.model, "params": params}, batch, rng
+            )
+            return loss, after
+
+        zeros = sparse_tables(lambda params: forward(params)[0], params)
+        if not zeros:
+            return None
+        tables = {path: tables_of(params)[path] for path in zeros}
+        none = dict.fromkeys(tables, jnp.zeros(()))
+
+        def total(rest, added):
+            ids: Tables = {}
+            with lookups(tables, added, ids):
+                loss, after = forward(replaced(rest, tables))
+            return loss, (loss, after, ids)
+
+        rest = replaced(params, none)  # not differentiated by the tables
+        slopes, (loss, after, ids) = jax.grad(total, (0, 1), has_aux=True)(rest, zeros)
+        gradient, of_rows = slopes
+        updates, memory = optimizer.update(gradient, state.optimizer, rest)
+        moved: Tree = optax.apply_updates(rest, updates)
+        steps: Any = optimizer.update(of_rows, state.optimizer, of_rows)[0]
+        changed = {
+            path: table.at[ids[path]].add(
+                jnp.where(ids[path][..., None] == 0, 0, steps[path]).astype(table.dtype),
+                mode="clip",
+            )
+            for path, table in tables.items()
+        }
+        model = {**state.model, **after, "params": replaced(moved, changed)}
+        return LocalState(model, memory, state.loss + loss, None)
 
     def loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client

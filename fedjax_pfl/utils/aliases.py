@@ -49,12 +49,12 @@ VARIANTS = {
 
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
-    adcol afl bulyan ccvr cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedas fedbe
+    adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
     fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
-    fedfa fedfed fedgc fedgen fedgh fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
+    fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
-    floco flute fml gpfl heterofl hypcluster knnper krum ktpfl lcfedavg mapper metafed mime mocha
+    flute fml heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
     multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl
     subfedavg tamuna term
 """)

@@ -139,7 +139,7 @@ def test_lists_of_layers_and_flat_dicts():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"share": "bodi"}, "Unknown rule of shared leaves 'bodi'. Did you mean 'body'"),
+        ({"share": "bodi"}, "Unknown pattern of layers 'bodi'. Did you mean 'body'"),
         ({"batch_norm": "locals"}, "Unknown batch-norm policy 'locals'. Did you mean 'local'"),
         ({"head": "secnd"}, "Unknown block for the head 'secnd'. Did you mean 'second'"),
     ],

@@ -328,6 +328,9 @@ def test_masks_are_broadcast_or_refused():
         masked(weights, models, {"w": np.ones(5), "steps": True})
 
 
+simplex_qp = jax.jit(mixing.simplex_qp)
+
+
 def test_simplex_qp_is_the_best_of_all_supports():
     rng = np.random.default_rng(4)
     factors = rng.normal(size=(6, 5, 3)) * 10.0 ** rng.integers(-3, 4, size=(6, 1, 1))
@@ -336,8 +339,8 @@ def test_simplex_qp_is_the_best_of_all_supports():
     )
     present = np.array([[1, 1, 1, 1, 1], [1, 0, 1, 1, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 0]], bool)
     with jax.enable_x64(True):
-        whole = mixing.simplex_qp(every)
-        some = mixing.simplex_qp(every[:4], present)
+        whole = simplex_qp(every)
+        some = simplex_qp(every[:4], present)
     for found, matrix in zip(whole, every, strict=True):
         close(found, smallest_quadratic(matrix), 1e-9)
     for found, matrix, senders in zip(some, every, present, strict=False):
@@ -353,13 +356,13 @@ def test_simplex_qp_satisfies_the_optimality_conditions():
     factors = rng.normal(size=(20, 8))
     matrix = factors @ factors.T + np.diag(rng.uniform(0.01, 2, 20))
     with jax.enable_x64(True):
-        found = np.asarray(mixing.simplex_qp(matrix))
+        found = np.asarray(simplex_qp(matrix))
     slope = matrix @ found
     assert found.min() >= 0 and abs(found.sum() - 1) < 1e-12
     assert 0 < (found == 0).sum() < 20
     gap = found @ slope - slope.min()
     assert abs(gap) < 1e-11 * slope.min()
-    close(mixing.simplex_qp(np.zeros((4, 4), np.float32)), 4 * [0.25])
-    single = mixing.simplex_qp(matrix.astype(np.float32))
+    close(simplex_qp(np.zeros((4, 4), np.float32)), 4 * [0.25])
+    single = simplex_qp(matrix.astype(np.float32))
     assert single.dtype == np.float32
     close(single, found, 1e-3)

@@ -1,5 +1,7 @@
 """Robust rules equal the vector code of their papers, and tolerate what they promise."""
 
+from functools import cache, partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,13 +33,13 @@ def stacked(x, absent=()):
     full = np.array(rows)
     cut = max(full.shape[1] // 2, 1)
     stack = {"a": jnp.asarray(full[:, :cut]), "b": jnp.asarray(full[:, cut:])}
-    mask = jnp.asarray(mask)
-    held = jax.tree.map(lambda leaf: jnp.where(mask[:, None], leaf, 0), stack)
-    return stack, mask, similarity.gram(held, held)
+    held = jax.tree.map(lambda leaf: np.where(np.array(mask)[:, None], leaf, 0), stack)
+    return stack, jnp.asarray(mask), jax.jit(similarity.gram)(held, held)
 
 
 def total(weights, stack):
-    return np.concatenate([weights @ leaf for leaf in jax.tree.leaves(stack)])
+    weights = np.asarray(weights)
+    return np.concatenate([weights @ np.asarray(leaf) for leaf in jax.tree.leaves(stack)])
 
 
 def flat(tree):
@@ -48,48 +50,70 @@ def close(ours, theirs, tolerance=1e-10):
     np.testing.assert_allclose(ours, theirs, atol=tolerance)
 
 
+@jax.jit
+def found(stack, mask, gram, f):
+    """What all rules make of a stack, in one program."""
+    even, selected = mask / jnp.sum(mask), jnp.sum(mask) - f
+    return {
+        "squares": robust.pairwise_squares(gram),
+        "krum": [robust.krum(gram, mask, f, neighbours=k) for k in (1, 2)],
+        "multi-krum": [robust.krum(gram, mask, f, selected, neighbours=k) for k in (1, 2)],
+        "median": robust.geometric_median(gram, even, steps=4, smoothing=0.1),
+        "median from zero": robust.geometric_median(gram, even, 4, 0.1, start_at_mean=False),
+        "clipping": [robust.centred_clipping(gram, even, 1.5, steps) for steps in (1, 3)],
+        "norm bound": robust.norm_bound(gram, even, 1.5),
+        "nearest neighbours": robust.nearest_neighbour_mixing(gram, mask, f),
+        "coordinate median": robust.coordinate_median(stack, mask),
+        "trimmed mean": robust.trimmed_mean(stack, mask, f),
+        "bulyan": robust.bulyan(gram, stack, mask, f),
+    }
+
+
 @pytest.mark.parametrize("absent", [(), (0, 5)])
 @pytest.mark.parametrize("f", [1, 2])
 def test_rules(f, absent):
     x = vectors()
     stack, mask, gram = stacked(x, absent)
-    even = mask / jnp.sum(mask)
-    n = len(x)
-    close(robust.pairwise_squares(gram)[mask][:, mask], reference.distances(x))
-    for neighbours in (1, 2):
-        w = robust.krum(gram, mask, f, neighbours=neighbours)
-        close(total(w, stack), reference.krum(x, f, neighbours=neighbours))
-        w = robust.krum(gram, mask, f, selected=n - f, neighbours=neighbours)
-        close(total(w, stack), reference.krum(x, f, n - f, neighbours))
-    mean = x.mean(0)
-    w = robust.geometric_median(gram, even, steps=4, smoothing=0.1)
-    close(total(w, stack), reference.geometric_median(x, np.ones(n) / n, 4, 0.1, mean))
-    w = robust.geometric_median(gram, even, steps=4, smoothing=0.1, start_at_mean=False)
-    close(total(w, stack), reference.geometric_median(x, np.ones(n) / n, 4, 0.1, 0 * mean))
-    for steps in (1, 3):
-        w = robust.centred_clipping(gram, even, 1.5, steps)
-        close(total(w, stack), reference.centred_clipping(x, np.ones(n) / n, 1.5, steps))
-    w = robust.norm_bound(gram, even, 1.5)
-    close(total(w, stack), np.mean([reference.clip(v, 1.5) for v in x], axis=0))
-    rows = robust.nearest_neighbour_mixing(gram, mask, f)
-    mixed = np.array([total(row, stack) for row in rows])
-    close(mixed[np.asarray(mask)], reference.nearest_neighbour_mixing(x, f))
-    close(flat(robust.coordinate_median(stack, mask)), reference.median(x))
-    close(flat(robust.trimmed_mean(stack, mask, f)), reference.trimmed_mean(x, f))
-    close(flat(robust.bulyan(gram, stack, mask, f)), reference.bulyan(x, f))
+    n, ours, here = len(x), found(stack, mask, gram, f), np.asarray(mask)
+    close(np.asarray(ours["squares"])[here][:, here], reference.distances(x))
+    for neighbours, one, several in zip((1, 2), ours["krum"], ours["multi-krum"], strict=True):
+        close(total(one, stack), reference.krum(x, f, neighbours=neighbours))
+        close(total(several, stack), reference.krum(x, f, n - f, neighbours))
+    even, mean = np.ones(n) / n, x.mean(0)
+    close(total(ours["median"], stack), reference.geometric_median(x, even, 4, 0.1, mean))
+    w = ours["median from zero"]
+    close(total(w, stack), reference.geometric_median(x, even, 4, 0.1, 0 * mean))
+    for steps, w in zip((1, 3), ours["clipping"], strict=True):
+        close(total(w, stack), reference.centred_clipping(x, even, 1.5, steps))
+    clipped = [reference.clip(v, 1.5) for v in x]
+    close(total(ours["norm bound"], stack), np.mean(clipped, axis=0))
+    mixed = np.array([total(row, stack) for row in ours["nearest neighbours"]])
+    close(mixed[here], reference.nearest_neighbour_mixing(x, f))
+    close(flat(ours["coordinate median"]), reference.median(x))
+    close(flat(ours["trimmed mean"]), reference.trimmed_mean(x, f))
+    close(flat(ours["bulyan"]), reference.bulyan(x, f))
+
+
+@jax.jit
+def found_in_the_example(stack, mask, gram):
+    return {
+        "trimmed mean": robust.trimmed_mean(stack, mask, 1),
+        "krum": robust.krum(gram, mask, 1, neighbours=1),
+        "multi-krum": robust.krum(gram, mask, 1, selected=2, neighbours=1),
+        "nearest neighbours": robust.nearest_neighbour_mixing(gram, mask, 1),
+        "median": robust.geometric_median(gram, mask / 3, 3, 0.1, start_at_mean=False),
+    }
 
 
 def test_published_example():
     """The values in byzfl's documentation, f = 1."""
     stack, mask, gram = stacked(PUBLISHED)
-    even = mask / 3
-    close(flat(robust.trimmed_mean(stack, mask, 1)), [4, 5, 6])
-    close(total(robust.krum(gram, mask, 1, neighbours=1), stack), [1, 2, 3])
-    close(total(robust.krum(gram, mask, 1, selected=2, neighbours=1), stack), [2.5, 3.5, 4.5])
-    rows = robust.nearest_neighbour_mixing(gram, mask, 1)
-    close([total(row, stack)[0] for row in rows], [2.5, 2.5, 5.5])
-    w = robust.geometric_median(gram, even, 3, 0.1, start_at_mean=False)
-    close(total(w, stack), [3.7879, 4.7879, 5.7879], 1e-4)
+    ours = found_in_the_example(stack, mask, gram)
+    close(flat(ours["trimmed mean"]), [4, 5, 6])
+    close(total(ours["krum"], stack), [1, 2, 3])
+    close(total(ours["multi-krum"], stack), [2.5, 3.5, 4.5])
+    close([total(row, stack)[0] for row in ours["nearest neighbours"]], [2.5, 2.5, 5.5])
+    close(total(ours["median"], stack), [3.7879, 4.7879, 5.7879], 1e-4)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -97,7 +121,7 @@ def test_foolsgold_punishes_equal_updates(seed):
     history = vectors(6, 5, seed)
     history[4:] = history[3] + 1e-3 * history[4:]  # three of a kind
     _, mask, gram = stacked(history)
-    ours = robust.foolsgold(gram, mask)
+    ours = jax.jit(robust.foolsgold)(gram, mask)
     close(ours, reference.foolsgold(history))
     assert np.all(np.asarray(ours[3:]) < 0.05)
 
@@ -121,15 +145,24 @@ def test_self_clip_is_a_mixing_matrix():
     close(matrix[5], np.eye(6)[5])  # 0 trains locally
 
 
+@jax.jit
+def found_without_attackers(stack, mask, gram):
+    even = mask / len(mask)
+    return [
+        robust.krum(gram, mask, 0, selected=len(mask)),
+        robust.centred_clipping(gram, even, jnp.inf),
+        robust.norm_bound(gram, even, jnp.inf),
+        even @ robust.nearest_neighbour_mixing(gram, mask, 0),
+    ], robust.trimmed_mean(stack, mask, 0)
+
+
 def test_rules_without_attackers_are_the_mean():
     x = vectors()
     stack, mask, gram = stacked(x)
-    even, mean = mask / len(x), x.mean(0)
-    close(total(robust.krum(gram, mask, 0, selected=len(x)), stack), mean)
-    close(total(robust.centred_clipping(gram, even, jnp.inf), stack), mean)
-    close(total(robust.norm_bound(gram, even, jnp.inf), stack), mean)
-    close(total(even @ robust.nearest_neighbour_mixing(gram, mask, 0), stack), mean)
-    close(flat(robust.trimmed_mean(stack, mask, 0)), mean)
+    weights, trimmed = found_without_attackers(stack, mask, gram)
+    for w in weights:
+        close(total(w, stack), x.mean(0))
+    close(flat(trimmed), x.mean(0))
 
 
 @pytest.mark.parametrize("bad", [1e12, -1e12])
@@ -138,16 +171,12 @@ def test_breakdown(bad):
     honest, f = vectors(9), 2
     x = np.concatenate([np.full((f, honest.shape[1]), bad), honest])
     stack, mask, gram = stacked(x)
-    results = [
-        flat(robust.coordinate_median(stack, mask)),
-        flat(robust.trimmed_mean(stack, mask, f)),
-        total(robust.krum(gram, mask, f), stack),
-        flat(robust.bulyan(gram, stack, mask, f)),
-    ]
-    for result in results:
+    ours = found(stack, mask, gram, f)
+    sorting = [flat(ours[name]) for name in ("coordinate median", "trimmed mean", "bulyan")]
+    for result in (*sorting, total(ours["krum"][1], stack)):
         assert np.all(result >= honest.min(0) - 1e-9) and np.all(result <= honest.max(0) + 1e-9)
     # The Weiszfeld iteration only converges towards the honest members.
-    w = robust.geometric_median(gram, mask / len(x), steps=60)
+    w = jax.jit(partial(robust.geometric_median, steps=60))(gram, np.full(len(x), 1 / len(x)))
     assert np.linalg.norm(total(w, stack) - honest.mean(0)) < 5
 
 
@@ -172,17 +201,23 @@ def test_f_is_traced():
 RULES = [name for name in AGGREGATORS if name != "self_clip"]
 
 
+@cache
+def compiled(name):
+    rule = AGGREGATORS[name]()
+    return jax.jit(lambda *operands: rule(*operands))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("name", RULES)
 def test_rules_drop_updates_that_are_not_finite(name, bad):
     x = vectors(9).astype(np.float32)
     x[2] = bad
-    rule, zero = AGGREGATORS[name](), np.zeros(x.shape[1], np.float32)
+    zero = np.zeros(x.shape[1], np.float32)
     weights = jnp.full((9,), 1 / 9, jnp.float32)
     honest = np.delete(x, 2, 0)
     senders = Senders(jnp.arange(9), {"x": jnp.asarray(np.insert(honest, 2, 0, axis=0))})
     updates, onto = {"x": jnp.asarray(x)}, {"x": jnp.asarray(zero)}
-    new, _ = rule(weights, updates, onto, jax.random.key(0), senders)
+    new, _ = compiled(name)(weights, updates, onto, jax.random.key(0), senders)
     assert np.isfinite(new["x"]).all()
     assert (np.abs(new["x"]) <= np.abs(honest).max() + 1e-5).all()
 
@@ -191,7 +226,7 @@ def test_nearest_neighbours_leave_a_far_update_out():
     x = vectors(9).astype(np.float32)
     x[2] = 1e6
     weights, zero = jnp.full((9,), 1 / 9), jnp.zeros(x.shape[1])
-    new, b = AGGREGATORS["nnm"]()(weights, {"x": jnp.asarray(x)}, {"x": zero}, jax.random.key(0))
+    new, b = compiled("nnm")(weights, {"x": jnp.asarray(x)}, {"x": zero}, jax.random.key(0))
     assert b[2] == 0 and np.abs(new["x"]).max() < 10
 
 
@@ -200,7 +235,7 @@ def test_self_clip_sees_small_distances_of_large_models():
     x = (1.0 + 1e-4 * rng.normal(size=(4, 10_000))).astype(np.float32)
     rule = AGGREGATORS["self_clip"](radius=1e-3)
     w = jnp.full((4, 4), 0.25)
-    clipped = np.asarray(rule.mixing(w, {"x": jnp.asarray(x)}, jnp.arange(4)))
+    clipped = np.asarray(jax.jit(rule.mixing)(w, {"x": jnp.asarray(x)}, jnp.arange(4)))
     distances = np.linalg.norm(x[:, None].astype(np.float64) - x[None], axis=2)
     wanted = 0.25 * np.minimum(1, 1e-3 / np.where(distances > 0, distances, 1))
     np.fill_diagonal(wanted, 0)

@@ -23,6 +23,7 @@ REPOSITORIES = {
     "cwfedavg": "regulationLee/cwFedAvg@59ed9c1",
     "ditto": "litian96/ditto@26d9b29",
     "fedala": "TsingZ0/FedALA@a7a9b21",
+    "fedas": "xiyuanyang45/FedAS@1a4f5fd",
     "fedbabu": "jhoon-oh/FedBABU@e34c15b",
     "fedbn": "med-air/FedBN@2fa38ad",
     "fedcp": "TsingZ0/FedCP@7110e97",
@@ -31,6 +32,8 @@ REPOSITORIES = {
     "feddyn": "alpemreacar/FedDyn@48a19fa",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
+    "fedgen": "zhuangdizhu/FedGen@d767e34",
+    "fedgh": "LipingYi/FedGH@2a6a29d",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -41,7 +44,9 @@ REPOSITORIES = {
     "fedrep": "lgcollins/FedRep@d82e629",
     "fedrs": "lxcnju/FedRepo@617ee01",
     "fedsam": "debcaldarola/fedsam@64bbf93",
+    "gpfl": "TsingZ0/GPFL@ed7a7fe",
     "ifca": "jichan3751/ifca@61e44b8",
+    "knnper": "omarfoq/knn-per@ee17520",
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
     "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
@@ -111,6 +116,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "relation_momentum": (0.9, "code: train_APPLE.py:52"),
         "initial": ("common", "PFLlib: clientbase.py:19, one model for all; the authors draw N"),
     },
+    "ccvr": {
+        "per_class": (200, "FL-bench@06e658b: src/server/ccvr.py:22"),
+        "epochs": (1, "FL-bench@06e658b: src/server/ccvr.py, one pass"),
+        "every": (False, "paper: calibration after training"),
+    },
     "cfl": {
         "mean_below": (0.4, "code: clustered_federated_learning.ipynb, EPS_1"),
         "largest_above": (1.6, "code: clustered_federated_learning.ipynb, EPS_2"),
@@ -168,6 +178,13 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
     "fml": {"server_rate": (0.5, "ours: TODO, the source of the default")},
+    "fedas": {
+        "align_epochs": (1, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
+        "align_batch": (16, "code: system/flcore/clients/clientas.py, set_parameters"),
+    },
+    "fedex_lora": {},
+    "flora": {},
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
@@ -212,6 +229,20 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "norm": ("l2", "paper: the distance in its weights; federated/args.py:180 has l1"),
         "affinity": ("normalized", "code: federation.py:387"),
         "fallback": ("trained", "ours: the code goes back to s_i, which loses local training"),
+    },
+    "fedgh": {
+        "server_rate": (0.01, "HtFLlib: system/main.py:401"),
+        "server_epochs": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pass"),
+        "server_batch": (1, "code: FedGH_Codes/experiments/FLHetero/FedGH.py, one pair in a step"),
+    },
+    "fedgc": {"weight": (1.0, "PFLlib: system/main.py:447")},
+    "fedgen": {
+        "weight": (1.0, "PFLlib: system/flcore/clients/clientgen.py, train"),
+        "generator_rate": (3e-4, "code: utils/model_config.py, ensemble_lr of MNIST"),
+        "generator_steps": (50, "code: utils/model_config.py, ensemble_epochs"),
+        "generator_batch": (32, "code: main.py, the batch size"),
+        "noise_width": (32, "code: utils/model_config.py, MNIST"),
+        "hidden_width": (256, "code: utils/model_config.py, MNIST"),
     },
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
@@ -275,6 +306,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "discard_fine_tuned": (False, "code: SPFL/experiment_fedavg_update_v1.py:257"),
     },
     "fedyogi": ADAM,
+    "gpfl": {
+        "weight": (0.01, "code: system/run_me.sh, CNN and MLP"),
+        "module_decay": (0.1, "code: system/run_me.sh, CNN and MLP"),
+    },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
         "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
@@ -282,6 +317,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
     "heurpfedla": PFEDLA | {"retained": (1, "paper: Tables 1 and 2")},
+    "floco": {
+        "corners": (10, "adap/flower@08266e0: baselines/floco/README.md, by the authors"),
+        "start": (0.5, "adap/flower@08266e0: baselines/floco/README.md, 250 of 500 rounds"),
+        "rho": (0.1, "adap/flower@08266e0: baselines/floco/README.md, for five folds"),
+    },
     "ifca": {
         "clusters": (2, "paper: section 6, CIFAR-10"),
         "averaging": ("models", "code: cifar/train_cluster_cifar_tf.py"),
@@ -289,6 +329,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "initial": ("seeds", "paper: Algorithm 1"),
         "warmup": (20, "code: femnist/ifca/models/main.py:115"),
         "scored_by": ("train", "paper: Algorithm 1"),
+    },
+    "knnper": {
+        "neighbours": (7, "code: examples/cifar-10.md:50"),
+        "weight": (0.5, "FL-bench@06e658b: src/server/knnper.py:17; the authors report a grid"),
+        "tuned": (False, "ours: it needs validation samples"),
+        "scale": (1.0, "code: utils/args.py:230"),
     },
     "l2c": {
         "logit_rate": (0.01, "ours: no code of the authors holds one; as in re-implementations"),

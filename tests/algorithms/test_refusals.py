@@ -39,6 +39,11 @@ REFUSED = {
         ({"relation_momentum": 1.0}, "relation_momentum must be"),
         ({}, {"share": "none"}, "apple mixes what clients share"),
     ],
+    "ccvr": [
+        ({"per_class": 0}, "per_class must be at least 1, got 0"),
+        ({"epochs": -1}, "epochs must be at least 0, got -1"),
+        ({}, {"share": "body"}, "ccvr averages whole models"),
+    ],
     "cfl": [
         ({"mean_below": -1}, "mean_below must be at least 0, got -1"),
         ({"largest_above": -1}, "largest_above must be at least 0, got -1"),
@@ -95,6 +100,12 @@ REFUSED = {
         ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
         ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
     ],
+    "fedas": [
+        ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
+        ({"align_rate": 0}, "align_rate must be above 0, got 0"),
+        ({"align_batch": 0}, "align_batch must be at least 1, got 0"),
+        ({}, {"model": "softmax"}, "fedas aligns bodies, and this network is only a head"),
+    ],
     "fedavgm": [
         ({"server_momentum": 1}, r"server_momentum must be in \[0, 1\), got 1"),
         ({"server_momentum": -0.1}, r"server_momentum must be in \[0, 1\)"),
@@ -146,6 +157,26 @@ REFUSED = {
         ({"fallback": "own"}, "fallback.*'own'"),
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
+    ],
+    "fedgh": [
+        ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
+        ({"server_epochs": 0}, "server_epochs must be at least 1, got 0"),
+        ({"server_batch": 0}, "server_batch must be at least 1, got 0"),
+        ({}, {"share": "all"}, "fedgh shares the head and nothing else"),
+        ({}, {"model": "softmax"}, "fedgh learns bodies under a shared head"),
+    ],
+    "fedgc": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({}, {"share": "body"}, "fedgc averages whole models"),
+        ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
+    ],
+    "fedgen": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"generator_rate": -1}, "generator_rate must be at least 0, got -1"),
+        ({"generator_steps": 0}, "generator_steps must be at least 1, got 0"),
+        ({"noise_width": 0}, "noise_width must be at least 1, got 0"),
+        ({"hidden_width": 0}, "hidden_width must be at least 1, got 0"),
+        ({"generator_batch": 1}, "generator_batch must be at least 2, got 1"),
     ],
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
@@ -245,6 +276,10 @@ REFUSED = {
         ({"b2": 1}, r"b2 must be in \[0, 1\), got 1"),
         ({"weighting": "equal"}, "weighting.*'equal'"),
     ],
+    "gpfl": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"module_decay": -1}, "module_decay must be at least 0, got -1"),
+    ],
     "heurfedamp": [
         ({"sigma": -1}, "sigma must be at least 0, got -1"),
         ({"pull": -1}, "pull must be at least 0, got -1"),
@@ -252,6 +287,11 @@ REFUSED = {
         ({"self_weight": -0.5}, "self_weight must be"),
     ],
     "heurpfedla": [({"retained": 0}, {"share": "none"}, "share")],
+    "floco": [
+        ({"corners": 0}, "corners must be at least 1, got 0"),
+        ({"start": 1.5}, r"start must be in \[0, 1\], got 1\.5"),
+        ({"rho": -1}, "rho must be at least 0, got -1"),
+    ],
     "ifca": [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
         ({"warmup": -1}, "warmup must be at least 0, got -1"),
@@ -262,6 +302,12 @@ REFUSED = {
             {"model": OverflowingNormed(3, (5,))},
             "averaging=gradients updates no running statistics",
         ),
+    ],
+    "knnper": [
+        ({"neighbours": 0}, "neighbours must be at least 1, got 0"),
+        ({"weight": 1.5}, r"weight must be in \[0, 1\], got 1\.5"),
+        ({"scale": 0}, "scale must be above 0, got 0"),
+        ({"tuned": True}, {"validation_size": 0}, "knnper uses validation samples"),
     ],
     "l2c": [
         ({"logit_rate": -0.1}, "logit_rate must be"),

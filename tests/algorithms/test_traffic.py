@@ -24,6 +24,14 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
     ("fml", {}, 1, 1, 2),
+    ("gpfl", {}, 1, 1, 2),
+    ("knnper", {}, 1, 1, 2),
+    ("fedex_lora", {}, 1, 1, 2),
+    ("flora", {}, 1, 1, 2),
+    ("fedgh", {}, 0, 1, 2),  # and class means
+    ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
+    ("fedgc", {}, 1, 1, 2),
+    ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
@@ -97,8 +105,10 @@ TRAFFIC = [
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
     ("pfedsim", {}, 1, 1, 2),
+    ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
+    "ccvr",  # all clients send something after the last round: tests/algorithms/test_ccvr.py
     "heurpfedla",
     "fedfomo",  # what others uploaded: nothing in the first round
 }
@@ -107,6 +117,7 @@ FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two 
 SLOW = ("full_gradient", "received", "labels")
 # The comparison with the reference looks at the copies of every round.
 COMPARED = (
+    "floco",
     "pfl_da",
     "fedphp",
     "fedsam",

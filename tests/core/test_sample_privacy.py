@@ -1,6 +1,8 @@
 """Sample-level differential privacy of whole algorithms: noise, refusals, accounting, sweeps."""
 
 import json
+from functools import cache
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.results import privacy
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
@@ -165,17 +168,16 @@ def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     assert len(drawn) >= np.asarray(taken)[0, :rounds].sum() // algorithm.gradients_per_batch()
 
 
-@pytest.mark.parametrize("order", ["shuffled", "poisson"])
-def test_how_clients_run_does_not_matter(order):
-    """One by one, at once, in chunks, and in another order of the clients."""
+@pytest.mark.parametrize(("order", "execution"), [("shuffled", "vmap"), ("poisson", 2)])
+def test_how_clients_run_does_not_matter(order, execution):
+    """One by one, at once or in chunks, and in another order of the clients."""
     options = {**PRIVATE, "dp_noise": 1.0, "batch_order": order}
     algorithm = make("mrmtl", pull=0.5)
-    plain, *others = (
+    plain, other = (
         states_of(algorithm, toy_federation(**options, client_execution=how), 2)[-1]
-        for how in ("map", "vmap", 2)
+        for how in ("map", execution)
     )
-    for state in others:
-        assert_close(state, plain, "state", 1e-9)
+    assert_close(other, plain, "state", 1e-9)
     turned = states_of(algorithm, toy_federation(**options, order=[3, 1, 0, 4, 2]), 2)[-1]
     assert_close(turned.own, jax.tree.map(lambda x: x[[3, 1, 0, 4, 2]], plain.own), "order", 1e-9)
     assert_close(turned.server, plain.server, "order", 1e-9)
@@ -198,10 +200,12 @@ def test_new_clients_have_noise_of_their_own():
     assert_close(noisy, again, "the same key", 0)
     plain = final.personalize(toy_federation(validation_size=0))
     assert not np.allclose(*(jax.tree.leaves(models)[0] for models in (noisy, plain)))
-    federation = toy_federation(**PRIVATE, dp_epsilon=1.0)
-    final = pfl.simulate(algorithm, federation, 1).final
+
+
+def test_new_clients_of_an_epsilon_are_refused():
+    final = swept("shuffled").final
     with pytest.raises(pfl.InputError, match="take dp_noise, which new clients have too"):
-        final.personalize(federation)
+        final.personalize(toy_federation(**PRIVATE, dp_epsilon=1.0))
 
 
 # ------------------------------------------------------------------ accounting
@@ -213,6 +217,13 @@ def simulated(algorithm="mrmtl", rounds=3, settings=None, seeds=(0, 1), adapt=No
     return pfl.simulate(
         algorithm, federation, rounds, seeds=seeds, settings=settings, adapt=adapt, eval_every=3
     )
+
+
+@cache
+def swept(order):
+    """A run with two values of epsilon, which several tests read."""
+    options = {"dp_delta": 1e-3, "batch_order": order}
+    return simulated(settings={"dp_epsilon": [1.0, 4.0]}, seeds=(0,), **options)
 
 
 def test_epsilon_is_that_of_the_recorded_steps():
@@ -237,13 +248,11 @@ def test_several_gradients_of_a_batch_are_one_release_with_less_noise():
 
 
 def test_steps_of_adaptation_are_counted():
-    plain, adapted, own = (
+    """Beside the three steps of its training, the only ones without adaptation."""
+    adapted, own = (
         simulated(name, dp_noise=2.0, dp_delta=1e-3, adapt=adapt).epsilons()[0, 1]
-        for name, adapt in (
-            ("fedavg", None), ("fedavg", pfl.Adaptation(epochs=2)), ("fedavg_ft", None),
-        )
-    )  # fmt: skip
-    np.testing.assert_allclose(plain, epsilon([Release(2.0, 3)], 1e-3), 1e-12)
+        for name, adapt in (("fedavg", pfl.Adaptation(epochs=2)), ("fedavg_ft", None))
+    )
     np.testing.assert_allclose(adapted, epsilon([Release(2.0, 5)], 1e-3), 1e-12)
     np.testing.assert_allclose(own, epsilon([Release(2.0, 4)], 1e-3), 1e-12)
 
@@ -261,12 +270,12 @@ def test_adaptation_has_minibatches_of_its_own():
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])
 def test_noise_of_an_epsilon(order):
     """Each client has the noise of its own steps and rate; all spend what was asked for."""
-    result = simulated(dp_epsilon=2.0, dp_delta=1e-3, batch_order=order)
-    found = result.epsilons()
-    assert (found <= 2.0).all() and (found > 1.99).all()
-    noise = result.privacy["noise"][0]
-    np.testing.assert_allclose(noise[1], noise_for(2.0, 1e-3, 3), 1e-3)  # in every batch
-    assert noise[1] > noise[3]  # rate .4, nine steps
+    result = swept(order)
+    for setting, wanted in enumerate((1.0, 4.0)):
+        found, noise = result.epsilons(setting), result.privacy["noise"][setting]
+        assert (found <= wanted).all() and (found > 0.995 * wanted).all()
+        np.testing.assert_allclose(noise[1], noise_for(wanted, 1e-3, 3), 1e-3)  # in every batch
+        assert noise[1] > noise[3]  # rate .4, nine steps
     said = "Poisson sampling" if order == "poisson" else "fixed minibatches accounted as Poisson"
     assert said in repr(result) and said in result.table()
 
@@ -300,8 +309,7 @@ def test_clip_and_noise_are_swept_in_one_program():
 
 
 def test_a_saved_result_says_what_it_cost(tmp_path):
-    settings = {"dp_epsilon": [1.0, 4.0]}
-    result = simulated(dp_delta=1e-3, settings=settings)
+    result = swept("shuffled")
     tables = result.table("personalized"), result.table("personalized", "plain")
     for text in (*tables, repr(result)):
         assert "sample-level differential privacy with epsilon 1 at delta 0.001" in text
@@ -312,3 +320,25 @@ def test_a_saved_result_says_what_it_cost(tmp_path):
     assert spent[0]["epsilon"] <= 1.0 < spent[1]["epsilon"] <= 4.0
     again = pfl.Result.load(tmp_path)
     assert again.privacy == result.privacy and again.table() == result.table()
+
+
+@pytest.mark.parametrize(
+    ("delta", "unit", "said"),
+    [
+        (0.099, "sample", False),
+        (0.1, "sample", True),
+        (0.19, "client", False),
+        (0.2, "client", True),
+    ],
+)
+def test_a_delta_that_publishes_one_of_n_is_named(delta, unit, said, monkeypatch):
+    result = SimpleNamespace(
+        privacy={"unit": unit, "delta": delta, "sizes": [0, 10, 40]},
+        clients={"participated": np.zeros((2, 1, 3, 5))},
+    )
+    monkeypatch.setattr(privacy, "guarantee", lambda result, setting: "spent")
+    first, *further = privacy.remarks(result)
+    assert first == "spent"
+    assert bool(further) == said
+    if said:
+        assert f"not below 1/{10 if unit == 'sample' else 5}" in further[0]

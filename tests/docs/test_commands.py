@@ -49,6 +49,7 @@ RUN_BY = {
     "docs/results.md": (1, "test_commands.py"),
     "docs/tasks.md": (3, "test_commands.py"),
     "docs/uploads.md": (1, "test_commands.py"),
+    "docs/comparing.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -185,6 +186,12 @@ def test_the_python_of_running(capsys):
     assert capsys.readouterr().out.endswith("0.03\n")
 
 
+def test_the_python_of_comparing(capsys):
+    (block,) = python_blocks(ROOT / "docs/comparing.md")
+    exec(compile(block, "comparing.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("(2, 10) Estimate(value=")
+
+
 def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (block,) = python_blocks(ROOT / "docs/results.md")
@@ -233,6 +240,9 @@ RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md"
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
            "docs/algorithms/fedbabu.md", "docs/algorithms/fedpac.md",
            "docs/algorithms/fedper.md", "docs/algorithms/fedrep.md",
+           "docs/algorithms/ccvr.md", "docs/algorithms/fedex_lora.md",
+           "docs/algorithms/floco.md", "docs/algorithms/flora.md",
+           "docs/algorithms/knnper.md",
            "docs/algorithms/lg_fedavg.md", "docs/figures.md",
            "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
            "docs/performance.md")  # fmt: skip

@@ -27,9 +27,9 @@ PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README
 PAPER = re.compile(
     r"# .+ \(`\w+`\)\n\n- \*\*Paper:\*\* \*(?P<title>.+)\*\n- \*\*Authors:\*\* (?P<authors>.+)\n"
     r"- \*\*Venue:\*\* .+ (?P<year>\d{4})\b.*\n- \*\*Link:\*\* \["
-    r"(?:arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)|doi:(?P<doi>10\.[^\s\]]+)|OpenReview)\]"
+    r"(?:arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)|doi:(?P<doi>10\.[^\s\]]+)|OpenReview|CVF)\]"
     r"\((?P<link>https://(?(arxiv)arxiv\.org/abs/(?P=arxiv)"
-    r"|(?(doi)doi\.org/(?P=doi)|openreview\.net/forum\?id=\w+)))\)\n\n"
+    r"|(?(doi)doi\.org/(?P=doi)|(?:openreview\.net/forum\?id=\w+|openaccess\.thecvf\.com/[\w/.]+))))\)\n\n"
 )
 STUDIES = "studies/"
 

@@ -19,7 +19,7 @@ DRAWING = pfl.dataset_from_arrays(
 TEXTS = pfl.dataset_from_arrays(
     "texts", np.ones((12, 8), np.int32), np.arange(12) % 3, num_classes=3, vocab_size=9
 )
-OF_TEXTS = ("char_lstm", "fasttext", "textcnn")
+OF_TEXTS = ("char_lstm", "fasttext", "textcnn", "text_transformer")
 HALVES = pfl.Partition.from_lists(train=[[0, 1, 2], [3, 4, 5, 6]], test=[[7, 8], [9, 10, 11]])
 
 
@@ -58,6 +58,7 @@ def test_every_draw_of_an_algorithm_names_its_type(name):
         ("mtfl_cnn", "torch", {}),
         ("textcnn", "torch", {"hidden": 4}),
         ("char_lstm", "torch", {"hidden": 4}),
+        ("text_transformer", "torch", {"hidden": 4, "depth": 1}),
         ("vit_tiny", "torch", {"depth": 1}),
         ("mlp", "flax", {}),
     ],

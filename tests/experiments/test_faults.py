@@ -67,7 +67,7 @@ def limited(size):
 FILES = (
     "run.json", "partition.npz", "partition.png", "config.json", "result.npz", "result.json",
     "metrics.csv", "clients.npz", "mixing.npz", "mixing.png", "models.npz", "summary.json",
-    "accuracy.png", "comparison.csv", "comparison.md",
+    "accuracy.png", "gains.png", "comparison.csv", "comparison.md",
 )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
         assert f"{name} can't be written: No space left on device. {GOES_ON}" in sentence
         left = [path for path in folder.rglob(".part-*") if path.is_file()]
         assert not left
-        assert (folder / "feddwa" / "summary.json").exists() == (name in FILES[-3:])
+        assert (folder / "feddwa" / "summary.json").exists() == (name in FILES[-4:])
     before = (folder / "local" / "summary.json").stat().st_mtime_ns
     assert call(folder) == 0
     assert (folder / "local" / "summary.json").stat().st_mtime_ns == before

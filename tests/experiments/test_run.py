@@ -47,7 +47,14 @@ def read(path):
 
 def test_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    expected = {"partition.npz", "partition.png", "accuracy.png", "comparison.csv", "comparison.md"}
+    expected = {
+        "partition.npz",
+        "partition.png",
+        "accuracy.png",
+        "gains.png",
+        "comparison.csv",
+        "comparison.md",
+    }
     expected |= {"run.json", ".lock"}
     files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
     files += ("metrics.jsonl", "result.json", "result.npz")

@@ -30,6 +30,19 @@ def test_algorithms_have_our_names_whatever_was_typed():
     assert args.set == ["feddwa.guidance=last"]
 
 
+def test_a_budget_draws_settings_of_each_algorithm():
+    grid = sweep.parse_grid(["feddwa.top_k=1,3,5", "batch_size=5,10", "learning_rate=1,2"])
+    whole = sweep.cells(algorithms("fedavg", "feddwa"), grid)
+    assert sweep.drawn(whole, None) == sweep.drawn(whole, 12) == whole
+    queue = sweep.drawn(whole, 3)
+    for name in ("fedavg", "feddwa"):
+        every = [(c.folder, one) for c in whole if c.algorithm == name for one in c.inside]
+        kept = [(c.folder, one) for c in queue if c.algorithm == name for one in c.inside]
+        assert len(kept) == 3 and [one for one in every if one in kept] == kept
+    assert kept != every[:3]  # of feddwa: drawn, not the first
+    assert queue == sweep.drawn(whole, 3) and all(cell.inside for cell in queue)
+
+
 def test_what_is_inside_a_program_and_what_is_queued():
     grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
     queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)

@@ -6,6 +6,7 @@ import numpy as np
 
 from experiments.sweeps import sweep_files
 from experiments.sweeps.pictures import picture
+from fedjax_pfl.utils.metric_names import Measure
 
 
 def outcome(setting, validation):
@@ -86,3 +87,27 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     assert notes(60.0, 50.0, values=("adam", "1")) == []
     found = [outcome({"rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
     assert "its best rate, 2," in sweep_files.footnotes(found)[0]
+
+
+def test_choices_of_each_client_and_on_test():
+    """Two clients and seeds; the third client has no validation samples, the fourth ties."""
+    nan = np.nan
+
+    def row(name, validation, test):
+        validation, test = np.array(validation), np.array(test)
+        one = outcome({"a": name}, np.nanmean(validation, axis=1))
+        return replace(one, test=test.mean(axis=1), by_client=(validation, test))
+
+    first = row("1", [[90, 10, nan, 50], [80, 20, nan, 50]], [[1, 2, 3, 4], [5, 6, 7, 8]])
+    second = row("2", [[70, 60, nan, 50], [95, 70, nan, 50]], [[10, 20, 30, 40], [50, 60, 70, 80]])
+    both = [first, second]
+    assert sweep_files.best(both) == [second]  # better on the mean, and so for the last two
+    assert sweep_files.best_per_client(both).tolist() == [(1 + 20 + 30 + 40) / 4,
+                                                          (5 + 60 + 70 + 80) / 4]  # fmt: skip
+    high = [replace(first, test=np.array([99.0, nan])), replace(first, test=np.array([50.0, 20.0]))]
+    assert sweep_files.best_on_test([*high, second]) is second
+    error = Measure("mse", "lower", False)
+    lower = [replace(one, measure=error) for one in both]
+    assert sweep_files.best_on_test(lower) is lower[0]
+    assert sweep_files.best_per_client(lower).tolist() == [(10 + 2 + 3 + 4) / 4,
+                                                           (50 + 6 + 7 + 8) / 4]  # fmt: skip

@@ -244,7 +244,7 @@ def test_new_clients_have_them():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        ("conv", "Unknown pattern of layers 'conv'. .*Valid: fc_0, head"),
+        ("conv", "Unknown pattern of layers 'conv'. .*Valid: all, body, fc_0, head"),
         ("fc_0,conv_*", r"Unknown pattern of layers 'conv_\*'"),
         ("fc_0,head", "fc_0,head can't be frozen: nothing of the model would be trained"),
         ("all", "all can't be frozen"),

@@ -1,5 +1,8 @@
 """Low-rank adapters on the dense layers of networks, attention's among them."""
 
+import math
+import re
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.models.networks import ViT
+from fedjax_pfl.models.networks import MLP, ViT
 from fedjax_pfl.testing.toys import toy_federation
 from tests.models.test_client_axis import small_federation, trained
 
@@ -93,6 +96,8 @@ def test_clients_train_adapters_beside_one_backbone():
         ({"lora_rank": None, "lora_alpha": 2.0}, "lora_alpha must be absent without lora_rank"),
         ({"lora_rank": None, "lora_layers": "fc"}, "lora_layers must be absent without lora_rank"),
         ({"lora_layers": "head"}, "no frozen dense layer for adapters that 'head' names; .*: fc_0"),
+        ({"freeze": "all,*lora_?"}, "must be a rule that leaves something to train, got 'all,"),
+        ({"share": "*lora_c"}, r"Unknown pattern of layers '\*lora_c'"),
         ({"freeze": "none"}, r"no frozen dense layer for adapters that '\*' names\."),
         (
             {"model": (lambda key, x: {"w": jnp.zeros((4, 3))}, lambda w, x: x @ w["w"])},
@@ -103,3 +108,60 @@ def test_clients_train_adapters_beside_one_backbone():
 def test_what_can_not_be(options, message):
     with pytest.raises(pfl.InputError, match=message):
         federation(**options)
+
+
+def test_a_fixed_factor_is_in_the_backbone():
+    fixed = federation(freeze="body,*lora_a")
+    assert fixed.plan.paths == ("params/fc_0/lora_b", "params/head/bias", "params/head/kernel")
+    assert fixed.num_frozen == 25 + 4 * 2
+    one, model = begun(fixed)
+    every, first = begun(federation())
+    factor = one.backbone["params"]["fc_0"]["lora_a"]
+    np.testing.assert_array_equal(factor, first["params"]["fc_0"]["lora_a"])
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
+    np.testing.assert_array_equal(one.task.predict(model, x), every.task.predict(first, x))
+    assert federation(freeze="*lora_a").plan == fixed.plan
+
+
+def test_the_mean_of_products_with_a_fixed_factor_is_exact():
+    with jax.enable_x64(True):
+        options = {"dtype": "float64", "client_execution": "vmap", "local_steps": 3}
+        one = federation(freeze="body,*lora_a", **options)
+        result = pfl.simulate(pfl.make_algorithm("fedavg"), one, 1)
+        started = jax.jit(one.with_backbone)(jax.random.key(0))
+        zero, size = jnp.int32(0), np.asarray(one.data.train.size)
+        start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(jax.random.key(0), "init")))
+        ctx = pfl.Context(started, jax.random.key(0), zero, zero + 1, None)
+        models = jax.jit(lambda: ctx.train(start, ctx.everyone()).models)()["params"]
+        a = started.backbone["params"]["fc_0"]["lora_a"]
+        products = np.asarray(a @ models["fc_0"]["lora_b"])
+        wanted = np.einsum("i,iab->ab", size / size.sum(), products)
+        (b,) = result.final.models()["global"].model["params"]["fc_0"]["lora_b"]
+        assert np.abs(b).max() > 0.01
+        np.testing.assert_allclose(a @ b, wanted, 0, 1e-9)
+
+
+def test_one_factor_is_shared():
+    one = federation(share="*lora_a")
+    shared = dict(zip(one.plan.paths, one.plan.shared, strict=True))
+    assert [path for path, on in shared.items() if on] == ["params/fc_0/lora_a"]
+    assert one.plan.shared_block_sizes().tolist() == [8, 0]
+    notes = pfl.make_algorithm("fedper").remarks(one)
+    assert notes == ["shares *lora_a, as set by share"]
+    both = federation(share="head,*lora_a").plan
+    assert both.shared == (True, False, True, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "ditto", "fedrod", "feddwa", "apfl", "flora", "fedex_lora"]
+)
+def test_no_array_is_as_large_as_a_base_of_each_client(name):
+    count, width = 20, 64
+    one = toy_federation(
+        (3,) * count, (2,) * count, validation_size=0, model=MLP(3, (width, width)),
+        dtype="float32", lora_rank=1, client_execution="vmap", eval_batch_size=4,
+    )  # fmt: skip
+    program = pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
+    shapes = re.findall(r"tensor<((?:\d+x)+)\w+>", program.rounds.as_text())
+    largest = max(math.prod(map(int, shape[:-1].split("x"))) for shape in shapes)
+    assert width**2 <= largest < count * width**2

@@ -1,4 +1,4 @@
-"""ResNet-18, a vision transformer and an LSTM: their layers by hand, and a step of each."""
+"""ResNet-18, transformers and an LSTM: their layers by hand, and a step of each."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from fedjax_pfl.models.networks import CharLSTM, ResNet18, ViT
+from fedjax_pfl.models.networks import CharLSTM, ResNet18, TextTransformer, ViT
 from fedjax_pfl.models.normalization import GroupNorm
 from tests.models.test_client_axis import small_federation, trained
 
@@ -60,6 +60,47 @@ def layer_norm(x, layer):
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * layer["scale"] + layer["bias"]
 
 
+def encoder_block(x, block, allowed=True):
+    """Two heads of three channels each; `allowed` [T, T]: to which positions each one attends."""
+    q, k, v = np.split(dense(layer_norm(x, block["norm_0"]), block["attention"]["qkv"]), 3, -1)
+    heads = []
+    for at in (slice(0, 3), slice(3, 6)):
+        weights = np.exp(q[:, at] @ k[:, at].T / np.sqrt(3)) * allowed
+        heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, at])
+    x = x + dense(np.concatenate(heads, -1), block["attention"]["proj"])
+    hidden = dense(layer_norm(x, block["norm_1"]), block["fc_0"])
+    return x + dense(hidden * (1 + erf(hidden / np.sqrt(2))) / 2, block["fc_1"])
+
+
+TEXTS = np.array([[1, 2, 0, 3], [4, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def test_text_transformer_by_hand():
+    w, out = made(TextTransformer(3, 5, hidden=6, depth=2, heads=2), jnp.asarray(TEXTS))
+    for ids, logits in zip(TEXTS, out, strict=True):
+        there = ids != 0
+        x = np.where(there[:, None], w["embedding"]["table"][ids], 0) + w["positions"]["table"]
+        x = x[there]
+        for name in ("block_0", "block_1"):
+            x = encoder_block(x, w[name])
+        mean = layer_norm(x, w["norm"]).mean(0) if there.any() else np.zeros(6)
+        np.testing.assert_allclose(logits, dense(mean, w["head"]), 2e-5, 2e-5)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_text_transformer_with_an_output_for_each_token(tied):
+    net = TextTransformer(5, 5, hidden=6, depth=1, heads=2, tied=tied, per_token=True)
+    w, out = made(net, jnp.asarray(TEXTS))
+    assert ("head" in w) != tied
+    for ids, logits in zip(TEXTS, out, strict=True):
+        there = ids != 0
+        x = np.where(there[:, None], w["embedding"]["table"][ids], 0) + w["positions"]["table"]
+        allowed = np.tril(np.ones((4, 4))) * (there[None] | np.eye(4, dtype=bool))
+        x = layer_norm(encoder_block(x, w["block_0"], allowed), w["norm"])
+        wanted = x @ w["embedding"]["table"].T if tied else dense(x, w["head"])
+        np.testing.assert_allclose(logits, wanted, 5e-5, 5e-5)
+
+
 def test_vit_by_hand():
     image = np.random.default_rng(1).normal(size=(1, 4, 6, 2)).astype(np.float32)
     w, out = made(ViT(3, patch=2, width=6, depth=1, heads=2), image)
@@ -67,14 +108,7 @@ def test_vit_by_hand():
     embed, block = w["embed"], w["block_0"]
     x = np.concatenate([embed["class_token"][0], dense(np.stack(patches), embed["patches"])])
     x = x + embed["positions"][0]
-    q, k, v = np.split(dense(layer_norm(x, block["norm_0"]), block["attention"]["qkv"]), 3, -1)
-    heads = []
-    for at in (slice(0, 3), slice(3, 6)):
-        weights = np.exp(q[:, at] @ k[:, at].T / np.sqrt(3))
-        heads.append(weights / weights.sum(-1, keepdims=True) @ v[:, at])
-    x = x + dense(np.concatenate(heads, -1), block["attention"]["proj"])
-    hidden = dense(layer_norm(x, block["norm_1"]), block["fc_0"])
-    x = x + dense(hidden * (1 + erf(hidden / np.sqrt(2))) / 2, block["fc_1"])
+    x = encoder_block(x, block)
     wanted = dense(layer_norm(x[0], w["norm"]), w["head"])
     np.testing.assert_allclose(out[0], wanted, 2e-5, 2e-5)
 
@@ -85,8 +119,9 @@ def test_vit_by_hand():
         pytest.param(ResNet18(3, (2,), groups=2), False, marks=pytest.mark.thorough),
         pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.thorough),
         pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.thorough),
+        pytest.param(TextTransformer(3, 9, 4, 1, 2), True, marks=pytest.mark.thorough),
     ],
-    ids=["resnet18_gn", "vit", "char_lstm"],
+    ids=["resnet18_gn", "vit", "char_lstm", "text_transformer"],
 )
 def test_a_step_of_each_moves_every_layer(net, tokens):
     options = {"tokens": tokens, "client_execution": "vmap", "dtype": "float32"}

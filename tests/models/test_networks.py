@@ -79,6 +79,8 @@ PAPERS = [
     ("char_lstm", (80,), 90, {"vocab_size": 90}, 820_522,
      {"embedding": 720, "lstm_0": 271_360, "lstm_1": 525_312, "head": 23_130}),
     ("char_lstm", (80,), 80, {"vocab_size": 80}, 817_872, {}),
+    ("text_transformer", TEXT, 4, {"vocab_size": 32_000}, 4_915_460,
+     {"embedding": 4_096_000, "positions": 25_600, "block_0": 198_272, "norm": 256, "head": 516}),
     ("mlp", (8, 8, 1), 10, {}, 64 * 64 + 64 + 650, {}),
     ("softmax", (8, 8, 1), 10, {}, 650, {"head": 650}),
 ]  # fmt: skip
@@ -228,6 +230,13 @@ def test_groups_keep_what_is_shared(policy):
         ("resnet18_gn", COLOUR, {"groups": 3}, "groups must be a divisor of 64, got 3"),
         ("vit_tiny", (30, 30, 1), {}, "patches of 4x4, and 30x30 pixels aren't a multiple"),
         ("vit_tiny", COLOUR, {"heads": 5}, "heads must be a divisor of the 192 hidden units"),
+        ("text_transformer", TEXT, {"vocab_size": 9, "heads": 3}, "a divisor of the 128 hidden"),
+        (
+            "text_transformer",
+            TEXT,
+            {"vocab_size": 9, "tied": True},
+            "tied must be False unless the",
+        ),
         ("char_lstm", (80,), {"vocab_size": 9, "layers": 0}, "layers must be a whole number of at"),
     ],
 )

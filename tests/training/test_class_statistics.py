@@ -1,4 +1,4 @@
-"""Sums of features by class against NumPy: second moments, members, one model for all, counts."""
+"""Features and their sums by class against NumPy: second moments, members, one model, counts."""
 
 from dataclasses import replace
 
@@ -97,6 +97,43 @@ def test_one_model_for_some_clients_and_one_that_overflows():
         totals, counts, _ = wanted(model, federation, i, "trace")
         np.testing.assert_allclose(sums.totals[m], totals, 1e-12, 1e-12)
         np.testing.assert_array_equal(sums.counts[m], counts)
+
+
+def test_features_of_every_members_own_model_and_of_one():
+    """In the order of the split, without augmentation, in minibatches that do not divide n."""
+    federation = toy_federation(
+        model=TanhNetwork(), validation_size=0, batch_order="poisson", drop_last=False,
+        augment=lambda key, images: images + 1,
+    )  # fmt: skip
+
+    @jax.jit
+    def run(federation):
+        ctx = replace(context(federation), tally=ForwardCounter())
+        models = ctx.replicate(ctx.initial_model())
+        scale = 1 + jnp.arange(5.0)
+        models = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, scale), models)
+        cohort = ctx.cohort.at_work(jnp.asarray(MEMBERS))
+        own, after = ctx.sample_features(models, cohort)
+        passes = ctx.tally.samples
+        model = ctx.initial_model()
+        one, _ = ctx.sample_features(pfl.Broadcast(model), ctx.everyone(jnp.array([3, 0])))
+        return models["params"], own, after.mask, passes, one
+
+    models, own, mask, passes, one = jax.device_get(run(federation))
+    np.testing.assert_array_equal(mask, MEMBERS)
+    np.testing.assert_array_equal(passes, TRAIN_SIZES * MEMBERS)
+    data, part = federation.data, federation.data.train
+    assert own.features.shape == (5, max(TRAIN_SIZES), WIDTH)
+    first = jax.tree.map(lambda leaf: leaf[0], models)
+    rows = [(own, i, i, jax.tree.map(lambda leaf, i=i: leaf[i], models)) for i in range(5)]
+    for known, m, i, model in (*rows, (one, 0, 3, first), (one, 1, 0, first)):
+        count = int(part.size[i]) * (known is one or MEMBERS[i])
+        at = np.asarray(part.index)[int(part.offset[i]) :][:count]
+        z = network.features(model, np.asarray(data.samples, np.float64)[at])
+        np.testing.assert_array_equal(known.valid[m], np.arange(max(TRAIN_SIZES)) < count)
+        np.testing.assert_allclose(known.features[m, :count], z, 1e-12, 1e-12)
+        np.testing.assert_array_equal(known.labels[m, :count], data.labels[at])
+        assert not known.features[m, count:].any() and not known.labels[m, count:].any()
 
 
 @pytest.mark.parametrize("second", ["none", "trace", "scatter", "pooled"])

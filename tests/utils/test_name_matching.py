@@ -17,8 +17,8 @@ local fedavg fedavg_ft fedavgm fedprox fedprox_ft fedupdate scaffold weight_eros
 cwfedavg spfl spfl_w lga plga fedasync fedavg_sync fedavg_async feddwa pfedla heurpfedla apfl
 perfedavg perfedavg_spfl perfedavg_async pfedme ditto fedamp heurfedamp fedfomo apple cfl ifca
 sfl l2c fedrod fedrep fedper fedbn lg_fedavg fedbabu pfedhn fedadagrad fedadam fedyogi feddyn
-moon fedproto fedala fedexp fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
-fedphp pfl_da pfedsim fedpac fedcp
+moon fedproto fedala fedexp fedex_lora flora fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
+fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas fedgen
 """)
 SPELT = {
     "FedAvg": "fedavg", "FedAvg-FT": "fedavg_ft", "FedAvgFT": "fedavg_ft", "FedAvg + FT": None,
@@ -44,7 +44,7 @@ OURS = {name.replace("_", "") for name in (*CANONICAL, *pfl.core.ALGORITHMS)}
 FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
-FedGWC FedQZ pFedXY AQFL FedUOT FedHKD FedCLS pFedPT FedIFL
+FedQZ pFedXY AQFL FedUOT FedHKD FedCLS pFedPT FedIFL
 """)
 NEAR = {
     "fedavgg": "fedavg", "fedpor": "fedper", "scafold": "scaffold", "fedprx": "fedprox",

@@ -80,3 +80,18 @@ def test_client_against_client_needs_the_same_samples(found):
     """Four clients each, of different partitions: no client is the same."""
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.scatter([found["main", "local"], found["iid", "fedavg"]])
+
+
+def test_sorted_gains(found):
+    local, feddwa = found["main", "local"], found["main", "feddwa"]
+    drawn = comparison.sorted_gains([local, feddwa])
+    wanted = feddwa.values()[:, -1].astype(float) - local.values()[:, -1]
+    (line, _) = drawn.figure.axes[0].get_lines()
+    np.testing.assert_allclose(line.get_ydata(), 100 * np.sort(wanted.ravel()), atol=1e-4)
+    assert [row[2:4] for row in rows_of(drawn)] == [
+        (seed, client) for seed in local.seeds for client in range(CLIENTS)
+    ]
+    with pytest.raises(InputError, match="needs a run of 'fedavg' and others, got local, feddwa"):
+        comparison.sorted_gains([local, feddwa], baseline="fedavg")
+    with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
+        comparison.sorted_gains([local, found["iid", "fedavg"]])

@@ -17,6 +17,7 @@ DRAWN = {
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
     "accuracy/cost": (["main"], [], {}),
     "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),
+    "accuracy/gains": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "records/rounds": (["main"], [], {}),
     "waffle/accuracy": (["main"], [], {}),
     "waffle/penalty": (["main"], [], {"x": "groups"}),

@@ -8,7 +8,8 @@ import pytest
 
 from experiments import reproduce, run
 from experiments.cli import data_flags, flags
-from experiments.reproduction import datasets, full_cost, overview, planning
+from experiments.outputs import html_page
+from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from tools import settings_table
 
@@ -170,8 +171,10 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
 
 def test_markdown_as_html(tmp_path):
     text = "# A\n\n| x | y |\n| --- | ---: |\n| <b> |  |\n\n- **n**: said.\n\nwords\n"
-    page = overview.as_html("T", text, tmp_path)
+    text += "\n| a |\n| --- |\n| <u>1</u> |\n"
+    page = html_page.page("T", text, tmp_path)
     assert "<h1>A</h1>" in page and "<td>&lt;b&gt;</td>" in page
+    assert "<td><u>1</u></td>" in page
     assert "<li><strong>n</strong>: said.</li>" in page and "<p>words</p>" in page
 
 

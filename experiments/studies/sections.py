@@ -1,0 +1,170 @@
+"""The sections of a study's report, and its files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from fedjax_pfl.results import harm
+from fedjax_pfl.results.comparison_plots import sorted_gains
+from fedjax_pfl.results.intervals import mean_with_interval
+from fedjax_pfl.results.notes import grouped
+from fedjax_pfl.results.table import Column, Table
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.metric_names import ACCURACY
+
+from ..outputs import html_page
+from ..outputs.run_files import write_picture, write_text
+from ..sweeps.sweep_files import Outcome, at_the_edge, best, best_on_test, best_per_client
+from .report import COSTS, MEANINGS, SETTING, Report
+
+Tuned = Mapping[tuple[str, str], Sequence[Outcome]]  # by (row, setting)
+PLACE = (Column(SETTING, "Setting"), Column("row", "Row", left=True))
+SHORT = {
+    "megabytes_up": "MB up", "megabytes_down": "MB down", "gflop": "GFLOP",
+    "seconds_per_round": "s/round",
+}  # fmt: skip
+PER_CLIENT = (
+    "Test, chosen per client: each client has the setting that is best on its own validation "
+    "samples. Best on test: the highest test mean of any setting, which was chosen on test samples."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report.
+
+    Attributes:
+      title: its heading.
+      name: of its CSV file and picture, or "".
+      tables: each with its own notes.
+      notes: paragraphs below.
+      picture: or None.
+    """
+
+    title: str
+    name: str = ""
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = ()
+    picture: Figure | None = None
+
+    def paragraphs(self) -> list[str]:
+        """Return all notes, each once."""
+        notes = [note for table in self.tables for note in table.notes]
+        return [*dict.fromkeys(notes), *self.notes]
+
+    def to_markdown(self) -> str:
+        """Format with a heading."""
+        parts = [f"## {self.title}", *(table.to_markdown() for table in self.tables)]
+        parts += [f"![{self.title}]({self.name}.png)"] if self.picture is not None else []
+        return "\n\n".join([*parts, *self.paragraphs()])
+
+
+def sections(report: Report, tuned: Tuned | None = None) -> list[Section]:
+    """Return the sections: measures, clients, ranks over settings, tuning, costs."""
+    found = [Section(report.heading(name), tables=[report.table(name)]) for name in report.measures]
+    found.append(Section("By setting", "study", [], report.notes(), report.drawing().figure))
+    found += _clients(report)
+    found += _ranks(report)
+    found += [_tuning(tuned)] if tuned else []
+    return [*found, _costs(report)]
+
+
+def _clients(report: Report) -> list[Section]:
+    """Return the section on who gains and who is harmed, if there is a baseline."""
+    measure, tables = next(iter(report.runs.values())).measure, []
+    notes = [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
+    for base in report.baselines:
+        rows = [
+            {SETTING: panel.title, "row": row, **harm.values_of(base, gains)}
+            for panel in report.gains
+            if panel.baseline == base
+            for row, gains in panel.gains.items()
+        ]
+        columns = [*PLACE, *harm.columns(base, measure, tuple(harm.TITLES), brief=False)]
+        tables.append(Table(columns, rows, [*notes, harm.REST]))
+    if not tables:
+        return []
+    title = f"Clients against {' and '.join(report.baselines)}"
+    return [Section(title, "gains", tables, picture=sorted_gains(report.gains, report.styles))]
+
+
+def _ranks(report: Report) -> list[Section]:
+    """Return the section on ranks over settings, if there are several rows and settings."""
+    title = "Ranks over settings"
+    if min(len(report.styles), len({setting for _, setting in report.runs})) < 2:
+        return []
+    try:
+        ranking, notes = report.pivot(report.measures[0]).ranking()
+    except InputError as error:
+        return [Section(title, notes=[str(error)])]
+    table = ranking.table(next(iter(report.baselines), None))
+    table = replace(table, notes=[*table.notes, *notes])
+    return [Section(title, "ranks", [table], picture=ranking.plot())]
+
+
+def _tuning(tuned: Tuned) -> Section:
+    """Return the section on the settings that each row tried and chose."""
+    rows, edges = [], {}
+    first = next(iter(tuned.values()))
+    measure, seeds = first[0].measure, first[0].seeds
+    for (row, setting), outcomes in tuned.items():
+        (chosen,), highest = best(outcomes), best_on_test(outcomes)
+        scores = {
+            "validation": chosen.validation,
+            "test": chosen.test,
+            "per_client": best_per_client(outcomes),
+            "best_on_test": highest.test,
+        }
+        cells = {key: mean_with_interval(np.asarray(one), measure) for key, one in scores.items()}
+        words = ", ".join(f"{name}={value}" for name, value in chosen.setting.items())
+        rows.append({SETTING: setting, "row": row, "chosen": words, **cells})
+        notes = (note.partition(": ")[2].rstrip(".") for note in at_the_edge(outcomes))
+        edges[f"{setting}/{row}"] = list(notes)
+    columns = [
+        *PLACE,
+        Column("chosen", "Chosen", left=True),
+        Column("validation", measure.heading("Validation")),
+        Column("test", measure.heading("Test")),
+        Column("per_client", measure.heading("Test, chosen per client")),
+        Column("best_on_test", measure.heading("Best on test")),
+    ]
+    number = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
+    about = (
+        f"Each row tried {len(first)} settings with {number} and has the one with the best mean "
+        f"validation {measure.label}; all other sections are of runs with that one."
+    )
+    return Section("Tuning", "tuning", [Table(columns, rows, [about, PER_CLIENT, *grouped(edges)])])
+
+
+def _costs(report: Report) -> Section:
+    rows = [
+        {SETTING: setting, "row": row}
+        | {name: float(values.mean()) for name, (_, of) in COSTS.items()
+           if not np.isnan(values := of(run)).any()}
+        for (row, setting), run in report.runs.items()
+    ]  # fmt: skip
+    columns = [*PLACE, *(Column(name, title) for name, title in SHORT.items())]
+    notes = [f"{title}: {MEANINGS[name]}." for name, title in SHORT.items()]
+    return Section("Costs", "costs", [Table(columns, rows, notes)])
+
+
+def write(report: Report, folder: Path, parts: Sequence[Section], command: str) -> None:
+    """Write `study.md`, `.tex`, `.html` and `.csv`, and the sections' numbers and pictures."""
+    latex = []
+    for part in parts:
+        latex += [f"% {part.title}\n{table.to_latex('c')}" for table in part.tables]
+        if part.name and part.tables:
+            numbers = pd.concat([table.to_pandas() for table in part.tables])
+            text = numbers.to_csv(index=False, lineterminator="\r\n")
+            write_text(folder / f"{part.name}.csv", text)
+        if part.picture is not None:
+            write_picture(folder / f"{part.name}.png", part.picture)
+    text = "\n\n".join(["# Study", f"```bash\n{command}\n```", *(p.to_markdown() for p in parts)])
+    write_text(folder / "study.tex", "\n".join(latex))
+    write_text(folder / "study.csv", report.numbers.to_csv(index=False, lineterminator="\r\n"))
+    write_text(folder / "study.html", html_page.page("Study", text, folder))
+    write_text(folder / "study.md", f"{text}\n")

@@ -1,0 +1,123 @@
+"""Servers that add products of clients' low-rank adapters to the frozen kernels."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import core
+from fedjax_pfl.aggregation import products
+from fedjax_pfl.algorithms import fedavg
+
+A, B = "lora_a", "lora_b"
+
+
+@core.struct
+class State(fedavg.State):
+    """FedAvg's state, and the server's kernels."""
+
+    base: Any = core.per_server()  # {layer: kernel}, of the layers with adapters
+
+
+class MergedAdapters(fedavg.FedAvg):
+    """FedAvg whose server also changes the frozen kernels of the layers with adapters.
+
+    A subclass defines `added`. Layers one of whose factors is frozen are left out; without other
+    adapters it is FedAvg.
+    """
+
+    sees = "models"
+    robust = "nothing"
+
+    def added(self, a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+        """Return what is added to a kernel, [inputs, outputs], before the adapters' scale.
+
+        Args:
+          a, b: the members' factors [M, inputs, rank] and [M, rank, outputs], as received.
+          weights: [M].
+        """
+        raise NotImplementedError
+
+    def check(self, federation):
+        plan = federation.plan
+        for path, shared in zip(plan.paths, plan.shared, strict=True):
+            if path.rpartition("/")[2] in (A, B) and not shared:
+                raise core.InputError(
+                    f"{self.name} needs both factors of each adapter, and share keeps {path} "
+                    "private."
+                )
+
+    def remarks(self, federation):
+        there = self.layers(federation)
+        return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
+
+    def layers(self, federation: core.Federation) -> dict[str, tuple[str, ...]]:
+        """Return the paths of the layers both of whose factors clients train, by name."""
+        every = () if federation.adapters is None else federation.adapters.layers
+        named = {"/".join(path): path for path, _, _ in every}
+        kept = federation.plan.paths
+        return {
+            name: path
+            for name, path in named.items()
+            if {f"params/{name}/{A}", f"params/{name}/{B}"} <= {*kept}
+        }
+
+    def init(self, ctx):
+        begun = super().init(ctx)
+        base = {
+            name: _at(ctx.federation.backbone["params"], path)["kernel"]
+            for name, path in self.layers(ctx.federation).items()
+        }
+        return State(begun.server, begun.private, begun.optimizer, base)
+
+    def updated_base(self, ctx, state):
+        changed: dict[str, Any] = {}
+        for name, path in self.layers(ctx.federation).items():
+            inner = changed
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner["kernel"] = state.base[name]
+        return {"params": changed} if changed else None
+
+    def weigh(self, ctx, state: Any, sent):
+        weights, state = super().weigh(ctx, state, sent)
+        base, params = dict(state.base), sent.models["params"]
+        adapters: Any = ctx.federation.adapters
+        for name, path in self.layers(ctx.federation).items():
+            factors = _at(params, path)
+            more = self.added(factors[A], factors[B], weights) * adapters.scale
+            base[name] += more.reshape(base[name].shape).astype(base[name].dtype)
+        return weights, replace(state, base=base)
+
+    def record(self, ctx, sent, weights, up=1, down=1, **noted):
+        # The members' factors or the sum of their products, whichever is less.
+        adapters: Any = ctx.federation.adapters
+        there, count = self.layers(ctx.federation), ctx.cohort.size
+        numbers = sum(
+            min(inputs * outputs, count * adapters.rank * (inputs + outputs))
+            for path, inputs, outputs in (adapters.layers if there else ())
+            if "/".join(path) in there
+        )
+        return ctx.record(
+            sent.cohort, up=up, down=down, numbers_down=numbers if there else None,
+            clients={"train_loss": sent.loss, **noted}, mixing=weights,
+        )  # fmt: skip
+
+
+def summed_products(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return sum_i weights_i A_i B_i of factors [M, inputs, rank] and [M, rank, outputs].
+
+    It is the product of the stacked factors, of rank M * rank.
+    """
+    # A member that diverged has a weight of zero, and perhaps factors that are not finite.
+    a, b = (jnp.where(weights[:, None, None] != 0, x, 0) for x in (a, b))
+    a = weights.astype(a.dtype)[:, None, None] * a
+    stacked = jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1)
+    return products.matmul(stacked, b.reshape(-1, b.shape[-1]))
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        tree = tree[part]
+    return tree

@@ -1,0 +1,29 @@
+"""FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning of Foundation Models.
+
+Raghav Singhal, Kaustubh Ponkshe, Praneeth Vepakomma. ACL 2025. https://arxiv.org/abs/2410.09432
+"""
+
+import jax.numpy as jnp
+
+from fedjax_pfl import core
+from fedjax_pfl.aggregation import products
+from fedjax_pfl.algorithms.common.merged_adapters import MergedAdapters, summed_products
+
+
+@core.algorithm("fedex_lora")
+class FedExLoRA(MergedAdapters):
+    """FedEx-LoRA: FedAvg of both factors; the server adds to W what that average lacks.
+
+    W <- W + s (sum_i p_i A_i B_i - A B), with the averages A and B. The network after the round is
+    therefore that of the mean of the clients' products.
+    """
+
+    def added(self, a, b, weights):
+        mean_a, mean_b = (summed(x, weights) for x in (a, b))
+        return summed_products(a, b, weights) - products.matmul(mean_a, mean_b)
+
+
+def summed(stack, weights):
+    """Return sum_i weights_i x_i of a stack [M, ...], of members whose weight is not zero."""
+    used = jnp.where(weights[:, None, None] != 0, stack, 0)
+    return products.rows(weights.astype(stack.dtype), used)

@@ -1,0 +1,176 @@
+"""Federated Learning over Connected Modes.
+
+Dennis Grinwald, Philipp Wiesner, Shinichi Nakajima. NeurIPS 2024.
+https://openreview.net/forum?id=JL2eMCfDW8
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fedjax_pfl import core
+from fedjax_pfl.aggregation import products
+from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.common.simplex import projected
+
+HEAD, CORNERS, POINT = "head", "corners", "point"
+DRAW = 1  # what a step's key is folded with for the point
+
+
+@dataclass(frozen=True)
+class Simplex(core.ExtendedTask):
+    """A network whose head has the kernel sum_e a_e H_e, at a point a of a simplex.
+
+    H_1 is the kernel of the layer head, the others are `CORNERS`, [count - 1, ...]. All are
+    independent draws of the network's initializer. They have one bias.
+    """
+
+    added = (CORNERS, POINT)
+
+    count: int
+
+    def draw(self, key, inputs, model):
+        if HEAD not in model["params"]:
+            raise core.InputError("floco trains a simplex of heads, and the head is frozen.")
+        if "kernel" not in model["params"][HEAD]:
+            raise core.InputError("floco mixes kernels of heads, and the layer head has none.")
+        corners = jax.vmap(lambda key: self.network.init(key, inputs)["params"][HEAD]["kernel"])(
+            jax.random.split(key, self.count - 1)
+        )
+        return {CORNERS: corners, POINT: jnp.full((self.count,), 1 / self.count, self.dtype)}
+
+    def classify(self, model, features):
+        params = model["params"]
+        kernel = products.rows(params[POINT], kernels(params))
+        head = {**params[HEAD], "kernel": kernel}
+        return super().classify({**model, "params": {**params, HEAD: head}}, features)
+
+
+def kernels(params: core.Tree) -> jax.Array:
+    """Return H, [E, ...]."""
+    return jnp.concatenate([params[HEAD]["kernel"][None], params[CORNERS]])
+
+
+@core.algorithm("floco")
+class Floco(fedavg.FedAvg):
+    """Floco: FedAvg of a simplex of heads, in which similar clients have near points.
+
+    A client's network has the head sum_e a_e H_e. In each step of training, a is drawn uniformly
+    from the simplex, and body and all H_e are trained. When a share `start` of the rounds is over,
+    all N clients train once, and their points b_i are found from their H: the first E principal
+    components of all clients are projected on the simplex, at the level at which clients lie
+    farthest apart. From then on, client i draws a from a neighbourhood of b_i of radius rho in the
+    1-norm. It predicts at b_i; before, at the centre of the simplex.
+
+    Attributes:
+      corners: E.
+      start: share of the rounds before clients have their points; 1: they never do.
+      rho: radius.
+    """
+
+    reads = "everyone"
+    absent_idle = False
+    absent_kept = False
+    depends_on_num_rounds = True
+    sees = "models"
+    uploads_per_round = 2
+
+    corners: int = core.static(default=10)
+    start: float = 0.5
+    rho: float = 0.1
+
+    def validate(self):
+        core.require(self.corners >= 1, "corners", self.corners, "at least 1")
+        core.require(0 <= self.start <= 1, "start", self.start, "in [0, 1]")
+        core.require(self.rho >= 0, "rho", self.rho, "at least 0")
+
+    def prepare(self, federation):
+        simplex = federation.with_network(lambda task: Simplex.around(task, self.corners), (POINT,))
+        return super().prepare(simplex)
+
+    def round_remarks(self, federation, rounds):
+        begin = int(self.start * rounds)
+        return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
+
+    def gradients(self, federation, rounds):
+        return super().gradients(federation, rounds + 1)
+
+    def round(self, ctx, state):
+        due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
+        asked = due & self.punctual(ctx)
+        own = state.private["params"][POINT]
+        own, steps = lax.cond(due, lambda: self.points(ctx, state), lambda: (own, none))
+        private = {**state.private, "params": {**state.private["params"], POINT: own}}
+        after, record = super().round(ctx, replace(state, private=private))
+        sent = kernels(state.server["params"]).size
+        further = {
+            "local_steps": record.clients["local_steps"] + steps,
+            "numbers_up": none + asked * sent,
+            "numbers_down": none + asked * self.corners,
+        }
+        record = replace(
+            record, down=record.down + asked[:, None], clients=record.clients | further
+        )
+        return after, record
+
+    def begin(self, ctx):
+        """Return the round, from 0, before which clients get their points."""
+        return jnp.floor(self.start * ctx.num_rounds).astype(jnp.int32)
+
+    def punctual(self, ctx):
+        """Return which clients are never late, bool [N]: those that the server can wait for."""
+        return jnp.asarray(ctx.federation.participation.delay) == 0
+
+    def points(self, ctx, state):
+        """Train all clients; return (b_i [N, E], their steps [N])."""
+        cohort = ctx.everyone().at_work(self.punctual(ctx))
+        everyone = replace(ctx, cohort=cohort, tally=None)
+        received: Any = self.received(state, everyone.cohort.rows)
+        trained = self.local_update(everyone, state, received, near=False, purpose="projection")
+        sent, held = (jax.vmap(kernels)(m["params"]) for m in (trained.models, received))
+        sent = everyone.upload(sent, held, "kernels", trained.cohort, compressed=False)
+        return projected(sent.reshape(ctx.num_clients, -1), self.corners), trained.cohort.steps
+
+    def local_update(self, ctx, state, received, near=None, **options):
+        model = received.model if isinstance(received, core.Broadcast) else received
+        own = jnp.broadcast_to(model["params"][POINT], (ctx.cohort.size, self.corners))
+        task, near = ctx.federation.task, ctx.t >= self.begin(ctx) if near is None else near
+
+        def at_a_random_point(model, batch, rng, broadcast, client):
+            key, centre = jax.random.fold_in(rng, DRAW), client.operand
+            point = jnp.where(near, self.neighbour(key, centre), anywhere(key, centre))
+            params = {**model["params"], POINT: point}
+            return task.forward({**model, "params": params}, batch, rng)
+
+        trained = super().local_update(
+            ctx, state, received, objective=at_a_random_point, operands=own, **options
+        )
+        params = {**trained.models["params"], POINT: own}  # which does not decay
+        return replace(trained, models={**trained.models, "params": params})
+
+    def neighbour(self, key, point):
+        """Return a random point at distance U(0, rho) of a point [E], in the 1-norm."""
+        direction, radius = jax.random.split(key)
+        u = jax.random.uniform(direction, point.shape, point.dtype, -1, 1)
+        length = jax.random.uniform(radius, (), point.dtype, 0, 1) * self.rho
+        return point + length * u / jnp.sum(jnp.abs(u))
+
+    def new_client_start(self, ctx, state):
+        model = self.servers_model(state)
+        centre = jnp.full_like(model["params"][POINT], 1 / self.corners)
+        return {**model, "params": {**model["params"], POINT: centre}}
+
+    def personalize(self, ctx, state, new_clients):
+        """Train for a round from the server's model, at the centre of the simplex."""
+        everyone = replace(new_clients, cohort=new_clients.everyone())
+        start = core.Broadcast(self.new_client_start(ctx, state))
+        return self.local_update(everyone, state, start, purpose="personalize", cursor=None).models
+
+
+def anywhere(key: core.Key, like: jax.Array) -> jax.Array:
+    """Return a uniformly distributed point of the simplex, in the shape [E] of another."""
+    lengths = jax.random.exponential(key, like.shape, like.dtype)
+    return lengths / jnp.sum(lengths)

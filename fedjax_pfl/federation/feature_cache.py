@@ -1,0 +1,83 @@
+"""Features of a frozen body, computed once for all samples instead of in every local step."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedjax_pfl.aggregation.planning import paths_in_order
+from fedjax_pfl.data.cache import cached_arrays
+from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.execution import tiles
+from fedjax_pfl.models.cached_features import HeadOnly, embedding
+from fedjax_pfl.models.task import EVALUATION, Task
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.typing import Tree
+
+CHUNK = 256  # samples whose features are computed at once
+
+
+def with_cached_features(
+    task: Task, data: FederatedData, model: Tree, values: Mapping[str, Any], platform: str
+) -> tuple[Task, FederatedData]:
+    """Return the task of the head, and data whose samples are the features of a frozen body.
+
+    The features are kept in the user's cache folder, by a hash of samples, weights and program.
+
+    Args:
+      task: the task, with frozen leaves.
+      data: the data of all clients.
+      model: shapes of one client's model.
+      values: pretrained values by path, of all frozen leaves.
+      platform: such as "cpu".
+
+    Raises:
+      InputError: see `embedding`, or frozen leaves are drawn.
+    """
+    sample = jax.ShapeDtypeStruct((1, *data.sample_shape), data.input_dtype(task.dtype))
+    zeros, key_0 = jnp.zeros(sample.shape, sample.dtype), jax.random.key(0)
+    shapes = jax.eval_shape(lambda: task.bound(values, None).fixed_leaves(key_0, zeros))
+    drawn = [path for path in paths_in_order(shapes) if path not in values]
+    if drawn:
+        raise InputError(
+            "cache_features needs one frozen body for all seeds, and initial_model (--init_from) "
+            f"has no values of {', '.join(drawn[:3])}{' and others' if drawn[3:] else ''}."
+        )
+    fixed = {path: np.asarray(values[path]) for path in paths_in_order(shapes)}
+    backbone = jax.jit(lambda given: task.bound(given, None).fixed_leaves(key_0, zeros))(fixed)
+    batch = jax.ShapeDtypeStruct((CHUNK, *data.sample_shape), sample.dtype)
+    program, constants = embedding(task.bound(values, backbone), model, batch)
+    arrays = [data.samples, data.scale, data.shift, *fixed.values()]
+    key = hashlib.sha256(f"{jax.__version__} {program} {[*fixed]}".encode())
+    for array in map(np.asarray, [*arrays, *constants]):
+        key.update(f"{array.dtype} {array.shape}".encode())
+        key.update(np.ascontiguousarray(array).tobytes())
+
+    @jax.jit
+    def features(backbone, data, pool):
+        one = task.bound({}, backbone)
+        first = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model)
+        inputs = data.batch(0, pool, pool >= 0, task.dtype).inputs
+        return one.computed(one.embed, first, inputs, *EVALUATION)[0]
+
+    def computed() -> dict[str, np.ndarray]:
+        count = len(data.samples)
+        parts = []
+        for start in range(0, count, CHUNK):
+            pool = np.minimum(np.arange(start, start + CHUNK, dtype=np.int32), count - 1)
+            chunk = replace(data, samples=np.asarray(data.samples[pool]), labels=data.labels[pool])
+            parts.append(np.asarray(features(backbone, chunk, np.arange(CHUNK, dtype=np.int32))))
+        return {"features": np.concatenate(parts)[:count]}
+
+    rows = cached_arrays("features", None, key.hexdigest(), computed, ("features",))["features"]
+    shape, rows = rows.shape[1:], rows.reshape(len(rows), -1)
+    longer = tiles.row_length(rows.shape[1], platform) - rows.shape[1]
+    rows = np.pad(rows, ((0, 0), (0, longer))) if longer else rows
+    kept = rows if isinstance(data.samples, np.ndarray) else jnp.asarray(rows)
+    one, none = (jnp.asarray(x, np.float32) for x in (1, 0))
+    changed = replace(data, samples=kept, scale=one, shift=none, sample_shape=shape)
+    return HeadOnly.around(task, sample, replace(data, samples=data.samples[:0])), changed

@@ -1,0 +1,202 @@
+"""Clients that gain and clients that are harmed against a baseline, by client and seed."""
+
+import contextlib
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.table import Column
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+
+if TYPE_CHECKING:
+    from fedjax_pfl.results.scores import Scored
+
+BASELINES = ("local", "fedavg")  # with which tables compare
+WIN, HARMED, MEAN_HARM, TENTH = "win_rate", "harmed", "mean_harm", "tenth_percentile"
+TITLES = {
+    WIN: "Better than {}", HARMED: "Harmed vs {}", MEAN_HARM: "Mean harm vs {}",
+    TENTH: "Tenth percentile of gain over {}",
+}  # fmt: skip
+ENDS = ("", " low", " high")  # of the keys and names of columns
+BETTER = (
+    "Better than a baseline: share of pairs, a client in a seed, with a better {}; ties count half."
+)
+WORSE = (
+    "Harmed: share of pairs that are worse by more than one binomial standard error of the "
+    "client's test samples."
+)
+REST = (
+    "Mean harm: mean loss over pairs, 0 for those without one. Tenth percentile: of pairs' gains. "
+    "In brackets: 95 % bootstrap interval over clients within seeds."
+)
+DRAWS, SEED = 1000, 0
+MOST = 1_000_000  # numbers that are resampled at once
+
+
+class Estimate(NamedTuple):
+    """A number with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def _statistics(gains: np.ndarray, harmed: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the statistics of pairs along the last axis."""
+    return {
+        WIN: ((gains > 0) + 0.5 * (gains == 0)).mean(axis=-1),
+        HARMED: harmed.mean(axis=-1),
+        MEAN_HARM: np.maximum(-gains, 0).mean(axis=-1),
+        TENTH: np.quantile(gains, 0.1, axis=-1),
+    }
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Each client's gain over a baseline in each seed.
+
+    Attributes:
+      values: [S, N], the measure minus the baseline's, positive where it is better; NaN for clients
+        that one of the two does not score.
+      errors: [S, N], one binomial standard error of an accuracy on the client's test samples, at
+        the mean of both accuracies; NaN for other measures.
+      seeds: S that both have; clients: N permanent ids.
+      measure: of the gains.
+    """
+
+    values: np.ndarray
+    errors: np.ndarray
+    seeds: tuple[int, ...]
+    clients: np.ndarray
+    measure: Measure = ACCURACY
+
+    @property
+    def harmed(self) -> np.ndarray:
+        """[S, N], 1 where a client is worse by more than a standard error, NaN if unknown."""
+        return np.where(np.isnan(self.values + self.errors), np.nan, -self.values > self.errors)
+
+    def summary(self) -> dict[str, Estimate]:
+        """Return "win_rate", "harmed", "mean_harm" and "tenth_percentile" over all pairs.
+
+        Win rate: share of the pairs (client, seed) that are better than the baseline's; ties count
+        half. Harmed: share that is worse by more than `errors`, NaN without these. Mean harm: the
+        mean loss, 0 where there is none. Tenth percentile: of the gains. The intervals are those of
+        1,000 bootstrap samples, drawn from the clients within each seed.
+        """
+        every = self.values, self.harmed
+        known = [~np.isnan(row) for row in self.values]
+        pairs = [(row[at], bad[at]) for row, bad, at in zip(*every, known, strict=True)]
+        point = _statistics(*(np.concatenate(parts) for parts in zip(*pairs, strict=True)))
+        rng, count = np.random.default_rng(SEED), sum(len(row) for row, _ in pairs)
+        draws: list[dict[str, np.ndarray]] = []
+        for first in range(0, DRAWS, step := max(1, MOST // count)):
+            at = [
+                rng.integers(len(row), size=(min(step, DRAWS - first), len(row)))
+                for row, _ in pairs
+            ]
+            drawn = [(row[i], bad[i]) for (row, bad), i in zip(pairs, at, strict=True)]
+            draws.append(
+                _statistics(*(np.concatenate(p, axis=-1) for p in zip(*drawn, strict=True)))
+            )
+        result = {}
+        for name, value in point.items():
+            low, high = np.quantile(np.concatenate([one[name] for one in draws]), [0.025, 0.975])
+            result[name] = Estimate(float(value), float(low), float(high))
+        return result
+
+
+def gains(
+    result: "Scored", baseline: "Scored", model: str = HEADLINE, split: str = "test"
+) -> Gains:
+    """Return the gains of `Result.gains`."""
+    for one in (result, baseline):
+        require(one.num_settings == 1, "number of settings", one.num_settings, "1, to be compared")
+    measure = result.measure()
+    same = np.array_equal(result.client_ids, baseline.client_ids)
+    if not same or not np.array_equal(result.test_sizes, baseline.test_sizes):
+        raise InputError("Gains need the same clients with the same test samples in both results.")
+    if measure != baseline.measure():
+        raise InputError(
+            f"Gains need one measure, got {measure.label} and {baseline.measure().label}."
+        )
+    seeds = tuple(seed for seed in result.seeds if seed in baseline.seeds)
+    if not seeds:
+        raise InputError("Gains are by seed, and these results have no seed in common.")
+    mine, other = (_last(one, seeds, model, split) for one in (result, baseline))
+    values, errors = measure.toward(mine - other), np.full(mine.shape, np.nan)
+    if measure == ACCURACY and split == "test":
+        sizes = np.maximum(result.test_sizes, 1)
+        mine, other = np.rint(mine * sizes), np.rint(other * sizes)  # exact: a tie is one
+        values, mean = (mine - other) / sizes, (mine + other) / (2 * sizes)
+        errors = np.sqrt(mean * (1 - mean) / sizes)
+    if np.isnan(values).all(axis=-1).any():
+        raise InputError("Gains need a client that both results score.")
+    return Gains(values, errors, seeds, np.asarray(result.client_ids), measure)
+
+
+def _last(result: "Scored", seeds: tuple[int, ...], model: str, split: str) -> np.ndarray:
+    at = [result.seeds.index(seed) for seed in seeds]
+    return result.values(model, split)[at, 0, -1].astype(np.float64)
+
+
+def over_baselines(
+    results: Mapping[str, Any], make: Callable[..., Gains]
+) -> dict[str, dict[str, Gains]]:
+    """Return the gains of rows over each baseline among them, {baseline: {name: gains}}.
+
+    A baseline is the first row of `local` and of `fedavg`. Rows that do not compare with it are
+    left out.
+
+    Args:
+      results: rows by name, with an attribute `algorithm`.
+      make: (row, baseline) -> `Gains`.
+    """
+    found: dict[str, dict[str, Gains]] = {}
+    for base in BASELINES:
+        rows = [name for name, one in results.items() if one.algorithm == base]
+        for name in results if rows else ():
+            if name != rows[0]:
+                with contextlib.suppress(InputError):
+                    found.setdefault(rows[0], {})[name] = make(results[name], results[rows[0]])
+    return found
+
+
+def values_of(baseline: str, gains: Gains) -> dict[str, float]:
+    """Return the values of a row of a table by the keys of `columns`."""
+    return {
+        f"{name} {baseline}{end}": value
+        for name, one in gains.summary().items()
+        if not math.isnan(one.value)
+        for end, value in zip(ENDS, one, strict=True)
+    }
+
+
+def columns(baseline: str, measure: Measure, shown: Collection[str], brief: bool) -> list[Column]:
+    """Return the columns of the statistics over a baseline; intervals have their own in CSV files.
+
+    Args:
+      shown: names of the statistics that readers see.
+      brief: without intervals.
+    """
+    result = []
+    for name, title in TITLES.items():
+        one = ACCURACY if name in (WIN, HARMED) else measure
+        keys = [f"{name} {baseline}{end}" for end in ENDS]
+        text = partial(_cell, keys=keys[:1] if brief else keys, measure=one)
+        heading = title.format(baseline) + " %" * one.fraction
+        for key, end in zip(keys, ENDS, strict=True):
+            machine = f"{name}_over_{baseline}{end.replace(' ', '_')}"
+            result.append(Column(key, heading, text, machine, name in shown and not end))
+    return result
+
+
+def _cell(row: Mapping[str, Any], keys: Collection[str], measure: Measure) -> str:
+    """Format a statistic, with its interval if there are three keys."""
+    value, *ends = (measure.shown(measure.scale * row[key]) for key in keys)
+    return f"{value} ({' to '.join(ends)})" if ends else value

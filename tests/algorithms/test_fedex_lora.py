@@ -1,0 +1,111 @@
+"""FedEx-LoRA against its reference: a base that the server changes."""
+
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
+from tests.references import fedex_lora
+
+RANK, ALPHA = 2, 3.0
+ADAPTERS = {"lora_rank": RANK, "lora_alpha": ALPHA}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def base_of(case):
+    """The hidden layer that the run of this case begins with."""
+    started = jax.jit(case.federation.with_backbone)(case.key)
+    return jax.tree.map(np.asarray, started.backbone["params"]["hidden"])
+
+
+@over(PATTERNS, ("partial-map", "full-vmap"))
+def test_reference(pattern):
+    case = Case(**PATTERNS[pattern], **ADAPTERS)
+    more = {"base": base_of(case), "factor": ALPHA / RANK}
+    wanted = fedex_lora.run(case.initial(), case.clients(), 3, **case.common(), **more)
+    states, records = case.run_rounds(pfl.make_algorithm("fedex_lora"))
+    for t, (record, known) in enumerate(zip(records, wanted, strict=True)):
+        assert_close(states[t + 1].server["params"], known["global"], "global")
+        np.testing.assert_allclose(states[t + 1].base["hidden"], known["base"], 0, 1e-9)
+        assert np.abs(known["base"] - more["base"]["kernel"]).max() > 1e-4
+        for name in ("global", "personalized"):
+            assert_losses(record, case, name, [known["whole"]] * case.num_clients)
+        members = len(case.cohort(t).rows)
+        fewer = min(4 * 5, members * RANK * (4 + 5))
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(record["clients"]["numbers_down"], fewer * present)
+
+
+def test_predictions_saved_models_and_new_clients_have_the_base():
+    trained, new = pfl.engine.split_new_clients(
+        toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS), 1
+    )
+    result = pfl.simulate(pfl.make_algorithm("fedex_lora"), trained, 2, seeds=(0, 3))
+    kernel = result.final.states.base["hidden"]
+    saved = result.final.backbone()["params"]["hidden"]
+    np.testing.assert_array_equal(saved["kernel"], kernel)
+    model = jax.tree.map(lambda x: x[1], result.final.models()["global"].model)["params"]
+    own = model["hidden"]
+    full = kernel[1] + ALPHA / RANK * own["lora_a"] @ own["lora_b"]
+    x = np.random.default_rng(0).normal(size=(3, 4))
+    hidden = np.tanh(x @ np.asarray(full) + saved["bias"][1])
+    wanted = hidden @ model["head"]["kernel"] + model["head"]["bias"]
+    made = result.predict(trained.data.ids[0].item(), x, outputs=True, seed=3)
+    np.testing.assert_allclose(made, wanted, 1e-6)
+    # A new client that takes no step scores as that network does.
+    scores = pfl.score_new_clients(result.final, new, steps=(0,))
+    part = new.data.test
+    at = np.asarray(part.index)[: int(part.size[0])]
+    rows, labels = np.asarray(new.data.samples)[at], np.asarray(new.data.labels)[at]
+    right = (np.tanh(rows @ np.asarray(full) + saved["bias"][1]) @ model["head"]["kernel"]
+             + model["head"]["bias"]).argmax(1) == labels  # fmt: skip
+    np.testing.assert_allclose(scores[1, 0, 0, 0], right.mean())
+
+
+def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
+    ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
+    plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
+    assert ours.remarks(plain) == ["no adapters (lora_rank): FedAvg"]
+    assert ours.remarks(sampled_federation(**ADAPTERS)) == []
+    for one in (plain, fixed):
+        states, _ = run_rounds(ours, one)
+        wanted, _ = run_rounds(fedavg, one)
+        assert states[-1].base == {}
+        for state, other in zip(states, wanted, strict=True):
+            assert_close(state.server, other.server, "server")
+
+
+def test_host_memory_and_refusals():
+    one = sampled_federation(**ADAPTERS)
+    ours = pfl.make_algorithm("fedex_lora")
+    runs = [
+        pfl.simulate(ours, sampled_federation(client_state=where, **ADAPTERS), 2)
+        for where in ("device", "host")
+    ]
+    assert_close(*(run.final.backbone() for run in runs), "base")
+    assert_close(*(run.final.models()["global"].model for run in runs), "models")
+    with pytest.raises(pfl.InputError, match="needs both factors of each adapter, and share keeps"):
+        pfl.Simulation(ours, sampled_federation(share="*lora_a", **ADAPTERS)).check()
+    assert one.adapters.scale == ALPHA / RANK
+
+
+def test_a_base_that_is_no_frozen_leaf_is_refused():
+    one = toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS)
+
+    class Wrong(type(pfl.make_algorithm("fedex_lora"))):
+        def updated_base(self, ctx, state):
+            return {"params": {"hidden": {"kernel": state.server["params"]["head"]["kernel"]}}}
+
+    wrong = pfl.core.algorithm("wrong_base")(Wrong)
+    try:
+        with pytest.raises(TypeError, match=r"wrong_base.updated_base: /params/hidden/kernel must"):
+            pfl.simulate(wrong(), one, 1)
+    finally:
+        del pfl.core.ALGORITHMS["wrong_base"]

@@ -1,0 +1,103 @@
+"""Tests over data sets and settings: `--tests`."""
+
+import csv
+
+import numpy as np
+import pytest
+
+from experiments import compare
+from experiments.figures.loading import find
+from experiments.figures.pivots import pivoted
+from tests.experiments.written_runs import write_run
+
+LEVELS = {"local": 0.3, "fedavg": 0.5, "feddwa": 0.6}
+
+
+def blocks(folder, count=5, rows=LEVELS):
+    """Runs of each row on `count` data sets, two values of the batch size each."""
+    for b in range(count):
+        for size in (5, 10):
+            for name, level in rows.items():
+                values = [[[level + 0.02 * b + 0.01 * size + 0.01 * seed] * 2] for seed in (0, 1)]
+                write_run(
+                    folder / f"{b}-{size}" / name, name, values, [0, 1],
+                    words=[f"--dataset=data{b}", f"--batch_size={size}"],
+                    dataset=f"data{b}", dataset_hash=f"{b}", partition_hash=f"{b}{size}",
+                )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return blocks(tmp_path_factory.mktemp("blocks"))
+
+
+def test_ranks_and_files(runs, tmp_path, capsys):
+    output = tmp_path / "out"
+    words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests", "--baseline=FedAvg"]
+    assert compare.main(["compare", *words, f"--output_dir={output}"]) == 0
+    out = capsys.readouterr().out
+    assert "| data0, 5 | data0, 10 |" in out and "%, by dataset,batch_size" in out
+    assert "Mean ranks over 10 blocks (data0, 5, " in out
+    assert "Some blocks share a data set and are not independent" in out
+    assert "ranks.md, .csv, .tex, .png" in out
+    with (output / "ranks.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(one["row"], float(one["mean_rank"])) for one in lines] == [
+        ("feddwa", 1), ("fedavg", 2), ("local", 3)
+    ]  # fmt: skip
+    assert float(lines[0]["wilcoxon_p"]) == pytest.approx(2 / 2**10)
+    assert float(lines[2]["wilcoxon_p_holm"]) == pytest.approx(4 / 2**10)
+    assert "| p vs fedavg |" in (output / "ranks.md").read_text()
+    assert "Friedman" in (output / "ranks.tex").read_text()
+    assert (output / "ranks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_are_means_over_seeds(runs):
+    made, notes = pivoted(find([str(runs)]), "dataset,batch_size").ranking()
+    assert made.scores.shape == (10, 3)
+    at = list(made.names).index("local")
+    assert made.scores[:2, at] == pytest.approx([35.5, 40.5], abs=1e-4)
+    assert len(notes) == 1
+
+
+def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
+    folder = blocks(tmp_path / "all", 6)
+    for path in (folder / "0-5" / "local").iterdir():
+        path.unlink()
+    words = [f"--runs={folder}", "--pivot=dataset,batch_size", "--tests"]
+    assert compare.main(["compare", *words]) == 0
+    out = capsys.readouterr().out
+    assert "Mean ranks over 11 blocks" in out
+    assert "Left out, as not all rows have them: data0, 5." in out
+    only = [f"--runs={folder / '*-10'}", "--pivot=dataset", "--tests"]
+    assert compare.main(["compare", *only]) == 0
+    assert "not independent" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--tests"], "--tests needs blocks: give --pivot=dataset or other settings."),
+    (["--tests", "--pivot=dataset,seed"], "and seed is none: runs of several seeds are not"),
+    (["--tests", "--pivot=dataset,batch_size", "--baseline=fedavgg"], "Did you mean 'fedavg'?"),
+    (["--pivot=dataset,batch_size", "--baseline=fedavg"], "--baseline has no column in the table"),
+    (["--tests", "--pivot=batch_size", "--different_data", "--algorithms=local"], "got 2"),
+    (["--tests", "--pivot=dataset,batch_siz"], "Did you mean 'batch_size'?"),
+    (["--pivot="], "Unknown setting ''"),
+])  # fmt: skip
+def test_refusals(runs, words, said, capsys, tmp_path):
+    folder = f"--runs={runs}"
+    if words[1:2] == ["--pivot=batch_size"]:
+        folder = f"--runs={runs}/0-*"
+    output = tmp_path / "out"
+    assert compare.main(["compare", folder, *words, f"--output_dir={output}"]) == 2
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_ranks_of_a_row_that_failed(runs):
+    """A mean that is no number makes its column no block."""
+    made = pivoted(find([str(runs)]), "dataset,batch_size")
+    made.scores.loc[0, made.scores.columns[-1]] = np.nan
+    ranking, notes = made.ranking()
+    assert len(ranking.blocks) == 9 and notes[0].startswith("Left out")

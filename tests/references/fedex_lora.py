@@ -1,0 +1,34 @@
+"""FedEx-LoRA: an exact mean of products of adapters (Singhal et al., ACL 2025)."""
+
+from tests.references.adapters import mean_product, sgd, whole
+from tests.references.averaging import shares
+from tests.references.network import combine
+
+
+def run(
+    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, base, factor=1.0
+):
+    """FedAvg of the factors; what the product of the means lacks is added to the base.
+
+    Args:
+      initial: adapters and head before the first round.
+      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
+      base: the hidden layer's frozen kernel and bias.
+      factor: alpha / rank.
+
+    Returns:
+      After every round, {"global": adapters and head, "base": kernel, "whole": the plain network}.
+    """
+    model, history = initial, []
+    for t in range(rounds):
+        cohort = list(cohorts[t])
+        if cohort:
+            rate = learning_rate[t]
+            trained = [sgd(base, model, batches[t][i], x, y, rate, factor) for i in cohort]
+            weights = shares(sizes, cohort)
+            model = combine(weights, trained)
+            rest = mean_product(weights, trained) - mean_product([1.0], [model])
+            base = {**base, "kernel": base["kernel"] + factor * rest}
+        known = {"global": model, "base": base["kernel"], "whole": whole(base, model, factor)}
+        history.append(known)
+    return history

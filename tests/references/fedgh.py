@@ -1,0 +1,60 @@
+"""FedGH: a head that the server trains on class means of private bodies (ACM MM 2023)."""
+
+import numpy as np
+
+from tests.references.local_sgd import sgd
+from tests.references.network import cross_entropy, features, linear
+
+
+def class_means(model, x, y):
+    """{class: mean feature [d]} over a client's samples."""
+    inner = features(model, x)
+    return {int(c): inner[y == c].mean(axis=0) for c in np.unique(y)}
+
+
+def head_steps(head, pairs, order, size, rate):
+    """The server's steps on pairs (mean, class), `size` of them in each, in the order given."""
+    for start in range(0, len(order), size):
+        chosen = [pairs[key] for key in order[start : start + size]]
+        means, labels = np.array([m for m, _ in chosen]), np.array([c for _, c in chosen])
+        _, slope = cross_entropy(linear(head, means), labels)
+        head = {
+            "kernel": head["kernel"] - rate * means.T @ slope,
+            "bias": head["bias"] - rate * slope.sum(axis=0),
+        }
+    return head
+
+
+def run(
+    initial, clients, rounds, *, x, y, cohorts, batches, learning_rate, orders, server_rate=0.01,
+    server_batch=1, sizes=None,
+):  # fmt: skip
+    """Bodies stay with their clients, and the server trains the head.
+
+    Args:
+      initial: the model everybody begins with.
+      clients: one dict per client; "samples" holds the indices of its training samples.
+      rounds, x, y, cohorts, batches, learning_rate: as in `fedavg.run`.
+      orders: orders[t], one for each pass of the server in round t: all pairs (client, class) in
+        the order of their turns; those that nobody sent are left out.
+      server_rate, server_batch: learning rate and pairs in a step.
+      sizes: unused.
+
+    Returns:
+      After every round, "head" and "personalized": [N].
+    """
+    head, bodies = initial["head"], [initial for _ in clients]
+    history = []
+    for t in range(rounds):
+        pairs = {}
+        for i in cohorts[t]:
+            bodies[i] = sgd({**bodies[i], "head": head}, batches[t][i], x, y, learning_rate[t])
+            own = clients[i]["samples"]
+            for c, mean in class_means(bodies[i], x[own], y[own]).items():
+                pairs[i, c] = (mean, c)
+        for order in orders[t]:
+            sent = [key for key in order if key in pairs]
+            head = head_steps(head, pairs, sent, server_batch, server_rate)
+        personalized = [{**body, "head": head} for body in bodies]
+        history.append({"head": head, "personalized": personalized})
+    return history
