@@ -41,7 +41,7 @@ from fedjax_pfl.algorithms.fedrod import FedRod
 from fedjax_pfl.algorithms.fedrs import FedRS
 from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
-from fedjax_pfl.algorithms.fml import Fml
+from fedjax_pfl.algorithms.fml import FML
 from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.flora import FLoRA
 from fedjax_pfl.algorithms.gpfl import GPFL
@@ -69,6 +69,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CCVR",
+    "FML",
     "GPFL",
     "L2C",
     "Apfl",
@@ -116,7 +117,6 @@ __all__ = [
     "FedSAM",
     "FedUpdate",
     "FedYogi",
-    "Fml",
     "Floco",
     "HeurFedAMP",
     "HeurPFedLA",

@@ -12,15 +12,12 @@ import jax.numpy as jnp
 
 from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.frozen_networks import check_passes, passes
 from fedjax_pfl.algorithms.common.own_models import State
 from fedjax_pfl.algorithms.ditto import Both
 
-NETWORKS = 2  # frozen ones beside those that a step trains
-
 
 @core.algorithm("fml")
-class Fml(fedavg.Weighted):
+class FML(fedavg.Weighted):
     """FML: FedAvg of meme models, which learn from own models and teach them.
 
     On each minibatch, both from the values before it, the own model v and the meme model w step on
@@ -28,8 +25,9 @@ class Fml(fedavg.Weighted):
       alpha CE(v) + (1 - alpha) KL(p_w || p_v)    kept
       beta CE(w) + (1 - beta) KL(p_v || p_w)      sent, and averaged as by FedAvg
 
-    p are softmax outputs. The other model is frozen and in evaluation mode in each term. All own
-    models begin at the common initial model. A client of which either model diverges keeps neither.
+    p are softmax outputs in training mode, and means over the minibatch; the other model is
+    constant in each term. All own models begin at the common initial model. A client of which
+    either model diverges keeps neither.
 
     Attributes:
       alpha: weight of the cross-entropy of own models; 1: they are trained locally.
@@ -50,9 +48,6 @@ class Fml(fedavg.Weighted):
     def gradients_per_batch(self):
         return 2
 
-    def check(self, federation):
-        check_passes(self.name, federation, NETWORKS)
-
     def remarks(self, federation):
         notes = "alpha is 1: what is scored was trained locally"
         return [*super().remarks(federation), *[notes] * (self.alpha == 1)]
@@ -70,8 +65,9 @@ class Fml(fedavg.Weighted):
         task, cohort = ctx.federation.task, ctx.cohort
 
         def taught(weight):
-            def term(params, batch, teacher, client):
-                wanted = jax.nn.log_softmax(task.predict(teacher, batch.inputs))
+            def term(params, batch, teacher, client, key):
+                seen = task.outputs(teacher, batch.inputs, True, key, batch.valid)
+                wanted = jax.nn.log_softmax(seen.logits)
                 apart = divergence(wanted, jax.nn.log_softmax(batch.logits), batch.valid)
                 return (1 - weight) * (apart - task.mean_loss(batch.logits, batch))
 
@@ -87,7 +83,6 @@ class Fml(fedavg.Weighted):
         begin = own_step.begin_all(own), shared_step.begin_all(shared)
         (v, w), finite, steps = ctx.run_clients(step, begin, **options)
         cohort = cohort.keep(finite, 2 * steps)
-        ctx.count_forward(passes(ctx.federation, NETWORKS) * steps)
         return Both(w.model, cohort, w.loss / jnp.maximum(steps, 1), own=v.model)
 
     def server_update(self, ctx, state: State, mean, weights, sent: Both):

@@ -177,7 +177,6 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedavg_ft": FINE_TUNING,
     "fedavg_sync": {},
     "fedcp": {"weight": (5.0, "code: system/run_me.sh")},
-    "fml": {"server_rate": (0.5, "ours: TODO, the source of the default")},
     "fedas": {
         "align_epochs": (1, "code: system/flcore/clients/clientas.py, set_parameters"),
         "align_rate": (0.01, "code: system/flcore/clients/clientas.py, set_parameters"),
