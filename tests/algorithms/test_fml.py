@@ -53,6 +53,13 @@ def test_without_teaching_it_is_fedavg_and_local_training():
     assert_close(states[-1].own, local[-1].models, "own")
 
 
+def test_a_table_says_that_own_models_learn_nothing_from_others():
+    federation = toy_federation()
+    assert algorithm().remarks(federation) == []
+    (said,) = algorithm(alpha=1).remarks(federation)
+    assert said == "alpha is 1: what is scored was trained locally"
+
+
 def test_a_client_without_cross_entropy_still_learns_from_its_meme_model():
     """With alpha 0 own models follow the meme models, which differ after the first step."""
     (start, end) = states_of(algorithm(alpha=0), toy_federation(validation_size=0), 1)

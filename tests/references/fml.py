@@ -58,9 +58,7 @@ def run(
     for t in range(rounds):
         memes = []
         for i in cohorts[t]:
-            own[i], meme = train(
-                own[i], model, batches[t][i], x, y, learning_rate[t], alpha, beta
-            )
+            own[i], meme = train(own[i], model, batches[t][i], x, y, learning_rate[t], alpha, beta)
             memes.append(meme)
         if memes:
             model = average(memes, sizes, list(cohorts[t]), weighting)
