@@ -75,6 +75,9 @@ def lists(root: Path) -> dict[Path, str]:
     every = sorted(pfl.core.ALGORITHMS.items())
     known = [pair for pair in every if pair[1].__module__.startswith("fedjax_pfl.")]
     total = str(len(known))
+    comparison = (root / "docs/comparison.md").read_text(encoding="utf-8")
+    _, _, unpersonalized = comparison.partition("These end with one global model:")
+    personalized = len(known) - len(re.findall(r"`\w+`", unpersonalized))
     affine = ", ".join(f"`{name}`" for name, one in known if one.batch_norm == "affine_shared")
     seen = "".join(
         f"| {text} | {', '.join(f'`{name}`' for name, one in known if one.sees == kind)} |\n"
@@ -85,7 +88,8 @@ def lists(root: Path) -> dict[Path, str]:
         ("docs/algorithms/README.md", rf"(?<={head})(\|.*\n)*", seen),
         ("README.md", r"\d+(?= algorithms\b)", total),
         ("docs/index.md", r"\d+(?= algorithms\b)", total),
-        ("docs/comparison.md", r"(?<=\| Personalized algorithms \| \d\d of )\d+", total),
+        ("docs/comparison.md", r"(?<=\| Personalized algorithms \| )\d+ of \d+",
+         f"{personalized} of {total}"),
         ("docs/models.md", r'(?<=\| `"affine_shared"` \(the default of ).*?(?=\))', affine),
     )  # fmt: skip
     return {
