@@ -46,11 +46,13 @@ def test_reference(pattern, variant):
 
 def test_without_teaching_it_is_fedavg_and_local_training():
     federation = sampled_federation()
-    states, _ = run_rounds(algorithm(alpha=1, beta=1), federation)
-    averaged, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
+    states, ours = run_rounds(algorithm(alpha=1, beta=1), federation)
+    averaged, theirs = run_rounds(pfl.make_algorithm("fedavg"), federation)
     local, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
     assert_close(states[-1].server, averaged[-1].server, "server")
     assert_close(states[-1].own, local[-1].models, "own")
+    losses = (records[-1]["clients"]["train_loss"] for records in (ours, theirs))
+    np.testing.assert_allclose(*losses, 1e-9)
 
 
 def test_a_table_says_that_own_models_learn_nothing_from_others():
