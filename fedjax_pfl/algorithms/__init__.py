@@ -26,6 +26,7 @@ from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
+from fedjax_pfl.algorithms.fedkd import FedKD
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
@@ -117,6 +118,7 @@ __all__ = [
     "FedSAM",
     "FedUpdate",
     "FedYogi",
+    "FedKD",
     "Floco",
     "HeurFedAMP",
     "HeurPFedLA",
