@@ -57,6 +57,7 @@ def federate(
     groups = gathered(GROUPS, options, "federate")
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
+    seen = groups[ModelOptions].notes(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
@@ -104,7 +105,7 @@ def federate(
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
-        notes=(*threat.notes(ids), *groups[CompressionOptions].notes()),
+        notes=(*seen, *threat.notes(ids), *groups[CompressionOptions].notes()),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 
