@@ -10,9 +10,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core, trees
+from fedjax_pfl import core
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.algorithms import fedavg
+from fedjax_pfl.algorithms.common import own_models
 from fedjax_pfl.algorithms.common.hypernetwork import linear
 from fedjax_pfl.algorithms.common.low_rank import low_rank
 from fedjax_pfl.algorithms.common.taught_models import TaughtModels, divergence
@@ -30,7 +30,7 @@ class Mentor:
 
 
 @core.struct
-class State(fedavg.State):
+class State(own_models.State):
     """The state of FedAvg, whose server's model is the mentee.
 
     Attributes:
@@ -39,7 +39,7 @@ class State(fedavg.State):
       size: int32, how many numbers the mentee's last change takes.
     """
 
-    own: Mentor = core.per_client()
+    own: Any = core.per_client()
     last_round: jax.Array = core.per_client()
     size: jax.Array = core.per_server()
 
@@ -94,37 +94,31 @@ class FedKD(TaughtModels):
     def train_both(self, ctx, own: Mentor, shared, **options):
         task, rate = ctx.federation.task, ctx.learning_rate
 
-        def total(batch, outputs):
-            losses = sum(task.mean_loss(out.logits, batch) for out in outputs)
-            return jnp.maximum(losses, jnp.finfo(losses.dtype).eps)
-
         def taught(mentor: bool):
             def term(params, batch, broadcast, client, key):
                 teacher, transform = broadcast
-                seen = task.outputs(teacher, batch.inputs, True, key, batch.valid)
+                taught_by = task.forward(teacher, batch, key)
+                seen = taught_by.batch
                 wanted, learnt = (jax.nn.log_softmax(one.logits) for one in (seen, batch))
                 z = (batch.features, seen.features) if mentor else (seen.features, batch.features)
                 apart = divergence(wanted, learnt, batch.valid) + gap(transform, *z, batch.valid)
-                return apart / total(batch, (batch, seen))
+                return apart / positive(task.mean_loss(batch.logits, batch) + taught_by.loss)
 
             return ctx.sgd_step(extra_loss=term)
-
-        def moved(transform, outputs, batch):
-            slope = jax.grad(gap)(transform, *(out.features for out in outputs), batch.valid)
-            return transform - (rate * slope / total(batch, outputs)).astype(transform.dtype)
 
         own_step, shared_step = taught(mentor=True), taught(mentor=False)
 
         def step(carry, batch, rng, broadcast, client):
             v, w, transform = carry
             # The same as in the steps' own passes, so that a compiler can make them once.
-            outputs = [
-                task.outputs(one.model, batch.inputs, True, rng, batch.valid) for one in (v, w)
-            ]
+            of_v, of_w = (task.forward(one.model, batch, rng) for one in (v, w))
+            slope = jax.grad(gap)(
+                transform, of_v.batch.features, of_w.batch.features, batch.valid
+            ) / positive(of_v.loss + of_w.loss)
             return (
                 own_step(v, batch, rng, (w.model, transform), client),
                 shared_step(w, batch, rng, (v.model, transform), client),
-                moved(transform, outputs, batch),
+                transform - (rate * slope).astype(transform.dtype),
             )
 
         begin = own_step.begin_all(own.model), shared_step.begin_all(shared), own.transform
@@ -136,7 +130,7 @@ class FedKD(TaughtModels):
     def round(self, ctx, state: State):
         trained = self.local_update(ctx, state, self.received(state, ctx.cohort.rows))
         cohort, held = trained.cohort, core.Broadcast(state.server)
-        done = (ctx.t + 1).astype(ctx.dtype) / ctx.num_rounds
+        done = (ctx.t + 1).astype(jnp.promote_types(ctx.dtype, jnp.float32)) / ctx.num_rounds
         energy = self.first_energy + done * (self.last_energy - self.first_energy)
 
         arrived = ctx.upload(trained.models, held, cohort=cohort, compressed=False)
@@ -148,7 +142,7 @@ class FedKD(TaughtModels):
         mean, size = low_rank(mean, state.server, energy)
 
         took_part = cohort.mask | cohort.diverged
-        current = cohort.gather(state.last_round) == ctx.t - 1  # has the model before the last change
+        current = cohort.gather(state.last_round) == ctx.t - 1  # has w before its last change
         record = ctx.record(
             cohort,
             up=0,
@@ -159,11 +153,12 @@ class FedKD(TaughtModels):
             mixing=weights,
         )
         now = jnp.broadcast_to(ctx.t, cohort.ids.shape)
+        after: Any = self.server_update(ctx, state, mean, weights, trained)
         state = replace(
-            self.server_update(ctx, state, mean, weights, trained),
+            after,
             private=cohort.scatter(state.private, private),
             last_round=cohort.scatter(state.last_round, now),
-            size=size,
+            size=jnp.where(jnp.any(weights != 0), size, 0),
         )
         return state, record
 
@@ -178,6 +173,11 @@ class FedKD(TaughtModels):
         mean = jnp.mean(state.own.transform, axis=0).astype(ctx.dtype)
         own = Mentor(start, new.replicate(mean))
         return self.train_both(new, own, start, purpose="personalize", cursor=None).own.model
+
+
+def positive(losses: jax.Array) -> jax.Array:
+    """Return the divisor of the terms; losses may be 0 to rounding."""
+    return jnp.maximum(losses, jnp.finfo(losses.dtype).eps)
 
 
 def gap(transform: jax.Array, z_v: jax.Array, z_w: jax.Array, valid: jax.Array) -> jax.Array:
