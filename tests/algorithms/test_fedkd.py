@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.low_rank import leading, low_rank
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -60,6 +60,14 @@ def test_the_leading_part_is_that_of_the_singular_values(shape):
         np.testing.assert_allclose(part, 1e3 * change["a"]["b"], atol=1e-9)
 
 
+def test_an_energy_of_one_keeps_what_rounds_off():
+    matrix = jnp.diag(jnp.array([1.0, 1e-9, 0.0]))
+    assert leading(matrix, 1 - 1e-12)[1] == 1
+    part, rank = leading(matrix, 1.0)
+    assert rank == 3
+    np.testing.assert_allclose(part, matrix, atol=1e-15)
+
+
 def test_small_zero_and_non_finite_changes():
     matrix = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     wanted, rank = leading(matrix, 0.9)
@@ -87,12 +95,16 @@ def test_a_factored_change_never_takes_more_than_its_matrix():
     assert_close(after, new, "everything")
 
 
-def test_a_client_that_diverges_keeps_its_mentor_and_its_map():
-    federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
-    before, after = states_of(algorithm(), federation, 1)
+def test_clients_that_diverge_or_are_late():
+    """They keep mentor and map, and late ones send nothing."""
+    options = {"validation_size": 0, "diverging": 3, "stragglers": {1: 1}}
+    federation = toy_federation(dtype="float32", **options)
+    (before, after), (record,) = run_rounds(algorithm(), federation, 1)
     for part in (lambda own: own.model["params"]["head"]["bias"], lambda own: own.transform[:, 0]):
         moved = np.not_equal(part(before.own), part(after.own)).any(axis=1)
-        np.testing.assert_array_equal(moved, [1, 1, 1, 0, 1])
+        np.testing.assert_array_equal(moved, [1, 0, 1, 0, 1])
+    np.testing.assert_array_equal(after.last_round, [0, -2, 0, -2, 0])
+    np.testing.assert_array_equal(record["clients"]["numbers_up"] > 0, [1, 0, 1, 1, 1])
     assert np.isfinite(after.server["params"]["head"]["bias"]).all()
 
 
