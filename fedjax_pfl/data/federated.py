@@ -87,6 +87,7 @@ class FederatedData:
       class_counts: int32 [N, C], training samples per class; [N, 1] without classes.
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
+      turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
       num_classes: C; 0 without classes.
       num_outputs: number of a model's outputs for one sample or one token.
       sample_shape: shape of one sample, such as (28, 28, 1); d numbers.
@@ -115,6 +116,7 @@ class FederatedData:
     digest: str = static(default="")
     device_rows: jax.Array | None = None
     own: Any = None
+    turns: jax.Array | None = None
 
     @property
     def num_clients(self) -> int:
@@ -202,6 +204,8 @@ class FederatedData:
         """Return the minibatch of one client's samples at pool indices [B]; see `fetch`."""
         rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
         inputs = rows.reshape(*pool.shape, *self.sample_shape)
+        if self.turns is not None:
+            inputs = _turned(inputs, self.turns[row])
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
@@ -218,6 +222,14 @@ class FederatedData:
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
     """Return `x[rows]` without bounds checks, which cost time on a TPU."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _turned(images: jax.Array, turns: jax.Array) -> jax.Array:
+    """Turn images [B, h, w, c] by quarter turns, 0 to 3 of them, counterclockwise."""
+    images = jnp.where(turns & 2, images[:, ::-1, ::-1], images)
+    if images.shape[1] != images.shape[2]:
+        return images  # by half turns only
+    return jnp.where(turns & 1, jnp.rot90(images, axes=(1, 2)), images)
 
 
 def by_class(
