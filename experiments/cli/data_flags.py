@@ -40,7 +40,10 @@ def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
         options.setdefault("id_columns", column)
-    return pfl.load_dataset(args.dataset, args.data_dir, **options)
+    dataset = pfl.load_dataset(args.dataset, args.data_dir, **options)
+    if args.public is None:
+        return dataset
+    return pfl.data.split_public(dataset, args.public, args.partition_seed)[1]
 
 
 def num_clients(args: ExperimentConfig) -> int | None:

@@ -117,6 +117,10 @@ def _data(group: Group) -> None:
     group.text("data_dir", None, "folder with the data set's files")
     _options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
+    meaning = (
+        "samples for pretraining that no client gets: classes:0-4,7, share:0.2 or column:NAME=VALUE"
+    )
+    group.text("public", None, meaning)
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.integer("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
     group.integer("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)

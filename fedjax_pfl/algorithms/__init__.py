@@ -43,6 +43,7 @@ from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.fml import FML
 from fedjax_pfl.algorithms.gpfl import GPFL
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
@@ -68,6 +69,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CCVR",
+    "FML",
     "GPFL",
     "L2C",
     "Apfl",

@@ -21,6 +21,7 @@ from fedjax_pfl.data.partitions.rule_registry import (
     rule_options,
 )
 from fedjax_pfl.data.partitions.statistics import partition_statistics
+from fedjax_pfl.data.public_part import split_public
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import builtin  # noqa: F401 - registers the data sets
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset, register_dataset
@@ -51,4 +52,5 @@ __all__ = [
     "register_rule",
     "rule_options",
     "shift_features",
+    "split_public",
 ]

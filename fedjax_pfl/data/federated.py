@@ -92,7 +92,7 @@ class FederatedData:
       num_outputs: number of a model's outputs for one sample or one token.
       sample_shape: shape of one sample, such as (28, 28, 1); d numbers.
       shards: number of equal parts of the pool. Each device has one part, with the samples of its
-        own clients (`home_of`). With one part every device has all samples.
+        own clients (`shard_of`). With one part every device has all samples.
       digest: hash of the content before it was divided into parts; otherwise empty.
       device_rows: int32 [M], the clients whose samples are on the device, or None for all.
       own: bool [N], the clients whose samples this process has in its host's memory, or None for
@@ -127,7 +127,7 @@ class FederatedData:
         """Largest number of clients per device; consecutive clients share a device."""
         return -(-self.num_clients // self.shards)
 
-    def home_of(self, rows: Rows) -> Any:
+    def shard_of(self, rows: Rows) -> Any:
         """Return the part of the pool, and thus the device, with the samples of clients."""
         return rows // self.share
 

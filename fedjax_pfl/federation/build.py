@@ -58,6 +58,7 @@ def federate(
     groups = gathered(GROUPS, options, "federate")
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
+    seen = groups[ModelOptions].notes(dataset, partition)
     dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
@@ -108,7 +109,7 @@ def federate(
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
-        notes=(*threat.notes(ids), *groups[CompressionOptions].notes()),
+        notes=(*seen, *threat.notes(ids), *groups[CompressionOptions].notes()),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

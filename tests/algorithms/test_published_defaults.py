@@ -342,6 +342,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
     },
+    "fml": {
+        "alpha": (0.5, "HtFLlib: system/total.sh:5"),
+        "beta": (0.5, "HtFLlib: system/total.sh:5"),
+        "weighting": ("size", "paper: FedAvg's mean; PFLlib: serverfml.py, aggregate_parameters"),
+    },
     "lg_fedavg": {
         "global_layers": (1, "PFLlib: serverlg.py:13; the authors' README.md:60 has 3 and 2"),
         "global_end": ("last", "code: main_lg.py:46"),

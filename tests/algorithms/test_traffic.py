@@ -23,6 +23,7 @@ TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
+    ("fml", {}, 1, 1, 4),  # two models train, one travels
     ("gpfl", {}, 1, 1, 2),
     ("knnper", {}, 1, 1, 2),
     ("fedex_lora", {}, 1, 1, 2),
