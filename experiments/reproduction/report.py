@@ -114,7 +114,7 @@ class Report:
             "± 95 %: half of Student's interval over the seeds. Place: among the algorithms "
             "measured here."
         )
-        lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
+        lines += [] if table.printed else ["The paper shows these numbers only in a picture."]
         lines.append(_scale(table, self.scale if self.reduced else "full"))
         own = table.row_changes(self.scale).items()
         changes = "; ".join(f"{title} with {' '.join(words)}" for title, words in own)

@@ -8,11 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.sample_hashes import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapters import adapted
@@ -20,7 +23,7 @@ from fedjax_pfl.models.frozen_backbone import with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
-from fedjax_pfl.models.pretrained import Match, initial_values
+from fedjax_pfl.models.pretrained import Match, facts_of, initial_values
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
@@ -155,6 +158,25 @@ class ModelOptions(Group):
                 f"samples of {dataset.name!r}, got {list(losses.shape)} and {list(marks.shape)}."
             )
         return objective
+
+    def notes(self, dataset: Dataset, partition: Partition) -> list[str]:
+        """Return a note if clients hold samples that the initial model was trained on.
+
+        Raises:
+          InputError: a damaged file.
+        """
+        _, seen = facts_of(self.initial_model)
+        if not len(seen):
+            return []
+        pool = np.concatenate([dataset.train_x, dataset.test_x])
+        known = np.isin(sample_hashes(pool), seen)
+        held = {name: partition.split(name).idx for name in ("train", "validation", "test")}
+        parts = [
+            f"{known[idx].sum():,} of {len(idx):,} {name} samples"
+            for name, idx in held.items()
+            if known[idx].any()
+        ]
+        return [f"the initial model was trained on {', '.join(parts)} of the clients"] * bool(parts)
 
     def started(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
