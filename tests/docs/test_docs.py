@@ -179,7 +179,10 @@ def test_commands_run_the_algorithm(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_figures_exist_and_take_the_options(name):
-    spans = re.findall(r"`(\w+/\w+[^`]*)`", section(read(name), "Figures"))
+    text = read(name)
+    if "\n## Figures\n" not in text:  # those of any run: docs/algorithms/README.md
+        return
+    spans = re.findall(r"`(\w+/\w+[^`]*)`", section(text, "Figures"))
     assert spans
     for span in spans:
         figure, *words = shlex.split(span)
@@ -226,7 +229,8 @@ def test_who_averages_whole_models_is_named():
             algorithm.check(algorithm.prepare(federation))
         except pfl.InputError as error:
             refused += [name] * ("averages whole models" in str(error))
-    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", read("README"), re.DOTALL)
+    text = " ".join(read("README").split())
+    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", text)
     assert sorted(re.findall(r"`(\w+)`", said)) == refused
 
 
