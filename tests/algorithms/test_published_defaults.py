@@ -184,6 +184,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedex_lora": {},
     "flora": {},
+    "hetlora": {
+        "gamma": (0.99, "HetLoRA's decay factor"),
+        "pull": (0.01, "ours: a third party's configuration for GLUE"),
+        "least_rank": (1, "ours: no smallest rank"),
+        "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
+    },
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
