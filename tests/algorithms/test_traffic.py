@@ -24,6 +24,7 @@ TRAFFIC = [
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
     ("gpfl", {}, 1, 1, 2),
+    ("pfedfda", {}, 1, 1, 2),  # and Gaussians
     ("knnper", {}, 1, 1, 2),
     ("fedex_lora", {}, 1, 1, 2),
     ("flora", {}, 1, 1, 2),
