@@ -117,6 +117,10 @@ def _data(group: Group) -> None:
     group.text("data_dir", None, "folder with the data set's files")
     _options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
+    meaning = (
+        "samples for pretraining that no client gets: classes:0-4,7, share:0.2 or column:NAME=VALUE"
+    )
+    group.text("public", None, meaning)
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.integer("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
     group.integer("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)
@@ -125,6 +129,11 @@ def _data(group: Group) -> None:
         "rule"
     )
     group.text("partition_file", None, meaning)
+    meaning = (
+        f"shift in features of the clients' images: none, {', '.join(pfl.data.FEATURE_SHIFTS)}"
+    )
+    group.text("feature_shift", "none", meaning)
+    group.pairs("feature_shift_option", "an option of the shift in features, such as groups=2")
     group.number(
         "validation_fraction", 0.0, "part of each client's training samples for validation"
     )

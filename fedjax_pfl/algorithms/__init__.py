@@ -43,7 +43,9 @@ from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.fml import FML
 from fedjax_pfl.algorithms.gpfl import GPFL
+from fedjax_pfl.algorithms.hetlora import HetLoRA
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
@@ -69,6 +71,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CCVR",
+    "FML",
     "GPFL",
     "L2C",
     "Apfl",
@@ -117,6 +120,7 @@ __all__ = [
     "FedUpdate",
     "FedYogi",
     "Floco",
+    "HetLoRA",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",

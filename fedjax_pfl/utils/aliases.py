@@ -54,7 +54,7 @@ ABSENT = _words("""
     fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
-    flute fml heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
+    flute heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
     multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl
     subfedavg tamuna term
 """)

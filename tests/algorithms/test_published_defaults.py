@@ -185,6 +185,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedex_lora": {},
     "flora": {},
+    "hetlora": {
+        "gamma": (0.99, "HetLoRA's decay factor"),
+        "pull": (0.01, "ours: a third party's configuration for GLUE"),
+        "least_rank": (1, "ours: no smallest rank"),
+        "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
+    },
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),
@@ -342,6 +348,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "neighbours": (0, "SCooL: its code; 0 stands for a tenth of the clients"),
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
+    },
+    "fml": {
+        "alpha": (0.5, "HtFLlib: system/total.sh:5"),
+        "beta": (0.5, "HtFLlib: system/total.sh:5"),
+        "weighting": ("size", "paper: FedAvg's mean; PFLlib: serverfml.py, aggregate_parameters"),
     },
     "lg_fedavg": {
         "global_layers": (1, "PFLlib: serverlg.py:13; the authors' README.md:60 has 3 and 2"),

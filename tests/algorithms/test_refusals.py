@@ -323,6 +323,11 @@ REFUSED = {
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
         ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
+    "fml": [
+        ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
+        ({"beta": -0.5}, r"beta must be in \[0, 1\], got -0.5"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+    ],
     "moon": [
         ({"mu": -1}, "mu must be at least 0"),
         ({"mu": "nan"}, "mu must be"),

@@ -23,6 +23,7 @@ TRAFFIC = [
     ("local", {}, 0, 0, 2),
     ("fedavg", {}, 1, 1, 2),
     ("fedcp", {}, 1, 1, 2),
+    ("fml", {}, 1, 1, 4),  # two models train, one travels
     ("gpfl", {}, 1, 1, 2),
     ("pfedfda", {}, 1, 1, 2),  # and Gaussians
     ("knnper", {}, 1, 1, 2),
@@ -32,6 +33,7 @@ TRAFFIC = [
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
+    ("hetlora", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
