@@ -4,6 +4,7 @@ Connor J. McLaughlin, Lili Su. NeurIPS 2024. https://arxiv.org/abs/2411.00329
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,7 +20,8 @@ from fedjax_pfl.algorithms.common.linear_heads import has_linear_head
 from fedjax_pfl.training.sample_features import SampleFeatures
 
 FOLDS = 2
-STEPS = np.arange(11) / 10  # beta is the best of these, then of a grid of a fifth of their distance
+FIRST = np.arange(6) / 5  # beta is the best pair of these,
+FINER = (0.1, 0.05, 0.025)  # then of itself and what lies this far from it
 
 
 @core.struct
@@ -110,8 +112,8 @@ class PFedFda(fedavg.FedAvg):
         models = self.with_heads(ctx, received, state.known, cohort.rows)
         body = jax.tree.map(lambda head: not head, ctx.plan.head_mask(models)["params"])
         trained = super().local_update(ctx, state, models, trainable=body, **options)
-        seen, cohort = ctx.sample_features(trained.models, trained.cohort)
-        own, beta = self.adapted(state.known, seen)
+        adapt = partial(self.adapted, state.known)
+        (own, beta), cohort = ctx.sample_features(trained.models, trained.cohort, then=adapt)
         held = core.Broadcast(state.known)
         own = ctx.upload(own, held, "gaussians", cohort, compressed=False)
         return Adapted(**vars(replace(trained, cohort=cohort)), own=own, beta=beta)
@@ -163,50 +165,44 @@ class PFedFda(fedavg.FedAvg):
         return linalg.cho_solve(linalg.cho_factor(smoothed, lower=True), columns)
 
     def adapted(self, known: Gaussians, seen: SampleFeatures) -> tuple[Gaussians, jax.Array]:
-        """Return the clients' Gaussians [k, ...] and beta [k, 2], of their features [k, n, d]."""
+        """Return a client's Gaussians and its beta [2], of its features [n, d]."""
+        beta = self.best_beta(known, seen)
+        own = self.estimated(known, seen, seen.valid)
+        means = known.means + beta[0] * (own.means - known.means)
+        spread = known.covariance + beta[1] * (own.covariance - known.covariance)
+        return Gaussians(means, spread), beta
 
-        def of_client(one):
-            beta = self.best_beta(known, one)
-            own = self.estimated(known, one, one.valid)
-            means = known.means + beta[0] * (own.means - known.means)
-            spread = known.covariance + beta[1] * (own.covariance - known.covariance)
-            return Gaussians(means, spread), beta
-
-        return lax.map(of_client, seen)  # one at a time: they have d^2 numbers
-
-    def estimated(self, known: Gaussians, one: SampleFeatures, used) -> Gaussians:
+    def estimated(self, known: Gaussians, seen: SampleFeatures, used) -> Gaussians:
         """Return a client's own Gaussians, of its features [n, d] where `used` [n]."""
         classes, width = known.means.shape
-        z = jnp.where(used[:, None], one.features, 0).astype(known.means.dtype)
-        of_class = ((one.labels == jnp.arange(classes)[:, None]) & used).astype(z.dtype)  # [C, n]
+        z = jnp.where(used[:, None], seen.features, 0).astype(known.means.dtype)
+        of_class = ((seen.labels == jnp.arange(classes)[:, None]) & used).astype(z.dtype)  # [C, n]
         counts = jnp.sum(of_class, axis=1)
         means = products.matmul(of_class, z) / jnp.maximum(counts, 1)[:, None]
         means = jnp.where((counts >= self.min_samples)[:, None], means, known.means)
-        apart = jnp.where(used[:, None], z - means[one.labels], 0)
+        apart = jnp.where(used[:, None], z - means[seen.labels], 0)
         scatter = products.matmul(apart.T, apart) / jnp.maximum(jnp.sum(counts) - 1, 1)
         return Gaussians(means, scatter + (1 + self.epsilon) * jnp.eye(width, dtype=z.dtype))
 
-    def best_beta(self, known: Gaussians, one: SampleFeatures) -> jax.Array:
-        """Return beta, [2]: the smallest of the best of two grids, the second finer."""
+    def best_beta(self, known: Gaussians, seen: SampleFeatures) -> jax.Array:
+        """Return beta, [2]: the best of finer and finer grids, the smallest where several are."""
         classes = len(known.means)
-        of_class = (one.labels[:, None] == jnp.arange(classes)) & one.valid[:, None]  # [n, C]
+        of_class = (seen.labels[:, None] == jnp.arange(classes)) & seen.valid[:, None]  # [n, C]
         counts = jnp.sum(of_class, axis=0)
         rank = jnp.sum(jnp.where(of_class, jnp.cumsum(of_class, axis=0), 0), axis=1) - 1
-        known_class = one.valid & (counts[one.labels] >= FOLDS)
+        known_class = seen.valid & (counts[seen.labels] >= FOLDS)
         fold = jnp.where(known_class, rank % FOLDS, -1)
         shares = mixing.normalize(counts.astype(known.means.dtype)) + self.epsilon
         prior = jnp.log(mixing.normalize(shares))
 
         def losses(k, spreads, weights):
             """The cross-entropy of fold k, [spreads, weights], under the others' Gaussians."""
-            own = self.estimated(known, one, known_class & (fold != k))
-            asked, apart = fold == k, own.means - known.means
-            z = jnp.where(asked[:, None], one.features, 0).astype(apart.dtype)
-            both = jnp.concatenate([known.means, apart])
+            asked, apart = fold == k, jax.tree.map(jnp.subtract, owns[k], known)
+            z = jnp.where(asked[:, None], seen.features, 0).astype(prior.dtype)
+            both = jnp.concatenate([known.means, apart.means])
 
             def under(spread):
-                covariance = known.covariance + spread * (own.covariance - known.covariance)
-                columns = self.solve(covariance, both.T)
+                columns = self.solve(known.covariance + spread * apart.covariance, both.T)
                 base, more = jnp.split(products.matmul(z, columns), 2, axis=1)
                 inner = products.matmul(both, columns)
                 plain, cross, square = (
@@ -216,35 +212,38 @@ class PFedFda(fedavg.FedAvg):
                 def loss(b):
                     bias = prior - (plain[:classes] + 2 * b * cross + b * b * square) / 2
                     logs = jax.nn.log_softmax(base + b * more + bias)
-                    chosen = jnp.take_along_axis(logs, one.labels[:, None], axis=1)[:, 0]
+                    chosen = jnp.take_along_axis(logs, seen.labels[:, None], axis=1)[:, 0]
                     return -jnp.sum(jnp.where(asked, chosen, 0)) / jnp.maximum(jnp.sum(asked), 1)
 
                 return jax.vmap(loss)(weights)
 
             return lax.map(under, spreads)
 
-        def best(middle, step):
-            spreads, weights = (
-                jnp.clip(m + step * (jnp.asarray(STEPS, prior.dtype) - 0.5), 0, 1) for m in middle
-            )
+        def best(spreads, weights):
             total = sum(losses(k, spreads, weights) for k in range(FOLDS))
             if self.single:
-                total = jnp.where(jnp.eye(len(STEPS), dtype=bool), total, jnp.inf)
+                total = jnp.where(jnp.eye(len(spreads), dtype=bool), total, jnp.inf)
             at = jnp.argmin(total)
-            return spreads[at // len(STEPS)], weights[at % len(STEPS)]
+            return jnp.stack([spreads[at // len(spreads)], weights[at % len(spreads)]])
 
-        half = jnp.full((), 0.5, prior.dtype)
-        spread, weight = best(best((half, half), 1.0), 0.2)
+        def around(found, step):
+            near = found[:, None] + step * jnp.asarray([-1, 0, 1], found.dtype)
+            return best(*jnp.clip(near, 0, 1)), None
+
+        owns = [self.estimated(known, seen, known_class & (fold != k)) for k in range(FOLDS)]
+        first = jnp.asarray(FIRST, prior.dtype)
+        found, _ = lax.scan(around, best(first, first), jnp.asarray(FINER, prior.dtype))
         enough = jnp.sum(known_class) >= 2 * FOLDS
-        return jnp.where(enough, jnp.stack([weight, spread]), 0)
+        return jnp.where(enough, found[::-1], 0)
 
     def models(self, ctx, state: State, rows):
         return {"personalized": self.own_models(ctx, state, self.received(state, rows), rows)}
 
     def own_models(self, ctx, state: State, models, rows) -> core.Stack:
         """Return models [k, ...] of clients `rows` with the heads of their own Gaussians."""
-        seen, _ = ctx.sample_features(models, ctx.everyone(rows))
-        return self.with_heads(ctx, models, self.adapted(state.known, seen)[0], rows)
+        adapt = partial(self.adapted, state.known)
+        (own, _), _ = ctx.sample_features(models, ctx.everyone(rows), then=adapt)
+        return self.with_heads(ctx, models, own, rows)
 
     def new_client_start(self, ctx, state: State):
         model = self.servers_model(state)

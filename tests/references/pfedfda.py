@@ -70,10 +70,11 @@ def best_beta(z, labels, known, prior, *, single, least, epsilon):
         return total
 
     middle = (0.5, 0.5)
-    for step in (0.1, 0.02):
+    for step in (0.2, 0.1, 0.05, 0.025):
         least_loss, found = np.inf, middle
-        for a in range(-5, 6):
-            for b in range(-5, 6):
+        offsets = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5) if step == 0.2 else (-1, 0, 1)
+        for a in offsets:
+            for b in offsets:
                 if single and a != b:
                     continue
                 beta = tuple(
