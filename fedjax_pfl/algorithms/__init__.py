@@ -18,6 +18,7 @@ from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
+from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
@@ -96,6 +97,7 @@ __all__ = [
     "FedCAC",
     "FedCP",
     "FedDBE",
+    "FedDPA",
     "FedDWA",
     "FedDyn",
     "FedExLoRA",

@@ -191,6 +191,13 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "least_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },
+    "feddpa": {
+        "local_weight": (0.5, "FedDPA's main.py"),
+        "max_weight": (0.5, "README of FedDPA's code"),
+        "weights": ("instance", "FedDPA: instance-wise weighting"),
+        "instances": (5, "FedDPA's GlobalModel_generated.py"),
+        "weighting": ("uniform", "FedDPA's model_aggregation.py"),
+    },
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
         "nesterov": (True, "FedDWA's paper: appendix B.3"),

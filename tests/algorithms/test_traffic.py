@@ -34,6 +34,7 @@ TRAFFIC = [
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
     ("hetlora", {}, 1, 1, 2),
+    ("feddpa", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
