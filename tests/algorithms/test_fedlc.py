@@ -48,6 +48,7 @@ def test_without_margins_it_is_fedavg():
     wanted, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
         assert_close(state.server, other.server, "server")
+    assert algorithm(tau=0, denominator="others").remarks(federation) == []  # it is not FedAvg
 
 
 def test_a_class_that_a_client_lacks_does_not_move():
