@@ -58,6 +58,7 @@ from fedjax_pfl.algorithms.mrmtl import MrMtl
 from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedfda import PFedFda
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
@@ -131,6 +132,7 @@ __all__ = [
     "Local",
     "Moon",
     "MrMtl",
+    "PFedFda",
     "PFedHN",
     "PFedLA",
     "PFedMe",

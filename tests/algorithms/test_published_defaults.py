@@ -50,6 +50,7 @@ REPOSITORIES = {
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
     "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
+    "pfedfda": "cj-mclaughlin/pFedFDA@73c7c40",
     "pfedhn": "AvivSham/pFedHN@1bc0549",
     "pfedme": "CharlieDinh/pFedMe@caf24b1",
     "sfl": "dawenzi098/SFL-Structural-Federated-Learning@0a699e4",
@@ -387,6 +388,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "perfedavg_async": {"local_updates": (2, "code: Algorithms/users/userPerFed.py:37-44")},
     "perfedavg_spfl": {"local_updates": (2, "code: SPFL/client/client.py:95-101")},
+    "pfedfda": {
+        "single": (False, "code: main.py:40"),
+        "min_samples": (3, "code: clients/client_fedfda.py:34, 187, as it means"),
+        "epsilon": (1e-4, "code: clients/client_fedfda.py:13"),
+    },
     "pfedhn": {
         "server_rate": (0.01, "code: experiments/pfedhn/trainer.py:273"),
         "embedding_rate": (1.0, "code: experiments/pfedhn/trainer.py:95, the server's own"),

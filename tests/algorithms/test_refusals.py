@@ -351,6 +351,11 @@ REFUSED = {
         ({"passes": 2**25}, "take fewer epochs or steps"),
     ],
     "perfedavg_async": [({"local_updates": 0}, "local_updates must be in 1..10")],
+    "pfedfda": [
+        ({"min_samples": 0}, "min_samples must be at least 1, got 0"),
+        ({"epsilon": 0}, r"epsilon must be in \(0, 1\], got 0"),
+        ({}, {"model": "softmax"}, "pfedfda learns a body, and this network is only a head"),
+    ],
     "pfedhn": [
         ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
         ({"embedding_rate": -1}, "embedding_rate must be at least 0"),

@@ -25,6 +25,7 @@ TRAFFIC = [
     ("fedcp", {}, 1, 1, 2),
     ("fml", {}, 1, 1, 4),  # two models train, one travels
     ("gpfl", {}, 1, 1, 2),
+    ("pfedfda", {}, 1, 1, 2),  # and Gaussians
     ("knnper", {}, 1, 1, 2),
     ("fedex_lora", {}, 1, 1, 2),
     ("flora", {}, 1, 1, 2),
