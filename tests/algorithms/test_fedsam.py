@@ -86,7 +86,6 @@ def test_running_statistics_are_those_of_the_model_itself():
     assert_close(ours.server["batch_stats"], plain.server["batch_stats"], "statistics")
 
 
-@pytest.mark.thorough
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
     options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
@@ -111,7 +110,6 @@ def test_frozen_layers_are_not_perturbed():
     assert_close(after.server["params"]["head"], wanted, "head")
 
 
-@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_the_direction():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)

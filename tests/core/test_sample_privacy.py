@@ -45,6 +45,7 @@ REFUSED = {
     ("fedala", ()): "the weights of the two models",
     ("fedas", ()): "the mean features of its classes",
     ("feddbe", ()): "the mean features of its minibatches",
+    ("feddpa", ()): "the samples that its weights compare with",
     ("fedgc", ()): "the classes that it has",
     ("fedgen", ()): "class counts",
     ("fedgh", ()): "the mean features of its classes",
