@@ -80,3 +80,13 @@ def test_private_layers_are_not_regularized():
     )
     assert_close(strong["head"], free["head"], "head", 1e-12)
     assert not np.array_equal(strong["fc_0"]["kernel"], free["fc_0"]["kernel"])
+
+
+def test_absent_members_are_no_tasks():
+    """While the second client is late, the first is by itself."""
+    federation = toy_federation((6, 4), (3, 2), validation_size=0, stragglers={1: 2})
+    strong, free = (
+        states_of(algorithm(coupling=c, ridge=0), federation, 2)[-1].models for c in (0.7, 0.0)
+    )
+    first = [jax.tree.map(lambda leaf: leaf[0], models) for models in (strong, free)]
+    assert_close(*first, "first client", 1e-12)
