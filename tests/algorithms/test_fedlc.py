@@ -58,6 +58,9 @@ def test_a_class_that_a_client_lacks_does_not_move():
     own, bias = int(federation.data.labels[0]), after.server["params"]["head"]["bias"]
     moved = abs(bias - before.server["params"]["head"]["bias"])
     np.testing.assert_allclose(np.delete(moved, own), 0, atol=1e-30)
+    new = final_in(after, algorithm(), federation, 1).personalize(federation)
+    moved = abs(np.asarray(new["params"]["head"]["bias"])[0, 0] - bias)
+    np.testing.assert_allclose(np.delete(moved, own), 0, atol=1e-30)
 
 
 @pytest.mark.thorough

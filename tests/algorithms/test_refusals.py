@@ -169,6 +169,7 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"share": "body"}, "fedgc averages whole models"),
         ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
+        ({}, {"model": NoBias()}, "fedgc compares rows of heads"),
     ],
     "fedgen": [
         ({"weight": -1}, "weight must be at least 0, got -1"),
