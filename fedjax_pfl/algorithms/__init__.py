@@ -28,6 +28,7 @@ from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
 from fedjax_pfl.algorithms.fedlc import FedLC
+from fedjax_pfl.algorithms.fedmtl import FedMtl
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -107,6 +108,7 @@ __all__ = [
     "FedGH",
     "FedGen",
     "FedLC",
+    "FedMtl",
     "FedNTD",
     "FedNova",
     "FedPHP",

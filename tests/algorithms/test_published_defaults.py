@@ -261,6 +261,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),
     },
+    "fedmtl": {
+        "coupling": (-1.0, "LG-FedAvg@7af0568: models/Update.py:102, by the model's size"),
+        "ridge": (-1.0, "LG-FedAvg@7af0568: models/Update.py:102, by the model's size"),
+    },
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
         "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),

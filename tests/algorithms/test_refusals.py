@@ -183,6 +183,11 @@ REFUSED = {
         ({"tau": -1}, "tau must be at least 0, got -1"),
         ({"denominator": "rest"}, "denominator.*'rest'"),
     ],
+    "fedmtl": [
+        ({"coupling": -0.5}, r"coupling must be at least 0, or -1 for 10\^-\(k \+ 1\)"),
+        ({"ridge": -2}, "ridge must be at least 0"),
+        ({}, {"share": "none"}, "fedmtl relates what clients share"),
+    ],
     "fednova": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
         ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),

@@ -100,6 +100,7 @@ TRAFFIC = [
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("pfedme", {"who": "drawn"}, 1, 1, 10),
+    ("fedmtl", {}, 1, 1, 2),
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
