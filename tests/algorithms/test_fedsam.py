@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
