@@ -1,5 +1,6 @@
 """FedSAM against its reference, and its limits."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 
@@ -83,6 +84,20 @@ def test_running_statistics_are_those_of_the_model_itself():
     ours = states_of(algorithm(rho=5.0), federation, 1)[-1]
     plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
     assert_close(ours.server["batch_stats"], plain.server["batch_stats"], "statistics")
+
+
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_both_passes_have_a_dropout_of_their_own():
+    federation = toy_federation(model=Dropping(), validation_size=0)
+    ours = states_of(algorithm(rho=0), federation, 1)[-1]
+    plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
+    ours, other = (state.server["params"]["head"]["kernel"] for state in (ours, plain))
+    assert np.abs(ours - other).max() > 1e-3
 
 
 def test_frozen_layers_are_not_perturbed():

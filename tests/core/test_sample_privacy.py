@@ -136,7 +136,7 @@ COVERED = {
 }
 COVERED["sfl"] = {"graph": "neighbours"}
 # Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
-QUICK = ("apfl", "ditto", "fedsam", "spfl")
+QUICK = ("apfl", "ditto", "spfl")
 
 
 def key_words(monkeypatch):
