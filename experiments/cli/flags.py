@@ -129,6 +129,11 @@ def _data(group: Group) -> None:
         "rule"
     )
     group.text("partition_file", None, meaning)
+    meaning = (
+        f"shift in features of the clients' images: none, {', '.join(pfl.data.FEATURE_SHIFTS)}"
+    )
+    group.text("feature_shift", "none", meaning)
+    group.pairs("feature_shift_option", "an option of the shift in features, such as groups=2")
     group.number(
         "validation_fraction", 0.0, "part of each client's training samples for validation"
     )

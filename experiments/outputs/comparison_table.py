@@ -51,7 +51,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
         first.measures[1:][: result_table.MOST],
         _common(results),
     )
-    over = harm.over_baselines(results, pfl.Result.gains)
+    over = harm.gains_over_baselines(results, pfl.Result.gains)
     rows, scores = [], []
     for name, result in results.items():
         summary = result.summary()
@@ -75,7 +75,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
             **{
                 key: value
                 for base, found in over.items() if name in found
-                for key, value in harm.values_of(base, found[name]).items()
+                for key, value in harm.summary_values(base, found[name]).items()
             },
             **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
             "mb_up": traffic["up"],

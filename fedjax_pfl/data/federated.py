@@ -87,11 +87,12 @@ class FederatedData:
       class_counts: int32 [N, C], training samples per class; [N, 1] without classes.
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
+      turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
       num_classes: C; 0 without classes.
       num_outputs: number of a model's outputs for one sample or one token.
       sample_shape: shape of one sample, such as (28, 28, 1); d numbers.
       shards: number of equal parts of the pool. Each device has one part, with the samples of its
-        own clients (`home_of`). With one part every device has all samples.
+        own clients (`shard_of`). With one part every device has all samples.
       digest: hash of the content before it was divided into parts; otherwise empty.
       device_rows: int32 [M], the clients whose samples are on the device, or None for all.
       own: bool [N], the clients whose samples this process has in its host's memory, or None for
@@ -115,6 +116,7 @@ class FederatedData:
     digest: str = static(default="")
     device_rows: jax.Array | None = None
     own: Any = None
+    turns: jax.Array | None = None
 
     @property
     def num_clients(self) -> int:
@@ -125,7 +127,7 @@ class FederatedData:
         """Largest number of clients per device; consecutive clients share a device."""
         return -(-self.num_clients // self.shards)
 
-    def home_of(self, rows: Rows) -> Any:
+    def shard_of(self, rows: Rows) -> Any:
         """Return the part of the pool, and thus the device, with the samples of clients."""
         return rows // self.share
 
@@ -202,6 +204,8 @@ class FederatedData:
         """Return the minibatch of one client's samples at pool indices [B]; see `fetch`."""
         rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
         inputs = rows.reshape(*pool.shape, *self.sample_shape)
+        if self.turns is not None:
+            inputs = _turned(inputs, self.turns[row])
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
@@ -218,6 +222,14 @@ class FederatedData:
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
     """Return `x[rows]` without bounds checks, which cost time on a TPU."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _turned(images: jax.Array, turns: jax.Array) -> jax.Array:
+    """Turn images [B, h, w, c] by quarter turns, 0 to 3 of them, counterclockwise."""
+    images = jnp.where(turns & 2, images[:, ::-1, ::-1], images)
+    if images.shape[1] != images.shape[2]:
+        return images  # by half turns only
+    return jnp.where(turns & 1, jnp.rot90(images, axes=(1, 2)), images)
 
 
 def by_class(

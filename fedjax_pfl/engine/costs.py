@@ -78,7 +78,7 @@ def one_client(federation: Federation) -> Federation:
         validation=walked,
         test=walked,
         **{name: jax.tree.map(one, getattr(data, name)) for name in
-           ("samples", "labels", "class_counts", "ids", "label_map")},
+           ("samples", "labels", "class_counts", "ids", "label_map", "turns")},
     )  # fmt: skip
     one_step = replace(
         shapes.training, local_epochs=1, local_steps=None, batch_size=size, drop_last=False,

@@ -78,6 +78,7 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
         class_counts=data.class_counts[rows],
         ids=data.ids[rows],
         label_map=None if data.label_map is None else data.label_map[rows],
+        turns=None if data.turns is None else data.turns[rows],
     )
 
 

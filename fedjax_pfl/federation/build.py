@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.data.partitions.feature_shift import with_corruption
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import several
@@ -58,6 +59,7 @@ def federate(
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
     seen = groups[ModelOptions].notes(dataset, partition)
+    dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
@@ -84,6 +86,8 @@ def federate(
         changed = any(one.changes is not None for one in metrics)
         allowed = "without an augmentation or a backdoor, which change samples"
         require(training.augment is None and not changed, "cache_features", True, allowed)
+        allowed = "without rotated clients, whose features differ"
+        require(data.turns is None, "cache_features", True, allowed)
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)

@@ -140,7 +140,9 @@ class InputOptions(Group):
         scale, shift = input_scaling(self.input_scaling, dataset)
         ids = self.ids(partition.num_clients)
         counts = partition.class_counts(labels, dataset.num_classes, "train")
-        label_map = partition.label_map
+        label_map, turns = partition.label_map, partition.turns
+        if turns is not None:
+            check_turns(turns, dataset.input_shape)
         train = partition.train.idx, partition.train.offsets
         if class_sorted:
             require_classes("batch_order 'by_class'", dataset.has_classes)
@@ -162,6 +164,7 @@ class InputOptions(Group):
             num_classes=dataset.num_classes if dataset.has_classes else 0,
             num_outputs=dataset.num_outputs,
             sample_shape=tuple(dataset.input_shape),
+            turns=None if turns is None else jnp.asarray(turns, np.int32),
         )
 
     def ids(self, count: int) -> np.ndarray:
@@ -177,6 +180,14 @@ class InputOptions(Group):
         allowed = f"{count} distinct whole numbers in 0..2^31-1"
         require(distinct, "client_ids", ids.tolist(), allowed)
         return ids
+
+
+def check_turns(turns: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise `InputError` unless samples of a shape can be turned by quarter turns."""
+    allowed = "that of images, (h, w, c)"
+    require(len(shape) == 3, "Shape of a sample to rotate", shape, allowed)
+    square = shape[0] == shape[1] or not (np.asarray(turns) & 1).any()
+    require(square, "Shape of a sample to rotate by quarter turns", shape, "square, or groups=2")
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,9 @@ RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md"
            "docs/algorithms/fedper.md", "docs/algorithms/fedrep.md",
            "docs/algorithms/ccvr.md", "docs/algorithms/fedex_lora.md",
            "docs/algorithms/floco.md", "docs/algorithms/flora.md",
-           "docs/algorithms/fml.md", "docs/algorithms/knnper.md",
+           "docs/algorithms/fml.md", "docs/algorithms/feddpa.md",
+           "docs/algorithms/hetlora.md", "docs/algorithms/knnper.md",
+           "docs/algorithms/fedmtl.md", "docs/algorithms/pfedfda.md",
            "docs/algorithms/lg_fedavg.md", "docs/figures.md",
            "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
            "docs/performance.md")  # fmt: skip
