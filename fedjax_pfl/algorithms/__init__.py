@@ -18,6 +18,7 @@ from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
+from fedjax_pfl.algorithms.feddistill import FedDistill
 from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
@@ -101,6 +102,7 @@ __all__ = [
     "FedDBE",
     "FedDPA",
     "FedDWA",
+    "FedDistill",
     "FedDyn",
     "FedExLoRA",
     "FedExP",

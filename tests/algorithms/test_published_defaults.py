@@ -361,6 +361,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
     },
+    "feddistill": {"weight": (1.0, "HtFLlib: system/total.sh:4; PFLlib: system/main.py:447")},
     "fedkd": {
         "first_energy": (0.95, "code: parameters.py:46"),
         "last_energy": (0.98, "code: parameters.py:47"),

@@ -329,6 +329,10 @@ REFUSED = {
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
         ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
+    "feddistill": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"weight": "nan"}, "weight must be"),
+    ],
     "fedkd": [
         ({"first_energy": 0}, r"first_energy must be in \(0, 1\], got 0"),
         ({"last_energy": 1.5}, r"last_energy must be in \(0, 1\], got 1.5"),

@@ -36,6 +36,7 @@ TRAFFIC = [
     ("fedkd", {}, 0, 1, 4),  # and factors: tests/algorithms/test_fedkd.py
     ("hetlora", {}, 1, 1, 2),
     ("feddpa", {}, 1, 1, 2),
+    ("feddistill", {}, 0, 0, 2),  # predictions: tests/algorithms/test_feddistill.py
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),

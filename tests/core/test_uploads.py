@@ -149,7 +149,7 @@ def test_options_that_tell_the_server_more():
 
 
 SUMS = [name for name, cls in sorted(pfl.core.ALGORITHMS.items()) if cls.sees == "sums"]
-SEVERAL = ("fedproto", "ifca")  # sums, of classes and of clusters
+SEVERAL = ("feddistill", "fedproto", "ifca")  # sums, of classes and of clusters
 
 
 @pytest.mark.thorough
