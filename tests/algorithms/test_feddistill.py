@@ -54,8 +54,8 @@ def test_without_the_term_it_is_local_training():
     states, ours = run_rounds(algorithm(weight=0), federation)
     local, theirs = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
     assert_close(states[-1].models, local[-1].models, "models")
-    losses = (records[-1]["clients"]["train_loss"] for records in (ours, theirs))
-    np.testing.assert_allclose(*losses, 1e-9)
+    mine, plain = (records[-1]["clients"]["train_loss"] for records in (ours, theirs))
+    np.testing.assert_allclose(mine, plain, 1e-9)
     assert algorithm(weight=0).remarks(federation)[-1] == "weight is 0: trained locally"
     assert len(algorithm().remarks(federation)) == 1
 
