@@ -93,6 +93,13 @@ def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
         raise InputError(
             f"Differential privacy needs noise in at least float32, got {federation.task.dtype}."
         )
+    part = federation.participation
+    fixed = part.sampled(federation.num_clients) and part.poisson is None
+    if privacy.strict and privacy.shared and fixed:
+        raise InputError(
+            "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
+            "or let all clients take part."
+        )
     if privacy.adaptive is None:
         return
     if not privacy.shared:
