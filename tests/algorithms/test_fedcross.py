@@ -23,7 +23,6 @@ VARIANTS = {
     "in_order": {"partner": "in_order", "alpha": 0.6, "averaged_rounds": 1},
     "highest": {"partner": "highest", "alpha": 0.8},
 }
-LATE = {"stragglers": {1: 1, 3: 2}}
 
 
 def algorithm(**settings):
@@ -67,10 +66,19 @@ def test_reference(pattern, variant):
     compare(Case(**PATTERNS[pattern]), VARIANTS[variant])
 
 
-def test_models_of_late_members_wait():
-    case = Case(rounds=4, scored=False, **LATE)
-    assert len({len(cohort) for cohort in case.cohorts}) > 1
-    compare(case, {"partner": "in_order", "alpha": 0.7})
+@pytest.mark.parametrize(
+    ("late", "settings"),
+    [
+        ({1: 1, 3: 2}, {"partner": "in_order", "alpha": 0.7}),
+        ({0: 1, 1: 1, 3: 2, 4: 1}, {"alpha": 0.7, "averaged_rounds": 2}),
+    ],
+    ids=["in_order", "lowest"],
+)
+def test_models_of_late_members_wait(late, settings):
+    case = Case(rounds=7, scored=False, stragglers=late)
+    sizes = {len(cohort) for cohort in case.cohorts}
+    assert len(sizes) > 1 and (min(sizes) == 1) == (len(late) == 4), sizes
+    compare(case, settings)
 
 
 def test_averaged_rounds_of_equal_clients_are_fedavg():
