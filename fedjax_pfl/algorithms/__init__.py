@@ -28,6 +28,7 @@ from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
+from fedjax_pfl.algorithms.fedkd import FedKD
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fedmtl import FedMtl
 from fedjax_pfl.algorithms.fednova import FedNova
@@ -109,6 +110,7 @@ __all__ = [
     "FedGC",
     "FedGH",
     "FedGen",
+    "FedKD",
     "FedLC",
     "FedMtl",
     "FedNTD",

@@ -34,6 +34,7 @@ REPOSITORIES = {
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fedgen": "zhuangdizhu/FedGen@d767e34",
     "fedgh": "LipingYi/FedGH@2a6a29d",
+    "fedkd": "wuch15/FedKD@9b9e63f",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -364,6 +365,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "neighbours": (0, "SCooL: its code; 0 stands for a tenth of the clients"),
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
+    },
+    "fedkd": {
+        "first_energy": (0.95, "code: parameters.py:46"),
+        "last_energy": (0.98, "code: parameters.py:47"),
+        "weighting": ("uniform", "code: run.py, the mean of the changes"),
     },
     "fml": {
         "alpha": (0.5, "HtFLlib: system/total.sh:5"),

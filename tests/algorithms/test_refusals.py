@@ -335,6 +335,12 @@ REFUSED = {
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
         ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
+    "fedkd": [
+        ({"first_energy": 0}, r"first_energy must be in \(0, 1\], got 0"),
+        ({"last_energy": 1.5}, r"last_energy must be in \(0, 1\], got 1.5"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
     "fml": [
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
         ({"beta": -0.5}, r"beta must be in \[0, 1\], got -0.5"),
