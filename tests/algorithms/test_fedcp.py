@@ -108,6 +108,9 @@ def test_what_stays_and_what_is_sent():
     federation = algorithm().prepare(toy_federation())
     sizes = dict(zip(federation.plan.blocks, federation.plan.shared_block_sizes(), strict=True))
     assert sizes["personal_head"] == sizes["context"] == 0
+    policy = federation.initial_model(jax.random.key(0))["params"]["policy"]
+    np.testing.assert_array_equal(policy["scale"], 1)
+    np.testing.assert_array_equal(policy["offset"], 0)
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
 
 
