@@ -17,6 +17,7 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
+from fedjax_pfl.algorithms.fedcross import FedCross
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
@@ -27,6 +28,7 @@ from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
+from fedjax_pfl.algorithms.fedkd import FedKD
 from fedjax_pfl.algorithms.fedlc import FedLC
 from fedjax_pfl.algorithms.fedmtl import FedMtl
 from fedjax_pfl.algorithms.fednova import FedNova
@@ -97,6 +99,7 @@ __all__ = [
     "FedBabu",
     "FedCAC",
     "FedCP",
+    "FedCross",
     "FedDBE",
     "FedDPA",
     "FedDWA",
@@ -107,6 +110,7 @@ __all__ = [
     "FedGC",
     "FedGH",
     "FedGen",
+    "FedKD",
     "FedLC",
     "FedMtl",
     "FedNTD",

@@ -117,6 +117,10 @@ class FedDPA(fedavg.Weighted):
         core.require(0 <= self.max_weight <= 1, "max_weight", self.max_weight, "in [0, 1]")
         core.require(self.instances >= 1, "instances", self.instances, "at least 1")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the samples that its weights compare with",) * (self.weights == "instance")
+
     def prepare(self, federation):
         layers = tuple(layers_with_both(federation).values())
         if layers:

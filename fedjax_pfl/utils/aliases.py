@@ -50,8 +50,8 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
-    fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill fedem fedetf
-    fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
+    fedcd fedce fedcm fedcurv feddc feddf feddisco feddistill fedem fedetf
+    fedfa fedfed fedgkt fedgroup fedhkd fediir fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
     flute heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha

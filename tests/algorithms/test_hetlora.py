@@ -149,6 +149,22 @@ def test_refusals(name, options, message):
         pfl.Simulation(pfl.make_algorithm(name), one).check()
 
 
+@pytest.mark.parametrize("name", ["hetlora", "flora"])
+def test_who_diverges_has_no_weight_but_its_traffic(name):
+    federation = toy_federation(
+        diverging=3, dtype="float32", validation_size=0, model=TanhNetwork(), **ADAPTERS
+    )
+    ours = pfl.make_algorithm(name)
+    (before, after), (record,) = run_rounds(ours, federation, 1, scored=())
+    new, old = (jax.tree.leaves(state.server) for state in (after, before))
+    assert all(np.isfinite(leaf).all() for leaf in new)
+    assert any((leaf != other).any() for leaf, other in zip(new, old, strict=True))
+    clients = record["clients"]
+    assert clients["diverged"].tolist() == [False, False, False, True, False]
+    assert clients["numbers_down"][3] >= 9 * RANKS[0]
+    assert clients["numbers_up"][3] == 9 * RANKS[0]
+
+
 def test_norms_of_products():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 2, 5))

@@ -34,6 +34,7 @@ REPOSITORIES = {
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fedgen": "zhuangdizhu/FedGen@d767e34",
     "fedgh": "LipingYi/FedGH@2a6a29d",
+    "fedkd": "wuch15/FedKD@9b9e63f",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -215,6 +216,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
     },
+    "fedcross": {
+        "alpha": (0.99, "PFLlib: system/main.py:498"),
+        "partner": ("lowest", "PFLlib: system/main.py:499"),
+        "averaged_rounds": (0, "PFLlib: system/main.py:497"),
+    },
     "feddbe": {
         "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
         "mu": (1.0, "code: system/run_me.sh, -mo 1"),
@@ -359,6 +365,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "neighbours": (0, "SCooL: its code; 0 stands for a tenth of the clients"),
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
+    },
+    "fedkd": {
+        "first_energy": (0.95, "code: parameters.py:46"),
+        "last_energy": (0.98, "code: parameters.py:47"),
+        "weighting": ("uniform", "code: run.py, the mean of the changes"),
     },
     "fml": {
         "alpha": (0.5, "HtFLlib: system/total.sh:5"),

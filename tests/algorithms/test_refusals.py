@@ -129,6 +129,12 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"frozen": "head"}, "fedcp trains under a frozen global head, and params/head/bias"),
     ],
+    "fedcross": [
+        ({"alpha": 1.1}, r"alpha must be in \[0, 1\], got 1\.1"),
+        ({"averaged_rounds": -1}, "averaged_rounds must be at least 0, got -1"),
+        ({"partner": "nearest"}, "partner.*'nearest'"),
+        ({}, {"share": "body"}, "fedcross averages whole models"),
+    ],
     "feddbe": [
         ({"kappa": -1}, "kappa must be at least 0, got -1"),
         ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
@@ -328,6 +334,12 @@ REFUSED = {
         ({"global_end": "top"}, "global_end.*'top'"),
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
         ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
+    ],
+    "fedkd": [
+        ({"first_energy": 0}, r"first_energy must be in \(0, 1\], got 0"),
+        ({"last_energy": 1.5}, r"last_energy must be in \(0, 1\], got 1.5"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "fml": [
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),

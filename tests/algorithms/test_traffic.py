@@ -33,6 +33,7 @@ TRAFFIC = [
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
+    ("fedkd", {}, 0, 1, 4),  # and factors: tests/algorithms/test_fedkd.py
     ("hetlora", {}, 1, 1, 2),
     ("feddpa", {}, 1, 1, 2),
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
@@ -51,6 +52,7 @@ TRAFFIC = [
     ("mrmtl", {}, 1, 1, 2),
     ("fedphp", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
+    ("fedcross", {}, 1, 1, 2),
     ("fedntd", {}, 1, 1, 2),
     ("fedlc", {}, 1, 1, 2),
     ("fedrs", {}, 1, 1, 2),

@@ -45,6 +45,7 @@ REFUSED = {
     ("fedala", ()): "the weights of the two models",
     ("fedas", ()): "the mean features of its classes",
     ("feddbe", ()): "the mean features of its minibatches",
+    ("feddpa", ()): "the samples that its weights compare with",
     ("fedgc", ()): "the classes that it has",
     ("fedgen", ()): "class counts",
     ("fedgh", ()): "the mean features of its classes",
@@ -135,7 +136,7 @@ COVERED = {
 }
 COVERED["sfl"] = {"graph": "neighbours"}
 # Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
-QUICK = ("apfl", "ditto", "fedsam", "spfl")
+QUICK = ("apfl", "ditto", "spfl")
 
 
 def key_words(monkeypatch):
