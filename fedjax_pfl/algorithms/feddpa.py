@@ -49,7 +49,7 @@ class TwoSets(core.WrappedTask):
         return {**model, "params": {**model["params"], LOCAL: own}}
 
     def apply(self, model, inputs, *mode):
-        train, *_ = mode
+        train = mode[0]
         how: Any = model.get(MIXING)
         if how is None or train or "anchors" not in how:
             return self.network.apply(self.single(model), inputs, *mode)
