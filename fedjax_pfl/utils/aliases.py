@@ -50,11 +50,11 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
-    fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
-    fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
-    fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
+    fedcd fedce fedcm fedcurv feddc feddf feddisco feddistill fedem fedetf
+    fedfa fedfed fedgkt fedgroup fedhkd fediir fedlaw fedlin fedma fedmask fedmd
+    fedmedian fedmix fedmlb fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
-    flute fml heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
+    flute heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
     multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl
     subfedavg tamuna term
 """)

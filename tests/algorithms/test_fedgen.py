@@ -6,7 +6,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
-from fedjax_pfl.testing.toys import assert_close
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
 from tests.references import fedavg, fedgen
@@ -72,3 +72,19 @@ def test_without_the_generated_features_it_is_fedavg():
     states, _ = case.run_rounds(algorithm(weight=0.0, generator_rate=0.05))
     wanted = fedavg.run(case.initial(), case.clients(), 3, **case.common())
     assert_close(states[-1].server["params"], wanted[-1]["global"], "global")
+
+
+def test_classes_that_nobody_has_are_not_drawn():
+    with jax.enable_x64(True):
+        ours, key = algorithm(), jax.random.key(0)
+        ctx = pfl.Context(toy_federation(), key, jnp.int32(0), jnp.int32(1), None)
+        _, labels = ours.draw(key, ours.init(ctx).generator, jnp.asarray([0, 3, 0]), 40)
+    assert set(np.asarray(labels).tolist()) == {1}
+
+
+def test_without_an_update_the_generator_stays():
+    federation = toy_federation(dtype="float32", validation_size=0, diverging=0, train_sizes=(5,))
+    before, after = states_of(algorithm(generator_rate=0.05), federation, 1)
+    before, after = (jax.tree.leaves((s.generator, s.memory)) for s in (before, after))
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_array_equal(old, new)
