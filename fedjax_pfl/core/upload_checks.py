@@ -39,6 +39,9 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
     if stage.compressor is not None and not algorithm.uploads_models:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
+    if algorithm.uploads_counts and (stage.privacy is not None or stage.fixed_point is not None):
+        option = "secure_bits" if stage.privacy is None else "dp"
+        raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
     if algorithm.channels and (stage.privacy is not None or stage.fixed_point is not None):
         option = "secure_bits" if stage.privacy is None else "dp"
         raise InputError(
