@@ -13,6 +13,8 @@ EXTRAS = (
     "compute_dtype", "init_from", "freeze", "lora_rank", "lora_alpha", "lora_layers",
     "cache_features",
     "convolutions",
+    "arrivals", "departures",
+    "drift", "drift_rounds", "drift_concepts", "drift_share", "drift_stagger",
     "new_clients", "set",
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
+from fedjax_pfl.algorithms.fedcross import FedCross
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddistill import FedDistill
 from fedjax_pfl.algorithms.feddpa import FedDPA
@@ -99,6 +100,7 @@ __all__ = [
     "FedBabu",
     "FedCAC",
     "FedCP",
+    "FedCross",
     "FedDBE",
     "FedDPA",
     "FedDWA",

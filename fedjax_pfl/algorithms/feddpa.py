@@ -49,12 +49,12 @@ class TwoSets(core.WrappedTask):
         return {**model, "params": {**model["params"], LOCAL: own}}
 
     def apply(self, model, inputs, *mode):
-        train, *_ = mode
-        how = model.get(MIXING)
+        train = mode[0]
+        how: Any = model.get(MIXING)
         if how is None or train or "anchors" not in how:
             return self.network.apply(self.single(model), inputs, *mode)
         by_second = {**model, MIXING: {"weight": jnp.ones_like(how["weight"])}}
-        features = self.network.outputs(self.single(by_second), inputs, *mode).features
+        features: Any = self.network.outputs(self.single(by_second), inputs, *mode).features
         weights = how["weight"] * similarity(features, how["anchors"], how["valid"])
 
         def one(weight, sample):
@@ -174,7 +174,7 @@ class FedDPA(fedavg.Weighted):
         received: Any = self.received(state, rows)
         if not layers_with_both(ctx.federation):
             return super().models(ctx, state, rows)
-        named = {"personalized": self.mixed(ctx, received, rows)}
+        named: dict[str, Any] = {"personalized": self.mixed(ctx, received, rows)}
         plan = ctx.plan
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
             params = {k: part for k, part in state.server["params"].items() if k != LOCAL}

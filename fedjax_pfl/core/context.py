@@ -293,7 +293,7 @@ class Context(Exchange):
             weight on its own model is recorded as "self_weight", from "mixing" or the only matrix.
         """
         matrices, attacked = self.matrices_used(cohort, matrices)
-        return recorded(
+        record = recorded(
             cohort,
             self.federation.plan.num_blocks,
             up=up,
@@ -305,3 +305,8 @@ class Context(Exchange):
             everyone_mixes=everyone_mixes,
             matrices=matrices,
         )
+        drift = self.federation.data.drift
+        if drift is None:
+            return record
+        concept = drift.concepts[jnp.arange(self.num_clients), drift.phase(self.t)]
+        return replace(record, clients=record.clients | {"concept": concept})

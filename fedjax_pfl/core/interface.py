@@ -49,6 +49,8 @@ class Algorithm:
       uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
         most; each is a release of client-level differential privacy.
       uploads_models: whether uploads include models or updates, which a compressor can act on.
+      uploads_counts: whether uploads include whole numbers, such as counts of samples, which noise
+        and fixed-point numbers do not cover.
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
       unprotected: what a round, or a model that is used, takes from training samples otherwise than
@@ -81,6 +83,7 @@ class Algorithm:
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     uploads_per_round: ClassVar[int] = 1
     uploads_models: ClassVar[bool] = True
+    uploads_counts: ClassVar[bool] = False
     channels: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"

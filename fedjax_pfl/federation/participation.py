@@ -133,6 +133,8 @@ class Cohort:
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
         """Return the cohort of round `t` under another straggler schedule (`Participation`)."""
         times = _times(t, self.delay, schedule)
+        drawn = self.starts | self.arrives | self.mask | (self.delay > 0)
+        times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
         return replace(self, **times) if self.in_place else self  # under sampling no client is late
 
     def dropping_late(self) -> "Cohort":
@@ -202,6 +204,8 @@ class Participation:
       poisson: probability with which each client takes part, independently of all others; None for
         cohorts of a fixed size.
       punctual: whether there are no stragglers.
+      window: int32 [N, 2], the first round from 0 of each client and the first without it; None if
+        all are there in all rounds.
       schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
         the client starts in phase 0, its upload arrives in phase d, and in phase d + 1 it starts
         and arrives like a punctual client. "paper" (period d + 1): it starts in phase 0 and arrives
@@ -213,6 +217,7 @@ class Participation:
     punctual: bool = static(default=True)
     schedule: str = static(default="code")
     poisson: float | None = static(default=None)
+    window: jax.Array | None = None
 
     @property
     def expected(self) -> float:
@@ -221,7 +226,15 @@ class Participation:
 
     def sampled(self, num_clients: int) -> bool:
         """Return whether some rounds are without some of the clients."""
-        return self.cohort_size < num_clients or self.poisson is not None
+        some = self.cohort_size < num_clients or self.poisson is not None
+        return some or self.window is not None
+
+    def present(self, t: jax.Array | int) -> jax.Array | None:
+        """Return which clients are there in round `t`, bool [N]; None for all."""
+        if self.window is None:
+            return None
+        window = jnp.asarray(self.window)
+        return (window[:, 0] <= t) & (t < window[:, 1])
 
     def uniform_weights(self, mask: Mask) -> jax.Array:
         """Return equal weights [M] of the members of `mask`, over their expected number.
@@ -237,6 +250,9 @@ class Participation:
         lots = jnp.zeros((num_clients,), jnp.float32)
         if self.sampled(num_clients):
             lots = keys.lots(jax.random.fold_in(key, t), ids)
+        here = self.present(t)
+        if here is not None:  # those who are not there are drawn last
+            lots = jnp.where(here, lots, jnp.inf)
         if size < num_clients:
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
         delay = jnp.asarray(self.delay)[rows]
@@ -246,6 +262,8 @@ class Participation:
         if self.poisson is not None:
             drawn = lots[rows] < self.poisson
             times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
+        if here is not None:
+            times |= {name: times[name] & here[rows] for name in ("starts", "arrives", "mask")}
         return Cohort(
             rows=rows,
             ids=ids[rows],
@@ -291,6 +309,12 @@ class ParticipationOptions(Group):
     straggler_schedule: str = option(
         "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
     )
+    arrivals: Mapping[int, int] | None = option(
+        None, "first round, counted from 1, of each client that arrives later, such as {0: 20}"
+    )
+    departures: Mapping[int, int] | None = option(
+        None, "last round of each client that leaves, such as {0: 30}"
+    )
     sampling: str = option(
         "fixed",
         "sampling of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' "
@@ -300,14 +324,62 @@ class ParticipationOptions(Group):
 
     def validate(self) -> None:
         super().validate()
-        got, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
-        named = self.stragglers is None or isinstance(self.stragglers, Mapping)
-        require(named, "stragglers", got, allowed)
+        for name in ("stragglers", "arrivals", "departures"):
+            value, allowed = getattr(self, name), "a dict such as {3: 2}"
+            named = value is None or isinstance(value, Mapping)
+            require(named, name, type(value).__name__, allowed)
+        if self.stragglers and self.changing:
+            raise InputError(
+                "Stragglers need the same clients in all rounds: give no arrivals or departures."
+            )
         if self.stragglers and self.participation < 1:
             raise InputError(
                 f"Stragglers need a participation of 1, got {self.participation}: a late upload of "
                 "a client that is not sampled when it arrives would be lost."
             )
+
+    @property
+    def changing(self) -> bool:
+        """Whether clients arrive or leave."""
+        return bool(self.arrivals or self.departures)
+
+    def notes(self) -> list[str]:
+        """Return a sentence on changing clients for tables."""
+        parts = [
+            f"{len(rounds)} clients {verb}"
+            for verb, rounds in (("arrive", self.arrivals), ("leave", self.departures))
+            if rounds
+        ]
+        return [f"{' and '.join(parts)} during the run; each is scored while it is there"] * bool(
+            parts
+        )
+
+    def window(self, num_clients: int) -> jax.Array | None:
+        """Return the rounds between which each client is there, see `Participation`.
+
+        Raises:
+          InputError: no such client, or a round that is not one.
+        """
+        if not self.changing:
+            return None
+        window = np.tile(np.array([0, 2**31 - 1], np.int32), (num_clients, 1))
+        given = (("arrival", 0, self.arrivals), ("departure", 1, self.departures))
+        for what, column, rounds in given:
+            for row, number in (rounds or {}).items():
+                row = convert(what, row, int)
+                require(0 <= row < num_clients, what, row, f"a client in 0..{num_clients - 1}")
+                first = convert(f"{what} of client {row}", number, int)
+                allowed = "a round, counted from 1"
+                require(1 <= first < 2**31, f"{what} of client {row}", number, allowed)
+                window[row, column] = first - (1 - column)
+        empty = np.flatnonzero(window[:, 0] >= window[:, 1])
+        if len(empty):
+            first, last = window[empty[0]].tolist()
+            raise InputError(
+                f"Client {empty[0]} arrives in round {first + 1} and leaves after round {last}, so "
+                "it is never there."
+            )
+        return jnp.asarray(window)
 
     def cohorts(self, num_clients: int) -> Participation:
         """Return the participation of a number of clients.
@@ -339,4 +411,5 @@ class ParticipationOptions(Group):
             poisson=poisson,
             punctual=not self.stragglers,
             schedule=self.straggler_schedule,
+            window=self.window(num_clients),
         )

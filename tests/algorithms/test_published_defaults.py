@@ -216,6 +216,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
     },
+    "fedcross": {
+        "alpha": (0.99, "PFLlib: system/main.py:498"),
+        "partner": ("lowest", "PFLlib: system/main.py:499"),
+        "averaged_rounds": (0, "PFLlib: system/main.py:497"),
+    },
     "feddbe": {
         "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
         "mu": (1.0, "code: system/run_me.sh, -mo 1"),

@@ -129,6 +129,12 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"frozen": "head"}, "fedcp trains under a frozen global head, and params/head/bias"),
     ],
+    "fedcross": [
+        ({"alpha": 1.1}, r"alpha must be in \[0, 1\], got 1\.1"),
+        ({"averaged_rounds": -1}, "averaged_rounds must be at least 0, got -1"),
+        ({"partner": "nearest"}, "partner.*'nearest'"),
+        ({}, {"share": "body"}, "fedcross averages whole models"),
+    ],
     "feddbe": [
         ({"kappa": -1}, "kappa must be at least 0, got -1"),
         ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),

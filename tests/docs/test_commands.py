@@ -51,6 +51,7 @@ RUN_BY = {
     "docs/tasks.md": (3, "test_commands.py"),
     "docs/uploads.md": (1, "test_commands.py"),
     "docs/comparing.md": (1, "test_commands.py"),
+    "docs/drift.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -249,7 +250,7 @@ RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md"
            "docs/algorithms/fedmtl.md", "docs/algorithms/pfedfda.md",
            "docs/algorithms/lg_fedavg.md", "docs/figures.md",
            "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
-           "docs/performance.md")  # fmt: skip
+           "docs/performance.md", "docs/drift.md")  # fmt: skip
 
 
 def test_no_page_is_forgotten():

@@ -18,9 +18,8 @@ cwfedavg spfl spfl_w lga plga fedasync fedavg_sync fedavg_async feddwa pfedla he
 perfedavg perfedavg_spfl perfedavg_async pfedme ditto fedamp heurfedamp fedfomo apple cfl ifca
 sfl l2c fedrod fedrep fedper fedbn lg_fedavg fedbabu pfedhn fedadagrad fedadam fedyogi feddyn
 moon fedproto fedala fedexp fedex_lora flora fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
-fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas
-feddistill fedgen fedkd fml pfedfda
-fedmtl
+fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas feddistill fedgen
+fedkd fml pfedfda fedmtl fedcross
 """)
 SPELT = {
     "FedAvg": "fedavg", "FedAvg-FT": "fedavg_ft", "FedAvgFT": "fedavg_ft", "FedAvg + FT": None,
