@@ -60,6 +60,7 @@ REFUSED = {
     ("fedrod", ()): "the class counts of its loss",
     ("fedrs", ()): "the class counts of its loss",
     ("gpfl", ()): "the class shares of its condition",
+    ("pfedfda", ()): "the features of its classes",
     ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",
     ("feddwa", (("guidance", "full_gradient"),)): "the gradient over all samples",
     ("waffle", (("everyone", True),)): "draws the same noise for each Alice",
