@@ -187,17 +187,17 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedex_lora": {},
     "flora": {},
     "hetlora": {
-        "gamma": (0.99, "HetLoRA's decay factor"),
+        "gamma": (0.99, "paper: HetLoRA's decay factor"),
         "pull": (0.01, "ours: a third party's configuration for GLUE"),
         "least_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },
     "feddpa": {
-        "local_weight": (0.5, "FedDPA's main.py"),
-        "max_weight": (0.5, "README of FedDPA's code"),
+        "local_weight": (0.5, "FedDPA's code: main.py"),
+        "max_weight": (0.5, "FedDPA's code: README.md"),
         "weights": ("instance", "FedDPA: instance-wise weighting"),
-        "instances": (5, "FedDPA's GlobalModel_generated.py"),
-        "weighting": ("uniform", "FedDPA's model_aggregation.py"),
+        "instances": (5, "FedDPA's code: GlobalModel_generated.py"),
+        "weighting": ("uniform", "FedDPA's code: model_aggregation.py"),
     },
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
