@@ -14,7 +14,7 @@ from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.errors import InputError, require
 

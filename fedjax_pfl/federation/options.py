@@ -30,7 +30,7 @@ from fedjax_pfl.federation.config_field import Group, Option, declared, gathered
 from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics

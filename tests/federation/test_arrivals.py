@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.harness import Case, assert_models
 from tests.references import fedavg
