@@ -187,18 +187,16 @@ class FedDPA(fedavg.Weighted):
         whole = {"weight": jnp.ones(count, ctx.dtype)}
         how: dict[str, Any] = {"weight": self.max_weight * whole["weight"]}
         if self.weights == "instance":
-            known, _ = ctx.sample_features({**models, MIXING: whole}, ctx.everyone(rows))
-            key, most = ctx.key_for("instances"), min(self.instances, known.valid.shape[1])
+            key = ctx.key_for("instances")
 
-            def drawn(features, valid, client):
-                order = jax.random.uniform(
-                    jax.random.fold_in(key, client), valid.shape, jnp.float32
-                )
-                _, some = jax.lax.top_k(jnp.where(valid, order, -1), most)
-                return features[some], valid[some]
+            def drawn(seen):
+                order = jax.random.uniform(key, seen.valid.shape, jnp.float32)
+                most = min(self.instances, len(order))
+                _, some = jax.lax.top_k(jnp.where(seen.valid, order, -1), most)
+                return seen.features[some], seen.valid[some]
 
-            ids = ctx.federation.data.ids[rows]
-            how["anchors"], how["valid"] = jax.vmap(drawn)(known.features, known.valid, ids)
+            seconds, everyone = {**models, MIXING: whole}, ctx.everyone(rows)
+            (how["anchors"], how["valid"]), _ = ctx.sample_features(seconds, everyone, then=drawn)
         return {**models, MIXING: how}
 
     def new_client_start(self, ctx, state):
