@@ -139,8 +139,8 @@ class Algorithm:
             return
         if not self.takes_ranks:
             raise InputError(
-                f"{self.name or type(self).__name__} needs adapters of one rank: give lora_rank, "
-                "or an algorithm that takes lora_ranks, such as hetlora or flora."
+                f"{self.name or type(self).__name__} needs adapters of one rank: give lora_rank in "
+                "place of lora_ranks."
             )
         if getattr(federation.uploads, "compressor", None) is not None:
             raise InputError("compress needs adapters of one rank: lora_rank, not lora_ranks.")
