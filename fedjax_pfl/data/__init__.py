@@ -1,7 +1,9 @@
 """Data sets, their sources, and partitions of their samples among clients."""
 
+from fedjax_pfl.data.corruptions import CORRUPTIONS
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.partitions import rules  # noqa: F401 - registers the rules
+from fedjax_pfl.data.partitions.feature_shift import FEATURE_SHIFTS, shift_features
 from fedjax_pfl.data.partitions.importers import (
     IMPORTERS,
     detect_tool,
@@ -27,7 +29,9 @@ from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 
 __all__ = [
     "COMMON_OPTIONS",
+    "CORRUPTIONS",
     "DATASETS",
+    "FEATURE_SHIFTS",
     "IMPORTERS",
     "RULES",
     "SCALINGS",
@@ -47,5 +51,6 @@ __all__ = [
     "register_dataset",
     "register_rule",
     "rule_options",
+    "shift_features",
     "split_public",
 ]
