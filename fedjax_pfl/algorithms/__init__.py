@@ -20,6 +20,7 @@ from fedjax_pfl.algorithms.fedcp import FedCP
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedem import FedEM
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
@@ -94,6 +95,7 @@ __all__ = [
     "FedDBE",
     "FedDWA",
     "FedDyn",
+    "FedEM",
     "FedExLoRA",
     "FedExP",
     "FedFomo",

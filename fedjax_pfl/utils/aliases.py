@@ -50,7 +50,7 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
-    fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill feddpa fedem fedetf
+    fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill feddpa fedetf
     fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders

@@ -31,6 +31,7 @@ TRAFFIC = [
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
+    ("fedem", {}, 1, 1, 2),  # of a model with three learners
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
