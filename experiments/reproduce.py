@@ -57,7 +57,10 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     group.names("table", [], "PAPER/TABLE of --list; several make one report")
     meaning = "make all tables, those with the fewest runs first, and a report"
     group.switch("all", False, meaning)
-    meaning = "'small' (minutes, not comparable), 'medium' (nearer to it) or 'full' (the paper's)"
+    meaning = (
+        "'small' (minutes, not comparable), 'medium' (nearer to it), 'network' (the paper's "
+        "network and rates, fewer samples and rounds) or 'full' (the paper's)"
+    )
     group.text("scale", "small", meaning)
     meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
     group.text("reading", None, meaning)
@@ -158,6 +161,7 @@ def _request(chosen, more, table, args, output: Path, own: bool = False) -> Requ
     """Return a table's request; `own` if the output folder is below a queue's."""
     if args.output_dir is not None and not own:
         output = as_path("--output_dir", args.output_dir)
+    table.require_scale(chosen.scale)
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))

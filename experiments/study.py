@@ -133,13 +133,18 @@ class Cell:
 
 
 def _dataset(config: ExperimentConfig) -> pfl.Dataset:
-    return _loaded(config.dataset, config.data_dir, tuple(config.data_option))
+    seed = config.partition_seed if config.public else 0
+    place = config.dataset, config.data_dir, config.public, seed
+    return _loaded(*place, tuple(config.data_option))
 
 
 @lru_cache(maxsize=1)  # most settings share theirs
-def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
+def _loaded(
+    name: str, data_dir: str | None, public: str | None, seed: int, options: tuple[str, ...]
+) -> pfl.Dataset:
     words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
     words += [] if data_dir is None else [f"--data_dir={data_dir}"]
+    words += [] if public is None else [f"--public={public}", f"--partition_seed={seed}"]
     return data_flags.load_dataset(flags.parse(["run", *words]))
 
 

@@ -40,7 +40,10 @@ def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
         options.setdefault("id_columns", column)
-    return pfl.load_dataset(args.dataset, args.data_dir, **options)
+    dataset = pfl.load_dataset(args.dataset, args.data_dir, **options)
+    if args.public is None:
+        return dataset
+    return pfl.data.split_public(dataset, args.public, args.partition_seed)[1]
 
 
 def num_clients(args: ExperimentConfig) -> int | None:
@@ -89,6 +92,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
         partition = pfl.make_partition(
             args.partition, dataset, count, args.partition_seed, **options
         )
+    partition = _shifted(args, partition)
     if args.validation_fraction:
         partition = partition.split_validation(args.validation_fraction, args.partition_seed)
     for split in ("train", "test"):
@@ -97,6 +101,17 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
                 f"The partition has no {split} samples, so there is nothing to score."
             )
     return partition
+
+
+def _shifted(args: ExperimentConfig, partition: pfl.Partition) -> pfl.Partition:
+    """Return the partition with the shift in features of --feature_shift."""
+    words = args.feature_shift_option
+    if args.feature_shift == "none":
+        if words:
+            raise pfl.InputError(f"--feature_shift_option={words[0]} needs a --feature_shift.")
+        return partition
+    options = dict(name_and_value("feature_shift_option", word) for word in words)
+    return pfl.data.shift_features(partition, args.feature_shift, args.partition_seed, **options)
 
 
 def _options(values: absl.flags.FlagValues) -> set[str]:

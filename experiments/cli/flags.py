@@ -91,6 +91,15 @@ SPELLED: dict[str, Callable[[Group], None]] = {
     "stragglers": lambda group: group.names(
         "stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2"
     ),
+    "arrivals": lambda group: group.names(
+        "arrivals", [], "clients that arrive later and their first rounds, such as 8:20,9:20"
+    ),
+    "departures": lambda group: group.names(
+        "departures", [], "clients that leave and their last rounds, such as 0:30"
+    ),
+    "drift_rounds": lambda group: group.names(
+        "drift_rounds", [], "rounds that are the first of the next concept, such as 20,40"
+    ),
     "devices": lambda group: group.text(
         "devices",
         "auto",
@@ -117,6 +126,10 @@ def _data(group: Group) -> None:
     group.text("data_dir", None, "folder with the data set's files")
     _options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
+    meaning = (
+        "samples for pretraining that no client gets: classes:0-4,7, share:0.2 or column:NAME=VALUE"
+    )
+    group.text("public", None, meaning)
     group.text("partition", "dirichlet", "rule that deals samples to clients")
     group.integer("num_clients", 20, "number of clients (by_column: all, unless it is given)", 1)
     group.integer("partition_seed", 0, "seed of the partition, for all seeds of the run", 0)
@@ -125,6 +138,11 @@ def _data(group: Group) -> None:
         "rule"
     )
     group.text("partition_file", None, meaning)
+    meaning = (
+        f"shift in features of the clients' images: none, {', '.join(pfl.data.FEATURE_SHIFTS)}"
+    )
+    group.text("feature_shift", "none", meaning)
+    group.pairs("feature_shift_option", "an option of the shift in features, such as groups=2")
     group.number(
         "validation_fraction", 0.0, "part of each client's training samples for validation"
     )
@@ -165,6 +183,7 @@ def _training(group: Group) -> None:
     group.integer("rounds", 50, "communication rounds", 1)
     _options(group, pfl.options.LocalTraining)
     _options(group, pfl.options.ParticipationOptions)
+    _options(group, pfl.options.DriftOptions)
 
 
 def _uploads(group: Group) -> None:

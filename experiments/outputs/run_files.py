@@ -250,7 +250,7 @@ def write_comparison(
     styles = dict(zip(drawn, line_styles.numbers(list(results)), strict=True))
     picture = f"{next(iter(results.values())).measure().name}.png"
     write_picture(folder / picture, plots.accuracy_curves(drawn, styles=styles))
-    over = harm.over_baselines(results, pfl.Result.gains)
+    over = harm.gains_over_baselines(results, pfl.Result.gains)
     if over:
         styles = dict(zip(results, line_styles.numbers(list(results)), strict=True))
         panels = [comparison_plots.Panel("", base, gains) for base, gains in over.items()]

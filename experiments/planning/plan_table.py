@@ -24,7 +24,7 @@ COMPILERS = ("libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin")
 
 def catalogue() -> str:
     """Return the text of --list: targets and their facts."""
-    lines = ["Targets (--target): a name alone is one device, NAME:TOPOLOGY all of an arrangement."]
+    lines = ["Targets (--target): NAME is one device, NAME:TOPOLOGY all devices of an arrangement."]
     for chip in chips().values():
         speed = "" if chip.clock is None else f", {chip.clock / 1e9:g} GHz"
         shapes = ", ".join(f"{chip.name}:{topology}" for topology in chip.topologies)

@@ -8,6 +8,8 @@ One file for each table, `experiments/tables/PAPER/TABLE.toml`:
   printed                 false where the paper shows the numbers only in a picture
   flags                   of `experiments.run`, for all cells
   small, medium           further ones for --scale=small and medium (default: `MEDIUM`)
+  network                 further ones for --scale=network: the paper's network, clients, rates and
+                          epochs at a fraction of its compute; without them there is no such scale
   stand_in                further ones where another data set is used
   absent                  algorithms of the paper that may be missing here
   tuned_for_agreement     a sentence on what small and medium were chosen for so that the order is
@@ -46,7 +48,8 @@ from .quantities import ACCURACY, QUANTITIES, Quantity
 from .table_files import needs, read
 
 FOLDER = Path(__file__).parents[1] / "tables"
-SCALES = ("small", "medium", "full")
+SCALES = ("small", "medium", "network", "full")
+REDUCED = ("small", "medium")  # with another network and other rates than the paper's
 READINGS = ("paper", "code")
 # Rounds and sizes at which the order of forty algorithms hardly depends on the seed: between the
 # orders of two seeds Kendall's tau is .79 to .89 (docs/measured.md). Rows that lie close together
@@ -123,7 +126,7 @@ class Column:
 
     def preset_of(self, scale: str = "full", reading: str | None = None) -> str:
         chosen = self.reading.get(reading or "", NONE).preset or self.preset
-        return chosen if scale == "full" else self.small_preset or chosen
+        return (self.small_preset or chosen) if scale in REDUCED else chosen
 
     def changes(self, scale: str) -> tuple[str, ...]:
         """Return the further flags of this column at that scale."""
@@ -182,6 +185,7 @@ class PaperTable:
     printed: bool = True
     small: tuple[str, ...] = ()
     medium: tuple[str, ...] = MEDIUM
+    network: tuple[str, ...] = ()
     stand_in: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     tuned_for_agreement: str = ""
@@ -206,11 +210,17 @@ class PaperTable:
 
     def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
         """Return the further settings of single rows at that scale, by their titles."""
-        return {line.title: line.reduced for line in self.row if line.reduced and scale != "full"}
+        return {line.title: line.reduced for line in self.row if line.reduced and scale in REDUCED}
 
     def changes(self, scale: str) -> tuple[str, ...]:
         """Return the further flags of all cells at that scale."""
-        return {"small": self.small, "medium": self.medium}.get(scale, ())
+        every = {"small": self.small, "medium": self.medium, "network": self.network}
+        return every.get(scale, ())
+
+    def require_scale(self, scale: str) -> None:
+        """Raise `InputError` where the table has no flags for a scale."""
+        if scale == "network" and not self.network:
+            raise pfl.InputError(f"{self.name} has no --scale=network: use small, medium or full.")
 
     def readings(self, scale: str = "full") -> list[str]:
         """Return the readings that change something at a scale, for a part of the table."""

@@ -32,7 +32,7 @@ from .cells import (
     verdict,
     verdict_of_table,
 )
-from .paper_tables import PaperTable
+from .paper_tables import REDUCED, PaperTable
 from .quantities import ACCURACY
 
 KNOWN = {
@@ -93,7 +93,7 @@ class Report:
     @property
     def tuned(self) -> str:
         """What small and medium scale chose for agreement, if this is one of them, or ""."""
-        return self.table.tuned_for_agreement if self.scale != "full" else ""
+        return self.table.tuned_for_agreement if self.scale in REDUCED else ""
 
     def title(self) -> str:
         return f"{self.table.paper}, {self.table.table}: {self.table.caption}"
@@ -114,7 +114,7 @@ class Report:
             "± 95 %: half of Student's interval over the seeds. Place: among the algorithms "
             "measured here."
         )
-        lines += [] if table.printed else ["The paper shows these numbers as a picture alone."]
+        lines += [] if table.printed else ["The paper shows these numbers only in a picture."]
         lines.append(_scale(table, self.scale if self.reduced else "full"))
         own = table.row_changes(self.scale).items()
         changes = "; ".join(f"{title} with {' '.join(words)}" for title, words in own)
@@ -175,6 +175,12 @@ class Report:
 def _scale(table: PaperTable, scale: str) -> str:
     if scale == "full":
         return "FULL SCALE: the paper's setting, as far as it is stated (see the presets)."
+    if scale == "network":
+        return (
+            "NETWORK SCALE: the paper's network, clients, rates and epochs; fewer samples, rounds "
+            f"and seeds ({' '.join(table.changes(scale))}). Accuracies lie below the paper's; the "
+            "order of the algorithms can be compared."
+        )
     kind = "far from" if scale == "small" else "nearer to, but not"
     return (
         f"{scale.upper()} SCALE: {kind} the paper's setting ({' '.join(table.changes(scale))}). "

@@ -55,7 +55,7 @@ MEANINGS = {
 
 
 def check(measures: Sequence[str], x: str) -> None:
-    """Raise `InputError` for an `x` that is none of the measures."""
+    """Raise `InputError` if `x` is neither "setting" nor one of the measures."""
     require_name("--x", x, [SETTING, *measures])
 
 
@@ -65,19 +65,19 @@ class Report:
 
     Attributes:
       runs: by (row, setting), column by column.
-      asked: names of `COSTS`, "worst_tenth", metrics, or scalars that runs record; by default the
-        task's measure and "worst_tenth".
+      requested: names of `COSTS`, "worst_tenth", metrics, or scalars that runs record; by default
+        the task's measure and "worst_tenth".
       x: of the figure, "setting" or a measure.
     """
 
     runs: Mapping[tuple[str, str], Run]
-    asked: Sequence[str] = ()
+    requested: Sequence[str] = ()
     x: str = SETTING
 
     @property
     def measures(self) -> Sequence[str]:
         """Names of the measures, in the order of the tables."""
-        return self.asked or (next(iter(self.runs.values())).measure.name, WORST.name)
+        return self.requested or (next(iter(self.runs.values())).measure.name, WORST.name)
 
     @cached_property
     def clients(self) -> np.ndarray:
@@ -94,7 +94,7 @@ class Report:
             raise InputError("No client is scored in all runs of the study.")
         return np.flatnonzero(scored)
 
-    def measured(self, run: Run, name: str) -> tuple[Measure, np.ndarray]:
+    def values(self, run: Run, name: str) -> tuple[Measure, np.ndarray]:
         """Return (measure, values [S] in the units of tables); NaN for what a run does not have.
 
         Raises:
@@ -132,12 +132,12 @@ class Report:
             (name, *place, seed, value)
             for name in self.measures
             for place, run in self.runs.items()
-            for seed, value in zip(run.seeds, self.measured(run, name)[1].tolist(), strict=False)
+            for seed, value in zip(run.seeds, self.values(run, name)[1].tolist(), strict=False)
         ]
         return pd.DataFrame(lines, columns=["measure", "row", SETTING, "seed", "value"])
 
     def measure(self, name: str) -> Measure:
-        return self.measured(next(iter(self.runs.values())), name)[0]
+        return self.values(next(iter(self.runs.values())), name)[0]
 
     def heading(self, name: str) -> str:
         """Return the title of a measure's table."""
@@ -169,7 +169,7 @@ class Report:
         found = []
         for setting in dict.fromkeys(setting for _, setting in self.runs):
             rows = {row: run for (row, at), run in self.runs.items() if at == setting}
-            over = harm.over_baselines(rows, self._gains)
+            over = harm.gains_over_baselines(rows, self._gains)
             found += [Panel(setting, base, gains) for base, gains in over.items()]
         return found
 

@@ -79,7 +79,7 @@ def _clients(report: Report) -> list[Section]:
     notes = [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
     for base in report.baselines:
         rows = [
-            {SETTING: panel.title, "row": row, **harm.values_of(base, gains)}
+            {SETTING: panel.title, "row": row, **harm.summary_values(base, gains)}
             for panel in report.gains
             if panel.baseline == base
             for row, gains in panel.gains.items()

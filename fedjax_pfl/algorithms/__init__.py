@@ -17,7 +17,10 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
+from fedjax_pfl.algorithms.fedcross import FedCross
 from fedjax_pfl.algorithms.feddbe import FedDBE
+from fedjax_pfl.algorithms.feddistill import FedDistill
+from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
 from fedjax_pfl.algorithms.fedem import FedEM
@@ -27,7 +30,9 @@ from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
+from fedjax_pfl.algorithms.fedkd import FedKD
 from fedjax_pfl.algorithms.fedlc import FedLC
+from fedjax_pfl.algorithms.fedmtl import FedMtl
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -44,7 +49,9 @@ from fedjax_pfl.algorithms.fedsam import FedSAM
 from fedjax_pfl.algorithms.fedupdate import FedUpdate
 from fedjax_pfl.algorithms.floco import Floco
 from fedjax_pfl.algorithms.flora import FLoRA
+from fedjax_pfl.algorithms.fml import FML
 from fedjax_pfl.algorithms.gpfl import GPFL
+from fedjax_pfl.algorithms.hetlora import HetLoRA
 from fedjax_pfl.algorithms.ifca import Ifca
 from fedjax_pfl.algorithms.knnper import KnnPer
 from fedjax_pfl.algorithms.l2c import L2C
@@ -56,6 +63,7 @@ from fedjax_pfl.algorithms.mrmtl import MrMtl
 from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedfda import PFedFda
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
@@ -69,6 +77,7 @@ from fedjax_pfl.algorithms.weight_erosion import WeightErosion
 
 __all__ = [
     "CCVR",
+    "FML",
     "GPFL",
     "L2C",
     "Apfl",
@@ -92,8 +101,11 @@ __all__ = [
     "FedBabu",
     "FedCAC",
     "FedCP",
+    "FedCross",
     "FedDBE",
+    "FedDPA",
     "FedDWA",
+    "FedDistill",
     "FedDyn",
     "FedEM",
     "FedExLoRA",
@@ -102,7 +114,9 @@ __all__ = [
     "FedGC",
     "FedGH",
     "FedGen",
+    "FedKD",
     "FedLC",
+    "FedMtl",
     "FedNTD",
     "FedNova",
     "FedPHP",
@@ -118,6 +132,7 @@ __all__ = [
     "FedUpdate",
     "FedYogi",
     "Floco",
+    "HetLoRA",
     "HeurFedAMP",
     "HeurPFedLA",
     "Ifca",
@@ -127,6 +142,7 @@ __all__ = [
     "Local",
     "Moon",
     "MrMtl",
+    "PFedFda",
     "PFedHN",
     "PFedLA",
     "PFedMe",

@@ -64,10 +64,10 @@ class PFedSim(core.Algorithm):
         return State(ctx.plan.split(model)[0], ctx.replicate(model), never, unknown)
 
     def round(self, ctx, state):
-        alone = ctx.t >= jnp.floor(self.warmup * ctx.num_rounds)  # after the warm-up
+        personal = ctx.t >= jnp.floor(self.warmup * ctx.num_rounds)  # after the warm-up
         rows, stages = ctx.cohort.rows, ctx.plan.grouped("stages")
         own = self.own(ctx, state, rows)
-        weights = jnp.where(alone, attention(ctx.cohort.gather(state.similarity), rows), 0)
+        weights = jnp.where(personal, attention(ctx.cohort.gather(state.similarity), rows), 0)
         body = jnp.array([block != stages.head for block in stages.blocks])
         mixed = ctx.mix(body[:, None, None] * weights, state.models, onto=own, plan=stages)
         trained, cohort, loss = ctx.train(mixed)
@@ -76,18 +76,18 @@ class PFedSim(core.Algorithm):
         mean = ctx.aggregate(shares, ctx.plan.split(sent)[0], onto=state.server)
         alike, last = class_cosines(ctx, sent), cohort.gather_pairs(state.similarity)
         state = State(
-            trees.where(alone, state.server, mean),
+            trees.where(personal, state.server, mean),
             cohort.scatter(state.models, sent),
-            cohort.scatter(state.joined, jnp.broadcast_to(alone, (cohort.size,))),
-            cohort.scatter_pairs(state.similarity, jnp.where(alone, alike, last)),
+            cohort.scatter(state.joined, jnp.broadcast_to(personal, (cohort.size,))),
+            cohort.scatter_pairs(state.similarity, jnp.where(personal, alike, last)),
         )
         averaging = jnp.zeros_like(weights).at[:, rows].set(shares.astype(weights.dtype))
-        down = jnp.where(alone, body[ctx.plan.groups_of_blocks(stages)], True)
+        down = jnp.where(personal, body[ctx.plan.groups_of_blocks(stages)], True)
         return state, ctx.record(
             cohort,
             down=down & ctx.cohort.mask[:, None],
             clients={"train_loss": loss},
-            mixing=jnp.where(alone, weights, averaging),
+            mixing=jnp.where(personal, weights, averaging),
         )
 
     def own(self, ctx, state: State, rows) -> core.Stack:

@@ -10,7 +10,7 @@ from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import MODEL, Memory, Sending
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
@@ -59,11 +59,12 @@ class Exchange(RoundInfo):
             held = trees.replicate(held, cohort.size)
         key = self.key_for(f"upload/{what}")
         expected = self.federation.participation.expected
-        sending = Sending(cohort.ids, cohort.mask, what, key, compressed, expected)
+        counted = cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
+        info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
         if self.memory is None or what != MODEL:
-            received, _ = stage(values, held, sending, Memory())
+            received, _ = stage(values, held, info, Memory())
         else:
-            received = self.memory.upload(stage, values, held, sending, cohort)
+            received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
 
     def uploaded(self, models: Stack) -> Stack:

@@ -64,7 +64,7 @@ class UploadMemory:
         self.name, self.errors, self.bound = name, state.errors, state.bound
         self.history, self._summed, self._trace = state.history, False, trace_state()
 
-    def upload(self, stage, values, held, sending, cohort: Cohort):
+    def upload(self, stage, values, held, info, cohort: Cohort):
         """Return what the server receives from the members."""
         if trace_state() != self._trace:
             raise InputError(
@@ -72,7 +72,7 @@ class UploadMemory:
                 "leave error_feedback and dp_adaptive_clip out."
             )
         errors = None if self.errors is None else cohort.gather(self.errors)
-        received, after = stage(values, held, sending, Memory(errors, self.bound))
+        received, after = stage(values, held, info, Memory(errors, self.bound))
         if errors is not None:
             self.errors = cohort.scatter(self.errors, after.errors)
         self.bound = after.bound

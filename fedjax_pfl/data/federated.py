@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.data.drift import Drift
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.trees import RowsNotOnDevice
@@ -87,11 +88,13 @@ class FederatedData:
       class_counts: int32 [N, C], training samples per class; [N, 1] without classes.
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
+      turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
+      drift: concept drift, or None. The fields above are those of one round (`at_round`).
       num_classes: C; 0 without classes.
       num_outputs: number of a model's outputs for one sample or one token.
       sample_shape: shape of one sample, such as (28, 28, 1); d numbers.
       shards: number of equal parts of the pool. Each device has one part, with the samples of its
-        own clients (`home_of`). With one part every device has all samples.
+        own clients (`shard_of`). With one part every device has all samples.
       digest: hash of the content before it was divided into parts; otherwise empty.
       device_rows: int32 [M], the clients whose samples are on the device, or None for all.
       own: bool [N], the clients whose samples this process has in its host's memory, or None for
@@ -115,6 +118,8 @@ class FederatedData:
     digest: str = static(default="")
     device_rows: jax.Array | None = None
     own: Any = None
+    turns: jax.Array | None = None
+    drift: Drift | None = None
 
     @property
     def num_clients(self) -> int:
@@ -125,7 +130,7 @@ class FederatedData:
         """Largest number of clients per device; consecutive clients share a device."""
         return -(-self.num_clients // self.shards)
 
-    def home_of(self, rows: Rows) -> Any:
+    def shard_of(self, rows: Rows) -> Any:
         """Return the part of the pool, and thus the device, with the samples of clients."""
         return rows // self.share
 
@@ -141,6 +146,18 @@ class FederatedData:
             if self.device_rows is not None and self.device_rows is rows
             else self
         )
+
+    def at_round(self, t: Scalar | int) -> "FederatedData":
+        """Return the data as the clients have them in round `t`, counted from 0."""
+        if self.drift is None:
+            return self
+        return replace(self, **self.drift.fields(self.drift.phase(t)))
+
+    def before_drift(self, t: Scalar | int) -> "FederatedData":
+        """Return the data of the phase before that of round `t`; in the first phase the same."""
+        assert self.drift is not None
+        phase = jnp.maximum(self.drift.phase(t) - 1, 0)
+        return replace(self, **self.drift.fields(phase))
 
     def content(self) -> str:
         """Return the SHA-256 of the data, whatever their place and parts."""
@@ -202,6 +219,8 @@ class FederatedData:
         """Return the minibatch of one client's samples at pool indices [B]; see `fetch`."""
         rows = _taken(self.samples, pool)[..., : math.prod(self.sample_shape)]
         inputs = rows.reshape(*pool.shape, *self.sample_shape)
+        if self.turns is not None:
+            inputs = _turned(inputs, self.turns[row])
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
@@ -218,6 +237,22 @@ class FederatedData:
 def _taken(x: jax.Array | np.ndarray, rows: Scalar | jax.Array | int) -> jax.Array:
     """Return `x[rows]` without bounds checks, which cost time on a TPU."""
     return jnp.asarray(x).at[rows].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
+def _turned(images: jax.Array, turns: jax.Array) -> jax.Array:
+    """Turn images [B, h, w, c] by quarter turns, 0 to 3 of them, counterclockwise."""
+    images = jnp.where(turns & 2, images[:, ::-1, ::-1], images)
+    if images.shape[1] != images.shape[2]:
+        return images  # by half turns only
+    return jnp.where(turns & 1, jnp.rot90(images, axes=(1, 2)), images)
+
+
+def check_turns(turns: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise `InputError` unless samples of a shape can be turned by quarter turns."""
+    allowed = "that of images, (h, w, c)"
+    require(len(shape) == 3, "Shape of a sample to rotate", shape, allowed)
+    square = shape[0] == shape[1] or not (np.asarray(turns) & 1).any()
+    require(square, "Shape of a sample to rotate by quarter turns", shape, "square, or groups=2")
 
 
 def by_class(

@@ -58,6 +58,7 @@ def poison(
         partition.test.lists(),
         partition.split("validation").lists(),
         label_map=partition.label_map,
+        turns=partition.turns,
         rule=partition.rule,
         options={**partition.options, "attackers": clients},
         allow_overlap=partition.allow_overlap,

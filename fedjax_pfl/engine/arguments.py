@@ -63,6 +63,7 @@ def checked_program(
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
     algorithm.check_classes(federation)
+    algorithm.check_ranks(federation)
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)

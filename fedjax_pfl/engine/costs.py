@@ -74,11 +74,12 @@ def one_client(federation: Federation) -> Federation:
     walked = replace(jax.tree.map(one, data.train), capacity=size, total=size, equal=True)
     data = replace(
         data,
+        drift=None,
         train=walked,
         validation=walked,
         test=walked,
         **{name: jax.tree.map(one, getattr(data, name)) for name in
-           ("samples", "labels", "class_counts", "ids", "label_map")},
+           ("samples", "labels", "class_counts", "ids", "label_map", "turns")},
     )  # fmt: skip
     one_step = replace(
         shapes.training, local_epochs=1, local_steps=None, batch_size=size, drop_last=False,

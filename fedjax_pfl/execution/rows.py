@@ -48,7 +48,7 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
     in_place = isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count))
     if in_place:
         return Homes(None, data.share)
-    return Homes(jnp.asarray(data.home_of(rows), jnp.int32), data.share)
+    return Homes(jnp.asarray(data.shard_of(rows), jnp.int32), data.share)
 
 
 def over_rows(

@@ -9,6 +9,7 @@ import numpy as np
 from fedjax_pfl.aggregation.planning import creation_order
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.data.partitions.feature_shift import with_corruption
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.execution.processes import several
@@ -18,6 +19,7 @@ from fedjax_pfl.federation.feature_cache import with_cached_features
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.options import (
     GROUPS,
+    DriftOptions,
     ExecutionOptions,
     InputOptions,
     LocalTraining,
@@ -57,6 +59,8 @@ def federate(
     groups = gathered(GROUPS, options, "federate")
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
+    seen = groups[ModelOptions].notes(dataset, partition)
+    dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
     if training.batch_order in IN_ORDER and cohorts.participation < 1:
@@ -65,6 +69,15 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
+    if cohorts.changing and training.batch_order in IN_ORDER:
+        raise InputError(
+            f"batch_order {training.batch_order!r} needs the same clients in all rounds: give no "
+            "arrivals or departures."
+        )
+    if cohorts.changing and groups[PrivacyOptions].dp == "client":
+        raise InputError(
+            "dp='client' accounts for a fixed set of clients: give no arrivals or departures."
+        )
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
@@ -72,6 +85,7 @@ def federate(
     data = groups[InputOptions].data(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
+    data = groups[DriftOptions].drifting(data, dataset, partition)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
     network, values, match = groups[ModelOptions].started(task, shapes, order, inputs)
@@ -83,6 +97,8 @@ def federate(
         changed = any(one.changes is not None for one in metrics)
         allowed = "without an augmentation or a backdoor, which change samples"
         require(training.augment is None and not changed, "cache_features", True, allowed)
+        allowed = "without rotated clients, whose features differ"
+        require(data.turns is None, "cache_features", True, allowed)
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)
@@ -104,7 +120,13 @@ def federate(
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
-        notes=(*threat.notes(ids), *groups[CompressionOptions].notes()),
+        notes=(
+            *seen,
+            *groups[DriftOptions].notes(),
+            *cohorts.notes(),
+            *threat.notes(ids),
+            *groups[CompressionOptions].notes(),
+        ),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

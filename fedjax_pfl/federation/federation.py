@@ -70,7 +70,8 @@ class Federation:
       privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
-      notes: sentences on attacks, robust rules and compression for tables.
+      notes: sentences on samples that the initial model has seen, attacks, robust rules and
+        compression for tables.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 

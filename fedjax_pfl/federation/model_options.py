@@ -8,19 +8,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan, trainable
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.sample_hashes import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
-from fedjax_pfl.models.adapters import adapted
+from fedjax_pfl.models.adapters import adapted, parse_ranks
 from fedjax_pfl.models.frozen_backbone import with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
-from fedjax_pfl.models.pretrained import Match, initial_values
+from fedjax_pfl.models.pretrained import Match, facts_of, initial_values
 from fedjax_pfl.models.task import Task, as_task
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
@@ -66,6 +69,11 @@ class ModelOptions(Group):
     lora_layers: str = option(
         "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
     )
+    lora_ranks: str | Sequence[int] | None = option(
+        None,
+        "ranks by client, in turn by client id, such as '2,4,8', or by shares, '2:50%,8:50%'; "
+        "lora_rank is the largest. Most algorithms need one rank for all",
+    )
     cache_features: bool = option(
         False,
         "compute the features of a frozen body once for all samples, before training; the values "
@@ -92,13 +100,26 @@ class ModelOptions(Group):
             )
         for name in ("lora_alpha", "lora_layers"):
             value = getattr(self, name)
-            useless = self.lora_rank is None and value != declared(type(self))[name].default
+            useless = self.rank is None and value != declared(type(self))[name].default
             require(not useless, name, value, "absent without lora_rank")
+        if self.lora_ranks is not None:
+            allowed = f"absent or {self.rank}, the largest of lora_ranks"
+            require(self.lora_rank in (None, self.rank), "lora_rank", self.lora_rank, allowed)
         options = self.model_options
         fits = options is None or isinstance(options, Mapping)
         fits = fits and all(isinstance(name, str) for name in options or ())
         allowed = "a dict such as {'hidden': 32}, with text for keys"
         require(fits, "model_options", type(options).__name__, allowed)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks by client, see `Adapted`; () if all have the same."""
+        return () if self.lora_ranks is None else parse_ranks(self.lora_ranks)
+
+    @property
+    def rank(self) -> int | None:
+        """The adapters' rank, the largest of all clients; None without adapters."""
+        return self.lora_rank if self.lora_ranks is None else max(self.ranks)
 
     def task(self, model: Any, dataset: Dataset) -> Task:
         """Return the task of a model for the data set's samples.
@@ -156,6 +177,25 @@ class ModelOptions(Group):
             )
         return objective
 
+    def notes(self, dataset: Dataset, partition: Partition) -> list[str]:
+        """Return a note if clients hold samples that the initial model was trained on.
+
+        Raises:
+          InputError: a damaged file.
+        """
+        _, seen = facts_of(self.initial_model)
+        if not len(seen):
+            return []
+        pool = np.concatenate([dataset.train_x, dataset.test_x])
+        known = np.isin(sample_hashes(pool), seen)
+        held = {name: partition.split(name).idx for name in ("train", "validation", "test")}
+        parts = [
+            f"{known[idx].sum():,} of {len(idx):,} {name} samples"
+            for name, idx in held.items()
+            if known[idx].any()
+        ]
+        return [f"the initial model was trained on {', '.join(parts)} of the clients"] * bool(parts)
+
     def started(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
     ) -> tuple[Task, dict[str, Any], Match | None]:
@@ -173,7 +213,7 @@ class ModelOptions(Group):
         values, match = {}, None
         if self.initial_model is not None:
             values, match = initial_values(self.initial_model, task, shapes, inputs)
-        if self.lora_rank is None:
+        if self.rank is None:
             plan = leaf_plan(shapes, order=order)
             rule = "none" if self.freeze is None else self.freeze
             fixed = _selected(plan, plan.with_frozen(rule).frozen)
@@ -181,7 +221,8 @@ class ModelOptions(Group):
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         fixed = _selected(plan, chosen(own, plan))
-        task = adapted(task, inputs, fixed, self.lora_rank, self.lora_alpha, self.lora_layers)
+        named = self.rank, self.lora_alpha, self.lora_layers, self.ranks
+        task = adapted(task, inputs, fixed, *named)
         if of_adapters:
             zeros = jnp.zeros(inputs.shape, inputs.dtype)
             plan = leaf_plan(jax.eval_shape(task.init, jax.random.key(0), zeros), order=order)

@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.data.federated import FederatedData, by_class, make_split
+from fedjax_pfl.data.federated import FederatedData, by_class, check_turns, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.execution import tiles
@@ -27,9 +27,10 @@ from fedjax_pfl.execution.strategy import (
     resolve_execution,
 )
 from fedjax_pfl.federation.config_field import Group, Option, declared, gathered, option
+from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics
@@ -44,6 +45,7 @@ __all__ = [
     "RATES",
     "SETTABLE",
     "CompressionOptions",
+    "DriftOptions",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
@@ -140,7 +142,9 @@ class InputOptions(Group):
         scale, shift = input_scaling(self.input_scaling, dataset)
         ids = self.ids(partition.num_clients)
         counts = partition.class_counts(labels, dataset.num_classes, "train")
-        label_map = partition.label_map
+        label_map, turns = partition.label_map, partition.turns
+        if turns is not None:
+            check_turns(turns, dataset.input_shape)
         train = partition.train.idx, partition.train.offsets
         if class_sorted:
             require_classes("batch_order 'by_class'", dataset.has_classes)
@@ -162,6 +166,7 @@ class InputOptions(Group):
             num_classes=dataset.num_classes if dataset.has_classes else 0,
             num_outputs=dataset.num_outputs,
             sample_shape=tuple(dataset.input_shape),
+            turns=None if turns is None else jnp.asarray(turns, np.int32),
         )
 
     def ids(self, count: int) -> np.ndarray:
@@ -267,6 +272,7 @@ GROUPS: tuple[type[Group], ...] = (
     SharingOptions,
     LocalTraining,
     ParticipationOptions,
+    DriftOptions,
     PrivacyOptions,
     ThreatOptions,
     CompressionOptions,

@@ -57,7 +57,7 @@ def _from_devices(data: FederatedData) -> FederatedData:
         if shard.replica_id == 0:
             places[(shard.index[0].start or 0) // length] = shard.device
     numbers = sorted(places)
-    homes = data.home_of(np.arange(data.num_clients))
+    homes = data.shard_of(np.arange(data.num_clients))
     own[np.isin(homes, numbers)] = True
 
     def local_part(array: jax.Array) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Networks by name, adapters of frameworks, objectives and metrics."""
 
 from fedjax_pfl.models import layers, networks
+from fedjax_pfl.models.base_file import write_base
 from fedjax_pfl.models.equinox_task import EquinoxTask
 from fedjax_pfl.models.heads import TwoHeads
 from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
@@ -35,4 +36,5 @@ __all__ = [
     "register_metric",
     "register_model",
     "register_objective",
+    "write_base",
 ]

@@ -7,7 +7,7 @@ Clients have adapters of their own on a common W.
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,8 @@ from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import keys
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.conversions import decimal
+from fedjax_pfl.utils.errors import InputError, refused, require
 from fedjax_pfl.utils.typing import Key, Tree
 
 DENSE = (Dense, nn.Dense, nn.DenseGeneral)
@@ -36,11 +37,19 @@ class Adapted(WrappedTask):
       layers: the layers with adapters.
       rank: rank of the adapters.
       scale: factor of the adapters' term.
+      ranks: ranks by client, at most `rank`; that of client id k is ranks[k % len(ranks)]. Empty:
+        all clients have `rank`.
     """
 
     layers: tuple[Layer, ...]
     rank: int
     scale: float
+    ranks: tuple[int, ...] = ()
+
+    def ranks_of(self, ids: jax.Array) -> jax.Array:
+        """Return the adapters' rank of clients by their permanent ids, int32 [k]."""
+        ranks = jnp.asarray(self.ranks or (self.rank,), jnp.int32)
+        return ranks[ids % len(ranks)]
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         model = self.network.init(key, inputs)
@@ -80,7 +89,7 @@ class Adapted(WrappedTask):
 
 
 def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], rank: int,
-            alpha: float | None, pattern: str) -> Adapted:  # fmt: skip
+            alpha: float | None, pattern: str, ranks: tuple[int, ...] = ()) -> Adapted:  # fmt: skip
     """Return `Adapted` of a task: adapters on its dense layers with a fixed kernel.
 
     Args:
@@ -90,6 +99,7 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
       rank: rank of the adapters.
       alpha: the adapters' term is multiplied by alpha / rank; by 1 for None.
       pattern: pattern of the layers' names; several are separated by commas.
+      ranks: ranks by client, see `Adapted`.
 
     Raises:
       InputError: unknown layer.
@@ -108,7 +118,37 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
         raise InputError(
             f"There is no frozen dense layer for adapters that {pattern!r} names{there}."
         )
-    return Adapted.around(task, layers, rank, 1.0 if alpha is None else alpha / rank)
+    return Adapted.around(task, layers, rank, 1.0 if alpha is None else alpha / rank, ranks)
+
+
+def parse_ranks(given: str | Sequence[int]) -> tuple[int, ...]:
+    """Return the shortest series of ranks that clients take in turn.
+
+    Args:
+      given: "2,4,8" or numbers, in turn; "2:50%,8:50%" for shares, mixed evenly.
+
+    Raises:
+      InputError: anything else, or shares that are not 100 % together.
+    """
+    words = given.split(",") if isinstance(given, str) else [*map(str, given)]
+    parts = [word.partition(":") for word in words]
+    ranks, shares = [decimal(rank) for rank, _, _ in parts], [share for _, _, share in parts]
+    allowed = "ranks such as 2,4,8, or with shares 2:50%,8:50% that are 100 % together"
+    if not words or not all(ranks):
+        raise refused("lora_ranks", given, allowed)
+    if not any(colon for _, colon, _ in parts):
+        return tuple(rank or 0 for rank in ranks)
+    each = [decimal(share.strip().removesuffix("%")) or 0 for share in shares]
+    signed = all(share.strip().endswith("%") for share in shares)
+    require(signed and sum(each) == 100, "lora_ranks", given, allowed)
+    count = 100 // math.gcd(*each)
+    # The k-th client of a rank with share s is placed at (k + 1/2) / s.
+    places = sorted(
+        ((k + 0.5) * 100 / share, place)
+        for place, share in enumerate(each)
+        for k in range(share * count // 100)
+    )
+    return tuple(ranks[place] or 0 for _, place in places)
 
 
 def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:

@@ -8,7 +8,7 @@ Reading never runs code. Paths have slashes or dots; the collection's name "para
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import safetensors
 
 from fedjax_pfl.data.files import as_path, read_bytes, reading
 from fedjax_pfl.data.npz import read_arrays
+from fedjax_pfl.models.base_file import SEEN, read_facts
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
@@ -45,6 +46,7 @@ class Match:
       unclear: paths of kernels whose shape doesn't determine the order of their axes, or of a
         flattened image: Flax's order is assumed.
       numbers: (loaded parameters, all parameters).
+      origin: what the file says about its training, such as "trained on 300 samples of digits".
     """
 
     loaded: tuple[str, ...]
@@ -53,6 +55,7 @@ class Match:
     unused: tuple[str, ...]
     unclear: tuple[str, ...]
     numbers: tuple[int, int]
+    origin: str = ""
 
     def __str__(self) -> str:
         part, count = self.numbers
@@ -69,6 +72,7 @@ class Match:
             if names:
                 more = f" and {len(names) - 6} more" if len(names) > 6 else ""
                 messages.append(f"{what}: {', '.join(names[:6])}{more}")
+        messages += [self.origin] if self.origin else []
         return "; ".join(messages)
 
 
@@ -90,8 +94,17 @@ def initial_values(
     if looks_like_torch(arrays, model):
         from_torch = converted(arrays, task, inputs)
         return matched(from_torch.values, model, unused=from_torch.unused)
-    flattened = None if of_a_run else layouts(task, model, inputs)
-    return matched(arrays, model, flattened)
+    facts, _ = facts_of(source)
+    flattened = None if of_a_run or facts else layouts(task, model, inputs)
+    values, match = matched(arrays, model, flattened)
+    return values, replace(match, origin=str(facts.get("origin", "")))
+
+
+def facts_of(source: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Return what a file says about its training, see `read_facts`; ({}, []) for anything else."""
+    if isinstance(source, str | Path) and str(source).endswith(".safetensors"):
+        return read_facts(as_path("initial_model", source))
+    return {}, np.zeros(0, np.uint64)
 
 
 def read(source: Any) -> tuple[dict[str, Any], bool]:
@@ -103,7 +116,8 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
     if isinstance(source, str | Path):
         path = as_path("initial_model", source)
         if path.suffix == ".safetensors":
-            return read_safetensors(path), False
+            arrays = read_safetensors(path)
+            return {name: array for name, array in arrays.items() if name != SEEN}, False
         allowed = "a file NAME.npz or NAME.safetensors"
         require(path.suffix == ".npz", "initial_model", str(source), allowed)
         arrays = read_arrays(path)

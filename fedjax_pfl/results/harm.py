@@ -66,8 +66,9 @@ class Gains:
         that one of the two does not score.
       errors: [S, N], one binomial standard error of an accuracy on the client's test samples, at
         the mean of both accuracies; NaN for other measures.
-      seeds: S that both have; clients: N permanent ids.
-      measure: of the gains.
+      seeds: the S seeds of both results.
+      clients: permanent ids of the N clients.
+      measure: the compared measure.
     """
 
     values: np.ndarray
@@ -145,13 +146,13 @@ def _last(result: "Scored", seeds: tuple[int, ...], model: str, split: str) -> n
     return result.values(model, split)[at, 0, -1].astype(np.float64)
 
 
-def over_baselines(
+def gains_over_baselines(
     results: Mapping[str, Any], make: Callable[..., Gains]
 ) -> dict[str, dict[str, Gains]]:
     """Return the gains of rows over each baseline among them, {baseline: {name: gains}}.
 
-    A baseline is the first row of `local` and of `fedavg`. Rows that do not compare with it are
-    left out.
+    The baselines are the first row of `local` and the first row of `fedavg`. Rows that cannot be
+    compared with one are omitted.
 
     Args:
       results: rows by name, with an attribute `algorithm`.
@@ -167,8 +168,8 @@ def over_baselines(
     return found
 
 
-def values_of(baseline: str, gains: Gains) -> dict[str, float]:
-    """Return the values of a row of a table by the keys of `columns`."""
+def summary_values(baseline: str, gains: Gains) -> dict[str, float]:
+    """Return the statistics of one row of a table, by the keys of `columns`."""
     return {
         f"{name} {baseline}{end}": value
         for name, one in gains.summary().items()

@@ -45,9 +45,10 @@ class Ranking:
     Clients and seeds are no blocks, because those of one data set are not independent.
 
     Attributes:
-      names: k rows; blocks: n names.
+      names: names of the k rows.
+      blocks: names of the n blocks.
       scores: [n, k], one number for each block and row, such as the mean over clients and seeds.
-      measure: of the scores.
+      measure: what the scores measure.
 
     Raises:
       InputError: fewer than five blocks or two rows, or a score that is not finite.
@@ -96,7 +97,7 @@ class Ranking:
         return Friedman(chi, float(p), f, float(f_p))
 
     def critical_difference(self, alpha: float = 0.05) -> float:
-        """Return Nemenyi's: rows whose mean ranks are farther apart differ at the level `alpha`."""
+        """Return Nemenyi's critical difference of mean ranks at the level `alpha`."""
         from scipy import stats  # slow import
 
         n, k = self.ranks.shape

@@ -218,7 +218,7 @@ class LocalStep:
             client=client,
             rng=rng,
             number=self.number,
-            moves=self._moving(model),
+            trainable=self._moving(model),
             platform=federation.task.platform,
         )
         unchanged = {name: tree for name, tree in model.items() if name != "params"}

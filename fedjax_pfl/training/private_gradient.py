@@ -22,14 +22,14 @@ SAMPLES, NOISE = 2**31 - 5, 2**31 - 6  # what a step's key is folded with
 
 
 def private_gradient(
-    of_sample: Callable[[Batch, Key], tuple[Scalar, Tree]],
+    loss_and_gradient: Callable[[Batch, Key], tuple[Scalar, Tree]],
     batch: Batch,
     *,
     privacy: SamplePrivacy,
     client: Client,
     rng: Key,
     number: int,
-    moves: Tree | None = None,
+    trainable: Tree | None = None,
     platform: str | None = "cpu",
 ) -> tuple[Scalar, Tree]:
     """Return (mean loss of a minibatch, its clipped and noisy gradient).
@@ -41,16 +41,16 @@ def private_gradient(
     is a diagnostic, and is not private.
 
     Args:
-      of_sample: (loss, gradient) of a minibatch of one sample.
+      loss_and_gradient: (loss, gradient) of a minibatch of one sample.
       batch: the minibatch.
       privacy: C and z.
-      client: whose minibatch it is.
+      client: the owner of the minibatch.
       rng: the step's key. No two calls have the same noise: what the client loop counts in
         `client.calls`, and `number`, are folded into it. An algorithm's own loop within a step
         folds its counter into the key that it passes.
       number: of the local training in its round.
-      moves: which leaves are trained, a tree of booleans; None for all. Others have the gradient 0
-        without noise.
+      trainable: which leaves are trained, a tree of booleans; None for all. Others have the
+        gradient 0 without noise.
       platform: one sample at a time on "cpu", where that is faster; `CHUNK` at once elsewhere.
     """
     size = len(batch.valid)
@@ -62,9 +62,9 @@ def private_gradient(
         sample = jax.tree.map(lambda leaf: lax.dynamic_slice_in_dim(leaf, at, 1), batch)
         valid = (k < size) & sample.valid[0]
         sample = replace(sample, valid=jnp.ones_like(sample.valid))
-        loss, gradient = of_sample(sample, jax.random.fold_in(samples_key, k))
+        loss, gradient = loss_and_gradient(sample, jax.random.fold_in(samples_key, k))
         loss = jnp.where(valid & jnp.isfinite(loss), jnp.clip(loss, -LARGEST, LARGEST), 0)
-        return loss, clipped(_trained(gradient, moves), privacy.clip, valid)
+        return loss, clipped(_trained(gradient, trainable), privacy.clip, valid)
 
     def add(total, places):
         if chunk == 1:
@@ -79,7 +79,7 @@ def private_gradient(
     (loss, total), _ = lax.scan(add, zeros, places)
     call = 0 if client.calls is None else next(client.calls)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, number), call)
-    noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), moves)
+    noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), trainable)
     assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)
     count = jnp.maximum(jnp.sum(batch.valid), 1)
@@ -110,8 +110,8 @@ def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key
     )
 
 
-def _trained(gradient: Tree, moves: Tree | None) -> Tree:
+def _trained(gradient: Tree, trainable: Tree | None) -> Tree:
     """Return the gradient with zeros for leaves that are not trained."""
-    if moves is None:
+    if trainable is None:
         return gradient
-    return jax.tree.map(lambda on, g: g if on else jnp.zeros_like(g), moves, gradient)
+    return jax.tree.map(lambda on, g: g if on else jnp.zeros_like(g), trainable, gradient)

@@ -1,7 +1,7 @@
-"""Privacy accounting on the host: the epsilon of recorded releases, and noise for a wanted epsilon.
+"""Privacy accounting on the host: epsilon of recorded releases, and noise for a target epsilon.
 
 A `Release` is one application of the (subsampled) Gaussian mechanism, repeated. The accountants are
-those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported when it is asked.
+those of `dp-accounting` (`pip install fedjax_pfl[privacy]`), which is imported on first use.
 """
 
 import math
@@ -30,11 +30,11 @@ class Release:
 
     Attributes:
       noise_multiplier: z, the noise's standard deviation over the sensitivity.
-      count: how many.
-      sampling_rate: q, the probability with which a unit (a sample, or a client) is in one of them,
-        independently of all others; 1 where it is in each.
-      cut: (units, most): of so many units at most so many are in one of them, drawn among those
-        sampled; None without a limit. Known to the accountant "pld" only.
+      count: number of releases.
+      sampling_rate: q, the probability that a unit (a sample, or a client) takes part in a release,
+        independently of all others; 1 if it takes part in each.
+      cut: (units, most): of the sampled ones of `units` units, at most `most` take part in a
+        release, chosen at random; None without a limit. Only the accountant "pld" supports it.
     """
 
     noise_multiplier: float

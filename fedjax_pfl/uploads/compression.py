@@ -1,8 +1,8 @@
 """Compressors of updates, with the bits that they send.
 
 `compressor(update, key)` takes one client's update (a pytree without the client axis) and returns
-what the server decodes; `bits(sizes, width)` is how much one update costs, for leaves of so many
-numbers of `width` bits. Indices, scales and seeds are counted. Leaves are compressed one by one.
+what the server decodes; `bits(sizes, width)` is the size of one update in bits, for leaves of
+`sizes` numbers of `width` bits, with indices, scales and seeds. Leaves are compressed one by one.
 """
 
 import math
@@ -22,7 +22,7 @@ SCALE_BITS = 32
 
 
 class Compressor:
-    """A compressor of single leaves: `leaf` and `leaf_bits` are what differs."""
+    """A compressor of single leaves; subclasses define `leaf` and `leaf_bits`."""
 
     unbiased: bool = False
 
@@ -104,14 +104,14 @@ class TopK(Compressor):
 
     def leaf(self, x, key):
         flat = x.reshape(-1)
-        count = kept(flat.size, self.rate)
+        count = num_sent(flat.size, self.rate)
         if count == flat.size:
             return x
         _, at = jax.lax.top_k(jnp.abs(flat), count)
         return jnp.zeros_like(flat).at[at].set(flat[at]).reshape(x.shape)
 
     def leaf_bits(self, size, width):
-        count = kept(size, self.rate)
+        count = num_sent(size, self.rate)
         index = 0 if count == size else math.ceil(math.log2(size))
         return count * (width + index)
 
@@ -126,7 +126,7 @@ class RandK(Compressor):
 
     def leaf(self, x, key):
         flat = x.reshape(-1)
-        count = kept(flat.size, self.rate)
+        count = num_sent(flat.size, self.rate)
         if count == flat.size:
             return x
         at = jax.random.permutation(key, flat.size)[:count]
@@ -134,7 +134,7 @@ class RandK(Compressor):
         return jnp.zeros_like(flat).at[at].set(chosen).reshape(x.shape)
 
     def leaf_bits(self, size, width):
-        count = kept(size, self.rate)
+        count = num_sent(size, self.rate)
         return count * width + (0 if count == size else SEED_BITS)
 
 
@@ -168,7 +168,7 @@ class Rotate(Compressor):
     def leaf(self, x, key):
         flat, size = x.reshape(-1), x.size
         signs_key, round_key = jax.random.split(key)
-        width = padded(size)
+        width = next_power_of_two(size)
         signs = jax.random.rademacher(signs_key, (width,), x.dtype)
         rotated = hadamard(jnp.pad(flat, (0, width - size)) * signs)
         if self.bits_per_number == 1:
@@ -180,15 +180,15 @@ class Rotate(Compressor):
         return (hadamard(sent) * signs)[:size].reshape(x.shape)
 
     def leaf_bits(self, size, width):
-        return padded(size) * self.bits_per_number + SCALE_BITS + SEED_BITS
+        return next_power_of_two(size) * self.bits_per_number + SCALE_BITS + SEED_BITS
 
 
-def kept(size: int, rate: float) -> int:
-    """How many of `size` numbers a sparse compressor sends: ceil(rate * size), at least one."""
+def num_sent(size: int, rate: float) -> int:
+    """Return how many numbers a sparse compressor sends: ceil(rate * size), at least one."""
     return min(size, max(1, math.ceil(rate * size - 1e-9)))
 
 
-def padded(size: int) -> int:
+def next_power_of_two(size: int) -> int:
     """Return the smallest power of two that is at least `size`."""
     return 1 << max(size - 1, 0).bit_length()
 

@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import Memory, Sending, UploadStage
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -56,6 +56,7 @@ class ClientPrivacy:
       epsilon: guarantee of the whole run, from which `noise` is computed before the first round;
         None if the noise is given.
       delta: delta of the guarantee.
+      strict: whether cohorts must be drawn as accounted, by Poisson sampling.
     """
 
     clip: Scalar | float
@@ -64,12 +65,13 @@ class ClientPrivacy:
     adaptive: AdaptiveClip | None = None
     epsilon: float | None = static(default=None)
     delta: float = static(default=1e-5)
+    strict: bool = static(default=False)
 
     unit = "client"
 
     @property
     def shared(self) -> bool:
-        """Whether the members share one noise, which covers only sums."""
+        """Whether the noise is distributed over the members and protects only their sum."""
         return self.placement == "distributed"
 
 
@@ -127,15 +129,17 @@ class Uploads(UploadStage):
         return -(-bits // 8)
 
     def __call__(
-        self, sent: Stack, reference: Stack, sending: Sending, memory: Memory
+        self, sent: Stack, reference: Stack, info: UploadInfo, memory: Memory
     ) -> tuple[Stack, Memory]:
         leaves, tree = jax.tree.flatten(sent)
         held = tree.flatten_up_to(reference)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        if self.privacy is not None and len(floats) < len(leaves):
+        whole = len(floats) < len(leaves)
+        if whole and (self.privacy is not None or (self.fixed_point and info.what != MODEL)):
+            what = "Secure aggregation" if self.privacy is None else "Differential privacy"
             raise InputError(
-                "Differential privacy can't cover the whole numbers, such as counts of samples, in "
-                f"the upload {sending.what!r}."
+                f"{what} can't cover the whole numbers, such as counts of samples, in the upload "
+                f"{info.what!r}."
             )
         steps = (self.privacy, self.compressor, self.attack, self.fixed_point)
         if not floats or all(step is None for step in steps):
@@ -146,8 +150,8 @@ class Uploads(UploadStage):
         if memory.errors is not None:
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
-        updates, errors, bound = self._steps(updates, sending, errors, memory.bound)
-        updates = trees.where(sending.mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates, errors, bound = self._steps(updates, info, errors, memory.bound)
+        updates = trees.where(info.mask, updates, jax.tree.map(jnp.zeros_like, updates))
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
         if errors is not None:
@@ -156,22 +160,22 @@ class Uploads(UploadStage):
             errors = tree.unflatten(kept)
         return tree.unflatten(leaves), Memory(errors, bound)
 
-    def _steps(self, updates, sending: Sending, errors, bound):
-        of_members, of_attack, of_count = jax.random.split(sending.key, 3)
-        members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(sending.ids)
+    def _steps(self, updates, info: UploadInfo, errors, bound):
+        of_members, of_attack, of_count = jax.random.split(info.key, 3)
+        members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(info.ids)
 
         def keys(number):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
-            updates, bound = _private(self.privacy, updates, sending, (keys(1), of_count), bound)
-        if self.compressor is not None and sending.compressed:
+            updates, bound = _private(self.privacy, updates, info, (keys(1), of_count), bound)
+        if self.compressor is not None and info.compressed:
             compress = jax.vmap(self.compressor)
-            updates, errors = self._compressed(compress, updates, sending.mask, keys(2), errors)
-        attackers = self.attacking(sending.ids)
+            updates, errors = self._compressed(compress, updates, info.mask, keys(2), errors)
+        attackers = self.attacking(info.ids)
         if self.attack is not None and attackers is not None:
-            honest = sending.mask & ~attackers
-            evil = self.attack(updates, honest, sending.mask & attackers, of_attack)
+            honest = info.mask & ~attackers
+            evil = self.attack(updates, honest, info.mask & attackers, of_attack)
             updates = trees.where(attackers, evil, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
@@ -190,19 +194,19 @@ class Uploads(UploadStage):
         return sent, trees.where(mask, after, errors)
 
 
-def _private(privacy: ClientPrivacy, updates, sending: Sending, keys, bound):
+def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     """Return (clipped and noisy updates, the next clipping bound)."""
     of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
-    members = jnp.sum(sending.mask)
+    members = jnp.sum(info.mask if info.counted is None else info.counted)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
-        counted = adaptive.count_noise * sending.expected
+        counted = adaptive.count_noise * info.expected
         multiplier = split_noise(privacy.noise, counted)
         noise = counted * jax.random.normal(of_count)
         quantile, rate = adaptive.quantile, adaptive.rate
-        after = next_bound(bound, norms, sending.mask, noise, sending.expected, quantile, rate)
+        after = next_bound(bound, norms, info.mask, noise, info.expected, quantile, rate)
         bound = after.astype(bound.dtype)
     deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
     if privacy.shared:

@@ -1,4 +1,4 @@
-"""The interface of upload stages: what happens between a client and the server."""
+"""The interface of upload stages, which transform uploads on their way to the server."""
 
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ class Memory(NamedTuple):
     bound: Scalar | None = None
 
 
-class Sending(NamedTuple):
-    """One upload of a round's members.
+class UploadInfo(NamedTuple):
+    """Facts about one upload of a round's members.
 
     Attributes:
       ids: int32 [M], permanent ids.
@@ -36,6 +36,8 @@ class Sending(NamedTuple):
       what: name of the upload, unique within a round.
       key: random key of the upload.
       compressed: whether a compressor acts on it.
+      counted: bool [M], members of `mask` with samples, who have a weight in every sum; None for
+        all of them.
     """
 
     ids: PerMember
@@ -44,10 +46,11 @@ class Sending(NamedTuple):
     key: Key
     compressed: bool = True
     expected: float = 1.0
+    counted: Mask | None = None
 
 
 class UploadStage:
-    """A stage between what members send and what the server receives; a pytree.
+    """A pytree that maps what members send to what the server receives.
 
     Attributes:
       remembers: whether a `Memory` is kept between rounds.
@@ -60,14 +63,14 @@ class UploadStage:
     uniform: bool = False
 
     def __call__(
-        self, sent: Tree, reference: Tree, sending: Sending, memory: Memory
+        self, sent: Tree, reference: Tree, info: UploadInfo, memory: Memory
     ) -> tuple[Tree, Memory]:
         """Return (what the server receives from the members [M, ...], the memory after it).
 
         Args:
           sent: what the members send, [M, ...].
           reference: what the server already holds in its place, [M, ...].
-          sending: the members and the name of this upload.
+          info: the members and the name of this upload.
           memory: of the upload "model"; empty for others.
         """
         raise NotImplementedError
@@ -95,5 +98,5 @@ class FreeRiders(UploadStage):
 
     ids: jax.Array
 
-    def __call__(self, sent, reference, sending, memory):
-        return trees.where(jnp.isin(sending.ids, self.ids), reference, sent), memory
+    def __call__(self, sent, reference, info, memory):
+        return trees.where(jnp.isin(info.ids, self.ids), reference, sent), memory

@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, study, sweep
+from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study, sweep
 from experiments.cli import algorithms, data_flags, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
@@ -109,6 +109,11 @@ def check_plan(words):
         check_run([word for word in words if not word.startswith(tuple(own))])
 
 
+def check_pretrain(words):
+    args = pretrain.parse(["pretrain", *words])
+    assert args.output
+
+
 def check_pytest(words):
     """Files and folders exist."""
     values = ("-k", "-m", "-n")
@@ -147,6 +152,7 @@ SCRIPTS = {
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
     "experiments.plan": check_plan,
+    "experiments.pretrain": check_pretrain,
     "pytest": check_pytest,
 }
 

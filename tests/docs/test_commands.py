@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, run, study, sweep
+from experiments import benchmark, compare, partition, plan, pretrain, reproduce, run, study, sweep
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -34,6 +34,7 @@ MAINS = {
     "experiments.reproduce": reproduce.main,
     "experiments.benchmark": benchmark.main,
     "experiments.plan": plan.main,
+    "experiments.pretrain": pretrain.main,
 }
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
@@ -50,6 +51,7 @@ RUN_BY = {
     "docs/tasks.md": (3, "test_commands.py"),
     "docs/uploads.md": (1, "test_commands.py"),
     "docs/comparing.md": (1, "test_commands.py"),
+    "docs/drift.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -109,7 +111,7 @@ def known_flags():
         compare.parse([""]),
         figures.parse([""])[1],
     ]
-    values += [flags.parse([""], command.define) for command in (partition, study)]
+    values += [flags.parse([""], command.define) for command in (partition, pretrain, study)]
     names = {name for one in values for name in one} | {"flagfile", "preset", "grid", "rank_by"}
     return names | {f"no{name}" for name in names}
 
@@ -238,15 +240,18 @@ def in_reach(page):
 RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md",
            "docs/using_models.md", "docs/your_own.md", "docs/partitions.md",
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
-           "docs/algorithms/fedbabu.md", "docs/algorithms/fedpac.md",
+           "docs/algorithms/fedbabu.md", "docs/algorithms/feddistill.md",
+           "docs/algorithms/fedkd.md", "docs/algorithms/fedpac.md",
            "docs/algorithms/fedper.md", "docs/algorithms/fedrep.md",
            "docs/algorithms/ccvr.md", "docs/algorithms/fedem.md",
            "docs/algorithms/fedex_lora.md",
            "docs/algorithms/floco.md", "docs/algorithms/flora.md",
-           "docs/algorithms/knnper.md",
+           "docs/algorithms/fml.md", "docs/algorithms/feddpa.md",
+           "docs/algorithms/hetlora.md", "docs/algorithms/knnper.md",
+           "docs/algorithms/fedmtl.md", "docs/algorithms/pfedfda.md",
            "docs/algorithms/lg_fedavg.md", "docs/figures.md",
            "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
-           "docs/performance.md")  # fmt: skip
+           "docs/performance.md", "docs/drift.md")  # fmt: skip
 
 
 def test_no_page_is_forgotten():

@@ -179,7 +179,10 @@ def test_commands_run_the_algorithm(name):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_figures_exist_and_take_the_options(name):
-    spans = re.findall(r"`(\w+/\w+[^`]*)`", section(read(name), "Figures"))
+    text = read(name)
+    if "\n## Figures\n" not in text:  # those of any run: docs/algorithms/README.md
+        return
+    spans = re.findall(r"`(\w+/\w+[^`]*)`", section(text, "Figures"))
     assert spans
     for span in spans:
         figure, *words = shlex.split(span)
@@ -226,5 +229,30 @@ def test_who_averages_whole_models_is_named():
             algorithm.check(algorithm.prepare(federation))
         except pfl.InputError as error:
             refused += [name] * ("averages whole models" in str(error))
-    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", read("README"), re.DOTALL)
+    text = " ".join(read("README").split())
+    (said,) = re.findall(r"average whole models and refuse it: (.+?)\.", text)
     assert sorted(re.findall(r"`(\w+)`", said)) == refused
+
+
+def test_rounds_that_need_more_than_the_cohort_are_named():
+    text = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| The round needs | Algorithms |\n|---|---|\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    listed = [name for row in rows for name in re.findall(r"`(\w+)`", row) if name in ALGORITHMS]
+    more = [name for name in ALGORITHMS if pfl.make_algorithm(name).reads != "cohort"]
+    assert sorted(listed) == more
+
+
+def test_algorithms_that_depend_on_the_number_of_rounds_are_named():
+    text = (ROOT / "docs/running.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"depend on the number of rounds \((.+?)\)", text, re.DOTALL)
+    depend = [name for name in ALGORITHMS if pfl.core.ALGORITHMS[name].depends_on_num_rounds]
+    assert re.findall(r"`(\w+)`", found) == depend
+
+
+def test_algorithms_without_personalized_models_are_named():
+    """`make lists` counts the others."""
+    text = (ROOT / "docs/comparison.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"These end with one global model: (.+?)\.", text, re.DOTALL)
+    listed = re.findall(r"`(\w+)`", found)
+    assert listed == sorted(set(listed) & set(ALGORITHMS))

@@ -21,6 +21,7 @@ def run(
     base,
     drawn,
     factor=1.0,
+    ranks=None,
 ):
     """Factors are stacked along the rank, the first ones times their weights, and merged.
 
@@ -30,6 +31,7 @@ def run(
       base: the hidden layer's frozen kernel and bias.
       drawn: after every round, the new adapters {"lora_a": [d, r], "lora_b": [r, h]}.
       factor: alpha / rank.
+      ranks: each client's rank, the columns of A that it takes; None for all.
 
     Returns:
       After every round, {"global": adapters and head, "base": kernel, "whole": the plain network}.
@@ -39,7 +41,8 @@ def run(
         cohort = list(cohorts[t])
         if cohort:
             rate = learning_rate[t]
-            trained = [sgd(base, model, batches[t][i], x, y, rate, factor) for i in cohort]
+            begun = {i: model if ranks is None else first_columns(model, ranks[i]) for i in cohort}
+            trained = [sgd(base, begun[i], batches[t][i], x, y, rate, factor) for i in cohort]
             weights = shares(sizes, cohort)
             pairs = list(zip(weights, trained, strict=True))
             tall = np.concatenate([p * one["hidden"]["lora_a"] for p, one in pairs], axis=1)
@@ -50,3 +53,10 @@ def run(
         known = {"global": model, "base": base["kernel"], "whole": whole(base, model, factor)}
         history.append(known)
     return history
+
+
+def first_columns(model, rank):
+    """The model whose factors are zero beyond a rank."""
+    a, b = model["hidden"]["lora_a"].copy(), model["hidden"]["lora_b"].copy()
+    a[:, rank:], b[rank:] = 0, 0
+    return {**model, "hidden": {"lora_a": a, "lora_b": b}}

@@ -161,7 +161,7 @@ def test_columns_of_the_comparison(results, tmp_path):
 
 
 def test_the_figure(results):
-    over = harm.over_baselines(results, pfl.Result.gains)
+    over = harm.gains_over_baselines(results, pfl.Result.gains)
     assert {base: list(rows) for base, rows in over.items()} == {
         "local": ["fedavg", "feddwa"], "fedavg": ["local", "feddwa"]
     }  # fmt: skip

@@ -13,7 +13,7 @@ from fedjax_pfl.uploads.clipping import split_noise
 from fedjax_pfl.uploads.compression import Qsgd, TopK
 from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import Memory, Sending
+from fedjax_pfl.uploads.stage import Memory, UploadInfo
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 
@@ -44,7 +44,7 @@ def flat(tree):
 
 def sending(key=0, what="model", ids=IDS, mask=MASK, **options):
     options = {"expected": 4} | options
-    return Sending(jnp.asarray(ids), jnp.asarray(mask), what, jax.random.key(key), **options)
+    return UploadInfo(jnp.asarray(ids), jnp.asarray(mask), what, jax.random.key(key), **options)
 
 
 def received(stage, *args, memory=None, key=0, **options):
@@ -92,9 +92,19 @@ def test_noise_has_its_deviation_and_is_independent(placement, share):
     assert np.abs(together).max() < 5 / np.sqrt(4000)
 
 
+def test_shared_noise_is_that_of_the_members_that_count():
+    counted = jnp.asarray([True, True, False, False, False])
+    stage = private(2.0, 1.5, placement="distributed")
+    plain, few = (received(stage, **more)[0] for more in ({}, {"counted": counted}))
+    limited = clipped(stacks()[2], 2.0)
+    np.testing.assert_allclose((few - limited)[:2], (plain - limited)[:2] * 2**0.5, rtol=1e-9)
+
+
 def flat_of(stage, key):
     sent, held, _ = stacks()
-    got, _ = stage(sent, held, Sending(jnp.asarray(IDS), jnp.asarray(MASK), "model", key), Memory())
+    got, _ = stage(
+        sent, held, UploadInfo(jnp.asarray(IDS), jnp.asarray(MASK), "model", key), Memory()
+    )
     return flat(jax.tree.map(jnp.subtract, got, held))
 
 

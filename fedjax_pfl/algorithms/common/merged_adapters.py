@@ -9,8 +9,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-
-A, B = "lora_a", "lora_b"
+from fedjax_pfl.algorithms.common.adapter_ranks import A, B, at, check_both_shared, layers_with_both
 
 
 @core.struct
@@ -40,40 +39,23 @@ class MergedAdapters(fedavg.FedAvg):
         raise NotImplementedError
 
     def check(self, federation):
-        plan = federation.plan
-        for path, shared in zip(plan.paths, plan.shared, strict=True):
-            if path.rpartition("/")[2] in (A, B) and not shared:
-                raise core.InputError(
-                    f"{self.name} needs both factors of each adapter, and share keeps {path} "
-                    "private."
-                )
+        check_both_shared(self.name, federation)
 
     def remarks(self, federation):
-        there = self.layers(federation)
+        there = layers_with_both(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
-
-    def layers(self, federation: core.Federation) -> dict[str, tuple[str, ...]]:
-        """Return the paths of the layers both of whose factors clients train, by name."""
-        every = () if federation.adapters is None else federation.adapters.layers
-        named = {"/".join(path): path for path, _, _ in every}
-        kept = federation.plan.paths
-        return {
-            name: path
-            for name, path in named.items()
-            if {f"params/{name}/{A}", f"params/{name}/{B}"} <= {*kept}
-        }
 
     def init(self, ctx):
         begun = super().init(ctx)
         base = {
-            name: _at(ctx.federation.backbone["params"], path)["kernel"]
-            for name, path in self.layers(ctx.federation).items()
+            name: at(ctx.federation.backbone["params"], path)["kernel"]
+            for name, path in layers_with_both(ctx.federation).items()
         }
         return State(begun.server, begun.private, begun.optimizer, base)
 
     def updated_base(self, ctx, state):
         changed: dict[str, Any] = {}
-        for name, path in self.layers(ctx.federation).items():
+        for name, path in layers_with_both(ctx.federation).items():
             inner = changed
             for part in path:
                 inner = inner.setdefault(part, {})
@@ -84,25 +66,37 @@ class MergedAdapters(fedavg.FedAvg):
         weights, state = super().weigh(ctx, state, sent)
         base, params = dict(state.base), sent.models["params"]
         adapters: Any = ctx.federation.adapters
-        for name, path in self.layers(ctx.federation).items():
-            factors = _at(params, path)
+        for name, path in layers_with_both(ctx.federation).items():
+            factors = at(params, path)
             more = self.added(factors[A], factors[B], weights) * adapters.scale
             base[name] += more.reshape(base[name].shape).astype(base[name].dtype)
         return weights, replace(state, base=base)
 
     def record(self, ctx, sent, weights, up=1, down=1, **noted):
-        # The members' factors or the sum of their products, whichever is less.
         adapters: Any = ctx.federation.adapters
-        there, count = self.layers(ctx.federation), ctx.cohort.size
-        numbers = sum(
-            min(inputs * outputs, count * adapters.rank * (inputs + outputs))
-            for path, inputs, outputs in (adapters.layers if there else ())
-            if "/".join(path) in there
-        )
+        there = layers_with_both(ctx.federation)
+        total = ctx.cohort.size * adapters.rank if there else 0
         return ctx.record(
-            sent.cohort, up=up, down=down, numbers_down=numbers if there else None,
+            sent.cohort, up=up, down=down,
+            numbers_down=merged_numbers(ctx.federation, total) if there else None,
             clients={"train_loss": sent.loss, **noted}, mixing=weights,
         )  # fmt: skip
+
+
+def merged_numbers(federation: core.Federation, total: Any) -> Any:
+    """Return how many numbers tell what is added to the kernels, int32 [].
+
+    For each layer these are the members' factors or the sum of their products, whichever is less.
+
+    Args:
+      total: sum of the members' ranks.
+    """
+    adapters: Any = federation.adapters
+    return sum(
+        jnp.minimum(inputs * outputs, total * (inputs + outputs))
+        for path, inputs, outputs in adapters.layers
+        if "/".join(path) in layers_with_both(federation)
+    )
 
 
 def summed_products(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array:
@@ -115,9 +109,3 @@ def summed_products(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array
     a = weights.astype(a.dtype)[:, None, None] * a
     stacked = jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1)
     return products.matmul(stacked, b.reshape(-1, b.shape[-1]))
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
-    for part in path:
-        tree = tree[part]
-    return tree

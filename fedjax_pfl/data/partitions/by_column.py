@@ -6,7 +6,7 @@ import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples
 from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
 
 
 @register_rule("by_column", natural=True, needs_classes=False)
@@ -17,29 +17,35 @@ def by_column(
     *,
     column: str = "",
     min_size: int = 2,
+    clients_each: int = 1,
 ) -> Plan:
     """A client for each value of a column: each writer, user or hospital has its own samples.
 
     Clients are in the order of the values: ascending numbers, or texts in alphabetical order.
     Without `num_clients` all values with enough samples are clients; otherwise that many of them
     are drawn at random. A client's name (`Partition.names`) is its value, with the column's name
-    before a number, such as "hospital_3".
+    before a number, such as "hospital_3". With several clients of a value, such as a domain, each
+    gets an equal random part of its samples, and their names end in -0, -1, ....
 
     Args:
       column: one of the data set's columns; may be left out if it has only one.
       min_size: values with fewer samples are left out (`options["left_out"]` counts them),
         including test samples that are held out afterwards.
+      clients_each: clients of each value.
     """
     column = _chosen(column, samples.columns)
-    least = integer("min_size", min_size, 1)
+    least, each = integer("min_size", min_size, 1), integer("clients_each", clients_each, 1)
     values, counts = np.unique(samples.columns[column], return_counts=True)
-    enough = np.flatnonzero(counts >= least)
-    what = f"values of column {column!r} have {least} {samples.what} or more (min_size)"
+    enough = np.flatnonzero(counts >= least * each)
+    what = f"values of column {column!r} have {least * each} {samples.what} or more (min_size)"
     if len(enough) == 0:
         raise InputError(f"No {what}: the largest has {counts.max()}.")
-    if num_clients is not None and num_clients > len(enough):
+    if num_clients is not None and num_clients > each * len(enough):
         raise InputError(f"num_clients is {num_clients}, but {len(enough)} {what}.")
-    drawn = np.sort(rng.permutation(enough)[:num_clients])
+    allowed = f"a multiple of clients_each, {each}"
+    require((num_clients or 0) % each == 0, "num_clients", num_clients, allowed)
+    wanted = None if num_clients is None else num_clients // each
+    drawn = np.sort(rng.permutation(enough)[:wanted])
     clients = values[drawn]
 
     def deal(samples: Samples, rng: np.random.Generator):
@@ -55,10 +61,13 @@ def by_column(
         own, order = at[held], order[held]
         order = samples.idx[order[np.argsort(own, kind="stable")]]
         ends = np.cumsum(np.bincount(own, minlength=len(clients)))[:-1]
-        return [[stratum] for stratum in np.split(order, ends)]
+        parts = [np.array_split(one, each) for one in np.split(order, ends)]
+        return [[stratum] for one in parts for stratum in one]
 
     prefix = f"{column}_" if clients.dtype.kind == "i" else ""
     names = tuple(f"{prefix}{value}" for value in clients)
+    if each > 1:
+        names = tuple(f"{name}-{k}" for name in names for k in range(each))
     left_out = int(len(values) - len(enough))
     return Plan(deal, {"column": column, "left_out": left_out}, names=names)
 

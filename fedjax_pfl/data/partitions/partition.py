@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _FILE_KEYS = {"train": "train", "test": "test", "validation": "val"}
 _NAMES = "client_names"
+TABLES = {"label_map": 2, "turns": 1, "corruption": 2}  # tables of the clients, and their axes
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,9 @@ class Partition:
       test: test samples of the N clients.
       validation: validation samples of the N clients; None means N empty lists.
       label_map: [N, C] or None; client i sees label `label_map[i, y]` instead of y.
+      turns: [N] or None; client i sees images after so many quarter turns counterclockwise, 0..3.
+      corruption: [N, 2] or None; the corruption of each client's images, (0, 0) for none or its
+        number among `fedjax_pfl.data.CORRUPTIONS`, from 1, and its strength, 1..5.
       rule: name of the rule that made it; "file" if it was loaded.
       options: the rule's resolved options, and facts that it reports.
       allow_overlap: whether several lists may contain a sample.
@@ -50,6 +54,8 @@ class Partition:
     test: Ragged
     validation: Ragged | None = None
     label_map: np.ndarray | None = None
+    turns: np.ndarray | None = None
+    corruption: np.ndarray | None = None
     rule: str = "custom"
     options: dict[str, Any] = field(default_factory=dict)
     allow_overlap: bool = False
@@ -59,11 +65,12 @@ class Partition:
         kind = type(self.options).__name__
         require(isinstance(self.options, Mapping), "options", kind, "a dict")
         require(isinstance(self.rule, str), "rule", self.rule, "text")
-        if self.label_map is not None:
-            label_map = np.asarray(self.label_map)
-            dtype = label_map.dtype
-            require(dtype.kind in "iu", "Label map", str(dtype), "an array of whole numbers")
-            object.__setattr__(self, "label_map", label_map)
+        for name in TABLES:
+            if (table := getattr(self, name)) is not None:
+                table = np.asarray(table)
+                called, allowed = name.replace("_", " ").capitalize(), "an array of whole numbers"
+                require(table.dtype.kind in "iu", called, str(table.dtype), allowed)
+                object.__setattr__(self, name, table)
         if self.validation is None:
             empty = Ragged(np.zeros(0, np.int32), np.zeros_like(self.train.offsets))
             object.__setattr__(self, "validation", empty)
@@ -158,12 +165,11 @@ class Partition:
             if split != "validation" or len(ragged.idx):
                 arrays[f"{key}_idx"] = np.asarray(ragged.idx, "<i4")
                 arrays[f"{key}_offsets"] = np.asarray(ragged.offsets, "<i8")
-        if self.label_map is not None:
-            arrays["label_map"] = np.asarray(self.label_map, "<i4")
-        return arrays
+        tables = {name: getattr(self, name) for name in TABLES}
+        return arrays | {k: np.asarray(v, "<i4") for k, v in tables.items() if v is not None}
 
     def hash(self) -> str:
-        """Return the SHA-256 (hex) of the index lists and the label map, without the options."""
+        """Return the SHA-256 (hex) of the index lists and the tables, without the options."""
         digest = hashlib.sha256()
         for key, array in self._arrays().items():
             digest.update(f"{key} {array.shape};".encode())
@@ -201,15 +207,16 @@ class Partition:
         """Read an NPZ file with one list of pool indices per client and split.
 
         Keys: `train_idx` [total] and `train_offsets` [N + 1], `test_idx`, `test_offsets`, and
-        optionally `val_idx`, `val_offsets`, `label_map` [N, C]; all integers. `client_names` [N] is
-        text. Several lists may contain a sample, which `report` and `summary` show.
+        optionally `val_idx`, `val_offsets`, `label_map` [N, C], `turns` [N], `corruption` [N, 2];
+        all integers. `client_names` [N] is text. Several lists may contain a sample, which `report`
+        and `summary` show.
 
         Raises:
           InputError: not such a file, or offsets that don't describe N lists.
         """
         path = as_path("Path of a partition", path)
         required = ("train_idx", "train_offsets", "test_idx", "test_offsets")
-        arrays = read_npz(path, required, ("val_idx", "val_offsets", "label_map", _NAMES))
+        arrays = read_npz(path, required, ("val_idx", "val_offsets", *TABLES, _NAMES))
         names = arrays.pop(_NAMES, np.zeros(0, "U1"))
         text = names.dtype.kind == "U" and names.ndim == 1
         require(text, f"{_NAMES} in {path}", f"{names.dtype} {names.shape}", "text [N]")
@@ -217,7 +224,7 @@ class Partition:
             raise InputError(f"{path} must have both of val_idx and val_offsets or neither.")
         for key, array in arrays.items():
             require(array.dtype.kind in "iu", f"{key} in {path}", str(array.dtype), "integers")
-            axes = 2 if key == "label_map" else 1
+            axes = TABLES.get(key, 1)
             require(array.ndim == axes, f"Axes of {key} in {path}", array.ndim, f"{axes}")
             low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
             fits = low >= 0 and high < 2**31
@@ -227,10 +234,10 @@ class Partition:
             for split, key in _FILE_KEYS.items()
             if f"{key}_idx" in arrays
         }
-        label_map = arrays["label_map"].astype(np.int32) if "label_map" in arrays else None
+        tables: dict[str, Any] = {k: arrays[k].astype(np.int32) for k in TABLES if k in arrays}
         loaded = cls(
             **splits,
-            label_map=label_map,
+            **tables,
             rule="file",
             options={"path": str(path)},
             allow_overlap=True,
@@ -263,7 +270,7 @@ class Partition:
         return statistics.report(self, labels, num_classes, fewer_than)
 
     def summary(self) -> str:
-        """Return five lines: rule, sizes of training, test and validation, overlap and hash."""
+        """Return lines on rule, sizes of each split, shift in features, overlap and hash."""
         return statistics.summary(self)
 
     def plot(self, dataset: "Dataset | None" = None, title: str | None = None) -> "Figure":

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.corruptions import KINDS, STRENGTHS
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions import statistics
 from fedjax_pfl.data.partitions.statistics import SPLITS
@@ -41,6 +42,7 @@ def validate(partition: Partition, num_samples: int, num_classes: int, labels: A
             raise InputError(f"Sample {sample} is listed twice in {split} of client {client}.")
     if partition.label_map is not None:
         check_label_map(partition, num_classes)
+    check_feature_shift(partition)
     repeated = np.flatnonzero(statistics.holders(partition) > 1)
     if len(repeated) and not partition.allow_overlap:
         places = [
@@ -81,6 +83,23 @@ def check_label_map(partition: Partition, num_classes: int) -> None:
     low, high = int(label_map.min()), int(label_map.max())
     inside = low >= 0 and high < num_classes
     require(inside, "Label map", f"{low}..{high}", f"in 0..{num_classes - 1}")
+
+
+def check_feature_shift(partition: Partition) -> None:
+    """Raise `InputError` unless turns [N] are in 0..3, and corruptions [N, 2] known ones."""
+    limits = {"turns": ((), 3), "corruption": ((2,), (len(KINDS), STRENGTHS))}
+    for name, (shape, high) in limits.items():
+        table = getattr(partition, name)
+        if table is None:
+            continue
+        called, expected = name.capitalize(), (partition.num_clients, *shape)
+        require(table.shape == expected, f"Shape of the {name}", table.shape, f"{expected}")
+        bad = (table < 0) | (table > np.asarray(high))
+        allowed = f"in 0..{high}" if name == "turns" else f"(0, 0), or (1..{high[0]}, 1..{high[1]})"
+        if name == "corruption":  # a kind without strength, or a strength without kind
+            bad |= ((table == 0).any(axis=1) & table.any(axis=1))[:, None]
+        rows = table[bad.reshape(len(table), -1).any(axis=1)]
+        require(not len(rows), called, rows[:1].tolist(), allowed)
 
 
 def require_room(partition: Partition, num_classes: int) -> None:

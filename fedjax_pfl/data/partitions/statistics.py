@@ -145,7 +145,7 @@ def _spread(values: np.ndarray) -> dict[str, float | None]:
 
 
 def summary(partition: Partition) -> str:
-    """Return five lines: rule, sizes of training, test and validation, overlap and hash."""
+    """Return lines on rule, sizes of each split, shift in features, overlap and hash."""
     lines = [f"{partition.num_clients} clients by rule {partition.rule!r}"]
     if partition.options.get("fallback_used"):
         lines[0] += " (samples moved to reach the minimum size)"
@@ -154,6 +154,12 @@ def summary(partition: Partition) -> str:
         if sizes["mean"] is not None:
             low, mean, high = sizes.values()
             lines.append(f"{split}: {low} to {high} samples a client, mean {mean:.1f}")
+    if partition.turns is not None:
+        lines.append(
+            f"quarter turns: {np.bincount(partition.turns, minlength=4)} clients by 0 to 3"
+        )
+    if partition.corruption is not None:
+        lines.append(f"{np.sum(partition.corruption[:, 0] > 0)} clients with corrupted images")
     shared, leaked = overlaps(partition)
     overlap_line = f"{shared} samples held by several clients, {leaked} in two splits of one client"
     return "\n".join([*lines, f"{overlap_line}, hash {partition.hash()[:12]}"])

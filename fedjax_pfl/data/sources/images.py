@@ -1,8 +1,9 @@
-"""Folders of class folders with images; CINIC-10 and Tiny-ImageNet."""
+"""Folders of class folders with images, also by domain; CINIC-10 and Tiny-ImageNet."""
 
 import contextlib
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +53,51 @@ def load_folder(
         _refuse_parts(data_dir)
         train = [data_dir]
     return _class_folders(data_dir.resolve().name, data_dir, train, test, image_size, channels)
+
+
+@register_dataset(
+    "domains",
+    "your own images of several domains, domains:PATH with DOMAIN/CLASS/IMAGE",
+    natural=True,
+    needs="the path of a folder",
+)
+def load_domains(
+    data_dir: Path,
+    image_size: ImageSize = None,
+    channels: int | None = None,
+) -> Dataset:
+    """A folder for each domain, such as photos and sketches, with the same class folders in each.
+
+    DomainNet, Office-Caltech, PACS and Digit5 can be unpacked to this form. All images are one
+    pool, and the column `domain` has each image's folder.
+
+    Args:
+      data_dir: the folder.
+      image_size, channels: as of `folder`.
+
+    Raises:
+      InputError: no such folder, no domains or images, or classes that not all domains have.
+    """
+    if not data_dir.is_dir():
+        raise InputError(
+            f"No folder {data_dir}: give a folder of domains, each with class folders."
+        )
+    domains = _subfolders(data_dir)
+    classes = _subfolders(data_dir / domains[0]) if domains else ()
+    if not classes:
+        raise InputError(f"{data_dir} holds no domains (folders of class folders with images).")
+    for name in domains[1:]:
+        own = _subfolders(data_dir / name)
+        if own != classes:
+            raise InputError(
+                f"All domains of {data_dir} need the same classes: {domains[0]} has "
+                f"{_few(classes)}, and {name} {_few(own) or 'none'}."
+            )
+    rows = [_labelled([data_dir / name], classes) for name in domains]
+    column = np.repeat(domains, list(map(len, rows)))
+    name, every = data_dir.resolve().name, [row for part in rows for row in part]
+    dataset = _decoded(name, data_dir, every, [], classes, image_size, channels)
+    return replace(dataset, columns={"domain": column})
 
 
 @register_dataset("cinic10", "CINIC-10: 270,000 images 32x32 in class folders")

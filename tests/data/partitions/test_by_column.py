@@ -123,3 +123,16 @@ def test_numbers_as_text_are_numbers_unless_some_are_not():
     assert column(["10", " 9"]).tolist() == [10, 9]
     assert column(["07", "8"]).tolist() == ["07", "8"]
     assert column(np.array(["a", "b"], object)).tolist() == ["a", "b"]
+
+
+def test_several_clients_of_a_value_share_its_samples():
+    data = hospitals(test=False)
+    p = make_partition("by_column", data, 4, 0, column="who", clients_each=2, test_fraction=0)
+    assert len({name[:-2] for name in p.names}) == 2 and p.names[0].endswith("-0")
+    for i, name in enumerate(p.names):
+        assert set(data.columns["who"][p.client("train", i)]) == {name[:-2]}
+    assert p.sizes("train").tolist() in ([4, 3, 4, 3], [4, 3, 3, 3])
+    with pytest.raises(InputError, match="num_clients must be a multiple of clients_each, 2"):
+        make_partition("by_column", data, 3, 0, column="who", clients_each=2)
+    with pytest.raises(InputError, match=r"num_clients is 8, but 3 values .* have 4 samples"):
+        make_partition("by_column", data, 8, 0, column="who", clients_each=2)

@@ -93,7 +93,9 @@ def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
 def test_cfl_can_split_at_every_scale(name):
     """And the table says so where the split is another one than at full scale."""
     table = reproduce_tables.load(name)
-    for scale in ("small", "medium", "full"):
+    for scale in reproduce_tables.SCALES:
+        if scale == "network" and not table.network:
+            continue
         asked = reproduce.request_of(
             *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
         )
@@ -104,7 +106,7 @@ def test_cfl_can_split_at_every_scale(name):
             assert costs or not cfl.round_remarks(None, args.rounds)
             text = " ".join(report.Report(table, scale, (), ()).meaning())
             told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in text
-            assert told == (not costs and scale != "full")
+            assert told == (not costs and scale in reproduce_tables.REDUCED)
 
 
 def test_a_folder_without_tables(tmp_path, capsys):
@@ -147,6 +149,26 @@ def test_every_paper_has_a_table(capsys):
 def test_every_row_has_its_algorithm(name):
     table = reproduce_tables.load(name)
     assert not table.absent and all(line.registered for line in table.row)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if reproduce_tables.load(n).network])
+def test_network_scale_keeps_the_papers_network_and_rates(name):
+    words = ["reproduce", f"--table={name}", "--output_dir=o", "--scale="]
+    reduced, full = (
+        reproduce.request_of(*reproduce.parse([*words[:-1], words[-1] + scale]))
+        for scale in ("network", "full")
+    )
+    kept = ("--rounds=", "--eval_every=", "--train_samples=", "--num_seeds=1")
+    assert all(word.startswith(kept) for word in reduced.table.network)
+    for column in reduced.table.column:
+        for one, other in zip(reduced.cells(column), full.cells(column), strict=True):
+            changed = set(reduced.table.network)
+            assert {*one.words} - {*other.words} == changed and not {*other.words} - {*one.words}
+
+
+def test_a_table_without_network_scale_is_refused(capsys):
+    assert reproduce.main(["reproduce", "--table=waffle/4", "--scale=network"]) == 2
+    assert "waffle/4 has no --scale=network" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,77 @@
+"""Files of pretrained networks that say what these were trained on: safetensors with metadata."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from fedjax_pfl.data.atomic_files import atomic_write
+from fedjax_pfl.data.files import as_path, reading, require_file
+from fedjax_pfl.data.sample_hashes import sample_hashes
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.typing import Tree
+
+SEEN = "seen_samples"  # a tensor beside the network's: hashes of training samples
+FACTS = "fedjax_pfl"  # the entry of the metadata
+
+
+def write_base(
+    path: str | Path,
+    model: Tree,
+    samples: np.ndarray,
+    facts: Mapping[str, Any],
+    without: str | None = None,
+) -> None:
+    """Write a pretrained network as a safetensors file that says what it was trained on.
+
+    `federate(initial_model=...)` then notes how many of these samples its clients hold.
+
+    Args:
+      path: NAME.safetensors; an existing file is replaced.
+      model: leaves by collection, such as {"params": {...}}.
+      samples: stored training samples [n, ...], of which the file has hashes.
+      facts: JSON values by name; "origin" is a phrase such as "trained on 300 samples of digits".
+      without: name of a module that is left out, such as a classifier.
+
+    Raises:
+      InputError: another ending.
+      OutputError: the file can't be written.
+    """
+    path = as_path("path", path)
+    require(path.suffix == ".safetensors", "path", str(path), "a file NAME.safetensors")
+    flat, _ = jax.tree_util.tree_flatten_with_path(model)
+    arrays = {trees.path_name(at): np.ascontiguousarray(leaf) for at, leaf in flat}
+    kept = {
+        name: array
+        for name, array in arrays.items()
+        if without is None or not f"{name}/".partition("/")[2].startswith(f"{without}/")
+    }
+    metadata = {FACTS: json.dumps(dict(facts), sort_keys=True)}
+    with atomic_write(path) as part:
+        seen = np.sort(sample_hashes(samples))
+        part.write_bytes(safetensors.numpy.save({**kept, SEEN: seen}, metadata))
+
+
+def read_facts(path: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Return the facts of a safetensors file and the hashes of seen samples; ({}, []) without.
+
+    Raises:
+      InputError: no such file, or a damaged one.
+    """
+    require_file(path)
+    with reading(path, "a safetensors file"), safetensors.safe_open(path, "numpy") as file:
+        text = (file.metadata() or {}).get(FACTS)
+        seen = file.get_tensor(SEEN) if SEEN in file.keys() else np.zeros(0)  # noqa: SIM118
+    if text is None:
+        return {}, np.zeros(0, np.uint64)
+    with reading(path, "a safetensors file with facts in JSON"):
+        facts = json.loads(text)
+    if not isinstance(facts, dict) or seen.ndim != 1 or seen.dtype != np.uint64:
+        raise InputError(f"{path} has facts of fedjax_pfl that are none: write it anew.")
+    return facts, seen
