@@ -42,7 +42,8 @@ RUN_BY = {
     "docs/debugging.md": (3, "test_guides.py"),
     "README.md": (1, "test_readme.py"),
     "docs/index.md": (1, "test_readme.py"),
-    "docs/your_own.md": (19, "test_your_own.py"),
+    "docs/your_own.md": (11, "test_your_own.py"),
+    "docs/your_algorithm.md": (9, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/using_models.md": (6, "test_using_models.py"),
@@ -238,7 +239,8 @@ def in_reach(page):
 
 
 RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md",
-           "docs/using_models.md", "docs/your_own.md", "docs/partitions.md",
+           "docs/using_models.md", "docs/your_own.md", "docs/your_algorithm.md",
+           "docs/partitions.md",
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
            "docs/algorithms/fedbabu.md", "docs/algorithms/feddistill.md",
            "docs/algorithms/fedkd.md", "docs/algorithms/fedpac.md",
