@@ -51,7 +51,7 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fedah fedap fedbe
-    fedcd fedce fedcm fedcurv feddc feddf feddisco fedem fedetf
+    fedcd fedce fedcm fedcurv feddc feddf feddisco fedetf
     fedfa fedfed fedgkt fedgroup fedhkd fediir fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders

@@ -19,7 +19,7 @@ perfedavg perfedavg_spfl perfedavg_async pfedme ditto fedamp heurfedamp fedfomo 
 sfl l2c fedrod fedrep fedper fedbn lg_fedavg fedbabu pfedhn fedadagrad fedadam fedyogi feddyn
 moon fedproto fedala fedexp fedex_lora flora fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
 fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas feddistill fedgen
-fedkd fml pfedfda fedmtl fedcross
+fedkd fml pfedfda fedmtl fedcross fedem
 """)
 SPELT = {
     "FedAvg": "fedavg", "FedAvg-FT": "fedavg_ft", "FedAvgFT": "fedavg_ft", "FedAvg + FT": None,
