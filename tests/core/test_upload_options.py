@@ -423,6 +423,7 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
+        {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
     ],
 )
 def test_host_state_keeps_errors_and_bounds(options):
