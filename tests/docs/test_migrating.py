@@ -32,11 +32,13 @@ MAIN = {
     "fsb": 0,
 }  # fmt: skip
 # The same file's names of `-algo`.
-ALGORITHMS = """
-FedAvg Local FedMTL PerAvg pFedMe FedProx FedFomo FedAMP APFL FedPer Ditto FedRep FedPHP FedBN
-FedROD FedProto FedDyn MOON FedBABU APPLE FedGen SCAFFOLD FD FedALA FedPAC LG-FedAvg FedGC FML
-FedKD FedPCL FedCP GPFL FedNTD FedGH FedDBE FedCAC PFL-DA FedLC FedAS FedCross
-""".split()
+ALGORITHMS = [
+    "FedAvg", "Local", "FedMTL", "PerAvg", "pFedMe", "FedProx", "FedFomo", "FedAMP", "APFL",
+    "FedPer", "Ditto", "FedRep", "FedPHP", "FedBN", "FedROD", "FedProto", "FedDyn", "MOON",
+    "FedBABU", "APPLE", "FedGen", "SCAFFOLD", "FD", "FedALA", "FedPAC", "LG-FedAvg", "FedGC",
+    "FML", "FedKD", "FedPCL", "FedCP", "GPFL", "FedNTD", "FedGH", "FedDBE", "FedCAC", "PFL-DA",
+    "FedLC", "FedAS", "FedCross",
+]  # fmt: skip
 
 
 def names(cell):
