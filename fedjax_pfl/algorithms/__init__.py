@@ -23,6 +23,7 @@ from fedjax_pfl.algorithms.feddistill import FedDistill
 from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedem import FedEM
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
@@ -106,6 +107,7 @@ __all__ = [
     "FedDWA",
     "FedDistill",
     "FedDyn",
+    "FedEM",
     "FedExLoRA",
     "FedExP",
     "FedFomo",

@@ -132,7 +132,7 @@ class FedDPA(fedavg.Weighted):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
         if self.weights == "instance" and layers_with_both(federation):
-            assert federation.num_features  # a model without features is refused
+            self.check_features(federation)
 
     def remarks(self, federation):
         there = layers_with_both(federation)

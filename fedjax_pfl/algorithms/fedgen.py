@@ -72,7 +72,7 @@ class FedGen(fedavg.FedAvg):
 
     def check(self, federation):
         super().check(federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def init(self, ctx):
         classes, width = ctx.federation.data.num_classes, ctx.federation.num_features

@@ -80,7 +80,7 @@ class FedKD(TaughtModels):
             core.require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
 
     def check(self, federation):
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def init(self, ctx):
         width, start = ctx.federation.num_features, super().init(ctx)

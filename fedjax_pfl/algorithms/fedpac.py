@@ -82,7 +82,7 @@ class FedPac(core.Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
         if len(federation.plan.layers) == 1:
             raise core.InputError(
                 "fedpac learns a body under heads, and this network is only a head."

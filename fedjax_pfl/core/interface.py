@@ -133,6 +133,11 @@ class Algorithm:
                 f"set's task is {federation.network.objective.name}, which has none."
             )
 
+    def check_features(self, federation: Federation) -> None:
+        """Raise `InputError` if the network does not define its features, for use in `check`."""
+        if federation.num_features < 1:  # reading it refuses such a network
+            raise InputError(f"{self.name} needs features, and the network's have no width.")
+
     def check_ranks(self, federation: Federation) -> None:
         """Raise `InputError` if clients have adapters of different rank and it can't take them."""
         if federation.adapters is None or not federation.adapters.ranks:

@@ -51,7 +51,7 @@ VARIANTS = {
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
     adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fedah fedap fedbe
-    fedcd fedce fedcm fedcurv feddc feddf feddisco fedem fedetf
+    fedcd fedce fedcm fedcurv feddc feddf feddisco fedetf
     fedfa fedfed fedgkt fedgroup fedhkd fediir fedlaw fedlin fedma fedmask fedmd
     fedmedian fedmix fedmlb fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
@@ -59,6 +59,12 @@ ABSENT = _words("""
     multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl
     subfedavg tamuna term
 """)
+
+# Why some of them are not, in place of "It is not in this version."
+REASONS = {
+    "fedpcl": "It is not here: its clients train on joined features of several pretrained "
+    "networks, and a federation has one network; 'fedproto' exchanges class means as well.",
+}
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
 OPTIONS = _inverted(

@@ -30,6 +30,7 @@ REPOSITORIES = {
     "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
+    "fedem": "omarfoq/FedEM@996fadd",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fedgen": "zhuangdizhu/FedGen@d767e34",
@@ -235,6 +236,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "alpha": (0.01, "code: example_cifar_10.py:65"),
         "scaling": ("equal", "paper: Algorithm 1, one alpha for all"),
         "score_last": (False, EXTRA_SCORE),
+    },
+    "fedem": {
+        "learners": (3, "code: utils/args.py:71; all of its scripts"),
+        "new_client_passes": (1, "code: aggregator.py, update_test_clients"),
     },
     "fedexp": {
         "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),

@@ -149,6 +149,10 @@ REFUSED = {
         ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
         ({}, {"share": "body"}, "feddyn averages whole models"),
     ],
+    "fedem": [
+        ({"learners": 0}, "learners must be at least 1, got 0"),
+        ({"new_client_passes": 0}, "new_client_passes must be at least 1, got 0"),
+    ],
     "fedexp": [
         ({"epsilon": -1}, "epsilon must be at least 0, got -1"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),

@@ -31,6 +31,7 @@ TRAFFIC = [
     ("flora", {}, 1, 1, 2),
     ("fedgh", {}, 0, 1, 2),  # and class means
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
+    ("fedem", {}, 1, 1, 2),  # of a model with three learners
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
     ("fedkd", {}, 0, 1, 4),  # and factors: tests/algorithms/test_fedkd.py
