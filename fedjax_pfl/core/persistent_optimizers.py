@@ -45,6 +45,7 @@ class ExtendedState:
       bound: the adaptive clipping bound of uploads, or None.
       history: sums of the clients' updates for a robust rule, shared leaves [N, ...], or None.
       centre: the server's last update for a robust rule, shared leaves, or None.
+      attack: what attackers remember, or None.
     """
 
     own: Any = nested()
@@ -53,18 +54,19 @@ class ExtendedState:
     bound: Any = per_server()
     history: Stack | None = per_client()
     centre: Any = per_server()
+    attack: Any = per_server()
 
 
 class UploadMemory:
     """Provides the upload "model" with its memory while a round is traced.
 
     Attributes:
-      errors, bound, history, centre: as in `ExtendedState`, after the calls so far.
+      errors, bound, history, centre, attack: as in `ExtendedState`, after the calls so far.
     """
 
     def __init__(self, name: str, state: ExtendedState):
         self.name, self.errors, self.bound = name, state.errors, state.bound
-        self.history, self.centre = state.history, state.centre
+        self.history, self.centre, self.attack = state.history, state.centre, state.attack
         self._aggregated, self._trace = False, trace_state()
 
     def upload(self, stage, values, held, info, cohort: Cohort):
@@ -72,13 +74,13 @@ class UploadMemory:
         if trace_state() != self._trace:
             raise InputError(
                 f"{self.name} sends within its own loop, where nothing can be kept between rounds: "
-                "leave error_feedback and dp_adaptive_clip out."
+                "leave error_feedback and dp_adaptive_clip out, and take warmup=0 for mimic."
             )
         errors = None if self.errors is None else cohort.gather(self.errors)
-        received, after = stage(values, held, info, Memory(errors, self.bound))
+        received, after = stage(values, held, info, Memory(errors, self.bound, self.attack))
         if errors is not None:
             self.errors = cohort.scatter(self.errors, after.errors)
-        self.bound = after.bound
+        self.bound, self.attack = after.bound, after.attack
         return received
 
     def summed(self, updates: Stack, cohort: Cohort) -> Stack:
@@ -213,7 +215,8 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
         centre = zero if has_centre else None
         memory = memory if uploads is None else uploads.first_memory(zeros)
         history = zeros if remembers else None
-    return ExtendedState(state, phases, memory.errors, memory.bound, history, centre)
+    kept = (memory.errors, memory.bound, history, centre, memory.attack)
+    return ExtendedState(state, phases, *kept)
 
 
 def extended(
@@ -224,8 +227,8 @@ def extended(
         return state
     phases = {} if optimizers is None else optimizers.phases
     if memory is None:
-        return ExtendedState(state, phases, None, None, None, None)
-    kept = (memory.errors, memory.bound, memory.history, memory.centre)
+        return ExtendedState(state, phases, None, None, None, None, None)
+    kept = (memory.errors, memory.bound, memory.history, memory.centre, memory.attack)
     return ExtendedState(state, phases, *kept)
 
 

@@ -45,6 +45,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "steps": (lambda x: 1 <= x <= 1000, "in 1..1000"),
     "then": (lambda x: x in AFTER_MEANS, f"one of {', '.join(AFTER_MEANS)}"),
+    "warmup": (lambda x: x >= 0, "at least 0"),
     "z": (math.isfinite, "a finite number"),
 }
 ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))

@@ -295,6 +295,15 @@ def test_centred_clipping_begins_at_the_last_update():
         assert record["matrices"]["mixing"][0].sum() < 1  # the rest is the centre's
 
 
+def test_mimic_copies_one_client_to_the_end():
+    copied = []
+    for before, trained, sent, *_ in run(4, attack="mimic", attackers=[1]):
+        gaps = np.linalg.norm(sent[1] - trained, axis=1)
+        copied.append(int(np.argmin(gaps)))
+        assert gaps.min() < 1e-12 and copied[-1] != 1 and np.abs(sent - before).max() > 0
+    assert len(set(copied)) == 1
+
+
 MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
 
 
@@ -424,6 +433,7 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
         {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+        {"attack": "mimic", "attack_options": {"warmup": 2}, "attackers": [3]},
     ],
 )
 def test_host_state_keeps_errors_and_bounds(options):
