@@ -72,12 +72,19 @@ def geometric_median(
 
 
 def centred_clipping(
-    gram: Matrix, weights: PerMember, radius: Scalar | float, steps: int = 1
+    gram: Matrix,
+    weights: PerMember,
+    radius: Scalar | float,
+    steps: int = 1,
+    first: PerMember | None = None,
 ) -> PerMember:
-    """Return weights [M] of centred clipping from the zero update (Karimireddy et al., 2021).
+    """Return weights [M] of centred clipping (Karimireddy et al., ICML 2021).
 
     Each step is v <- v + sum_k weights_k clip(x_k - v, radius). The weights need not sum to one:
     the rest stays at the reference that the updates are differences from.
+
+    Args:
+      first: weights of the centre v before the first step; by default it is the zero update.
     """
     weights = mixing.normalize(weights)
 
@@ -88,7 +95,7 @@ def centred_clipping(
         pull = weights * scale
         return b * (1 - jnp.sum(pull)) + pull
 
-    return lax.fori_loop(0, steps, step, jnp.zeros_like(weights))
+    return lax.fori_loop(0, steps, step, jnp.zeros_like(weights) if first is None else first)
 
 
 def norm_bound(gram: Matrix, weights: PerMember, radius: Scalar | float) -> PerMember:

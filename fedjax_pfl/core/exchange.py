@@ -130,6 +130,9 @@ class Exchange(RoundInfo):
             )
         senders = self._senders(rule, weights, uploads, onto)
         new, used = rule(weights, uploads, onto, self.key_for("aggregate"), senders)
+        if senders.centre is not None and self.memory is not None:
+            moved = jax.tree.map(lambda x, old: x - old.astype(x.dtype), new, onto)
+            self.memory.centre = trees.where(jnp.any(used != 0), moved, senders.centre)
         if self.tally is not None:
             self.tally.weights = used
         return new
@@ -138,8 +141,10 @@ class Exchange(RoundInfo):
         """Return what a rule may know of the members, if these are who sent the uploads."""
         if len(weights) != self.cohort.size:
             return Senders()
-        if not rule.remembers or self.memory is None:
+        if self.memory is None or not (rule.remembers or rule.has_centre):
             return Senders(self.cohort.ids)
+        if rule.has_centre:
+            return Senders(self.cohort.ids, centre=self.memory.last_centre())
         updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
         counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         updates = trees.where(counted, updates, jax.tree.map(jnp.zeros_like, updates))

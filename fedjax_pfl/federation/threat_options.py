@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Aggregator
+from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Aggregator
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
@@ -44,6 +44,8 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "size": (lambda x: x >= 1, "at least 1"),
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "steps": (lambda x: 1 <= x <= 1000, "in 1..1000"),
+    "then": (lambda x: x in AFTER_MEANS, f"one of {', '.join(AFTER_MEANS)}"),
+    "warmup": (lambda x: x >= 0, "at least 0"),
     "z": (math.isfinite, "a finite number"),
 }
 ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))

@@ -98,7 +98,11 @@ class Uploads(UploadStage):
     @property
     def remembers(self) -> bool:
         adapts = self.privacy is not None and self.privacy.adaptive is not None
-        return self.feedback is not None or adapts
+        return self.feedback is not None or adapts or self._attack_remembers
+
+    @property
+    def _attack_remembers(self) -> bool:
+        return getattr(self.attack, "remembers", False)
 
     @property
     def keeps_failed(self) -> bool:
@@ -110,9 +114,14 @@ class Uploads(UploadStage):
 
     def first_memory(self, shared: Stack) -> Memory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
-        if self.privacy is None or self.privacy.adaptive is None:
-            return Memory(errors)
-        return Memory(errors, jnp.asarray(self.privacy.clip))
+        adapts = self.privacy is not None and self.privacy.adaptive is not None
+        bound = jnp.asarray(self.privacy.clip) if adapts else None
+        attack = None
+        if self._attack_remembers:
+            leaves = jax.tree.leaves(shared)
+            floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+            attack = self.attack.first_memory([jnp.zeros_like(x[0]) for x in floats])
+        return Memory(errors, bound, attack)
 
     def attacking(self, ids: PerMember) -> Mask | None:
         return None if self.attackers is None else jnp.isin(ids, self.attackers)
@@ -150,17 +159,18 @@ class Uploads(UploadStage):
         if memory.errors is not None:
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
-        updates, errors, bound = self._steps(updates, info, errors, memory.bound)
+        updates, after = self._steps(updates, info, memory._replace(errors=errors))
         updates = trees.where(info.mask, updates, jax.tree.map(jnp.zeros_like, updates))
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
-        if errors is not None:
-            for i, error in zip(floats, errors, strict=True):
+        if after.errors is not None:
+            for i, error in zip(floats, after.errors, strict=True):
                 kept[i] = error
-            errors = tree.unflatten(kept)
-        return tree.unflatten(leaves), Memory(errors, bound)
+            after = after._replace(errors=tree.unflatten(kept))
+        return tree.unflatten(leaves), after
 
-    def _steps(self, updates, info: UploadInfo, errors, bound):
+    def _steps(self, updates, info: UploadInfo, memory: Memory):
+        errors, bound, attack = memory
         of_members, of_attack, of_count = jax.random.split(info.key, 3)
         members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(info.ids)
 
@@ -174,12 +184,15 @@ class Uploads(UploadStage):
             updates, errors = self._compressed(compress, updates, info.mask, keys(2), errors)
         attackers = self.attacking(info.ids)
         if self.attack is not None and attackers is not None:
-            honest = info.mask & ~attackers
-            evil = self.attack(updates, honest, info.mask & attackers, of_attack)
+            who = info.mask & ~attackers, info.mask & attackers
+            if attack is None:
+                evil = self.attack(updates, *who, of_attack)
+            else:
+                evil, attack = self.attack.remembering(updates, *who, of_attack, info.ids, attack)
             updates = trees.where(attackers, evil, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
-        return updates, errors, bound
+        return updates, Memory(errors, bound, attack)
 
     def _compressed(self, compress, updates, mask: Mask, keys, errors):
         if errors is None:

@@ -20,10 +20,12 @@ class Memory(NamedTuple):
     Attributes:
       errors: error feedback of the members, [M, ...], or None.
       bound: the clipping bound, or None.
+      attack: what the attackers remember, or None.
     """
 
     errors: Stack | None = None
     bound: Scalar | None = None
+    attack: Tree = None
 
 
 class UploadInfo(NamedTuple):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import robust, similarity
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Senders
+from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Senders
 from tests.references import robust as reference
 
 PUBLISHED = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])  # byzfl's worked example
@@ -220,6 +220,50 @@ def test_rules_drop_updates_that_are_not_finite(name, bad):
     new, _ = compiled(name)(weights, updates, onto, jax.random.key(0), senders)
     assert np.isfinite(new["x"]).all()
     assert (np.abs(new["x"]) <= np.abs(honest).max() + 1e-5).all()
+
+
+AFTER = {
+    "krum": lambda x, f: reference.krum(x, f),
+    "multi_krum": lambda x, f: reference.krum(x, f, len(x) - f),
+    "rfa": lambda x, f: reference.geometric_median(x, np.ones(len(x)) / len(x), 8, 0.1, x.mean(0)),
+    "cclip": lambda x, f: reference.centred_clipping(x, np.ones(len(x)) / len(x), 10.0, 3),
+    "median": lambda x, f: reference.median(x),
+    "trimmed_mean": reference.trimmed_mean,
+}
+
+
+@cache
+def after_means():
+    """Each rule over means, in one program."""
+    rules = {
+        (name, then): AGGREGATORS[name](f=1, then=then)
+        for name in ("nnm", "bucketing")
+        for then in AFTER_MEANS
+    }
+    return jax.jit(lambda *operands: {key: rule(*operands) for key, rule in rules.items()})
+
+
+def test_every_rule_of_means():
+    """Twelve members of which one is absent: six groups, the last one of a single member."""
+    x, key = 6 * vectors(12), jax.random.key(5)
+    mask = jnp.arange(12) != 4
+    weights = jnp.where(mask, 1 / 11, 0)
+    found = after_means()(weights, {"x": jnp.asarray(x)}, {"x": jnp.zeros(7)}, key)
+    groups = np.asarray(robust.bucketing(key, mask, 2, jnp.float64))
+    groups = groups[groups.any(axis=1)]
+    assert len(groups) == 6
+    here = np.delete(x, 4, axis=0)
+    means = {"nnm": reference.nearest_neighbour_mixing(here, 1), "bucketing": groups @ x}
+    assert {then for _, then in found} == set(AFTER)
+    for (name, then), (new, b) in found.items():
+        np.testing.assert_allclose(
+            new["x"], AFTER[then](means[name], 1), atol=1e-9, err_msg=f"{name}, {then}"
+        )
+        if b is not None:
+            close(b @ x, new["x"])
+            assert b[4] == 0
+    assert AGGREGATORS["bucketing"](f=1, then="median").needed() == 5
+    assert AGGREGATORS["bucketing"](f=1).needed() == 9
 
 
 def test_nearest_neighbours_leave_a_far_update_out():

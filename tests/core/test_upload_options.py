@@ -277,6 +277,33 @@ def test_fltrust_follows_the_trusted_client():
     assert seen == {True, False}
 
 
+def test_centred_clipping_begins_at_the_last_update():
+    """v <- v + mean clip(x - v, radius), with v that of the round before."""
+    options = {
+        "aggregator": "cclip", "participation": 0.6,
+        "aggregator_options": {"radius": 0.05, "steps": 2, "f": 1, "keep_centre": True},
+    }  # fmt: skip
+    centre = 0.0
+    for before, _, sent, after, present, record in run(4, **options):
+        x = sent[present] - before
+        sizes = np.array([7, 3, 6, 10, 4])[present]
+        for _ in range(2):
+            moves = x - centre
+            norms = np.linalg.norm(moves, axis=1, keepdims=True)
+            centre = centre + (sizes / sizes.sum()) @ (moves * np.minimum(1, 0.05 / norms))
+        np.testing.assert_allclose(after, before + centre, atol=1e-12)
+        assert record["matrices"]["mixing"][0].sum() < 1  # the rest is the centre's
+
+
+def test_mimic_copies_one_client_to_the_end():
+    copied = []
+    for before, trained, sent, *_ in run(4, attack="mimic", attackers=[1]):
+        gaps = np.linalg.norm(sent[1] - trained, axis=1)
+        copied.append(int(np.argmin(gaps)))
+        assert gaps.min() < 1e-12 and copied[-1] != 1 and np.abs(sent - before).max() > 0
+    assert len(set(copied)) == 1
+
+
 MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
 
 
@@ -330,6 +357,10 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
             "the 4 members of a round",
         ),
         ({"aggregator": "cclip", "aggregator_options": {"radius": 0}}, "radius of cclip"),
+        (
+            {"aggregator": "nnm", "aggregator_options": {"then": "kram"}},
+            "then of nnm must be one of krum, multi_krum, rfa, .* got 'kram'",
+        ),
         ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
         ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "no attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
@@ -357,6 +388,11 @@ def test_bad_options(options, words):
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
         ("ifca", {"aggregator": "foolsgold"}, "one mean of all clients"),
+        (
+            "ifca",
+            {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+            "keep_centre is for algorithms with one mean",
+        ),
         ("cfl", {"aggregator": "fltrust"}, "one mean of the round's members"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
@@ -396,6 +432,8 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
+        {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+        {"attack": "mimic", "attack_options": {"warmup": 2}, "attackers": [3]},
     ],
 )
 def test_host_state_keeps_errors_and_bounds(options):

@@ -175,6 +175,14 @@ def test_attackers_see_what_honest_members_send():
     assert stage.attacking(jnp.asarray(IDS)).tolist() == [False, True, False, False, True]
 
 
+def test_attackers_do_not_count_absent_members_as_honest():
+    stage = Uploads(attack=SignFlip(of_mean=True), attackers=jnp.array([2]))
+    got, _ = received(stage)
+    wanted = np.array(stacks()[2])
+    wanted[1] = -wanted[[0, 2, 3]].mean(0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
 def test_fixed_point_comes_last():
     stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
     got, _ = received(stage)
