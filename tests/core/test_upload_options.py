@@ -194,6 +194,18 @@ def test_poisson_cohorts_have_a_public_denominator():
     assert len(set(counts)) > 1
 
 
+def test_a_sum_of_nobody_has_noise():
+    """Else a round without a member would reveal that no client was drawn."""
+    options = SUMS | {"participation": 0.2, "sampling": "poisson", "dp_clip": 0.5, "dp_noise": 2.0}
+    moved = []
+    for before, _, _, after, present, record in run(12, **options):
+        if not len(present):
+            moved.append(after - before)
+            assert not record["matrices"]["mixing"].any()
+    assert len(moved) > 2
+    np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / (0.2 * 5), rtol=0.25)
+
+
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
