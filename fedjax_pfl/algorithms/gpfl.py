@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core, training, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.modules import dense, first_normed, layer_norm
+from fedjax_pfl.algorithms.common.modules import all_but, dense, first_normed, layer_norm
 from fedjax_pfl.algorithms.moon import directions
 
 VALVE, EMBEDDINGS, SHARES = "valve", "class_embeddings", "class_shares"
@@ -107,10 +107,6 @@ class GPFL(fedavg.FedAvg):
             loss += self.weight * norm(apart)
             return forward._replace(loss=loss, model={**forward.model, "params": params})
 
-        moves = {
-            name: jax.tree.map(lambda _, on=name != SHARES: on, part)
-            for name, part in received["params"].items()
-        }
         return super().local_update(
             ctx,
             state,
@@ -118,7 +114,7 @@ class GPFL(fedavg.FedAvg):
             objective=objective,
             operands=received["params"][EMBEDDINGS],
             correct=training.weight_decay(self.module_decay, (VALVE, EMBEDDINGS)),
-            trainable=moves,
+            trainable=all_but(received["params"], SHARES),
             **options,
         )
 

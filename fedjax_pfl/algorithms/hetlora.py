@@ -15,7 +15,6 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.adapter_ranks import (
     A,
     B,
-    at,
     check_both_shared,
     check_both_trained,
     copies_and_numbers,
@@ -94,7 +93,7 @@ class HetLoRA(fedavg.FedAvg):
         """Return the sum over layers of |A_tail| |B_tail| of one client's adapters."""
         total = 0.0
         for path in layers.values():
-            a, b = (at(params, path)[name] for name in (A, B))
+            a, b = (trees.at(params, path)[name] for name in (A, B))
             tail = jnp.arange(a.shape[1]) >= self.kept(rank)
             total += norm(jnp.where(tail, a, 0)) * norm(jnp.where(tail[:, None], b, 0))
         return total
@@ -123,7 +122,7 @@ class HetLoRA(fedavg.FedAvg):
         layers = layers_with_both(ctx.federation)
         if self.weighting == "size" or not layers:
             return weights, state
-        own = (at(sent.models["params"], path) for path in layers.values())
+        own = (trees.at(sent.models["params"], path) for path in layers.values())
         squares = sum(squared_norms(one[A], one[B]) for one in own)
         return mixing.normalize(jnp.sqrt(squares), sent.cohort.mask), state
 

@@ -4,8 +4,6 @@ Columns of A and rows of B beyond a client's rank that are zero stay zero in its
 each has a gradient of zero where the other is zero.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -45,13 +43,6 @@ def check_both_trained(name: str, federation: core.Federation) -> None:
         count = len(layers_with_both(federation))
         if count < len(adapters.layers):
             raise core.InputError(f"{name} with lora_ranks needs both factors of each adapter.")
-
-
-def at(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return the part of nested dicts at a path."""
-    for part in path:
-        tree = tree[part]
-    return tree
 
 
 def truncated(models: core.Stack, ranks: jax.Array) -> core.Stack:

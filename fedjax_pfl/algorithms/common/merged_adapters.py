@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core
+from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.adapter_ranks import A, B, at, check_both_shared, layers_with_both
+from fedjax_pfl.algorithms.common.adapter_ranks import A, B, check_both_shared, layers_with_both
 
 
 @core.struct
@@ -48,7 +48,7 @@ class MergedAdapters(fedavg.FedAvg):
     def init(self, ctx):
         begun = super().init(ctx)
         base = {
-            name: at(ctx.federation.backbone["params"], path)["kernel"]
+            name: trees.at(ctx.federation.backbone["params"], path)["kernel"]
             for name, path in layers_with_both(ctx.federation).items()
         }
         return State(begun.server, begun.private, begun.optimizer, base)
@@ -67,7 +67,7 @@ class MergedAdapters(fedavg.FedAvg):
         base, params = dict(state.base), sent.models["params"]
         adapters: Any = ctx.federation.adapters
         for name, path in layers_with_both(ctx.federation).items():
-            factors = at(params, path)
+            factors = trees.at(params, path)
             more = self.added(factors[A], factors[B], weights) * adapters.scale
             base[name] += more.reshape(base[name].shape).astype(base[name].dtype)
         return weights, replace(state, base=base)

@@ -20,6 +20,16 @@ def first_normed(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> 
     }
 
 
+def only(params: dict, *modules: str) -> core.Tree:
+    """Return which leaves are in the modules, for the option `trainable` of `ctx.train`."""
+    return {k: jax.tree.map(lambda _, on=k in modules: on, part) for k, part in params.items()}
+
+
+def all_but(params: dict, *modules: str) -> core.Tree:
+    """Return which leaves are outside of the modules, for the option `trainable`."""
+    return only(params, *(name for name in params if name not in modules))
+
+
 def dense(params: dict, x: jax.Array) -> jax.Array:
     """Return a linear layer's outputs, [B, outputs]."""
     return products.matmul(x, params["kernel"]) + params["bias"]
