@@ -74,6 +74,9 @@ SPELLED: dict[str, Callable[[Group], None]] = {
     "compress_options": lambda group: group.pairs(
         "compress_option", "an option of the compressor, such as rate=0.01"
     ),
+    "secure_options": lambda group: group.pairs(
+        "secure_option", "an option of secure aggregation's numbers, such as levels=1024"
+    ),
     "metrics": lambda group: group.names(
         "metrics", [], f"metrics beside the headline: {metric_names()}, or your own"
     ),

@@ -10,7 +10,7 @@ from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, nobody
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
@@ -112,9 +112,12 @@ class Exchange(RoundInfo):
         """
         stage, rule = self.federation.uploads, self.federation.aggregator
         if stage is not None and stage.uniform:
-            weights = self.federation.participation.uniform_weights(weights > 0)
+            part, there = self.federation.participation, weights > 0
+            weights = part.uniform_weights(there)
             if self.tally is not None:
                 self.tally.weights = weights
+            if stage.noise_of_sums:
+                weights = jnp.where(nobody(there), 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
             if stage is None or not stage.uniform:

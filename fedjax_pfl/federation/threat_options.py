@@ -31,11 +31,13 @@ POISONS: dict[str, Callable[..., Any]] = {
 }
 # What options of attacks, rules and compressors must be, by name.
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bits": (lambda x: False, "absent: secure_bits has it"),
     "bits_per_number": (lambda x: 1 <= x <= 16, "in 1..16"),
     "direction": (lambda x: x in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
     "epsilon": (math.isfinite, "a finite number"),
     "f": (lambda x: x >= 0, "at least 0"),
     "factor": (math.isfinite, "a finite number"),
+    "levels": (lambda x: 1 <= x <= 2**24, f"in 1..{2**24}"),
     "neighbours": (lambda x: x in (1, 2), "1 or 2"),
     "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
@@ -43,6 +45,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "selected": (lambda x: x >= 0, "at least 0"),
     "size": (lambda x: x >= 1, "at least 1"),
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "span": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "steps": (lambda x: 1 <= x <= 1000, "in 1..1000"),
     "then": (lambda x: x in AFTER_MEANS, f"one of {', '.join(AFTER_MEANS)}"),
     "warmup": (lambda x: x >= 0, "at least 0"),

@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage, nobody
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -110,13 +110,17 @@ class Uploads(UploadStage):
 
     @property
     def uniform(self) -> bool:
-        return self.fixed_point is not None or (self.privacy is not None and self.privacy.shared)
+        return self.fixed_point is not None or self.noise_of_sums
+
+    @property
+    def noise_of_sums(self) -> bool:
+        return self.privacy is not None and self.privacy.shared
 
     def first_memory(self, shared: Stack) -> Memory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
-        adapts = self.privacy is not None and self.privacy.adaptive is not None
-        bound = jnp.asarray(self.privacy.clip) if adapts else None
-        attack = None
+        bound = attack = None
+        if self.privacy is not None and self.privacy.adaptive is not None:
+            bound = jnp.asarray(self.privacy.clip)
         if self._attack_remembers:
             leaves = jax.tree.leaves(shared)
             floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -160,7 +164,7 @@ class Uploads(UploadStage):
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
         updates, after = self._steps(updates, info, memory._replace(errors=errors))
-        updates = trees.where(info.mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates = _only(updates, info.mask | self._noise_of_nobody(info))
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
         if after.errors is not None:
@@ -168,6 +172,10 @@ class Uploads(UploadStage):
                 kept[i] = error
             after = after._replace(errors=tree.unflatten(kept))
         return tree.unflatten(leaves), after
+
+    def _noise_of_nobody(self, info: UploadInfo) -> Mask:
+        """Return the row that carries the noise of a sum of no members, see `nobody`."""
+        return nobody(info.counting) if self.noise_of_sums else jnp.zeros_like(info.mask)
 
     def _steps(self, updates, info: UploadInfo, memory: Memory):
         errors, bound, attack = memory
@@ -178,6 +186,7 @@ class Uploads(UploadStage):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
+            updates = _only(updates, info.mask)
             updates, bound = _private(self.privacy, updates, info, (keys(1), of_count), bound)
         if self.compressor is not None and info.compressed:
             compress = jax.vmap(self.compressor)
@@ -207,12 +216,16 @@ class Uploads(UploadStage):
         return sent, trees.where(mask, after, errors)
 
 
+def _only(updates: Stack, mask: Mask) -> Stack:
+    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
+
+
 def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     """Return (clipped and noisy updates, the next clipping bound)."""
     of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
-    members = jnp.sum(info.mask if info.counted is None else info.counted)
+    members = jnp.sum(info.counting)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
         counted = adaptive.count_noise * info.expected

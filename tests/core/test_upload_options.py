@@ -194,6 +194,29 @@ def test_poisson_cohorts_have_a_public_denominator():
     assert len(set(counts)) > 1
 
 
+def test_numbers_of_secure_aggregation():
+    """Of 51 values from -.2 to .2: larger numbers are cut, others are rounded to a neighbour."""
+    options = {"secure_bits": 8, "secure_options": {"span": 0.2, "levels": 50}}
+    for before, trained, sent, after, present, _ in run(2, **options):
+        assert np.abs(trained - before).max() > 0.2
+        moves = (sent - before + 0.2) / 0.008
+        np.testing.assert_allclose(moves, np.round(moves), atol=1e-6)
+        assert np.abs(sent - before - np.clip(trained - before, -0.2, 0.2)).max() < 0.008
+        np.testing.assert_allclose(after, sent[present].mean(0), atol=1e-12)
+
+
+def test_a_sum_of_nobody_has_noise():
+    """Else a round without a member would reveal that no client was drawn."""
+    options = SUMS | {"participation": 0.2, "sampling": "poisson", "dp_clip": 0.5, "dp_noise": 2.0}
+    moved = []
+    for before, _, _, after, present, record in run(12, **options):
+        if not len(present):
+            moved.append(after - before)
+            assert not record["matrices"]["mixing"].any()
+    assert len(moved) > 2
+    np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / (0.2 * 5), rtol=0.25)
+
+
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
@@ -374,6 +397,15 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
         ({"dp": "client", "dp_clip": 1.0, "dp_noise": float("inf")}, r"in \[0, inf\)"),
         ({"compress_options": {"rate": 0.1}}, "absent without a compressor"),
         ({"secure_bits": 8}, "wrap at 8 bits: take 25 bits"),
+        ({"secure_bits": 8, "secure_options": {"levels": 100}}, "5 members with 100 levels wrap"),
+        ({"secure_bits": 32, "secure_options": {"levels": 2**30}}, r"levels .* in 1\.\.16777216"),
+        ({"secure_bits": 32, "secure_options": {"span": 0}}, "span of secure aggregation must be"),
+        ({"secure_bits": 32, "secure_options": {"bits": 8}}, "absent: secure_bits has it"),
+        (
+            {"secure_bits": 32, "secure_options": {"range": 8}},
+            "option of secure aggregation 'range",
+        ),
+        ({"secure_options": {"span": 1.0}}, "absent without secure_bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
         ({"sampling": "poison"}, "poisson"),
     ],
