@@ -129,6 +129,25 @@ def test_the_adaptive_bound_follows_the_papers_rule():
     np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
 
 
+def test_noise_of_an_adaptive_bound():
+    """Four members: updates have z_D C / 2, with z_D of z = .3 and 2 s_b = .4; counts have s_b."""
+    stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
+    sent, held, updates = stacks()
+    memory = stage.first_memory({})
+
+    def one(key):
+        info = sending()._replace(key=key)
+        got, after = stage(sent, held, info, memory)
+        return flat(jax.tree.map(jnp.subtract, got, held)), jnp.log(after.bound / 2.0)
+
+    got, moves = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4000))
+    noise = np.asarray(got)[:, MASK] - clipped(updates, 2.0)[MASK]
+    np.testing.assert_allclose(noise.std(), (0.3**-2 - 0.4**-2) ** -0.5 * 2.0 / 2, rtol=0.02)
+    within = np.sum(np.linalg.norm(updates, axis=1)[MASK] <= 2.0)
+    np.testing.assert_allclose(moves.mean(), -0.2 * (within / 4 - 0.5), atol=5 * 0.01 / 4000**0.5)
+    np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
+
+
 def test_noise_is_split_between_updates_and_counts():
     together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
     np.testing.assert_allclose(together, 1.0, rtol=1e-6)
