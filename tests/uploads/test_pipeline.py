@@ -148,6 +148,21 @@ def test_noise_of_an_adaptive_bound():
     np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
 
 
+def test_rounding_does_not_follow_the_noise():
+    """With the noise's keys, a large draw would be rounded up and a small one down."""
+    privacy = ClientPrivacy(1e-9, 1e9)
+    keys = jax.random.split(jax.random.key(2), 400)
+
+    def drawn(**steps):
+        stage = Uploads(privacy=privacy, **steps)
+        return np.array(jax.jit(jax.vmap(lambda key: flat_of(stage, key)))(keys))[:, MASK].ravel()
+
+    noise, few = drawn(), drawn(compressor=Qsgd(2))
+    assert abs(np.mean(few[few != 0] < 0) - 0.5) < 0.05
+    rounded = drawn(fixed_point=FixedPoint(32, 8.0, 16))
+    assert abs(np.corrcoef(noise, rounded - noise)[0, 1]) < 0.05
+
+
 def test_noise_is_split_between_updates_and_counts():
     together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
     np.testing.assert_allclose(together, 1.0, rtol=1e-6)
@@ -216,6 +231,9 @@ def test_secure_sums_wrap_modulo():
     assert np.asarray(total["x"]).tolist() == [44, 44]
     with pytest.raises(InputError, match="3 members with 100 levels wrap at 8 bits"):
         numbers.validate(3)
+    with pytest.raises(InputError, match="4 members with 64 levels wrap at 8 bits"):
+        FixedPoint(8, 1.0, 64).validate(4)  # 256 is one more than the largest number
+    FixedPoint(8, 1.0, 51).validate(5)
 
 
 def test_whole_numbers_are_refused_under_privacy():
