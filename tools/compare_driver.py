@@ -1,5 +1,6 @@
-"""Small simulations of every algorithm, whose ends are written: the driver of
-`tools.compare_revisions`, run once for each revision with only the names that both have.
+"""Driver of `tools.compare_revisions`: runs every algorithm on a small federation.
+
+It runs once for each revision, and writes the measurements and the last states and models.
 
 `python compare_driver.py OUT ALGORITHMS DEVICES`: `ALGORITHMS` are names with commas between them,
 or `all`; with two devices only the cases that use them run.

@@ -175,7 +175,7 @@ def best_per_client(outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 def best_on_test(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the setting with the best mean test score, which no honest choice knows."""
+    """Return the setting with the best mean test score, for comparison only."""
     return max(outcomes, key=lambda one: np.nan_to_num(one.measure.toward(one.test.mean()),
                                                        nan=-np.inf))  # fmt: skip
 

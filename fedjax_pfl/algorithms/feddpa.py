@@ -18,7 +18,7 @@ from fedjax_pfl.algorithms.common.adapter_ranks import (
     B,
     check_both_shared,
     check_both_trained,
-    layers_with_both,
+    trained_adapters,
 )
 from fedjax_pfl.algorithms.common.modules import all_but, only
 
@@ -123,7 +123,7 @@ class FedDPA(fedavg.Weighted):
         return ("the samples that its weights compare with",) * (self.weights == "instance")
 
     def prepare(self, federation):
-        layers = tuple(layers_with_both(federation).values())
+        layers = tuple(trained_adapters(federation).values())
         if layers:
             wrap = lambda task: TwoSets.around(task, layers)  # noqa: E731
             federation = federation.with_network(wrap, (LOCAL,))
@@ -132,18 +132,18 @@ class FedDPA(fedavg.Weighted):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
-        if self.weights == "instance" and layers_with_both(federation):
+        if self.weights == "instance" and trained_adapters(federation):
             self.check_features(federation)
 
     def remarks(self, federation):
-        there = layers_with_both(federation)
+        there = trained_adapters(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
 
     def schedules(self, federation):
-        return (federation.schedule,) * (1 + bool(layers_with_both(federation)))
+        return (federation.schedule,) * (1 + bool(trained_adapters(federation)))
 
     def local_update(self, ctx, state, received: Any, **options):
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().local_update(ctx, state, received, **options)
         own = self.train_own(ctx, received)
         others = all_but(received["params"], LOCAL)
@@ -169,7 +169,7 @@ class FedDPA(fedavg.Weighted):
 
     def models(self, ctx, state, rows):
         received: Any = self.received(state, rows)
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().models(ctx, state, rows)
         named: dict[str, Any] = {"personalized": self.mixed(ctx, received, rows)}
         plan = ctx.plan
@@ -203,7 +203,7 @@ class FedDPA(fedavg.Weighted):
     def personalize(self, ctx, state, new_clients):
         """Train new clients' own sets for a round beside the global one."""
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().personalize(ctx, state, new_clients)
         everyone = new_clients.everyone()
         own = self.train_own(

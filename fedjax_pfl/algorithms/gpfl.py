@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core, training, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.modules import all_but, dense, first_normed, layer_norm
+from fedjax_pfl.algorithms.common.modules import all_but, dense, initial_dense_norm, layer_norm
 from fedjax_pfl.algorithms.moon import directions
 
 VALVE, EMBEDDINGS, SHARES = "valve", "class_embeddings", "class_shares"
@@ -33,8 +33,8 @@ class Valved(core.ExtendedTask):
         gamma, beta, embeddings = (jax.random.fold_in(key, k) for k in range(3))
         square, dtype = (self.width, self.width), jnp.dtype(self.dtype)
         return {
-            VALVE: {"gamma": first_normed(gamma, *square, dtype),
-                    "beta": first_normed(beta, *square, dtype)},
+            VALVE: {"gamma": initial_dense_norm(gamma, *square, dtype),
+                    "beta": initial_dense_norm(beta, *square, dtype)},
             EMBEDDINGS: jax.random.normal(embeddings, (self.num_classes, self.width), dtype),
             SHARES: jnp.full((self.num_classes,), 1 / self.num_classes, dtype),
         }  # fmt: skip

@@ -18,9 +18,9 @@ from fedjax_pfl.algorithms.common.adapter_ranks import (
     check_both_shared,
     check_both_trained,
     copies_and_numbers,
-    layers_with_both,
     squared_norms,
     start_of,
+    trained_adapters,
     truncated,
 )
 
@@ -63,14 +63,14 @@ class HetLoRA(fedavg.FedAvg):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
-        if layers_with_both(federation) and getattr(federation.uploads, "privacy", None):
+        if trained_adapters(federation) and getattr(federation.uploads, "privacy", None):
             raise core.InputError(
                 "hetlora's clients prune their ranks by their models, and the server knows the "
                 "ranks without noise: leave dp='client' out."
             )
 
     def remarks(self, federation):
-        there = layers_with_both(federation)
+        there = trained_adapters(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
 
     def init(self, ctx):
@@ -99,7 +99,7 @@ class HetLoRA(fedavg.FedAvg):
         return total
 
     def local_update(self, ctx, state: Any, received: Any, **options):
-        layers, ranks = layers_with_both(ctx.federation), ctx.cohort.gather(state.ranks)
+        layers, ranks = trained_adapters(ctx.federation), ctx.cohort.gather(state.ranks)
         if not layers:
             trained = super().local_update(ctx, state, received, **options)
             return Sent(*trained, ranks=ranks, before=ranks)
@@ -119,7 +119,7 @@ class HetLoRA(fedavg.FedAvg):
     def weigh(self, ctx, state: Any, sent: Any):
         weights, state = super().weigh(ctx, state, sent)
         state = replace(state, ranks=sent.cohort.scatter(state.ranks, sent.ranks))
-        layers = layers_with_both(ctx.federation)
+        layers = trained_adapters(ctx.federation)
         if self.weighting == "size" or not layers:
             return weights, state
         own = (trees.at(sent.models["params"], path) for path in layers.values())

@@ -14,8 +14,8 @@ A, B = "lora_a", "lora_b"
 AXIS = {A: -1, B: -2}  # of the rank
 
 
-def layers_with_both(federation: core.Federation) -> dict[str, tuple[str, ...]]:
-    """Return the paths of the layers both of whose factors clients train, by name."""
+def trained_adapters(federation: core.Federation) -> dict[str, tuple[str, ...]]:
+    """Return the paths of the layers whose adapters are trained entirely, A and B, by name."""
     every = () if federation.adapters is None else federation.adapters.layers
     named = {"/".join(path): path for path, _, _ in every}
     kept = federation.plan.paths
@@ -40,7 +40,7 @@ def check_both_trained(name: str, federation: core.Federation) -> None:
     """Raise `InputError` if adapters have different ranks and one of the factors is frozen."""
     adapters = federation.adapters
     if adapters is not None and adapters.ranks:
-        count = len(layers_with_both(federation))
+        count = len(trained_adapters(federation))
         if count < len(adapters.layers):
             raise core.InputError(f"{name} with lora_ranks needs both factors of each adapter.")
 
@@ -71,14 +71,14 @@ def squared_norms(a: jax.Array, b: jax.Array) -> jax.Array:
 def copies_and_numbers(
     federation: core.Federation, ranks: jax.Array, took_part: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return how much one model is with clients' own ranks: copies [M, blocks], numbers [M].
+    """Return the size of one model with clients' own ranks: copies [M, blocks], numbers [M].
 
     Blocks with adapters are counted as numbers, by each client's rank. Both are 0 for members that
     did not take part.
     """
     plan, adapters = federation.plan, federation.adapters
     sizes = plan.shared_block_sizes()
-    names = layers_with_both(federation)
+    names = trained_adapters(federation)
     whole = [block not in names for block in plan.blocks]
     copies = took_part[:, None] * jnp.asarray(whole, jnp.int32)
     if adapters is None or not names:
@@ -90,7 +90,7 @@ def copies_and_numbers(
 
 
 def start_of(clients: core.Context, model: core.Tree) -> core.Stack:
-    """Return the model with which new clients begin, of their own ranks, [K, ...]."""
+    """Return new clients' initial models, with adapters of their own ranks, [K, ...]."""
     models, adapters = trees.replicate(model, clients.num_clients), clients.federation.adapters
     if adapters is None:
         return models

@@ -9,8 +9,8 @@ from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common.hypernetwork import linear
 
 
-def first_normed(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> dict:
-    """Return initial parameters of `normed`, as PyTorch draws them."""
+def initial_dense_norm(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> dict:
+    """Return initial parameters of a dense layer and a layer norm, drawn as in PyTorch."""
     kernel, bias = (jax.random.fold_in(key, k) for k in range(2))
     return {
         "kernel": linear(kernel, (inputs, outputs), inputs, dtype),
