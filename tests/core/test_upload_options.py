@@ -11,6 +11,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.uploads.accounting import Release, epsilon
 from fedjax_pfl.uploads.compression import TopK
 from fedjax_pfl.uploads.stage import FreeRiders
 from tests.references.robust import fltrust, foolsgold
@@ -96,6 +97,7 @@ def top_k(update):
 
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
+CLIENTS = SUMS | {"dtype": "float32"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
@@ -203,6 +205,23 @@ def test_numbers_of_secure_aggregation():
         np.testing.assert_allclose(moves, np.round(moves), atol=1e-6)
         assert np.abs(sent - before - np.clip(trained - before, -0.2, 0.2)).max() < 0.008
         np.testing.assert_allclose(after, sent[present].mean(0), atol=1e-12)
+
+
+def test_sums_of_models_and_controls():
+    """SCAFFOLD's server adds up two uploads of equal weights, each within its bound."""
+    options = SUMS | {"dp_clip": 1e6, "secure_bits": 32, "participation": 0.6}
+    made = pfl.make_algorithm("scaffold")
+    plain, sums = (
+        run_rounds(made, toy_federation((7, 3, 6, 10, 4), **one), 2, scored=())[0][-1]
+        for one in ({"participation": 0.6}, options)
+    )
+    for name in ("server", "control"):
+        gap = np.abs(flat(getattr(sums, name)) - flat(getattr(plain, name))).max()
+        assert 0 < gap < 1e-4
+    noisy = toy_federation(**CLIENTS | {"dp_noise": 2.0})
+    result = pfl.simulate(made, noisy, rounds=2)
+    wanted = epsilon([Release(2.0, 4, 1.0)], 1e-5)  # two uploads in each of two rounds
+    np.testing.assert_allclose(result.epsilons(), wanted, rtol=1e-6)
 
 
 def test_a_sum_of_nobody_has_noise():
@@ -430,6 +449,7 @@ def test_bad_options(options, words):
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
         ("feddwa", {"secure_bits": 32}, "needs single models, which secure_bits hides"),
         ("feddwa", SUMS, "needs single models, which dp_placement='distributed' hides"),
+        ("fednova", SUMS, "one mean with equal weights, and fednova does not"),
         ("fedasync", SUMS, "one mean with equal weights, and fedasync does not"),
         ("ifca", {"dp": "client", "dp_clip": 1.0}, "the choice of a cluster beside its uploads"),
         ("fedavg", {**SUMS, "aggregator": "median"}, "A robust rule needs single uploads"),

@@ -68,6 +68,7 @@ def test_zeros_and_single_numbers(compressor):
 
 def test_bits_by_hand():
     sizes = (1000, 10)
+    assert compression.num_sent(100, 0.07) == 7  # 0.07 * 100 is a little more in binary numbers
     assert Qsgd(4).bits(sizes, 32) == 1010 * 4 + 2 * 32
     assert Uniform(8).bits(sizes, 32) == 1010 * 8 + 2 * 64
     assert TopK(0.01).bits(sizes, 32) == 10 * (32 + 10) + 1 * (32 + 4)  # indices for each number
