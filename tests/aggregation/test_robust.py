@@ -145,6 +145,15 @@ def test_self_clip_is_a_mixing_matrix():
     close(matrix[5], np.eye(6)[5])  # 0 trains locally
 
 
+def test_self_clip_of_some_receivers():
+    x, w = vectors(4, 5), np.random.default_rng(3).dirichlet(np.ones(4), 4)
+    rule = AGGREGATORS["self_clip"](radius=1.5)
+    whole = rule.mixing(jnp.asarray(w), {"a": jnp.asarray(x)}, jnp.arange(4))
+    some = jnp.array([3, 1])
+    close(rule.mixing(jnp.asarray(w)[some], {"a": jnp.asarray(x)}, some), whole[some])
+    assert np.abs(whole - w).max() > 0.01
+
+
 @pytest.mark.parametrize("share", [0.05, 0.3])
 def test_self_clip_by_a_share_of_the_weights(share):
     x, w = vectors(6, 5), np.random.default_rng(3).dirichlet(np.ones(6), 6)
