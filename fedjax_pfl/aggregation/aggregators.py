@@ -339,19 +339,26 @@ class SelfClip(Aggregator):
 
     Attributes:
       radius: the largest distance from which another model pulls in full.
+      share: if above 0, each receiver has a radius of its own instead: the smallest one that clips
+        senders of at most this share of its weights.
     """
 
     radius: Scalar | float = 1.0
+    share: Scalar | float = 0.0
 
     for_matrices = True
 
     def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
         """Return the clipped matrix of weights [.., A, B] with receivers `own` [A]."""
         squares = similarity.squared_distances(trees.take(senders, own), senders, own)
-        clip, radius = robust.self_clip, jnp.asarray(self.radius)
-        if weights.ndim == 3:
-            return jax.vmap(lambda w: clip(w, squares, radius, own))(weights)
-        return clip(weights, squares, radius, own)
+        share = jnp.asarray(self.share)
+
+        def clipped(weights: Matrix) -> Matrix:
+            by_share = robust.clip_radius(weights, squares, share)
+            radius = jnp.where(share > 0, by_share, jnp.asarray(self.radius))
+            return robust.self_clip(weights, squares, radius, own)
+
+        return jax.vmap(clipped)(weights) if weights.ndim == 3 else clipped(weights)
 
 
 def _multi_krum(**options: Any) -> Krum:

@@ -188,6 +188,22 @@ def self_clip(
     return jnp.where(own, rest[:, None], clipped)
 
 
+def clip_radius(weights: Matrix, squares: Matrix, share: Scalar | float) -> PerMember:
+    """Return each receiver's smallest distance [A] beyond which senders have at most this weight.
+
+    Args:
+      weights, squares: of receivers and senders, [A, B].
+      share: of the weights of a row.
+    """
+    order = jnp.argsort(squares, axis=1)
+    ordered, near = (jnp.take_along_axis(x, order, axis=1) for x in (weights, squares))
+    beyond = jnp.sum(weights, axis=1, keepdims=True) - jnp.cumsum(ordered, axis=1)
+    slack = 8 * jnp.finfo(weights.dtype).eps  # of the sums
+    first = jnp.argmax(beyond <= share * jnp.sum(weights, axis=1, keepdims=True) + slack, axis=1)
+    radius = jnp.take_along_axis(near, first[:, None], axis=1)[:, 0]
+    return jnp.sqrt(jnp.minimum(radius, jnp.finfo(radius.dtype).max))
+
+
 def coordinate_median(stack: Stack, mask: Mask) -> Tree:
     """Return the median of every coordinate over the members present."""
     count = jnp.sum(mask)

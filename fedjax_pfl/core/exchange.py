@@ -13,7 +13,7 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, nobody
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
+from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,17 @@ class Exchange(RoundInfo):
             held = trees.replicate(held, cohort.size)
         key = self.key_for(f"upload/{what}")
         expected = self.federation.participation.expected
-        counted = cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
+        counted = self._counted(cohort)
         info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
         if self.memory is None or what != MODEL:
             received, _ = stage(values, held, info, Memory())
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
+
+    def _counted(self, cohort: Cohort) -> Mask:
+        """Return which members have a weight in every sum: those with samples."""
+        return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
 
     def uploaded(self, models: Stack) -> Stack:
         """Return the trainable shared leaves of models, by which a server can compare clients."""
@@ -116,8 +120,9 @@ class Exchange(RoundInfo):
             weights = part.uniform_weights(there)
             if self.tally is not None:
                 self.tally.weights = weights
-            if stage.noise_of_sums:
-                weights = jnp.where(nobody(there), 1 / part.expected, weights)
+            if stage.noise_of_sums and len(weights) == self.cohort.size:
+                empty = nobody(there | self._counted(self.cohort))
+                weights = jnp.where(empty, 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
             if stage is None or not stage.uniform:

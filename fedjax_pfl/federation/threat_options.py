@@ -43,6 +43,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
     "root": (lambda x: x >= 0, "the id of a client"),
     "selected": (lambda x: x >= 0, "at least 0"),
+    "share": (lambda x: 0 <= x <= 1, "a fraction in [0, 1]"),
     "size": (lambda x: x >= 1, "at least 1"),
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "span": (lambda x: 0 < x < math.inf, "a finite number above 0"),

@@ -236,6 +236,31 @@ def test_a_sum_of_nobody_has_noise():
     np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / (0.2 * 5), rtol=0.25)
 
 
+def test_a_round_of_nobody_keeps_the_model_without_privacy():
+    options = {"participation": 0.2, "sampling": "poisson", "secure_bits": 32}
+    empty = [
+        (before, after) for before, *_, after, there, _ in run(12, **options) if not len(there)
+    ]
+    assert len(empty) > 2
+    for before, after in empty:
+        np.testing.assert_array_equal(after, before)
+
+
+def test_benign_rows_give_attackers_weight():
+    """The mean over the rows of benign members, of a matrix with attackers in rows and columns."""
+    options = {"attack": "gaussian", "attackers": [1, 3], "participation": 0.75}
+    federation = toy_federation(SIZES, test_sizes=TESTS, **options)
+    result = pfl.simulate(pfl.make_algorithm("feddwa"), federation, rounds=3)
+    matrices = result.matrices["mixing"][0, 0]
+    for t, matrix in enumerate(np.asarray(matrices)):
+        members = np.flatnonzero(result.clients["participated"][0, 0, t])
+        benign = [k for k in members if k not in (1, 3)]
+        wanted = matrix[np.ix_(benign, [1, 3])].sum(1) / matrix[benign].sum(1)
+        np.testing.assert_allclose(
+            result.scalars["attackers_weight"][0, 0, t], wanted.mean(), rtol=1e-5
+        )
+
+
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
@@ -291,6 +316,16 @@ def test_foolsgold_sums_the_updates_of_all_rounds():
     wanted = np.zeros(7)
     wanted[members] = foolsgold(gram[members])
     np.testing.assert_allclose(records[-1]["matrices"]["mixing"][0], wanted, atol=1e-9)
+
+
+def test_foolsgold_forgets_updates_that_are_not_finite():
+    options = {
+        "attack": "scale", "attack_options": {"factor": 1e38}, "attackers": [1],
+        "aggregator": "foolsgold", "test_sizes": TESTS, "dtype": "float32",
+    }  # fmt: skip
+    states, _ = run_rounds(notes_uploads(), toy_federation(SIZES, **options), 3, scored=())
+    history = flat(states[-1].history, 7)
+    assert np.isfinite(history).all() and not history[1].any() and history[[0, 2]].any(1).all()
 
 
 def test_fltrust_follows_the_trusted_client():
