@@ -5,11 +5,13 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 import fedjax_pfl as pfl
+from fedjax_pfl.aggregation.aggregators import AGGREGATORS
+from fedjax_pfl.uploads.attacks import ATTACKS
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
 
@@ -18,8 +20,18 @@ from ..cli.algorithms import OWN, setting_of
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import name_and_value
 
-# Flags that vary inside a program.
-RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon")
+# Strengths of attacks and robust rules, such as "attack_factor" and "aggregator_radius".
+STRENGTHS = sorted(
+    {
+        f"{what}_{one.name}"
+        for what, known in (("attack", ATTACKS), ("aggregator", AGGREGATORS))
+        for make in known.values()
+        for one in fields(make())
+        if isinstance(one.default, float)
+    }
+)
+# What varies inside a program.
+RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon", *STRENGTHS)
 
 
 def _read(value: str) -> float | str:
@@ -65,7 +77,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
                 f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
             )
         if name not in allowed:
-            raise pfl.core.unknown_name("name in --grid", name, allowed)
+            raise pfl.core.unknown_name("name in --grid", name, [*allowed, *STRENGTHS])
         return False
     if algorithm not in algorithms:
         algorithm = pfl.core.algorithm_name(algorithm, algorithms, "algorithm in --grid")
@@ -87,10 +99,14 @@ def _numbers(name: str, words: Sequence[str]) -> list[float]:
 
 def words_of(setting: Mapping[str, str]) -> list[str]:
     """Return the flags of values by name of the grid."""
-    return [
-        f"--set={name}={value}" if "." in name else f"--{name}={value}"
-        for name, value in setting.items()
-    ]
+
+    def word(name: str, value: str) -> str:
+        if name in STRENGTHS:
+            name, _, option = name.partition("_")
+            return f"--{name}_option={option}={value}"
+        return f"--set={name}={value}" if "." in name else f"--{name}={value}"
+
+    return [word(name, value) for name, value in setting.items()]
 
 
 @dataclass(frozen=True)
