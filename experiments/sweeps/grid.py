@@ -5,13 +5,11 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS
-from fedjax_pfl.uploads.attacks import ATTACKS
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, unknown_hyperparameter
 
@@ -20,18 +18,8 @@ from ..cli.algorithms import OWN, setting_of
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import name_and_value
 
-# Strengths of attacks and robust rules, such as "attack_factor" and "aggregator_radius".
-STRENGTHS = sorted(
-    {
-        f"{what}_{one.name}"
-        for what, known in (("attack", ATTACKS), ("aggregator", AGGREGATORS))
-        for make in known.values()
-        for one in fields(make())
-        if isinstance(one.default, float)
-    }
-)
 # What varies inside a program.
-RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon", *STRENGTHS)
+RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon", *pfl.options.STRENGTHS)
 
 
 def _read(value: str) -> float | str:
@@ -77,7 +65,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
                 f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
             )
         if name not in allowed:
-            raise pfl.core.unknown_name("name in --grid", name, [*allowed, *STRENGTHS])
+            raise pfl.core.unknown_name("name in --grid", name, [*allowed, *pfl.options.STRENGTHS])
         return False
     if algorithm not in algorithms:
         algorithm = pfl.core.algorithm_name(algorithm, algorithms, "algorithm in --grid")
@@ -101,7 +89,7 @@ def words_of(setting: Mapping[str, str]) -> list[str]:
     """Return the flags of values by name of the grid."""
 
     def word(name: str, value: str) -> str:
-        if name in STRENGTHS:
+        if name in pfl.options.STRENGTHS:
             name, _, option = name.partition("_")
             return f"--{name}_option={option}={value}"
         return f"--set={name}={value}" if "." in name else f"--{name}={value}"
