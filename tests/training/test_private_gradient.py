@@ -176,6 +176,15 @@ def test_samples_one_by_one_and_at_once(platform):
     np.testing.assert_allclose(gradient["w"], (there * np.minimum(1, 1 / norms)).mean(0), 1e-12)
     np.testing.assert_allclose(loss, there.sum() / 10, 1e-12)
 
+    def huge(sample, key):  # whose sum is infinite, and would make the client fail
+        return 1.5e308 + 0 * jnp.sum(sample.inputs), {"w": sample.inputs[0]}
+
+    loss, _ = private_gradient(
+        huge, batch, client=client, number=0, platform=platform,
+        privacy=SamplePrivacy(1.0), rng=jax.random.key(0),
+    )  # fmt: skip
+    np.testing.assert_allclose(loss, 1e6)
+
 
 def test_no_sample_makes_its_client_diverge():
     """That a client left the round would tell of the sample."""
