@@ -205,7 +205,7 @@ def all_chosen(outcomes: Sequence[Outcome]) -> str:
         elif name in OWN:
             lines += [f"--set={one}.{name}={value}" for one, value in values.items()]
         elif len(set(values.values())) == 1:
-            lines.append(f"--{name}={next(iter(values.values()))}")
+            lines += words_of({name: next(iter(values.values()))})
         else:
             lines.append(f"# {name} {CONFLICT}:")
             lines += [f"#   {one}: {value}" for one, value in values.items()]

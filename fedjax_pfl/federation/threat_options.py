@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +53,19 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "z": (math.isfinite, "a finite number"),
 }
 ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))
+
+# Options of attacks and rules that can be swept within one program, such as "attack_factor".
+STRENGTHS = tuple(
+    sorted(
+        {
+            f"{what}_{one.name}"
+            for what, known in (("attack", ATTACKS), ("aggregator", AGGREGATORS))
+            for make in known.values()
+            for one in fields(cast(Any, make()))
+            if isinstance(one.default, float)
+        }
+    )
+)
 
 
 @dataclass(frozen=True)

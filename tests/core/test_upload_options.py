@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.uploads.accounting import Release, epsilon
 from fedjax_pfl.uploads.compression import TopK
 from fedjax_pfl.uploads.stage import FreeRiders
+from tests.algorithms.norms import ConvNorm
 from tests.references.robust import fltrust, foolsgold
 
 RATE = 0.25
@@ -494,6 +496,7 @@ def test_bad_options(options, words):
         ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
         ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
         ("fedavg", {**SUMS, "dp_strict": True, "participation": 0.6}, "take sampling='poisson'"),
+        ("ifca", {"secure_bits": 32}, "a cluster beside its uploads, which secure_bits does not"),
         ("fedas", SUMS, "fedas weighs members by the Fisher information"),
         ("fedas", {"secure_bits": 32}, "fedas weighs members by the Fisher information"),
         ("ccvr", {"secure_bits": 32}, "ccvr uploads numbers of samples, which secure_bits"),
@@ -510,6 +513,20 @@ def test_bad_options(options, words):
 def test_algorithms_that_an_option_does_not_fit(name, options, words):
     with pytest.raises(pfl.InputError, match=words):
         pfl.simulate(pfl.make_algorithm(name), toy_federation(**options), rounds=1)
+
+
+LOCAL = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
+
+
+def test_what_client_level_privacy_does_not_refuse():
+    """Sampled cohorts with noise on every upload, and statistics that stay with the clients."""
+    strict = toy_federation(**LOCAL, dp_strict=True, participation=0.6)
+    checked_program(pfl.make_algorithm("fedavg"), strict, 1)
+    norms = {"model": ConvNorm(), **LOCAL}
+    checked_program(pfl.make_algorithm("fedavg"), toy_federation(**norms, batch_norm="local"), 1)
+    with pytest.raises(pfl.InputError, match="can't cover running statistics such as batch_stats"):
+        shared = toy_federation(**norms, batch_norm="shared")
+        checked_program(pfl.make_algorithm("fedavg"), shared, 1)
 
 
 @pytest.mark.thorough
