@@ -16,7 +16,7 @@ from fedjax_pfl.algorithms.common.adapter_ranks import (
     B,
     check_both_trained,
     copies_and_numbers,
-    start_of,
+    train_new_clients,
     trained_adapters,
     truncated,
 )
@@ -89,7 +89,4 @@ class FLoRA(MergedAdapters):
     def personalize(self, ctx, state: Any, new_clients, **options):
         if state.ranks is None:
             return super().personalize(ctx, state, new_clients, **options)
-        start = start_of(new_clients, self.new_client_start(ctx, state))
-        return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None, **options
-        ).models
+        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)

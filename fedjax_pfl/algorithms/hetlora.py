@@ -19,7 +19,7 @@ from fedjax_pfl.algorithms.common.adapter_ranks import (
     check_both_trained,
     copies_and_numbers,
     squared_norms,
-    start_of,
+    train_new_clients,
     trained_adapters,
     truncated,
 )
@@ -138,10 +138,7 @@ class HetLoRA(fedavg.FedAvg):
         )  # fmt: skip
 
     def personalize(self, ctx, state: Any, new_clients, **options):
-        start = start_of(new_clients, self.new_client_start(ctx, state))
-        return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None, **options
-        ).models
+        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)
 
     def models(self, ctx, state: Any, rows):
         named = {"personalized": self.received(state, rows)}

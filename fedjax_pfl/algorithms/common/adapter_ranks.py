@@ -89,9 +89,10 @@ def copies_and_numbers(
     return copies, took_part * (ranks * sum(widths) + rest)
 
 
-def start_of(clients: core.Context, model: core.Tree) -> core.Stack:
-    """Return new clients' initial models, with adapters of their own ranks, [K, ...]."""
+def train_new_clients(clients: core.Context, model: core.Tree, **options) -> core.Stack:
+    """Train new clients for a round from a model, with adapters of their own ranks, [K, ...]."""
     models, adapters = trees.replicate(model, clients.num_clients), clients.federation.adapters
-    if adapters is None:
-        return models
-    return truncated(models, adapters.ranks_of(clients.federation.data.ids))
+    if adapters is not None:
+        models = truncated(models, adapters.ranks_of(clients.federation.data.ids))
+    everyone = clients.everyone()
+    return clients.train(models, everyone, purpose="personalize", cursor=None, **options).models
