@@ -145,6 +145,7 @@ SCRIPTS = {
     "tools.settings_table": check_place,
     "tools.partition_gallery": check_place,
     "tools.claims": check_picture,
+    "tools.leaderboard": check_picture,
     "tools.measured_tables": check_picture,
     "tools.reproduced_pages": check_picture,
     "tools.demo_picture": check_picture,

@@ -1,0 +1,242 @@
+"""The leaderboard of docs: `python -m tools.leaderboard docs/leaderboard runs/leaderboard ...`.
+
+Takes the finished cells of studies with the preset study/leaderboard, which may have different
+algorithms, and writes `README.md` and `leaderboard.csv`, with the exact command of every cell. The
+same cells give the same files.
+"""
+
+import csv
+import io
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from experiments.cli import flags, identity, shell
+from experiments.figures.loading import read
+from experiments.figures.runs import Run
+from experiments.outputs.run_files import write_text
+from experiments.study import TUNING
+from fedjax_pfl.results.intervals import mean_with_interval
+from fedjax_pfl.results.significance import Ranking
+from fedjax_pfl.results.table import Table
+
+SETTINGS = {
+    "dirichlet": "Dirichlet",
+    "grouped": "Grouped",
+    "pathological": "Pathological",
+    "sampled": "100 clients, sampled",
+    "features": "Feature shift",
+    "drift": "Drift",
+}
+TEXT = """\
+# Leaderboard
+
+{count} algorithms in six settings on Fashion-MNIST, as the preset `study/leaderboard` runs them:
+300 images a client, of which a fifth are validation samples, an `mlp` with one hidden layer,
+{rounds} rounds of two local epochs, {seeds} seeds. In each setting each row tries the learning
+rates 0.03, 0.1 and 0.3 with one seed, and keeps the one with the best validation accuracy. All
+other hyperparameters have their defaults, which suit larger networks or more rounds for some: a
+place in this table says little about other data.
+
+| Setting | Clients |
+|---|---|
+| Dirichlet | 20, Dir(0.1) over classes |
+| Grouped | 20 in four groups, 80 % of their samples of the group's dominant classes |
+| Pathological | 20 with two classes each |
+| 100 clients, sampled | 100, Dir(0.5); a fifth takes part in each round |
+| Feature shift | 20, Dir(1); four groups see images turned by 0, 90, 180, 270 degrees |
+| Drift | 20, Dir(1); from round 11 on all images are turned by a quarter |
+
+Accuracies of the personalized model on the client's own test samples are percentages after the last
+round, means over clients, ± half of the 95 % interval over seeds. The mean rank is over the
+settings, 1 is the best. MB up are those of a client in a round of the first setting. On the site, a
+click on a heading sorts the table. [leaderboard.csv](leaderboard.csv) has each cell by seed with
+the command that repeats it.
+
+{table}
+
+{edge}
+
+{left_out}
+
+## How to add a row
+
+Run a study of the new algorithms with the same preset, then make this page from the folders of all
+studies:
+
+<!-- needs: minutes -->
+```bash
+python -m experiments.study --preset=study/leaderboard --data_dir=FOLDER \\
+    --algorithms=fedas,fedcp --output_dir=runs/more
+python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
+```
+
+[Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
+"""
+Cells = Mapping[tuple[str, str], Run]  # by algorithm and setting
+
+
+def load(folders: Sequence[Path]) -> dict[tuple[str, str], Run]:
+    """Return the finished cells of studies.
+
+    Raises:
+      InputError: no finished cell, or one of two studies.
+    """
+    found: dict[tuple[str, str], Run] = {}
+    for folder in folders:
+        for summary in sorted(folder.glob("*/*/*/summary.json")):
+            setting = summary.parts[-4]
+            if setting == TUNING or setting not in SETTINGS:
+                continue
+            run = read(summary.parent)
+            if (run.algorithm, setting) in found:
+                raise pfl.InputError(f"{run.algorithm}, {setting} is in two of the folders.")
+            found[run.algorithm, setting] = run
+    if not found:
+        raise pfl.InputError(f"{', '.join(map(str, folders))} has no finished cell of the study.")
+    return found
+
+
+def accuracies(cells: Cells, name: str) -> np.ndarray:
+    """Return percent after the last round, [settings, S]; NaN for a cell that is missing."""
+    seeds = len(next(iter(cells.values())).seeds)
+    nothing = np.full(seeds, np.nan)
+    rows = [cells[name, one].result.curve()[:, 0, -1] if (name, one) in cells else nothing
+            for one in SETTINGS]  # fmt: skip
+    return 100 * np.array(rows, float)
+
+
+def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
+    """Return the algorithms of the table, the best mean rank first, and why others are not in it.
+
+    Rows are left out that lack a setting, score only some of the clients, or have the numbers of
+    another row.
+    """
+    chosen: dict[str, np.ndarray] = {}
+    left_out: dict[str, str] = {}
+    first = [name for name in ("local", "fedavg", "fedavg_ft") if (name, "dirichlet") in cells]
+    for name in dict.fromkeys([*first, *sorted({name for name, _ in cells})]):
+        values = accuracies(cells, name)
+        runs = [cells[name, one] for one in SETTINGS if (name, one) in cells]
+        same = [one for one, other in chosen.items() if np.array_equal(values, other)]
+        if np.isnan(values).any():
+            left_out[name] = "it lacks a setting"
+        elif any(len(run.summary["scored_clients"]) < run.num_clients for run in runs):
+            left_out[name] = "it serves some of the clients"
+        elif same:
+            left_out[name] = f"here it is `{same[0]}`"
+        else:
+            chosen[name] = values
+    left_out |= {name: "not run" for name in pfl.core.ALGORITHMS if not {name} & {
+        one for one, _ in cells}}  # fmt: skip
+    names = sorted(chosen)
+    means = np.array([chosen[name].mean(axis=1).round(6) for name in names]).T
+    ranks = Ranking(names, list(SETTINGS), means).mean_ranks
+    return [names[i] for i in np.argsort(ranks, kind="stable")], dict(sorted(left_out.items()))
+
+
+def table(cells: Cells, names: Sequence[str]) -> Table:
+    """Return the table of the algorithms in this order."""
+    means = np.array([accuracies(cells, name).mean(axis=1).round(6) for name in names]).T
+    ranks = Ranking(names, list(SETTINGS), means).mean_ranks
+    body = [
+        [
+            f"[`{name}`](../algorithms/{page(name)}.md)",
+            f"{rank:.1f}",
+            *map(mean_with_interval, accuracies(cells, name)),
+            f"{cells[name, 'dirichlet'].summary['traffic_mb_per_client_round']['up']:.2f}",
+        ]
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+    return Table.of_cells(["Algorithm", "Mean rank", *SETTINGS.values(), "MB up"], body)
+
+
+def at_edge(cells: Cells, names: Sequence[str]) -> str:
+    """Return a sentence on the rows that choose the smallest learning rate in all settings."""
+    rates = {name: {cells[name, one].summary["training"]["learning_rate"] for one in SETTINGS}
+             for name in names}  # fmt: skip
+    lowest = min(set().union(*rates.values()))
+    found = [f"`{name}`" for name in sorted(names) if rates[name] == {lowest}]
+    if not found or len(set().union(*rates.values())) == 1:
+        return ""
+    return (
+        f"Smaller learning rates than {lowest:g} may suit these rows, which choose it everywhere: "
+        f"{', '.join(found)}."
+    )
+
+
+def page(name: str) -> str:
+    """Return the name of an algorithm's page, which may describe several."""
+    folder = Path(__file__).parents[1] / "docs" / "algorithms"
+    if (folder / f"{name}.md").exists():
+        return name
+    return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
+
+
+def command(run: Run) -> str:
+    """Return the command that repeats a run: its flags that differ from their defaults."""
+    usual, words = flags.parse(["run"]), []
+    for group in run.config["flags"].values():
+        for name, value in group.items():
+            if name in identity.NEUTRAL or name not in usual or value == usual[name].default:
+                continue
+            if name in flags.repeated():
+                words += [f"--{name}={word}" for word in value]
+            elif isinstance(value, bool):
+                words.append(f"--{'' if value else 'no'}{name}")
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, list) else value
+                words.append(f"--{name}={text}")
+    return f"python -m experiments.run {shlex.join(words)}"
+
+
+def lines(cells: Cells) -> str:
+    """Return the CSV file: a line for each cell."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    seeds = next(iter(cells.values())).seeds
+    columns = [f"accuracy_percent_seed_{seed}" for seed in seeds]
+    writer.writerow(["algorithm", "setting", *columns, "learning_rate", "command"])
+    for name in sorted({name for name, _ in cells}):
+        for setting, values in zip(SETTINGS, accuracies(cells, name).tolist(), strict=True):
+            if (name, setting) in cells:
+                run = cells[name, setting]
+                rate = run.summary["training"]["learning_rate"]
+                numbers = [f"{value:.4f}" for value in values]
+                writer.writerow([name, setting, *numbers, rate, command(run)])
+    return file.getvalue()
+
+
+def write(folder: Path, cells: Cells) -> None:
+    """Write the page and the CSV file."""
+    run = next(iter(cells.values()))
+    names, left_out = select(cells)
+    reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
+    text = TEXT.format(
+        count=len(names), rounds=run.result.rounds, seeds=len(run.seeds),
+        table=table(cells, names).to_markdown(), edge=at_edge(cells, names),
+        left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
+    )  # fmt: skip
+    folder.mkdir(exist_ok=True)
+    write_text(folder / "README.md", text)
+    write_text(folder / "leaderboard.csv", lines(cells))
+
+
+@shell.script()
+def main(argv: list[str]) -> int:
+    """Run the command."""
+    if len(argv) < 3:
+        raise pfl.InputError("Give the folder of the page, then those of finished studies.")
+    folder, *studies = map(Path, argv[1:])
+    cells = load(studies)
+    write(folder, cells)
+    print(f"{len(cells)} cells: {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
