@@ -83,19 +83,29 @@ def lists(root: Path) -> dict[Path, str]:
         f"| {text} | {', '.join(f'`{name}`' for name, one in known if one.sees == kind)} |\n"
         for kind, text in SEES.items()
     )
+    made = [pfl.make_algorithm(name) for name, _ in known]
+    told = "".join(
+        f"| `{one.name}` | {', '.join(one.channels)} | {', '.join(one.unprotected)} |\n"
+        for one in made
+        if one.channels or one.unprotected
+    )
     head = re.escape("| What | Algorithms |\n|---|---|\n")
+    beside = re.escape("| Algorithm | Tells the server | Uses otherwise |\n|---|---|---|\n")
     rules = (
         ("docs/algorithms/README.md", rf"(?<={head})(\|.*\n)*", seen),
+        ("docs/algorithms/README.md", rf"(?<={beside})(\|.*\n)*", told),
         ("README.md", r"\d+(?= algorithms\b)", total),
         ("docs/index.md", r"\d+(?= algorithms\b)", total),
         ("docs/comparison.md", r"(?<=\| Personalized algorithms \| )\d+ of \d+",
          f"{personalized} of {total}"),
         ("docs/models.md", r'(?<=\| `"affine_shared"` \(the default of ).*?(?=\))', affine),
     )  # fmt: skip
-    return {
-        root / file: re.sub(pattern, new, (root / file).read_text(encoding="utf-8"))
-        for file, pattern, new in rules
-    }
+    pages: dict[Path, str] = {}
+    for file, pattern, new in rules:
+        path = root / file
+        text = pages.get(path) or path.read_text(encoding="utf-8")
+        pages[path] = re.sub(pattern, new, text)
+    return pages
 
 
 def main(words: list[str]) -> int:

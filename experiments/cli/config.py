@@ -137,18 +137,22 @@ class ExperimentConfig:
     @cached_property
     def delays(self) -> dict[int, int]:
         """Delays of late clients in rounds, by client."""
-        delays = {}
-        for word in self.stragglers:
-            client, colon, delay = (decimal(p) if p != ":" else p for p in word.partition(":"))
-            if colon != ":" or client is None or delay is None:
+        return self.rounds_of_clients("stragglers", "DELAY")
+
+    def rounds_of_clients(self, flag: str, what: str) -> dict[int, int]:
+        """Return the numbers of rounds by client of a flag such as --stragglers."""
+        rounds = {}
+        for word in self[flag].value:
+            client, colon, count = (decimal(p) if p != ":" else p for p in word.partition(":"))
+            if colon != ":" or client is None or count is None:
                 raise pfl.InputError(
-                    "--stragglers must read CLIENT:DELAY,..., whole numbers below 2^31 such as "
+                    f"--{flag} must read CLIENT:{what},..., whole numbers below 2^31 such as "
                     f"0:1,3:2, got {shown(word)}."
                 )
-            if client in delays:
-                raise pfl.InputError(f"--stragglers names client {client} twice.")
-            delays[client] = delay
-        return delays
+            if client in rounds:
+                raise pfl.InputError(f"--{flag} names client {client} twice.")
+            rounds[client] = count
+        return rounds
 
     @cached_property
     def adaptation(self) -> pfl.Adaptation | None:
@@ -179,6 +183,9 @@ class ExperimentConfig:
         return {name: self[name].value for name in known if name in self} | {
             "model_options": self.model_options,
             "stragglers": self.delays,
+            "arrivals": self.rounds_of_clients("arrivals", "ROUND"),
+            "departures": self.rounds_of_clients("departures", "ROUND"),
+            "drift_rounds": self.drift_rounds or None,
             "initial_model": self.init_from,
             **self._training_options,
             **{f"{name}s": parse_pairs(self, name) for name in UPLOAD_PAIRS},

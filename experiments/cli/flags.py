@@ -91,6 +91,15 @@ SPELLED: dict[str, Callable[[Group], None]] = {
     "stragglers": lambda group: group.names(
         "stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2"
     ),
+    "arrivals": lambda group: group.names(
+        "arrivals", [], "clients that arrive later and their first rounds, such as 8:20,9:20"
+    ),
+    "departures": lambda group: group.names(
+        "departures", [], "clients that leave and their last rounds, such as 0:30"
+    ),
+    "drift_rounds": lambda group: group.names(
+        "drift_rounds", [], "rounds that are the first of the next concept, such as 20,40"
+    ),
     "devices": lambda group: group.text(
         "devices",
         "auto",
@@ -174,6 +183,7 @@ def _training(group: Group) -> None:
     group.integer("rounds", 50, "communication rounds", 1)
     _options(group, pfl.options.LocalTraining)
     _options(group, pfl.options.ParticipationOptions)
+    _options(group, pfl.options.DriftOptions)
 
 
 def _uploads(group: Group) -> None:

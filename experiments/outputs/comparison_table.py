@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,13 @@ NOTES = (
     " median wall time of one round of one seed, evaluation included. Never drawn: scored clients "
     "that took part in no round, mean over seeds. Diverged: clients whose training went non-"
     "finite. Non-finite: clients whose values became so when they were aggregated."
+)
+
+DRIFT = (
+    "After change: mean over the clients whose concept changes, in the first scored round after "
+    "it. Rounds to recover: until nine tenths of the drop are undone ('-': not in all seeds). "
+    "Backward transfer: on the previous concept at the end of the next one, minus before the "
+    "change. Means over changes and seeds."
 )
 
 
@@ -77,6 +85,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
                 for base, found in over.items() if name in found
                 for key, value in harm.summary_values(base, found[name]).items()
             },
+            **_drift(summary),
             **{_key(one): summary["metrics"][one.name]["final_mean"] for one in more},
             "mb_up": traffic["up"],
             "mb_down": traffic["down"],
@@ -134,6 +143,9 @@ def _columns(
         own("std_over_clients", measure._replace(better=HIGHER).heading("Std clients"),
             f"{last}_std_over_clients"),
         own("best", direction("Best round"), f"{end}_best_round_mean_over_clients"),
+        own("after", direction("After change"), f"{end}_first_round_after_change"),
+        Column("recovery", "Rounds to recover", name="rounds_to_recover"),
+        own("backward", "Backward transfer" + " %" * measure.fraction, f"{end}_backward_transfer"),
         *(one for base in baselines
           for one in harm.columns(base, measure, (harm.WIN, harm.HARMED), brief=True)),
         *(own(_key(one), one.title, f"personalized_test_{one.name}_last_round_mean_over_clients",
@@ -148,6 +160,16 @@ def _columns(
         Column("diverged_clients", "Diverged"),
         Column("nonfinite_clients", "Non-finite"),
     ]  # fmt: skip
+
+
+def _drift(summary: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return means over the changes of concept, if there are any; None where one has no value."""
+    names = {"after": "after", "recovery": "rounds_to_recover", "backward": "backward_transfer"}
+    each = summary.get("changes")
+    if not each:
+        return {}
+    values = {key: [one[name] for one in each] for key, name in names.items()}
+    return {key: None if None in one else float(np.mean(one)) for key, one in values.items()}
 
 
 def _key(measure: Measure) -> str:
@@ -221,6 +243,8 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
     ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
     told = [NOTES.format(seeds=seeds, **ends)]
+    if any(result.summary().get("changes") for result in results.values()):
+        told.append(DRIFT)
     if len(results) > 1 and any(one.algorithm in harm.BASELINES for one in results.values()):
         told += [harm.BETTER.format(measure.label), *([harm.WORSE] if measure == ACCURACY else [])]
     return " ".join(told)

@@ -10,9 +10,11 @@ EXTRAS = (
     "lr_schedule", "lr_schedule_option", "optimizer", "optimizer_option", "momentum",
     "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
     "share", "head", "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype",
-    "compute_dtype", "init_from", "freeze", "lora_rank", "lora_alpha", "lora_layers",
+    "compute_dtype", "init_from", "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers",
     "cache_features",
     "convolutions",
+    "arrivals", "departures",
+    "drift", "drift_rounds", "drift_concepts", "drift_share", "drift_stagger",
     "new_clients", "set",
 )  # fmt: skip
 

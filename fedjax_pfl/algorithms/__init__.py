@@ -17,17 +17,22 @@ from fedjax_pfl.algorithms.fedbabu import FedBabu
 from fedjax_pfl.algorithms.fedbn import FedBN
 from fedjax_pfl.algorithms.fedcac import FedCAC
 from fedjax_pfl.algorithms.fedcp import FedCP
+from fedjax_pfl.algorithms.fedcross import FedCross
 from fedjax_pfl.algorithms.feddbe import FedDBE
+from fedjax_pfl.algorithms.feddistill import FedDistill
 from fedjax_pfl.algorithms.feddpa import FedDPA
 from fedjax_pfl.algorithms.feddwa import FedDWA
 from fedjax_pfl.algorithms.feddyn import FedDyn
+from fedjax_pfl.algorithms.fedem import FedEM
 from fedjax_pfl.algorithms.fedex_lora import FedExLoRA
 from fedjax_pfl.algorithms.fedexp import FedExP
 from fedjax_pfl.algorithms.fedfomo import FedFomo
 from fedjax_pfl.algorithms.fedgc import FedGC
 from fedjax_pfl.algorithms.fedgen import FedGen
 from fedjax_pfl.algorithms.fedgh import FedGH
+from fedjax_pfl.algorithms.fedkd import FedKD
 from fedjax_pfl.algorithms.fedlc import FedLC
+from fedjax_pfl.algorithms.fedmtl import FedMtl
 from fedjax_pfl.algorithms.fednova import FedNova
 from fedjax_pfl.algorithms.fedntd import FedNTD
 from fedjax_pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -58,6 +63,7 @@ from fedjax_pfl.algorithms.mrmtl import MrMtl
 from fedjax_pfl.algorithms.perfedavg import PerFedAvg
 from fedjax_pfl.algorithms.perfedavg_async import PerFedAvgAsync
 from fedjax_pfl.algorithms.perfedavg_spfl import PerFedAvgSpfl
+from fedjax_pfl.algorithms.pfedfda import PFedFda
 from fedjax_pfl.algorithms.pfedhn import PFedHN
 from fedjax_pfl.algorithms.pfedla import HeurPFedLA, PFedLA
 from fedjax_pfl.algorithms.pfedme import PFedMe
@@ -95,17 +101,22 @@ __all__ = [
     "FedBabu",
     "FedCAC",
     "FedCP",
+    "FedCross",
     "FedDBE",
     "FedDPA",
     "FedDWA",
+    "FedDistill",
     "FedDyn",
+    "FedEM",
     "FedExLoRA",
     "FedExP",
     "FedFomo",
     "FedGC",
     "FedGH",
     "FedGen",
+    "FedKD",
     "FedLC",
+    "FedMtl",
     "FedNTD",
     "FedNova",
     "FedPHP",
@@ -131,6 +142,7 @@ __all__ = [
     "Local",
     "Moon",
     "MrMtl",
+    "PFedFda",
     "PFedHN",
     "PFedLA",
     "PFedMe",

@@ -43,6 +43,7 @@ class CCVR(fedavg.FedAvg):
     absent_idle = False
     depends_on_num_rounds = True
     uploads_per_round = 2
+    uploads_counts = True
     unprotected = ("the features of its classes",)
 
     per_class: int = core.static(default=200)

@@ -53,6 +53,11 @@ class FedAS(core.Algorithm):
 
     def check(self, federation):
         assert federation.num_features  # a model without features is refused
+        if getattr(federation.uploads, "uniform", False):
+            raise core.InputError(
+                "fedas weighs members by the Fisher information that they send, and secure_bits "
+                "and dp_placement='distributed' give them equal weights: leave these out."
+            )
         if len(federation.plan.layers) == 1:
             raise core.InputError("fedas aligns bodies, and this network is only a head.")
 
@@ -84,7 +89,7 @@ class FedAS(core.Algorithm):
         held = core.Broadcast(state.server)
         sent = ctx.upload(trained.models, held, cohort=cohort)
         fisher = ctx.upload(fisher, jnp.zeros_like(fisher), "fisher", cohort, compressed=False)
-        weights = mixing.normalize(fisher.astype(ctx.dtype))
+        weights = mixing.normalize(jnp.maximum(fisher, 0).astype(ctx.dtype))  # it may be noisy
         server = ctx.aggregate(weights, ctx.plan.split(sent)[0], onto=state.server)
         return State(server, cohort.scatter(state.own, trained.models)), ctx.record(
             cohort,

@@ -49,12 +49,12 @@ class TwoSets(core.WrappedTask):
         return {**model, "params": {**model["params"], LOCAL: own}}
 
     def apply(self, model, inputs, *mode):
-        train, *_ = mode
-        how = model.get(MIXING)
+        train = mode[0]
+        how: Any = model.get(MIXING)
         if how is None or train or "anchors" not in how:
             return self.network.apply(self.single(model), inputs, *mode)
         by_second = {**model, MIXING: {"weight": jnp.ones_like(how["weight"])}}
-        features = self.network.outputs(self.single(by_second), inputs, *mode).features
+        features: Any = self.network.outputs(self.single(by_second), inputs, *mode).features
         weights = how["weight"] * similarity(features, how["anchors"], how["valid"])
 
         def one(weight, sample):
@@ -117,6 +117,10 @@ class FedDPA(fedavg.Weighted):
         core.require(0 <= self.max_weight <= 1, "max_weight", self.max_weight, "in [0, 1]")
         core.require(self.instances >= 1, "instances", self.instances, "at least 1")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the samples that its weights compare with",) * (self.weights == "instance")
+
     def prepare(self, federation):
         layers = tuple(layers_with_both(federation).values())
         if layers:
@@ -170,7 +174,7 @@ class FedDPA(fedavg.Weighted):
         received: Any = self.received(state, rows)
         if not layers_with_both(ctx.federation):
             return super().models(ctx, state, rows)
-        named = {"personalized": self.mixed(ctx, received, rows)}
+        named: dict[str, Any] = {"personalized": self.mixed(ctx, received, rows)}
         plan = ctx.plan
         if all(one or own for one, own in zip(plan.shared, plan.personal, strict=True)):
             params = {k: part for k, part in state.server["params"].items() if k != LOCAL}
@@ -183,18 +187,16 @@ class FedDPA(fedavg.Weighted):
         whole = {"weight": jnp.ones(count, ctx.dtype)}
         how: dict[str, Any] = {"weight": self.max_weight * whole["weight"]}
         if self.weights == "instance":
-            known, _ = ctx.sample_features({**models, MIXING: whole}, ctx.everyone(rows))
-            key, most = ctx.key_for("instances"), min(self.instances, known.valid.shape[1])
+            key = ctx.key_for("instances")
 
-            def drawn(features, valid, client):
-                order = jax.random.uniform(
-                    jax.random.fold_in(key, client), valid.shape, jnp.float32
-                )
-                _, some = jax.lax.top_k(jnp.where(valid, order, -1), most)
-                return features[some], valid[some]
+            def drawn(seen):
+                order = jax.random.uniform(key, seen.valid.shape, jnp.float32)
+                most = min(self.instances, len(order))
+                _, some = jax.lax.top_k(jnp.where(seen.valid, order, -1), most)
+                return seen.features[some], seen.valid[some]
 
-            ids = ctx.federation.data.ids[rows]
-            how["anchors"], how["valid"] = jax.vmap(drawn)(known.features, known.valid, ids)
+            seconds, everyone = {**models, MIXING: whole}, ctx.everyone(rows)
+            (how["anchors"], how["valid"]), _ = ctx.sample_features(seconds, everyone, then=drawn)
         return {**models, MIXING: how}
 
     def new_client_start(self, ctx, state):

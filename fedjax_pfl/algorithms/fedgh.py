@@ -36,6 +36,7 @@ class FedGH(core.Algorithm):
     share = "head"
     needs_classes = True
     uploads_models = False
+    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     server_rate: float = 0.01

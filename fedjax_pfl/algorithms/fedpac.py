@@ -66,6 +66,7 @@ class FedPac(core.Algorithm):
     batch_norm = "shared"
     robust = "mean"  # of the bodies
     uploads_per_round = 2
+    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     weight: float = 1.0

@@ -60,6 +60,7 @@ class FedProto(core.Algorithm):
     needs_classes = True
     sees = "sums"
     uploads_models = False
+    uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
     weight: float = 1.0

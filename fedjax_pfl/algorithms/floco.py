@@ -96,7 +96,7 @@ class Floco(fedavg.FedAvg):
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
     def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds + 1)
+        return super().gradients(federation, rounds + bool(self.start < 1))
 
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)

@@ -4,20 +4,18 @@ Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang,
 2020. https://arxiv.org/abs/2006.16765
 """
 
-from dataclasses import replace
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core, trees
-from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.own_models import State
+from fedjax_pfl import core
+from fedjax_pfl.algorithms.common.taught_models import TaughtModels, divergence
 from fedjax_pfl.algorithms.ditto import Both
 
 
 @core.algorithm("fml")
-class FML(fedavg.Weighted):
+class FML(TaughtModels):
     """FML: FedAvg of meme models, which learn from own models and teach them.
 
     On each minibatch, both from the values before it, the own model v and the meme model w step on
@@ -45,24 +43,12 @@ class FML(fedavg.Weighted):
         core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
         core.require(0 <= self.beta <= 1, "beta", self.beta, "in [0, 1]")
 
-    def gradients_per_batch(self):
-        return 2
-
     def remarks(self, federation):
         notes = "alpha is 1: what is scored was trained locally"
         return [*super().remarks(federation), *[notes] * (self.alpha == 1)]
 
-    def init(self, ctx):
-        return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
-
-    def local_update(self, ctx, state: State, received, **options):
-        if isinstance(received, core.Broadcast):
-            received = trees.replicate(received.model, ctx.cohort.size)
-        return self.train_both(ctx, ctx.cohort.gather(state.own), received, **options)
-
-    def train_both(self, ctx, own, shared, **options) -> Both:
-        """Run the cohort's local steps from v_i and w_i, [M, ...]."""
-        task, cohort = ctx.federation.task, ctx.cohort
+    def train_both(self, ctx, own, shared, **options):
+        task = ctx.federation.task
 
         def taught(weight):
             def term(params, batch, teacher, client, key):
@@ -82,27 +68,5 @@ class FML(fedavg.Weighted):
 
         begin = own_step.begin_all(own), shared_step.begin_all(shared)
         (v, w), finite, steps = ctx.run_clients(step, begin, **options)
-        cohort = cohort.keep(finite, 2 * steps)
+        cohort = ctx.cohort.keep(finite, 2 * steps)
         return Both(w.model, cohort, w.loss / jnp.maximum(steps, 1), own=v.model)
-
-    def server_update(self, ctx, state: State, mean, weights, sent: Both):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        return replace(after, own=sent.cohort.scatter(state.own, sent.own))
-
-    def models(self, ctx, state: State, rows):
-        return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
-
-    def new_client_start(self, ctx, state):
-        return self.servers_model(state)
-
-    def personalize(self, ctx, state, new_clients):
-        """Train both models for a round from the server's and return the own ones."""
-        new = replace(new_clients, cohort=new_clients.everyone())
-        start = new.replicate(self.new_client_start(ctx, state))
-        return self.train_both(new, start, start, purpose="personalize", cursor=None).own
-
-
-def divergence(wanted: jax.Array, learnt: jax.Array, valid: jax.Array) -> jax.Array:
-    """Return the mean over valid rows of KL(wanted || learnt) of log-probabilities [B, C]."""
-    losses = jnp.sum(jnp.exp(wanted) * (wanted - learnt), axis=1)
-    return jnp.sum(jnp.where(valid, losses, 0)) / jnp.maximum(jnp.sum(valid), 1)

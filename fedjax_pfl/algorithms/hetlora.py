@@ -64,6 +64,11 @@ class HetLoRA(fedavg.FedAvg):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
+        if layers_with_both(federation) and getattr(federation.uploads, "privacy", None):
+            raise core.InputError(
+                "hetlora's clients prune their ranks by their models, and the server knows the "
+                "ranks without noise: leave dp='client' out."
+            )
 
     def remarks(self, federation):
         there = layers_with_both(federation)

@@ -202,8 +202,11 @@ class Context(Exchange):
         return sums, after
 
     def sample_features(
-        self, models: Stack | Broadcast, cohort: Cohort | None = None
-    ) -> tuple[SampleFeatures, Cohort]:
+        self,
+        models: Stack | Broadcast,
+        cohort: Cohort | None = None,
+        then: Callable[[SampleFeatures], Any] | None = None,
+    ) -> tuple[Any, Cohort]:
         """Return the features and labels of each member's training samples, and the cohort.
 
         As `class_sums` does, which takes less memory: these are [M, n, d] for n samples of the
@@ -212,13 +215,15 @@ class Context(Exchange):
         Args:
           models: [M, ...], or one `Broadcast` model; they must define their features.
           cohort: the members; the round's cohort by default.
+          then: `then(features)` of one client is what is returned instead of them.
 
         Returns:
-          (features [M, ...], the cohort without members whose features are not finite).
+          (features [M, ...], a `SampleFeatures`, or results of `then`, the cohort without members
+          whose features are not finite).
         """
         cohort = self.cohort if cohort is None else cohort
         key = self.key_for("sample_features")
-        known, after = sample_features(self.federation, models, cohort, key=key)
+        known, after = sample_features(self.federation, models, cohort, key=key, then=then)
         self._count_pass(cohort)
         return known, after
 
@@ -288,7 +293,7 @@ class Context(Exchange):
             weight on its own model is recorded as "self_weight", from "mixing" or the only matrix.
         """
         matrices, attacked = self.matrices_used(cohort, matrices)
-        return recorded(
+        record = recorded(
             cohort,
             self.federation.plan.num_blocks,
             up=up,
@@ -300,3 +305,8 @@ class Context(Exchange):
             everyone_mixes=everyone_mixes,
             matrices=matrices,
         )
+        drift = self.federation.data.drift
+        if drift is None:
+            return record
+        concept = drift.concepts[jnp.arange(self.num_clients), drift.phase(self.t)]
+        return replace(record, clients=record.clients | {"concept": concept})

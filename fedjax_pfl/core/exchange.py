@@ -59,7 +59,8 @@ class Exchange(RoundInfo):
             held = trees.replicate(held, cohort.size)
         key = self.key_for(f"upload/{what}")
         expected = self.federation.participation.expected
-        info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected)
+        counted = cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
+        info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
         if self.memory is None or what != MODEL:
             received, _ = stage(values, held, info, Memory())
         else:

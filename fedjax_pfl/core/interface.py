@@ -49,12 +49,14 @@ class Algorithm:
       uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
         most; each is a release of client-level differential privacy.
       uploads_models: whether uploads include models or updates, which a compressor can act on.
+      uploads_counts: whether uploads include whole numbers, such as counts of samples, which noise
+        and fixed-point numbers do not cover.
       channels: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
-      unprotected: what a round computes from training samples otherwise than by the gradients of
-        `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
-        does not cover it, and is refused. So it is where `channels` are not empty, or the algorithm
-        uses validation samples that are not declared public.
+      unprotected: what a round, or a model that is used, takes from training samples otherwise than
+        by the gradients of `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level
+        differential privacy does not cover it, and is refused. So it is where `channels` are not
+        empty, or the algorithm uses validation samples that are not declared public.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
@@ -81,6 +83,7 @@ class Algorithm:
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
     uploads_per_round: ClassVar[int] = 1
     uploads_models: ClassVar[bool] = True
+    uploads_counts: ClassVar[bool] = False
     channels: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
@@ -136,8 +139,8 @@ class Algorithm:
             return
         if not self.takes_ranks:
             raise InputError(
-                f"{self.name or type(self).__name__} needs adapters of one rank: give lora_rank, "
-                "or an algorithm that takes lora_ranks, such as hetlora or flora."
+                f"{self.name or type(self).__name__} needs adapters of one rank: give lora_rank in "
+                "place of lora_ranks."
             )
         if getattr(federation.uploads, "compressor", None) is not None:
             raise InputError("compress needs adapters of one rank: lora_rank, not lora_ranks.")

@@ -19,7 +19,8 @@ class Record:
         `Context.record` and the engine: "participated", "diverged", "local_steps" (computed
         gradients), "nonfinite" (clients whose values became non-finite in aggregation),
         "forward_samples" (forward passes of `loss_matrix`), "numbers_up" and "numbers_down" (int32,
-        numbers sent beside the blocks of the model), and "self_weight", see `self_weights`.
+        numbers sent beside the blocks of the model), "self_weight", see `self_weights`, and
+        "concept" (int32), the number of each client's concept under drift.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies them by the block sizes in 64 bits.

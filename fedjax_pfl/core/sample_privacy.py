@@ -53,6 +53,11 @@ def refuse(algorithm: Algorithm, federation: Federation) -> None:
             f"With batch_order={training.batch_order!r} each sample is in one known minibatch: use "
             "'poisson', 'fresh' or 'shuffled' with dp='sample'."
         )
+    if privacy.strict and training.batch_order != "poisson":
+        raise InputError(
+            f"With dp_strict minibatches must be drawn as they are accounted: take "
+            f"batch_order='poisson' in place of {training.batch_order!r}."
+        )
     if callable(training.augment):
         raise InputError(
             "An augment function of your own may mix samples of a minibatch: use a named one with "

@@ -39,6 +39,9 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
     if stage.compressor is not None and not algorithm.uploads_models:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
+    if algorithm.uploads_counts and (stage.privacy is not None or stage.fixed_point is not None):
+        option = "secure_bits" if stage.privacy is None else "dp"
+        raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
     if algorithm.channels and (stage.privacy is not None or stage.fixed_point is not None):
         option = "secure_bits" if stage.privacy is None else "dp"
         raise InputError(
@@ -92,6 +95,13 @@ def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
     if np.dtype(federation.task.dtype).itemsize < 4:
         raise InputError(
             f"Differential privacy needs noise in at least float32, got {federation.task.dtype}."
+        )
+    part = federation.participation
+    fixed = part.sampled(federation.num_clients) and part.poisson is None
+    if privacy.strict and privacy.shared and fixed:
+        raise InputError(
+            "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
+            "or let all clients take part."
         )
     if privacy.adaptive is None:
         return

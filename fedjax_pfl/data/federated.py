@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.data.drift import Drift
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.trees import RowsNotOnDevice
@@ -88,6 +89,7 @@ class FederatedData:
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
       turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
+      drift: concept drift, or None. The fields above are those of one round (`at_round`).
       num_classes: C; 0 without classes.
       num_outputs: number of a model's outputs for one sample or one token.
       sample_shape: shape of one sample, such as (28, 28, 1); d numbers.
@@ -117,6 +119,7 @@ class FederatedData:
     device_rows: jax.Array | None = None
     own: Any = None
     turns: jax.Array | None = None
+    drift: Drift | None = None
 
     @property
     def num_clients(self) -> int:
@@ -143,6 +146,18 @@ class FederatedData:
             if self.device_rows is not None and self.device_rows is rows
             else self
         )
+
+    def at_round(self, t: Scalar | int) -> "FederatedData":
+        """Return the data as the clients have them in round `t`, counted from 0."""
+        if self.drift is None:
+            return self
+        return replace(self, **self.drift.fields(self.drift.phase(t)))
+
+    def before_drift(self, t: Scalar | int) -> "FederatedData":
+        """Return the data of the phase before that of round `t`; in the first phase the same."""
+        assert self.drift is not None
+        phase = jnp.maximum(self.drift.phase(t) - 1, 0)
+        return replace(self, **self.drift.fields(phase))
 
     def content(self) -> str:
         """Return the SHA-256 of the data, whatever their place and parts."""
@@ -230,6 +245,14 @@ def _turned(images: jax.Array, turns: jax.Array) -> jax.Array:
     if images.shape[1] != images.shape[2]:
         return images  # by half turns only
     return jnp.where(turns & 1, jnp.rot90(images, axes=(1, 2)), images)
+
+
+def check_turns(turns: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise `InputError` unless samples of a shape can be turned by quarter turns."""
+    allowed = "that of images, (h, w, c)"
+    require(len(shape) == 3, "Shape of a sample to rotate", shape, allowed)
+    square = shape[0] == shape[1] or not (np.asarray(turns) & 1).any()
+    require(square, "Shape of a sample to rotate by quarter turns", shape, "square, or groups=2")
 
 
 def by_class(

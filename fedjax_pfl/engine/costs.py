@@ -74,6 +74,7 @@ def one_client(federation: Federation) -> Federation:
     walked = replace(jax.tree.map(one, data.train), capacity=size, total=size, equal=True)
     data = replace(
         data,
+        drift=None,
         train=walked,
         validation=walked,
         test=walked,

@@ -5,6 +5,7 @@ every client; the result averages over clients.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -21,6 +22,8 @@ from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import PerClient, Rows, Stack, State
+
+PREVIOUS = "previous"  # test samples in the concept before the current one
 
 
 def named_models(
@@ -64,7 +67,9 @@ def evaluate(
     Returns:
       "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each,
       NaN for clients without samples, those whose model is not finite, those that the algorithm
-      does not serve, and those that are not in `rows`; nothing for no rows.
+      does not serve or that are not there in this round, and those that are not in `rows`; nothing
+      for no rows. Under concept drift the split "previous" has the test samples in the concept
+      before the client's current one, NaN in its first.
     """
     if rows is not None and len(rows) == 0:
         return {}
@@ -96,12 +101,19 @@ def score_rows(
     """Return the scores [k] of the clients `rows` [k]; see `evaluate`."""
     ctx = with_base(algorithm, ctx, state)
     federation = ctx.federation
-    splits = [name for name in ("test", "validation") if federation.data.split(name).total]
+    splits = {
+        name: federation for name in ("test", "validation") if federation.data.split(name).total
+    }
+    drift = federation.data.drift
+    if drift is not None and "test" in splits:
+        splits[PREVIOUS] = replace(federation, data=federation.data.before_drift(ctx.t))
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
     metrics = tuple(one for one in federation.metrics if one.fn is not None)
     plain = tuple(one for one in metrics if one.changes is None)
     last = ctx.t + 1 == ctx.total
     served = algorithm.served_clients(ctx)
+    here = federation.participation.present(ctx.t)
+    served = served if here is None else served & here
     named = named_models(algorithm, ctx, state, rows)
     late = set()
     adaptations = (("personalized", algorithm.adaptation()), ("adapted", extra))
@@ -113,18 +125,21 @@ def score_rows(
             late |= {name} if how.when == "last" or late else set()
     scores, seen = {}, {}
     for name, models in named.items():
-        for split in splits:
-            size = federation.data.split(split).size[rows]
+        for split, seen_by in splits.items():
+            of = "test" if split == PREVIOUS else split
+            size = federation.data.split(of).size[rows]
             twin = (id(models), split)  # a model with two names is scored once
             if twin not in seen:
-                marks, loss, more = score(federation, models, rows, split, plain)
+                marks, loss, more = score(seen_by, models, rows, of, plain)
                 for one in metrics:
                     if one.changes is not None:
-                        changed = score(federation, models, rows, split, (one,), one.changes)
+                        changed = score(seen_by, models, rows, of, (one,), one.changes)
                         more = more | changed.metrics
                 seen[twin] = marks, loss, more
             marks, loss, more = seen[twin]
             known = (size > 0) & served[rows] & (last if name in late else True)
+            if drift is not None and split == PREVIOUS:
+                known &= drift.phase(ctx.t)[rows] > 0
             known &= _finite(models, len(rows))  # a network answers NaN with its first class
             count = jnp.maximum(size, 1)
             values = federation.task.objective.values(marks.astype(dtype), count) | more

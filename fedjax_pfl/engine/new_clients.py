@@ -14,7 +14,7 @@ from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -25,10 +25,13 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
     Permanent ids stay, so that no client's samples, batches or initial model change.
 
     Raises:
-      InputError: no client would be left, or some of the new clients are stragglers.
+      InputError: no client would be left, some of the new clients are stragglers, or data or
+        clients change over time.
     """
     total = federation.num_clients
     require(1 <= count < total, "new_clients", count, f"in 1..{total - 1} of {total} clients")
+    steady = federation.data.drift is None and federation.participation.window is None
+    require(steady, "new_clients", count, "0 with concept drift, arrivals or departures")
     rows, late = np.arange(total - count), np.asarray(federation.participation.delay)
     if late[total - count :].any():
         raise InputError(

@@ -53,6 +53,7 @@ class Runs:
         if federation.keeps_failed:
             cohort = replace(cohort, keeps_failed=True)
         prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
+        prepared = replace(prepared, data=prepared.data.at_round(t))
         knows = self.algorithm.depends_on_num_rounds
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
 

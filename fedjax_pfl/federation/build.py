@@ -19,6 +19,7 @@ from fedjax_pfl.federation.feature_cache import with_cached_features
 from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
 from fedjax_pfl.federation.options import (
     GROUPS,
+    DriftOptions,
     ExecutionOptions,
     InputOptions,
     LocalTraining,
@@ -68,6 +69,15 @@ def federate(
             f"{cohorts.participation}: with sampling no formula tells where a client's last round "
             "stopped."
         )
+    if cohorts.changing and training.batch_order in IN_ORDER:
+        raise InputError(
+            f"batch_order {training.batch_order!r} needs the same clients in all rounds: give no "
+            "arrivals or departures."
+        )
+    if cohorts.changing and groups[PrivacyOptions].dp == "client":
+        raise InputError(
+            "dp='client' accounts for a fixed set of clients: give no arrivals or departures."
+        )
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
@@ -75,6 +85,7 @@ def federate(
     data = groups[InputOptions].data(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
+    data = groups[DriftOptions].drifting(data, dataset, partition)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
     network, values, match = groups[ModelOptions].started(task, shapes, order, inputs)
@@ -109,7 +120,13 @@ def federate(
         privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
-        notes=(*seen, *threat.notes(ids), *groups[CompressionOptions].notes()),
+        notes=(
+            *seen,
+            *groups[DriftOptions].notes(),
+            *cohorts.notes(),
+            *threat.notes(ids),
+            *groups[CompressionOptions].notes(),
+        ),
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

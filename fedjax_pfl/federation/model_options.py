@@ -73,7 +73,7 @@ class ModelOptions(Group):
     lora_ranks: str | Sequence[int] | None = option(
         None,
         "ranks by client, in turn by client id, such as '2,4,8', or by shares, '2:50%,8:50%'; "
-        "lora_rank is the largest. For algorithms that take them, such as hetlora",
+        "lora_rank is the largest. Most algorithms need one rank for all",
     )
     cache_features: bool = option(
         False,

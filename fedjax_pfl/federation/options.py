@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.leaf_plan import NORM_POLICIES, LeafPlan
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.data.federated import FederatedData, by_class, make_split
+from fedjax_pfl.data.federated import FederatedData, by_class, check_turns, make_split
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.execution import tiles
@@ -27,9 +27,10 @@ from fedjax_pfl.execution.strategy import (
     resolve_execution,
 )
 from fedjax_pfl.federation.config_field import Group, Option, declared, gathered, option
+from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics
@@ -44,6 +45,7 @@ __all__ = [
     "RATES",
     "SETTABLE",
     "CompressionOptions",
+    "DriftOptions",
     "ExecutionOptions",
     "InputOptions",
     "LocalTraining",
@@ -182,14 +184,6 @@ class InputOptions(Group):
         return ids
 
 
-def check_turns(turns: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise `InputError` unless samples of a shape can be turned by quarter turns."""
-    allowed = "that of images, (h, w, c)"
-    require(len(shape) == 3, "Shape of a sample to rotate", shape, allowed)
-    square = shape[0] == shape[1] or not (np.asarray(turns) & 1).any()
-    require(square, "Shape of a sample to rotate by quarter turns", shape, "square, or groups=2")
-
-
 @dataclass(frozen=True)
 class ScoringOptions(Group):
     """Options of scoring."""
@@ -278,6 +272,7 @@ GROUPS: tuple[type[Group], ...] = (
     SharingOptions,
     LocalTraining,
     ParticipationOptions,
+    DriftOptions,
     PrivacyOptions,
     ThreatOptions,
     CompressionOptions,

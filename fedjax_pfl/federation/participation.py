@@ -4,23 +4,16 @@ Cohorts are pure functions of (round, seed, permanent client id), so they are th
 algorithms, and no algorithm stores them in its state.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.conversions import convert
-from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Mask, Rows, Tree
-
-SAMPLINGS = ("fixed", "poisson")
-STRAGGLER_SCHEDULES = ("code", "paper")
 
 
 @struct
@@ -133,6 +126,8 @@ class Cohort:
     def on_schedule(self, t: jax.Array, schedule: str) -> "Cohort":
         """Return the cohort of round `t` under another straggler schedule (`Participation`)."""
         times = _times(t, self.delay, schedule)
+        drawn = self.starts | self.arrives | self.mask | (self.delay > 0)
+        times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
         return replace(self, **times) if self.in_place else self  # under sampling no client is late
 
     def dropping_late(self) -> "Cohort":
@@ -202,6 +197,8 @@ class Participation:
       poisson: probability with which each client takes part, independently of all others; None for
         cohorts of a fixed size.
       punctual: whether there are no stragglers.
+      window: int32 [N, 2], the first round from 0 of each client and the first without it; None if
+        all are there in all rounds.
       schedule: cycle of a straggler with delay d. "code" (period d + 2, the published PLGA code):
         the client starts in phase 0, its upload arrives in phase d, and in phase d + 1 it starts
         and arrives like a punctual client. "paper" (period d + 1): it starts in phase 0 and arrives
@@ -213,6 +210,7 @@ class Participation:
     punctual: bool = static(default=True)
     schedule: str = static(default="code")
     poisson: float | None = static(default=None)
+    window: jax.Array | None = None
 
     @property
     def expected(self) -> float:
@@ -221,7 +219,15 @@ class Participation:
 
     def sampled(self, num_clients: int) -> bool:
         """Return whether some rounds are without some of the clients."""
-        return self.cohort_size < num_clients or self.poisson is not None
+        some = self.cohort_size < num_clients or self.poisson is not None
+        return some or self.window is not None
+
+    def present(self, t: jax.Array | int) -> jax.Array | None:
+        """Return which clients are there in round `t`, bool [N]; None for all."""
+        if self.window is None:
+            return None
+        window = jnp.asarray(self.window)
+        return (window[:, 0] <= t) & (t < window[:, 1])
 
     def uniform_weights(self, mask: Mask) -> jax.Array:
         """Return equal weights [M] of the members of `mask`, over their expected number.
@@ -237,6 +243,9 @@ class Participation:
         lots = jnp.zeros((num_clients,), jnp.float32)
         if self.sampled(num_clients):
             lots = keys.lots(jax.random.fold_in(key, t), ids)
+        here = self.present(t)
+        if here is not None:  # those who are not there are drawn last
+            lots = jnp.where(here, lots, jnp.inf)
         if size < num_clients:
             rows = jnp.sort(jax.lax.top_k(-lots, size)[1]).astype(jnp.int32)
         delay = jnp.asarray(self.delay)[rows]
@@ -246,6 +255,8 @@ class Participation:
         if self.poisson is not None:
             drawn = lots[rows] < self.poisson
             times |= {name: times[name] & drawn for name in ("starts", "arrives", "mask")}
+        if here is not None:
+            times |= {name: times[name] & here[rows] for name in ("starts", "arrives", "mask")}
         return Cohort(
             rows=rows,
             ids=ids[rows],
@@ -276,67 +287,3 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
         "mask": fresh,
         "earlier_starts": t // period * a_cycle + (phase > 0),
     }
-
-
-@dataclass(frozen=True)
-class ParticipationOptions(Group):
-    """Options of participation, see `Participation`."""
-
-    participation: float = option(
-        1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
-    )
-    stragglers: Mapping[int, int] | None = option(
-        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
-    )
-    straggler_schedule: str = option(
-        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
-    )
-    sampling: str = option(
-        "fixed",
-        "sampling of a round's clients: {choices}; 'fixed' draws as many in each round, 'poisson' "
-        "each client independently, as accountants of privacy assume",
-        choices=SAMPLINGS,
-    )
-
-    def validate(self) -> None:
-        super().validate()
-        got, allowed = type(self.stragglers).__name__, "a dict such as {3: 2}"
-        named = self.stragglers is None or isinstance(self.stragglers, Mapping)
-        require(named, "stragglers", got, allowed)
-        if self.stragglers and self.participation < 1:
-            raise InputError(
-                f"Stragglers need a participation of 1, got {self.participation}: a late upload of "
-                "a client that is not sampled when it arrives would be lost."
-            )
-
-    def cohorts(self, num_clients: int) -> Participation:
-        """Return the participation of a number of clients.
-
-        The cohort's size is rounded to the nearest whole number, at least one.
-
-        Raises:
-          InputError: a value is not allowed, or there is no such client.
-        """
-        self.validate()
-        delay = np.zeros((num_clients,), np.int32)
-        for row, rounds in (self.stragglers or {}).items():
-            row = convert("straggler", row, int)
-            require(0 <= row < num_clients, "straggler", row, f"a client in 0..{num_clients - 1}")
-            what = f"delay of straggler {row}"
-            late = convert(what, rounds, int)
-            require(1 <= late < 2**31 - 2, what, rounds, "at least 1 round, and whole")
-            delay[row] = late
-        # Rounds half up: Python's round() takes 2.5 to 2 but 3.5 to 4.
-        rate = float(self.participation)
-        size = max(1, int(np.floor(rate * num_clients + 0.5)))
-        poisson = rate if self.sampling == "poisson" and rate < 1 else None
-        if poisson is not None:  # more than six standard deviations above the mean
-            spread = 6 * np.sqrt(num_clients * rate * (1 - rate))
-            size = min(num_clients, int(np.ceil(num_clients * rate + spread)))
-        return Participation(
-            delay=jnp.asarray(delay),
-            cohort_size=size,
-            poisson=poisson,
-            punctual=not self.stragglers,
-            schedule=self.straggler_schedule,
-        )

@@ -22,6 +22,7 @@ class SamplePrivacy:
         round (`core.sample_privacy.noise_within`); None where the noise is given.
       delta: of epsilon.
       public_validation: whether validation samples are public, and need no protection.
+      strict: whether minibatches must be drawn as accounted, by Poisson sampling.
     """
 
     clip: Scalar | float
@@ -29,6 +30,7 @@ class SamplePrivacy:
     epsilon: float | None = static(default=None)
     delta: float = static(default=1e-5)
     public_validation: bool = static(default=False)
+    strict: bool = static(default=False)
 
     unit = "sample"
 

@@ -57,6 +57,11 @@ class PrivacyOptions(Group):
         False, "validation samples are public: algorithms that use them need no noise there"
     )
 
+    dp_strict: bool = option(
+        False, "refuse minibatches and cohorts of a fixed size, which are accounted as if each "
+        "sample or client were drawn independently",
+    )  # fmt: skip
+
     def validate(self) -> None:
         super().validate()
         default = PrivacyOptions.__dataclass_fields__
@@ -82,7 +87,7 @@ class PrivacyOptions(Group):
         noise = np.asarray(self.dp_noise, dtype)
         epsilon, public = self.dp_epsilon, self.dp_public_validation
         noise = noise if epsilon is None else None
-        return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public)
+        return SamplePrivacy(clip, noise, epsilon, self.dp_delta, public, self.dp_strict)
 
     def of_clients(self) -> ClientPrivacy | None:
         """Return clipping and noise of uploads; noise for an epsilon follows later."""
@@ -92,7 +97,7 @@ class PrivacyOptions(Group):
         noise = jnp.float32(self.dp_noise) if self.dp_epsilon is None else None
         return ClientPrivacy(
             jnp.float32(self.dp_clip), noise, self.dp_placement, adaptive,
-            self.dp_epsilon, self.dp_delta,
+            self.dp_epsilon, self.dp_delta, self.dp_strict,
         )  # fmt: skip
 
 

@@ -56,6 +56,21 @@ class Objective:
         """Return the measures for sums [k] or [k, m] of marks over `count` samples [k] (>= 1)."""
         raise NotImplementedError
 
+    def mixed(self, outputs: jax.Array, weights: jax.Array) -> jax.Array:
+        """Return the outputs [B, ...] of a mixture of K models with weights [K].
+
+        With classes or tokens they are logarithms of the mean of the models' probabilities, as
+        logits; otherwise the mean of the outputs.
+
+        Args:
+          outputs: [K, B, ...].
+          weights: [K], not negative, with sum 1.
+        """
+        weights = weights.reshape(-1, *[1] * (outputs.ndim - 1))
+        if self.classes or self.per_token:
+            return jax.nn.logsumexp(jax.nn.log_softmax(outputs), axis=0, b=weights)
+        return jnp.sum(weights * outputs, axis=0)
+
 
 @dataclass(frozen=True)
 class Classification(Objective):
@@ -114,6 +129,13 @@ class MultiLabel(Objective):
         right = (outputs > 0) == (labels == 1)
         both = jnp.stack([jnp.mean(right, axis=1), jnp.all(right, axis=1)], axis=1)
         return both.astype(outputs.dtype)
+
+    def mixed(self, outputs, weights):
+        weights = weights[:, None, None]
+        yes, no = (
+            jax.nn.logsumexp(jax.nn.log_sigmoid(z), axis=0, b=weights) for z in (outputs, -outputs)
+        )
+        return yes - no
 
     def values(self, sums, count):
         return {"label_accuracy": sums[..., 0] / count, "exact_match": sums[..., 1] / count}

@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.data.files import as_path
-from fedjax_pfl.results import frames, harm, privacy, result_files, result_table, significance
+from fedjax_pfl.results import (
+    drift,
+    frames,
+    harm,
+    privacy,
+    result_files,
+    result_table,
+    significance,
+)
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
@@ -53,8 +61,8 @@ class Result(Scored, Costs):
         round's aggregation and before its next training.
       clients: per-client records of every round, [S, H, T, N]: "participated", "diverged" (in
         training), "nonfinite" (in aggregation), "local_steps" (int32, gradients of a minibatch),
-        "train_loss", and the algorithm's own; "numbers_up" and "numbers_down" (int32), if it sends
-        more than blocks of the model.
+        "train_loss", "concept" (under drift), and the algorithm's own; "numbers_up" and
+        "numbers_down" (int32), if it sends more than blocks of the model.
       scalars: per-round records, [S, H, T].
       copies_up, copies_down: int32 [S, H, T, N, G], copies of each block sent and received.
       blocks, block_sizes: names and shared elements of the G blocks; item_bytes: per element.
@@ -148,6 +156,7 @@ class Result(Scored, Costs):
             },
             "measures": [one._asdict() for one in self.measures],
             **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
+            **drift.summary(self, setting),
             **({"privacy": privacy.guarantee(self, setting)._asdict()} if self.privacy else {}),
             **({"client_names": list(self.client_names)} if self.client_names else {}),
             "scored_clients": clients,
@@ -207,6 +216,18 @@ class Result(Scored, Costs):
           InputError: too few blocks, or results that do not compare.
         """
         return significance.ranking(results, model, split)
+
+    def changes(self, setting: int = 0, model: str = HEADLINE) -> list[drift.Change]:
+        """Return scores around each change of concept: after it, until recovery, and backward.
+
+        Args:
+          setting: index of the swept setting.
+          model: a name that was scored.
+
+        Raises:
+          InputError: no concept drift.
+        """
+        return drift.changes(self, setting, model)
 
     def _metrics(self, setting: int) -> dict[str, Any]:
         """Return the other measures of the personalized model, on test samples."""

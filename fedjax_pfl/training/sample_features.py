@@ -1,6 +1,8 @@
 """Features of each client's training samples."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +31,13 @@ class SampleFeatures:
 
 
 def sample_features(
-    federation: Federation, models: Stack | Broadcast, cohort: Cohort, *, key: Key
-) -> tuple[SampleFeatures, Cohort]:
+    federation: Federation,
+    models: Stack | Broadcast,
+    cohort: Cohort,
+    *,
+    key: Key,
+    then: Callable[[SampleFeatures], Any] | None = None,
+) -> tuple[Any, Cohort]:
     """Return the features of each member's training samples, in evaluation mode.
 
     Samples are not augmented.
@@ -40,9 +47,12 @@ def sample_features(
       models: [M, ...], or one `Broadcast` model.
       cohort: the members; others have no valid rows.
       key: the round's key for this purpose.
+      then: `then(features)` of one client [n, d] is what is returned instead of them; it is
+        computed where the client's features are, and may use other arrays without a client axis.
 
     Returns:
-      (features [M, n, d], the cohort without members whose features are not finite).
+      (features [M, n, d] or results [M, ...], the cohort without members whose features are not
+      finite).
     """
     federation = federation.replace_training(augment=None)
     task, data, most = federation.task, federation.data, federation.data.train.capacity
@@ -69,6 +79,10 @@ def sample_features(
 
         return jax.tree.map(put, seen, now)
 
+    def finish(seen, client):
+        seen = jax.tree.map(lambda leaf: leaf[:most], seen)
+        return seen if then is None else then(seen)
+
     seen, finite, _ = run_clients(
         federation,
         see,
@@ -79,5 +93,6 @@ def sample_features(
         broadcast=models.model if together else None,
         operands=None if together else models,
         active=None if cohort.complete else cohort.mask,
+        finish=finish,
     )
-    return jax.tree.map(lambda leaf: leaf[:, :most], seen), cohort.keep(finite)
+    return seen, cohort.keep(finite)

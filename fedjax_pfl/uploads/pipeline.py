@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import Memory, UploadInfo, UploadStage
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -56,6 +56,7 @@ class ClientPrivacy:
       epsilon: guarantee of the whole run, from which `noise` is computed before the first round;
         None if the noise is given.
       delta: delta of the guarantee.
+      strict: whether cohorts must be drawn as accounted, by Poisson sampling.
     """
 
     clip: Scalar | float
@@ -64,6 +65,7 @@ class ClientPrivacy:
     adaptive: AdaptiveClip | None = None
     epsilon: float | None = static(default=None)
     delta: float = static(default=1e-5)
+    strict: bool = static(default=False)
 
     unit = "client"
 
@@ -132,10 +134,12 @@ class Uploads(UploadStage):
         leaves, tree = jax.tree.flatten(sent)
         held = tree.flatten_up_to(reference)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        if self.privacy is not None and len(floats) < len(leaves):
+        whole = len(floats) < len(leaves)
+        if whole and (self.privacy is not None or (self.fixed_point and info.what != MODEL)):
+            what = "Secure aggregation" if self.privacy is None else "Differential privacy"
             raise InputError(
-                "Differential privacy can't cover the whole numbers, such as counts of samples, in "
-                f"the upload {info.what!r}."
+                f"{what} can't cover the whole numbers, such as counts of samples, in the upload "
+                f"{info.what!r}."
             )
         steps = (self.privacy, self.compressor, self.attack, self.fixed_point)
         if not floats or all(step is None for step in steps):
@@ -195,7 +199,7 @@ def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
-    members = jnp.sum(info.mask)
+    members = jnp.sum(info.mask if info.counted is None else info.counted)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
         counted = adaptive.count_noise * info.expected

@@ -31,10 +31,11 @@ class FixedPoint:
         require_whole("secure_bits", self.bits, 1)
         require(self.bits <= 32, "secure_bits", self.bits, "at most 32")
         if members * self.levels >= 2**self.bits:
-            most = (2**self.bits - 1) // self.levels
+            needed, most = (members * self.levels).bit_length(), (2**32 - 1) // self.levels
+            advice = f"{needed} bits" if needed <= 32 else f"at most {most} members in a round"
             raise InputError(
                 f"Sums of {members} members with {self.levels:,} levels wrap at {self.bits} bits: "
-                f"take at most {most} members, fewer levels or more bits."
+                f"take {advice}."
             )
 
     def encoded(self, update: Tree, key: Key) -> Tree:

@@ -36,6 +36,8 @@ class UploadInfo(NamedTuple):
       what: name of the upload, unique within a round.
       key: random key of the upload.
       compressed: whether a compressor acts on it.
+      counted: bool [M], members of `mask` with samples, who have a weight in every sum; None for
+        all of them.
     """
 
     ids: PerMember
@@ -44,6 +46,7 @@ class UploadInfo(NamedTuple):
     key: Key
     compressed: bool = True
     expected: float = 1.0
+    counted: Mask | None = None
 
 
 class UploadStage:

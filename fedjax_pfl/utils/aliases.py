@@ -26,6 +26,7 @@ ALGORITHMS = _inverted(
         "fedavg_ft": "fedft fedavg+ft fedavgfinetune fedavgfinetuned fedavgfinetuning",
         "fedavgm": "fedavgmomentum fedmom fedavg+momentum servermomentum",
         "feddbe": "dbe fedavgdbe fedavg+dbe",
+        "feddistill": "fd federateddistillation",
         "fedper": "fedpersonalization",
         "fedprox_ft": "fedprox+ft fedproxfinetune fedproxfinetuned fedproxfinetuning",
         "fedyogi": "fedopt adaptivefedopt",
@@ -49,10 +50,10 @@ VARIANTS = {
 
 # Algorithms of other libraries that are not implemented.
 ABSENT = _words("""
-    adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fd fedah fedap fedbe
-    fedcd fedce fedcm fedcross fedcurv feddc feddf feddisco feddistill fedem fedetf
-    fedfa fedfed fedgkt fedgroup fediir fedkd fedlaw fedlin fedma fedmask fedmd
-    fedmedian fedmix fedmlb fedmtl fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
+    adcol afl bulyan cfloc dasha depthfl dfl dispfl dpfedavg elastic fedah fedap fedbe
+    fedcd fedce fedcm fedcurv feddc feddf feddisco fedetf
+    fedfa fedfed fedgkt fedgroup fedhkd fediir fedlaw fedlin fedma fedmask fedmd
+    fedmedian fedmix fedmlb fednh fedpara fedpcl fedpd fedperfix fedpop fedproc fedrap
     fedselect fedsgd fedsim fedsoft fedsplit fedsr fedstar fedtgp fedtp fedtrimmedavg feduv flanders
     flute heterofl hypcluster krum ktpfl lcfedavg mapper metafed mime mocha
     multikrum partialfed pfedbayes pfedgate pfedgp pfedgraph pfedkd powd qfedavg qffl

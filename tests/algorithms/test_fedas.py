@@ -54,6 +54,8 @@ def test_reference(pattern, variant):
             common["align_batches"][t],
             common["fisher_batches"],
         )
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        np.testing.assert_array_equal(record["clients"]["numbers_up"], present)
         weights = [models["weights"].get(i, 0.0) for i in range(case.num_clients)]
         np.testing.assert_allclose(record["matrices"]["mixing"], [weights], 1e-9)
     if pattern == "partial-map":
@@ -78,6 +80,12 @@ def test_who_diverges_keeps_its_model_and_has_no_weight():
     np.testing.assert_array_equal(np.not_equal(*own).any(axis=1), [1, 1, 1, 0, 1])
     assert np.isfinite(after.server["params"]["fc_0"]["kernel"]).all()
     np.testing.assert_array_equal(record["matrices"]["mixing"][0] > 0, [1, 1, 1, 0, 1])
+
+
+def test_the_alignment_and_the_information_are_of_all_samples():
+    align, usual, once = algorithm(align_batch=3).schedules(toy_federation(drop_last=True))
+    assert usual.drop_last and not align.drop_last and not once.drop_last
+    assert align.batch_size == 3
 
 
 class EvaluatedOnly(nn.Module):

@@ -72,6 +72,13 @@ def test_with_critical_parameters_only_it_is_local_training():
     assert_close(ours.custom, theirs.models["params"], "models", 1e-12)
 
 
+def test_custom_models_are_means_of_uploads():
+    """Here these hardly differ from the first model."""
+    private = {"dp": "client", "dp_clip": 1e-6, "dp_noise": 1e-3}
+    before, after = states_of(algorithm(), toy_federation(validation_size=0, **private), 1)
+    assert_close(after.custom, before.custom, "custom", 1e-5)
+
+
 def test_ties_at_the_threshold_and_entries_that_did_not_move():
     old = jnp.asarray([[0.0, 1, 2, 3, 4, 5], [1.0, 1, 1, 1, 1, 1]])
     new = old + jnp.asarray([[1.0, 0, 0, 0, 0, 0], [1.0, 1, -2, 0, 0, 0]])

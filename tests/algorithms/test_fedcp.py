@@ -56,8 +56,9 @@ def first_model(states):
 
 @over(PATTERNS, [("partial-map", "far"), ("full-vmap", "default")], VARIANTS)
 def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    common = case.common()
+    settings, decay = VARIANTS[variant], 0.1 if variant == "far" else 0.0
+    case = Case(**PATTERNS[pattern], weight_decay=decay)
+    common = case.common(decay=decay)
     states, records = case.run_rounds(algorithm(**settings))
     initial, noises = first_model(states), noises_of(case, common["batches"])
     assert_close({k: initial[k] for k in ("head", "hidden")}, case.initial(), "the network's", 0)
@@ -82,10 +83,10 @@ def test_reference(pattern, variant):
         share = np.isin(np.arange(case.num_clients), case.cohorts[t]) * case.sizes
         np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
     if pattern == "partial-map":
-        assert_new_clients(case, states, settings)
+        assert_new_clients(case, states, settings, decay)
 
 
-def assert_new_clients(case, states, settings):
+def assert_new_clients(case, states, settings, decay):
     """They train a personal head for a round, from the global one, which stays."""
     final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
@@ -96,7 +97,7 @@ def assert_new_clients(case, states, settings):
     batches = case.batches("personalize", starts=case.everyone)
     noises = noises_of(case, batches, "personalize")[-1]
     for i, own in enumerate(batches[-1]):
-        options = (case.x, case.y, case.rates[-1], settings["weight"])
+        options = (case.x, case.y, case.rates[-1], settings["weight"], decay)
         wanted = fedcp.train(start, own, noises[i], *options)
         ours = named(jax.tree.map(lambda leaf, i=i: leaf[i], made))
         wanted = {**wanted, "context": {"v": fedcp.unit(wanted["personal_head"])}}
@@ -108,6 +109,9 @@ def test_what_stays_and_what_is_sent():
     federation = algorithm().prepare(toy_federation())
     sizes = dict(zip(federation.plan.blocks, federation.plan.shared_block_sizes(), strict=True))
     assert sizes["personal_head"] == sizes["context"] == 0
+    policy = federation.initial_model(jax.random.key(0))["params"]["policy"]
+    np.testing.assert_array_equal(policy["scale"], 1)
+    np.testing.assert_array_equal(policy["offset"], 0)
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
 
 

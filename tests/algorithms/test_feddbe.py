@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddbe import FedDBE
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over, stack
 from tests.engine.finals import final_in
 from tests.references import feddbe
@@ -77,13 +77,28 @@ def assert_new_clients(case, states, consensus, settings):
     assert_close(made, wanted, "new clients")
 
 
-def test_the_consensus_leaves_out_who_diverges():
-    case = Case(rounds=1, diverging=3)
-    first = case.batches("preliminary")[0]
+@pytest.mark.parametrize("options", [{"diverging": 3}, {"stragglers": {3: 1}}], ids=str)
+def test_the_consensus_leaves_out_who_diverges_or_is_late(options):
+    case = Case(rounds=1, **options)
+    first = case.batches("preliminary", starts=case.everyone)[0]
     first[3], sizes = [], case.sizes * (np.arange(5) != 3)
     common = case.common(cohorts=[[]], sizes=sizes)
     consensus, _ = feddbe.run(case.initial(), case.clients(), 1, **common, first_batches=first)
-    assert_close(case.states_of(algorithm())[-1].consensus, consensus, "consensus")
+    states, (record,) = case.run_rounds(algorithm())
+    assert_close(states[-1].consensus, consensus, "consensus")
+    if "stragglers" in options:
+        assert not any(record["clients"][k][3] for k in ("numbers_up", "numbers_down"))
+
+
+def test_training_losses_are_means_over_steps():
+    """With tiny steps they are those of FedAvg on the same minibatches."""
+    federation = toy_federation(learning_rate=1e-9, validation_size=0, model=TanhNetwork())
+    ours, fedavg = (
+        run_rounds(pfl.make_algorithm(name), federation, 1, scored=())[1][0]["clients"]
+        for name in ("feddbe", "fedavg")
+    )
+    assert len(set(fedavg["local_steps"])) > 1
+    np.testing.assert_allclose(ours["train_loss"], fedavg["train_loss"], 1e-6)
 
 
 def test_padding_and_empty_minibatches_leave_the_mean():

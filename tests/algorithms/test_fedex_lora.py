@@ -82,6 +82,15 @@ def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
             assert_close(state.server, other.server, "server")
 
 
+@pytest.mark.parametrize("name", ["fedex_lora", "flora"])
+def test_who_diverges_does_not_reach_the_base(name):
+    federation = toy_federation(diverging=3, dtype="float32", validation_size=0, **ADAPTERS)
+    (before, after), (record,) = run_rounds(pfl.make_algorithm(name), federation, 1, scored=())
+    assert record["clients"]["diverged"].tolist() == [False, False, False, True, False]
+    for old, new in zip(before.base.values(), after.base.values(), strict=True):
+        assert np.isfinite(new).all() and (new != old).any()
+
+
 def test_host_memory_and_refusals():
     one = sampled_federation(**ADAPTERS)
     ours = pfl.make_algorithm("fedex_lora")

@@ -1,10 +1,11 @@
 """FedGC against its reference, and its predictions."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_steps, over, stack
 from tests.engine.finals import final_in
 from tests.references import fedgc
@@ -60,6 +61,17 @@ def assert_new_clients(case, settings, state, held):
         wanted = {**model, "head": {**model["head"], "bias": bias}}
         ours = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[0, i], made)
         assert_close(ours, wanted, f"new client {i}")
+
+
+def test_models_of_some_clients_predict_their_own_classes():
+    federation = toy_federation(model=TanhNetwork())
+    state = states_of(algorithm(), federation, 1)[-1]
+    ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(1), jnp.int32(1), None)
+    every, some = (
+        algorithm().models(ctx, state, jnp.asarray(rows))["personalized"]["params"]["head"]["bias"]
+        for rows in (range(5), (3, 0))
+    )
+    np.testing.assert_array_equal(some, every[jnp.asarray([3, 0])])
 
 
 def test_without_the_regularizer_absent_clients_keep_their_heads():

@@ -74,6 +74,14 @@ def test_without_the_generated_features_it_is_fedavg():
     assert_close(states[-1].server["params"], wanted[-1]["global"], "global")
 
 
+def test_classes_that_nobody_has_are_not_drawn():
+    with jax.enable_x64(True):
+        ours, key = algorithm(), jax.random.key(0)
+        ctx = pfl.Context(toy_federation(), key, jnp.int32(0), jnp.int32(1), None)
+        _, labels = ours.draw(key, ours.init(ctx).generator, jnp.asarray([0, 3, 0]), 40)
+    assert set(np.asarray(labels).tolist()) == {1}
+
+
 def test_without_an_update_the_generator_stays():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=0, train_sizes=(5,))
     before, after = states_of(algorithm(generator_rate=0.05), federation, 1)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
@@ -86,6 +87,11 @@ def assert_new_clients(case, settings, state):
     final = final_in(state, algorithm(**settings), case.federation, case.rounds)
     made = final.personalize(case.federation)
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
+
+
+def test_a_private_head_is_refused():
+    with pytest.raises(pfl.InputError, match=r"nothing else, and .*head.* is private"):
+        pfl.Simulation(algorithm(), toy_federation(share="none")).check()
 
 
 def test_without_server_steps_the_head_stays():

@@ -48,6 +48,7 @@ def test_without_margins_it_is_fedavg():
     wanted, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
         assert_close(state.server, other.server, "server")
+    assert algorithm(tau=0, denominator="others").remarks(federation) == []  # it is not FedAvg
 
 
 def test_a_class_that_a_client_lacks_does_not_move():
@@ -56,6 +57,9 @@ def test_a_class_that_a_client_lacks_does_not_move():
     before, after = states_of(algorithm(), federation, 1)
     own, bias = int(federation.data.labels[0]), after.server["params"]["head"]["bias"]
     moved = abs(bias - before.server["params"]["head"]["bias"])
+    np.testing.assert_allclose(np.delete(moved, own), 0, atol=1e-30)
+    new = final_in(after, algorithm(), federation, 1).personalize(federation)
+    moved = abs(np.asarray(new["params"]["head"]["bias"])[0, 0] - bias)
     np.testing.assert_allclose(np.delete(moved, own), 0, atol=1e-30)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -20,6 +20,7 @@ from tests.algorithms.harness import (
 from tests.engine.finals import final_in
 from tests.references import fedpac
 from tests.references.local_sgd import sgd
+from tests.references.network import loss_and_gradient
 
 VARIANTS = {
     "authors": {},
@@ -35,8 +36,27 @@ def algorithm(**settings):
 
 @over(PATTERNS, QUICK, VARIANTS)
 def test_reference(pattern, variant):
-    settings = {**VARIANTS[variant]}
-    case, ours = Case(**PATTERNS[pattern]), algorithm(**VARIANTS[variant])
+    compare(Case(**PATTERNS[pattern]), **VARIANTS[variant])
+
+
+def test_classes_that_the_last_members_lacked_have_no_prototype():
+    case = Case(participation=0.2, client_execution="vmap", scored=False)
+    exist = compare(case)
+    assert [sum(known) for known in exist] == [2, 3, 2]
+
+
+@pytest.mark.thorough
+def test_rounds_in_which_nobody_arrives_leave_the_prototypes():
+    late = dict.fromkeys(range(5), 1)  # on time in every third round
+    states = states_of(algorithm(), toy_federation(stragglers=late, model=TanhNetwork()), 5)
+    assert states[3].exist.any()
+    np.testing.assert_array_equal(states[5].exist, states[3].exist)
+    np.testing.assert_array_equal(states[5].means, states[3].means)
+
+
+def compare(case, **settings):
+    """Runs FedPAC and its reference; returns which classes had prototypes after each round."""
+    ours = algorithm(**settings)
     common, count = case.common(), settings.pop("head_epochs", 1)
     schedule = replace(case.federation.schedule, epochs=count)
     heads = case.batches("head", schedule)
@@ -52,9 +72,24 @@ def test_reference(pattern, variant):
         members = case.cohorts[t]
         mixing = record["matrices"]["mixing"][np.ix_(members, members)]
         np.testing.assert_allclose(mixing, models["weights"], 1e-8, 1e-9)
-        assert_losses(record, case, "personalized", models["personalized"])
+        if case.scored:
+            assert_losses(record, case, "personalized", models["personalized"])
         assert_steps(record, members, common["batches"][t], heads[t])
         assert_traffic(record, case, members, wanted[t - 1]["exists"] if t else 0)
+    assert_training_loss(case, records[0], heads[0], common["batches"][0], settings)
+    return [models["exists"] for models in wanted]
+
+
+def assert_training_loss(case, record, heads, bodies, settings):
+    """It is the mean over the steps of both phases, without the alignment."""
+    i, losses = case.cohorts[0][0], []
+    model, rates = case.initial(), (settings.get("head_rate", 0.1), case.rates[0])
+    for walk, rate, layer in zip((heads[i], bodies[i]), rates, ("head", "hidden"), strict=True):
+        for at in walk:
+            losses.append(loss_and_gradient(model, case.x[at], case.y[at])[0])
+            model = sgd(model, [at], case.x, case.y, rate, layers=[layer])
+    found = record["clients"]["train_loss"][i]
+    np.testing.assert_allclose(found, np.mean(losses), 1e-9)
 
 
 def assert_traffic(record, case, members, exists):

@@ -78,6 +78,7 @@ def test_who_diverges_keeps_its_private_model():
     leaves = (state.own["params"]["head"]["bias"] for state in (before, after))
     np.testing.assert_array_equal(np.not_equal(*leaves).any(axis=1), [1, 1, 1, 0, 1])
     np.testing.assert_array_equal(after.rounds, [1, 1, 1, 0, 1])
+    assert_close(algorithm().new_client_start(None, after), after.server, "of new clients", 0)
 
 
 def test_private_models_inherit_no_more_after_the_usual_rounds():

@@ -14,7 +14,7 @@ from tests.algorithms.harness import (
 )
 from tests.references import fedrs
 
-VARIANTS = {"shares": {}, "missing": {"alpha": 0.2, "factors": "missing"}}
+VARIANTS = {"shares": {}, "missing": {"alpha": 0.0, "factors": "missing"}}
 
 
 def algorithm(**settings):

@@ -1,8 +1,8 @@
 """FedSAM against its reference, and its limits."""
 
+import flax.linen as nn
 import jax
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
@@ -86,7 +86,20 @@ def test_running_statistics_are_those_of_the_model_itself():
     assert_close(ours.server["batch_stats"], plain.server["batch_stats"], "statistics")
 
 
-@pytest.mark.thorough
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_both_passes_have_a_dropout_of_their_own():
+    federation = toy_federation(model=Dropping(), validation_size=0)
+    ours = states_of(algorithm(rho=0), federation, 1)[-1]
+    plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
+    ours, other = (state.server["params"]["head"]["kernel"] for state in (ours, plain))
+    assert np.abs(ours - other).max() > 1e-3
+
+
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
     options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
@@ -111,7 +124,6 @@ def test_frozen_layers_are_not_perturbed():
     assert_close(after.server["params"]["head"], wanted, "head")
 
 
-@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_the_direction():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)

@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.simplex import projected
 from fedjax_pfl.federation.batching import client_key
-from fedjax_pfl.testing.toys import assert_close, states_of
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (
     PATTERNS,
@@ -121,6 +121,15 @@ def assert_new_clients(case, states, ours):
         assert_close(simplex_of(jax.tree.map(lambda x, i=i: x[i], made)), wanted, f"client {i}")
 
 
+def test_who_is_late_sends_no_kernels():
+    federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
+    _, (record,) = run_rounds(algorithm(start=0.0), federation, 1, scored=())
+    asked = np.array([1, 1, 1, 0, 1])
+    np.testing.assert_array_equal(record["clients"]["numbers_up"] > 0, asked)
+    np.testing.assert_array_equal(record["clients"]["numbers_down"], CORNERS * asked)
+    np.testing.assert_array_equal(record["down"][:, 0], 2 * asked)
+
+
 def test_one_corner_is_fedavg():
     federation = sampled_federation()
     ours = states_of(algorithm(corners=1, start=1.0), federation)[-1]
@@ -142,7 +151,11 @@ def test_points_of_few_and_many_clients(clients, count):
     if clients <= 2:
         np.testing.assert_allclose(found, 1 / count, 1e-9)
     else:
-        np.testing.assert_allclose(found, floco.clients_points(rows, count), 1e-9, 1e-9)
+        wanted = floco.clients_points(rows, count)
+        np.testing.assert_allclose(found, wanted, 1e-9, 1e-9)
+        with jax.enable_x64(False):
+            single = projected(jnp.asarray(rows, "float32"), count)
+        np.testing.assert_allclose(single, wanted, atol=1e-3)
 
 
 def test_points_do_not_decay():

@@ -1,10 +1,9 @@
 """FML against its reference, and its limits."""
 
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -46,11 +45,14 @@ def test_reference(pattern, variant):
 
 def test_without_teaching_it_is_fedavg_and_local_training():
     federation = sampled_federation()
-    states, _ = run_rounds(algorithm(alpha=1, beta=1), federation)
-    averaged, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
+    states, records = run_rounds(algorithm(alpha=1, beta=1), federation)
+    averaged, plain = run_rounds(pfl.make_algorithm("fedavg"), federation)
     local, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
     assert_close(states[-1].server, averaged[-1].server, "server")
     assert_close(states[-1].own, local[-1].models, "own")
+    for record, other in zip(records, plain, strict=True):  # losses of meme models
+        losses = (one["clients"]["train_loss"] for one in (record, other))
+        np.testing.assert_allclose(*losses, 1e-9)
 
 
 def test_a_table_says_that_own_models_learn_nothing_from_others():
@@ -67,6 +69,21 @@ def test_a_client_without_cross_entropy_still_learns_from_its_meme_model():
     assert moved.any(axis=1).all()
 
 
+class TrainedOnly(TanhNetwork):
+    """A network that predicts nothing in evaluation mode."""
+
+    def __call__(self, x, train: bool = False):
+        return super().__call__(x) * (1.0 if train else 0.0)
+
+
+def test_teachers_are_in_training_mode():
+    """Equal models have nothing to teach each other."""
+    federation = toy_federation(model=TrainedOnly(), validation_size=0)
+    start, end = states_of(algorithm(alpha=0, beta=0), federation, 1)
+    assert_close(end.own, start.own, "own", 1e-12)
+    assert_close(end.server, start.server, "server", 1e-12)
+
+
 def test_who_diverges_keeps_its_own_model():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     before, after = states_of(algorithm(), federation, 1)
@@ -74,7 +91,6 @@ def test_who_diverges_keeps_its_own_model():
     np.testing.assert_array_equal(np.not_equal(*leaves).any(axis=1), [1, 1, 1, 0, 1])
 
 
-@pytest.mark.thorough
 def test_new_clients_train_both_from_the_servers_model():
     case = Case(1, scored=False)
     start = case.initial("server")

@@ -136,10 +136,11 @@ def test_ranks_that_can_not_be(options, message):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("fedavg", {}, "fedavg needs adapters of one rank: give lora_rank, or an algorithm"),
+        ("fedavg", {}, "fedavg needs adapters of one rank: give lora_rank in place"),
         ("hetlora", {"freeze": "body,*lora_a"}, "with lora_ranks needs both factors"),
         ("flora", {"freeze": "body,*lora_b"}, "with lora_ranks needs both factors"),
         ("hetlora", {"share": "*lora_a,head"}, "needs both factors of each adapter, and share"),
+        ("hetlora", {"dp": "client", "dp_clip": 1.0}, "the server knows the ranks without noise"),
         ("hetlora", {"compress": "sign"}, "compress needs adapters of one rank"),
     ],
 )
@@ -147,6 +148,22 @@ def test_refusals(name, options, message):
     with pytest.raises(pfl.InputError, match=message):
         one = toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS, **options)
         pfl.Simulation(pfl.make_algorithm(name), one).check()
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flora"])
+def test_who_diverges_has_no_weight_but_its_traffic(name):
+    federation = toy_federation(
+        diverging=3, dtype="float32", validation_size=0, model=TanhNetwork(), **ADAPTERS
+    )
+    ours = pfl.make_algorithm(name)
+    (before, after), (record,) = run_rounds(ours, federation, 1, scored=())
+    new, old = (jax.tree.leaves(state.server) for state in (after, before))
+    assert all(np.isfinite(leaf).all() for leaf in new)
+    assert any((leaf != other).any() for leaf, other in zip(new, old, strict=True))
+    clients = record["clients"]
+    assert clients["diverged"].tolist() == [False, False, False, True, False]
+    assert clients["numbers_down"][3] >= 9 * RANKS[0]
+    assert clients["numbers_up"][3] == 9 * RANKS[0]
 
 
 def test_norms_of_products():

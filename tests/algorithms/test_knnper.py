@@ -70,6 +70,22 @@ def test_without_votes_it_is_fedavg():
             np.testing.assert_allclose(ours["scores"][name], values, 1e-9, err_msg=name)
 
 
+def test_models_of_some_clients_have_their_own_weights():
+    federation = case_of("full-vmap", "tuned").federation
+    ours = algorithm(**VARIANTS["tuned"])
+    federation = ours.prepare(federation)
+    ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), None)
+
+    @jax.jit
+    def weights(rows):
+        named = ours.models(ctx, ours.init(ctx), rows)
+        return named["personalized"][MEMORY]["weight"]
+
+    every, some = weights(jnp.arange(5)), weights(jnp.asarray([1, 0]))
+    assert every[1] == 0.3 != every[0]  # it has no validation samples
+    np.testing.assert_array_equal(some, every[jnp.asarray([1, 0])])
+
+
 @pytest.fixture(scope="module")
 def remembering():
     """The task with two neighbours, a model, and inputs with their features."""

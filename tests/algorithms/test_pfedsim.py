@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.pfedsim import attention
+from fedjax_pfl.algorithms.pfedsim import attention, class_cosines
 from fedjax_pfl.testing.toys import assert_close, run_rounds
 from tests.algorithms.harness import (
     PATTERNS,
@@ -79,6 +79,14 @@ def test_weights():
         wanted = pfedsim.weights(row, i)
         np.testing.assert_allclose(found[i], 0 if wanted is None else wanted, 1e-4)
     assert found[0, 0] == found[0, 3] and not found[2].any()
+
+
+def test_opposite_classifiers_are_not_similar():
+    case = Case(rounds=1)
+    ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), None)
+    model = ctx.initial_model()
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), model)
+    np.testing.assert_allclose(class_cosines(ctx, both), np.eye(2), atol=1e-12)
 
 
 def test_a_reader_is_told_how_long_the_warm_up_is():

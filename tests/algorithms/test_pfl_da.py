@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
@@ -17,6 +18,8 @@ from tests.algorithms.harness import (
 )
 from tests.engine.finals import final_in
 from tests.references import pfl_da
+from tests.references.local_sgd import sgd
+from tests.references.network import loss_and_gradient
 
 
 def algorithm(**settings):
@@ -42,6 +45,23 @@ def test_reference(pattern):
         present = np.isin(np.arange(case.num_clients), case.cohorts[t])
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         np.testing.assert_array_equal(record["down"], record["up"])
+    assert_training_loss(case, common, wanted, records)
+
+
+def assert_training_loss(case, common, wanted, records):
+    """It is the mean of both phases, here in the second round."""
+    i = case.cohorts[1][0]
+    own, shared, losses = wanted[0]["personalized"][i], wanted[0]["head"], {"head": [], "body": []}
+    given, model = (case.x, case.y, common["learning_rate"][1]), own
+    for at in common["head_batches"][1][i]:
+        losses["head"].append(loss_and_gradient(model, case.x[at], case.y[at])[0])
+        model = {**own, "head": pfl_da.own_head(own, model["head"], shared, [at], *given, 0.7)}
+    model = {**own, "head": shared}
+    for at in common["batches"][1][i]:
+        losses["body"].append(loss_and_gradient(model, case.x[at], case.y[at])[0])
+        model = sgd(model, [at], *given)
+    mean = (np.mean(losses["head"]) + np.mean(losses["body"])) / 2
+    assert records[1]["clients"]["train_loss"][i] == pytest.approx(mean, rel=1e-9)
 
 
 def test_new_clients_train_a_round():

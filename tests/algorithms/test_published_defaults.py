@@ -30,10 +30,12 @@ REPOSITORIES = {
     "feddbe": "TsingZ0/DBE@193f435",
     "feddwa": "Sherrylife/FedDWA@f2b4574",
     "feddyn": "alpemreacar/FedDyn@48a19fa",
+    "fedem": "omarfoq/FedEM@996fadd",
     "fedexp": "Divyansh03/FedExP@34b05a2",
     "fedfomo": "NVlabs/FedFomo@fe04f66",
     "fedgen": "zhuangdizhu/FedGen@d767e34",
     "fedgh": "LipingYi/FedGH@2a6a29d",
+    "fedkd": "wuch15/FedKD@9b9e63f",
     "fednova": "JYWa/FedNova@47b4e09",
     "fedntd": "Lee-Gihun/FedNTD@be00ee5",
     "fedpac": "JianXu95/FedPAC@5770f4f",
@@ -50,6 +52,7 @@ REPOSITORIES = {
     "lg_fedavg": "pliang279/LG-FedAvg@7af0568",
     "moon": "QinbinLi/MOON@8fcba3c",
     "mrmtl": "kenziyuliu/private-cross-silo-fl@f16ff76",
+    "pfedfda": "cj-mclaughlin/pFedFDA@73c7c40",
     "pfedhn": "AvivSham/pFedHN@1bc0549",
     "pfedme": "CharlieDinh/pFedMe@caf24b1",
     "sfl": "dawenzi098/SFL-Structural-Federated-Learning@0a699e4",
@@ -185,17 +188,17 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedex_lora": {},
     "flora": {},
     "hetlora": {
-        "gamma": (0.99, "HetLoRA's decay factor"),
+        "gamma": (0.99, "paper: HetLoRA's decay factor"),
         "pull": (0.01, "ours: a third party's configuration for GLUE"),
         "least_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },
     "feddpa": {
-        "local_weight": (0.5, "FedDPA's main.py"),
-        "max_weight": (0.5, "README of FedDPA's code"),
+        "local_weight": (0.5, "FedDPA's code: main.py"),
+        "max_weight": (0.5, "FedDPA's code: README.md"),
         "weights": ("instance", "FedDPA: instance-wise weighting"),
-        "instances": (5, "FedDPA's GlobalModel_generated.py"),
-        "weighting": ("uniform", "FedDPA's model_aggregation.py"),
+        "instances": (5, "FedDPA's code: GlobalModel_generated.py"),
+        "weighting": ("uniform", "FedDPA's code: model_aggregation.py"),
     },
     "fedavgm": {
         "server_momentum": (0.9, "Reddi et al. (2021): section 5; in Hsu et al.'s grid"),
@@ -214,6 +217,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
     },
+    "fedcross": {
+        "alpha": (0.99, "PFLlib: system/main.py:498"),
+        "partner": ("lowest", "PFLlib: system/main.py:499"),
+        "averaged_rounds": (0, "PFLlib: system/main.py:497"),
+    },
     "feddbe": {
         "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
         "mu": (1.0, "code: system/run_me.sh, -mo 1"),
@@ -228,6 +236,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "alpha": (0.01, "code: example_cifar_10.py:65"),
         "scaling": ("equal", "paper: Algorithm 1, one alpha for all"),
         "score_last": (False, EXTRA_SCORE),
+    },
+    "fedem": {
+        "learners": (3, "code: utils/args.py:71; all of its scripts"),
+        "new_client_passes": (1, "code: aggregator.py, update_test_clients"),
     },
     "fedexp": {
         "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),
@@ -259,6 +271,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedlc": {
         "tau": (1.0, "FL-bench: src/server/fedlc.py:25; the authors tune it"),
         "denominator": ("all", "FL-bench: src/client/fedlc.py:33; the paper's loss has no minimum"),
+    },
+    "fedmtl": {
+        "coupling": (-1.0, "LG-FedAvg@7af0568: models/Update.py:102, by the model's size"),
+        "ridge": (-1.0, "LG-FedAvg@7af0568: models/Update.py:102, by the model's size"),
     },
     "fednova": {
         "mu": (0.0, "code: train_LocalSGD.py:105"),
@@ -355,6 +371,12 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "whole_pass": (False, "SCooL: its code"),
         "weights": ("learnt", "FedDWA's paper: the method of its tables"),
     },
+    "feddistill": {"weight": (1.0, "HtFLlib: system/total.sh:4; PFLlib: system/main.py:447")},
+    "fedkd": {
+        "first_energy": (0.95, "code: parameters.py:46"),
+        "last_energy": (0.98, "code: parameters.py:47"),
+        "weighting": ("uniform", "code: run.py, the mean of the changes"),
+    },
     "fml": {
         "alpha": (0.5, "HtFLlib: system/total.sh:5"),
         "beta": (0.5, "HtFLlib: system/total.sh:5"),
@@ -387,6 +409,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "perfedavg_async": {"local_updates": (2, "code: Algorithms/users/userPerFed.py:37-44")},
     "perfedavg_spfl": {"local_updates": (2, "code: SPFL/client/client.py:95-101")},
+    "pfedfda": {
+        "single": (False, "code: main.py:40"),
+        "min_samples": (3, "code: clients/client_fedfda.py:34, 187, as it means"),
+        "epsilon": (1e-4, "code: clients/client_fedfda.py:13"),
+    },
     "pfedhn": {
         "server_rate": (0.01, "code: experiments/pfedhn/trainer.py:273"),
         "embedding_rate": (1.0, "code: experiments/pfedhn/trainer.py:95, the server's own"),

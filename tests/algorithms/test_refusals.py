@@ -129,6 +129,12 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"frozen": "head"}, "fedcp trains under a frozen global head, and params/head/bias"),
     ],
+    "fedcross": [
+        ({"alpha": 1.1}, r"alpha must be in \[0, 1\], got 1\.1"),
+        ({"averaged_rounds": -1}, "averaged_rounds must be at least 0, got -1"),
+        ({"partner": "nearest"}, "partner.*'nearest'"),
+        ({}, {"share": "body"}, "fedcross averages whole models"),
+    ],
     "feddbe": [
         ({"kappa": -1}, "kappa must be at least 0, got -1"),
         ({"mu": 0}, r"mu must be in \(0, 1\], got 0"),
@@ -142,6 +148,10 @@ REFUSED = {
         ({"alpha": 0}, "alpha must be above 0, got 0"),
         ({"scaling": "sizes"}, r"scaling.*'sizes'.*'size'"),
         ({}, {"share": "body"}, "feddyn averages whole models"),
+    ],
+    "fedem": [
+        ({"learners": 0}, "learners must be at least 1, got 0"),
+        ({"new_client_passes": 0}, "new_client_passes must be at least 1, got 0"),
     ],
     "fedexp": [
         ({"epsilon": -1}, "epsilon must be at least 0, got -1"),
@@ -169,6 +179,7 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"share": "body"}, "fedgc averages whole models"),
         ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
+        ({}, {"model": NoBias()}, "fedgc compares rows of heads"),
     ],
     "fedgen": [
         ({"weight": -1}, "weight must be at least 0, got -1"),
@@ -181,6 +192,11 @@ REFUSED = {
     "fedlc": [
         ({"tau": -1}, "tau must be at least 0, got -1"),
         ({"denominator": "rest"}, "denominator.*'rest'"),
+    ],
+    "fedmtl": [
+        ({"coupling": -0.5}, r"coupling must be at least 0, or -1 for 10\^-\(k \+ 1\)"),
+        ({"ridge": -2}, "ridge must be at least 0"),
+        ({}, {"share": "none"}, "fedmtl relates what clients share"),
     ],
     "fednova": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
@@ -323,6 +339,16 @@ REFUSED = {
         ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
         ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
+    "feddistill": [
+        ({"weight": -1}, "weight must be at least 0, got -1"),
+        ({"weight": "nan"}, "weight must be"),
+    ],
+    "fedkd": [
+        ({"first_energy": 0}, r"first_energy must be in \(0, 1\], got 0"),
+        ({"last_energy": 1.5}, r"last_energy must be in \(0, 1\], got 1.5"),
+        ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
+        ({}, {"model": TwoLayers()}, "does not define its features"),
+    ],
     "fml": [
         ({"alpha": 1.5}, r"alpha must be in \[0, 1\], got 1.5"),
         ({"beta": -0.5}, r"beta must be in \[0, 1\], got -0.5"),
@@ -350,6 +376,11 @@ REFUSED = {
         ({"passes": 2**25}, "take fewer epochs or steps"),
     ],
     "perfedavg_async": [({"local_updates": 0}, "local_updates must be in 1..10")],
+    "pfedfda": [
+        ({"min_samples": 0}, "min_samples must be at least 1, got 0"),
+        ({"epsilon": 0}, r"epsilon must be in \(0, 1\], got 0"),
+        ({}, {"model": "softmax"}, "pfedfda learns a body, and this network is only a head"),
+    ],
     "pfedhn": [
         ({"server_rate": -1}, "server_rate must be at least 0, got -1"),
         ({"embedding_rate": -1}, "embedding_rate must be at least 0"),

@@ -25,15 +25,19 @@ TRAFFIC = [
     ("fedcp", {}, 1, 1, 2),
     ("fml", {}, 1, 1, 4),  # two models train, one travels
     ("gpfl", {}, 1, 1, 2),
+    ("pfedfda", {}, 1, 1, 2),  # and Gaussians
     ("knnper", {}, 1, 1, 2),
     ("fedex_lora", {}, 1, 1, 2),
     ("flora", {}, 1, 1, 2),
     ("fedgh", {}, 0, 1, 2),  # and class means
     ("fedas", {"align_batch": 4}, 1, 1, 4),  # alignment and Fisher information: a pass each
+    ("fedem", {}, 1, 1, 2),  # of a model with three learners
     ("fedgc", {}, 1, 1, 2),
     ("fedgen", {}, 1, 1, 2),  # and a generator: tests/algorithms/test_fedgen.py
+    ("fedkd", {}, 0, 1, 4),  # and factors: tests/algorithms/test_fedkd.py
     ("hetlora", {}, 1, 1, 2),
     ("feddpa", {}, 1, 1, 2),
+    ("feddistill", {}, 0, 0, 2),  # predictions: tests/algorithms/test_feddistill.py
     ("fedavg_ft", {}, 1, 1, 2),  # the client fine-tunes by itself
     ("fedavgm", {}, 1, 1, 2),  # only the server has momentum
     ("fednova", {}, 1, 1, 2),
@@ -50,6 +54,7 @@ TRAFFIC = [
     ("mrmtl", {}, 1, 1, 2),
     ("fedphp", {}, 1, 1, 2),
     ("moon", {}, 1, 1, 2),
+    ("fedcross", {}, 1, 1, 2),
     ("fedntd", {}, 1, 1, 2),
     ("fedlc", {}, 1, 1, 2),
     ("fedrs", {}, 1, 1, 2),
@@ -99,6 +104,7 @@ TRAFFIC = [
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
     ("pfedme", {"who": "drawn"}, 1, 1, 10),
+    ("fedmtl", {}, 1, 1, 2),
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
     ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
@@ -224,6 +230,17 @@ def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, pass
     np.testing.assert_array_equal(sent, up * present)
     np.testing.assert_array_equal(received, down * present)
     np.testing.assert_array_equal(steps, (passes * PASS + FURTHER.get(name, 0)) * present)
+
+
+def test_gradients_that_a_budget_is_divided_over_are_the_steps_of_a_round():
+    federation = toy_federation(local_epochs=EPOCHS)
+    # Both are refused with the budget, epsilon of sample-level privacy.
+    refused = ({"everyone": True}, {"guidance": "full_gradient"})
+    for name, settings, _, _, passes in TRAFFIC:
+        algorithm = pfl.make_algorithm(name, settings)
+        most = algorithm.gradients(algorithm.prepare(federation), 1)
+        if settings not in refused:
+            np.testing.assert_array_equal(most, passes * PASS + FURTHER.get(name, 0), name)
 
 
 def test_local_training_has_no_server_to_sample():

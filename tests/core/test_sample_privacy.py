@@ -5,12 +5,14 @@ from functools import cache
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.results import privacy
 from fedjax_pfl.testing.toys import (
     assert_close,
@@ -38,13 +40,27 @@ def make(name, **settings):
 # What sample-level privacy does not cover, by definition or by an option.
 REFUSED = {
     ("ifca", ()): "the choice of a cluster",
+    ("knnper", ()): "the samples that its model remembers",
     ("sfl", ()): "its labels",
     ("cwfedavg", ()): "the class counts of its regularizer",
     ("cwfedavg", (("wdr_weight", 0), ("shares", "labels"))): "the shares of its classes",
+    ("ccvr", ()): "the features of its classes",
     ("fedala", ()): "the weights of the two models",
+    ("fedas", ()): "the mean features of its classes",
+    ("feddbe", ()): "the mean features of its minibatches",
+    ("feddistill", ()): "the mean predictions of its classes",
+    ("feddpa", ()): "the samples that its weights compare with",
+    ("fedgc", ()): "the classes that it has",
+    ("fedgen", ()): "class counts",
+    ("fedgh", ()): "the mean features of its classes",
+    ("fedkd", ()): "the map between features",
+    ("fedlc", ()): "the class counts of its loss",
     ("fedpac", ()): "the mean features of its classes",
     ("fedproto", ()): "the mean features of its classes",
     ("fedrod", ()): "the class counts of its loss",
+    ("fedrs", ()): "the class counts of its loss",
+    ("gpfl", ()): "the class shares of its condition",
+    ("pfedfda", ()): "the features of its classes",
     ("perfedavg", (("variant", "hessian_free"),)): "products with the Hessian",
     ("feddwa", (("guidance", "full_gradient"),)): "the gradient over all samples",
     ("waffle", (("everyone", True),)): "draws the same noise for each Alice",
@@ -76,6 +92,7 @@ def test_public_validation_samples_need_no_noise():
     [
         ({"dp": "sample"}, "dp='sample' must have a dp_clip: noise without a bound hides nothing"),
         ({"dp_noise": 1.0}, "dp_noise must go with dp='client' or 'sample', got dp='none'"),
+        ({"dp_strict": True}, "dp_strict must go with dp='client' or 'sample', got dp='none'"),
         ({**PRIVATE, "dp_noise": 1.0, "dp_epsilon": 1.0}, "Give one of dp_noise and dp_epsilon"),
         ({**PRIVATE, "dp_clip": 0}, r"dp_clip must be a finite number in \(0, inf\), got 0"),
         ({**PRIVATE, "dp_adaptive_clip": True}, "dp_adaptive_clip is of updates"),
@@ -94,6 +111,7 @@ def test_options_that_are_refused(options, message):
         ({"extra_loss": pfl.training.WeightDistribution(1.0)}, "WeightDistribution depends on all"),
         ({"dp_epsilon": 1e-7, "dp_delta": 1e-12}, "dp_epsilon must be reachable, got 1e-07"),
         ({"batch_order": "by_class"}, "each sample is in one known minibatch"),
+        ({"dp_strict": True}, "take batch_order='poisson' in place of 'shuffled'"),
         ({"augment": lambda key, x: x}, "may mix samples of a minibatch"),
         ({"dtype": "bfloat16"}, "at least float32, got bfloat16"),
     ],
@@ -116,7 +134,7 @@ def test_poisson_draws_no_two_batches_of_a_step():
         pfl.simulate(make("perfedavg"), federation, 1)
 
 
-# ------------------------------------------------------------------ noise
+# ------------------------------------------------------------------ gradients
 
 COVERED = {
     name: {"wdr_weight": 0} if name == "cwfedavg" else {}
@@ -126,6 +144,43 @@ COVERED = {
 COVERED["sfl"] = {"graph": "neighbours"}
 # Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
 QUICK = ("apfl", "ditto", "spfl")
+
+
+def without_gradients(algorithm, monkeypatch, changed):
+    """Return (state, models) after two rounds in which each gradient of a sample counts as 0."""
+    monkeypatch.setattr(
+        private_gradient, "clipped", lambda gradient, *_: jax.tree.map(jnp.zeros_like, gradient)
+    )
+    options = {"dp": "sample", "dp_clip": 1.0, "dp_public_validation": True, "changed": changed}
+    federation = algorithm.prepare(toy_for(algorithm, **options))
+    runs = pfl.engine.runs.make_runs(algorithm, federation, (0,))
+    program = pfl.engine.program.Program(runs, federation, 2, scored=())
+    states = program.advance(program.start(), 0, 2)[0]
+    return states, Final(program, states).models()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "mrmtl" else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+)
+def test_samples_are_used_by_gradients_only(name, monkeypatch):
+    """Or by what is declared in `unprotected` and `channels`."""
+    algorithm = make(name, **COVERED[name])
+    if algorithm.channels or algorithm.unprotected:
+        pytest.skip("declared")
+    plain, other = (without_gradients(algorithm, monkeypatch, one) for one in ((), (2,)))
+    assert_close(other, plain, f"samples of client 2 changed the state or models of {name}", 0)
+
+
+def test_another_use_of_samples_is_noticed(monkeypatch):
+    algorithm = make("knnper")
+    monkeypatch.setattr(type(algorithm), "unprotected", ())
+    plain, other = (without_gradients(algorithm, monkeypatch, one) for one in ((), (2,)))
+    with pytest.raises(AssertionError):
+        assert_close(other[1], plain[1], "models", 0)
+
+
+# ------------------------------------------------------------------ noise
 
 
 def key_words(monkeypatch):

@@ -151,6 +151,23 @@ def test_a_failed_client_counts_under_client_level_privacy():
 
 
 @pfl.core.struct
+class AddsCounted(FreeRiders):
+    """Adds the number of members with samples to every upload."""
+
+    def __call__(self, sent, reference, sending, memory):
+        return jax.tree.map(lambda leaf: leaf + jnp.sum(sending.counted), sent), memory
+
+
+def test_clients_without_samples_carry_no_noise_of_sums():
+    """They have no weight in a mean by sizes, so the others' noise must suffice."""
+    federation = toy_federation((7, 0, 6, 10, 4), test_sizes=(1, 2, 3, 4, 2))
+    counted = replace(federation, uploads=AddsCounted(jnp.zeros((0,), jnp.int32)))
+    made = pfl.make_algorithm("fedavg")
+    servers = [run_rounds(made, one, 1, scored=())[0][1].server for one in (federation, counted)]
+    np.testing.assert_allclose(flat(servers[1]) - flat(servers[0]), 4, atol=1e-9)
+
+
+@pfl.core.struct
 class AddsMembers(FreeRiders):
     """Adds the number of members that count to every upload."""
 
@@ -325,7 +342,7 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
         ({"dp_adaptive_clip": True}, "dp_adaptive_clip must go with dp='client' or 'sample'"),
         ({"dp": "client", "dp_clip": 1.0, "dp_noise": float("inf")}, r"in \[0, inf\)"),
         ({"compress_options": {"rate": 0.1}}, "absent without a compressor"),
-        ({"secure_bits": 8}, "wrap at 8 bits"),
+        ({"secure_bits": 8}, "wrap at 8 bits: take 25 bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
         ({"sampling": "poison"}, "poisson"),
     ],
@@ -353,6 +370,15 @@ def test_bad_options(options, words):
         ("fedavg", {**SUMS, "dp_noise": 0.6, "dp_adaptive_clip": True}, "dp_noise must be below"),
         ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
         ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
+        ("fedavg", {**SUMS, "dp_strict": True, "participation": 0.6}, "take sampling='poisson'"),
+        ("fedas", SUMS, "fedas weighs members by the Fisher information"),
+        ("fedas", {"secure_bits": 32}, "fedas weighs members by the Fisher information"),
+        ("ccvr", {"secure_bits": 32}, "ccvr uploads numbers of samples, which secure_bits"),
+        (
+            "fedpac",
+            {"dp": "client", "dp_clip": 1.0},
+            "fedpac uploads numbers of samples, which dp does",
+        ),
         ("local", SUMS, "local uploads no model here: leave dp out"),
         ("fedavg", {"share": "none", "compress": "sign"}, "uploads no model here"),
         ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
@@ -418,6 +444,16 @@ def test_failed_clients_count_in_loops_of_their_own(name):
     _, records = run_rounds(made, toy_federation((7, 3, 6, 10, 4), **options), 1, scored=())
     (weights,) = records[0]["matrices"].values()
     assert records[0]["clients"]["diverged"][1] and weights.reshape(-1)[1] > 0
+
+
+def test_noisy_fisher_information_gives_weights():
+    """Of which none is negative; noise is a hundred times the bound."""
+    options = {"dp": "client", "dp_clip": 0.5, "dp_noise": 100.0}
+    made = pfl.make_algorithm("fedas", {"align_epochs": 0})
+    _, records = run_rounds(made, toy_federation((7, 3, 6, 10, 4), **options), 3, scored=())
+    weights = np.array([record["matrices"]["mixing"][0] for record in records])
+    assert (weights >= 0).all() and (weights == 0).any()
+    np.testing.assert_allclose(weights.sum(1), (weights > 0).any(1))
 
 
 def test_privacy_needs_its_library_before_a_run(monkeypatch):

@@ -149,7 +149,7 @@ def test_options_that_tell_the_server_more():
 
 
 SUMS = [name for name, cls in sorted(pfl.core.ALGORITHMS.items()) if cls.sees == "sums"]
-SEVERAL = ("fedproto", "ifca")  # sums, of classes and of clusters
+SEVERAL = ("feddistill", "fedproto", "ifca")  # sums, of classes and of clusters
 
 
 @pytest.mark.thorough
@@ -194,7 +194,8 @@ class Listed(FreeRiders):
     names: list = pfl.core.static(default=None)
 
     def __call__(self, sent, reference, sending, memory):
-        self.names.append(sending.what)
+        whole = not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(sent))
+        self.names.append((sending.what, whole))
         return sent, memory
 
 
@@ -221,4 +222,5 @@ def test_uploads_of_a_round_are_declared(name, options):
         return run.algorithm.round(ctx, run.algorithm.init(ctx))
 
     jax.eval_shape(one_round)
+    assert made.uploads_counts == any(whole for _, whole in names)
     assert len(set(names)) == (made.uploads_per_round if made.sees != "nothing" else 0)

@@ -25,6 +25,7 @@ NAMES = (
     "benchmark",
     "plan",
     "study",
+    "pretrain",
 )
 COMMANDS = {f"pfl-{name}": f"experiments.{name}" for name in NAMES}
 PROGRAMS = ("python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",

@@ -42,7 +42,8 @@ RUN_BY = {
     "docs/debugging.md": (3, "test_guides.py"),
     "README.md": (1, "test_readme.py"),
     "docs/index.md": (1, "test_readme.py"),
-    "docs/your_own.md": (19, "test_your_own.py"),
+    "docs/your_own.md": (11, "test_your_own.py"),
+    "docs/your_algorithm.md": (9, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
     "docs/using_models.md": (6, "test_using_models.py"),
@@ -51,6 +52,7 @@ RUN_BY = {
     "docs/tasks.md": (3, "test_commands.py"),
     "docs/uploads.md": (1, "test_commands.py"),
     "docs/comparing.md": (1, "test_commands.py"),
+    "docs/drift.md": (1, "test_commands.py"),
     "docs/running.md": (2, "test_commands.py"),
     "docs/models.md": (2, "test_commands.py"),
     "docs/pytorch.md": (5, "test_pytorch.py"),
@@ -237,17 +239,21 @@ def in_reach(page):
 
 
 RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md",
-           "docs/using_models.md", "docs/your_own.md", "docs/partitions.md",
+           "docs/using_models.md", "docs/your_own.md", "docs/your_algorithm.md",
+           "docs/partitions.md",
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
-           "docs/algorithms/fedbabu.md", "docs/algorithms/fedpac.md",
+           "docs/algorithms/fedbabu.md", "docs/algorithms/feddistill.md",
+           "docs/algorithms/fedkd.md", "docs/algorithms/fedpac.md",
            "docs/algorithms/fedper.md", "docs/algorithms/fedrep.md",
-           "docs/algorithms/ccvr.md", "docs/algorithms/fedex_lora.md",
+           "docs/algorithms/ccvr.md", "docs/algorithms/fedem.md",
+           "docs/algorithms/fedex_lora.md",
            "docs/algorithms/floco.md", "docs/algorithms/flora.md",
            "docs/algorithms/fml.md", "docs/algorithms/feddpa.md",
            "docs/algorithms/hetlora.md", "docs/algorithms/knnper.md",
+           "docs/algorithms/fedmtl.md", "docs/algorithms/pfedfda.md",
            "docs/algorithms/lg_fedavg.md", "docs/figures.md",
            "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
-           "docs/performance.md")  # fmt: skip
+           "docs/performance.md", "docs/drift.md")  # fmt: skip
 
 
 def test_no_page_is_forgotten():

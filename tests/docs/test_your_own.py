@@ -1,4 +1,4 @@
-"""The guide to one's own data, model, partition and algorithm runs as written."""
+"""The guides to data, partitions, models and algorithms of one's own run as written."""
 
 import re
 from pathlib import Path
@@ -7,8 +7,14 @@ import pytest
 
 import fedjax_pfl as pfl
 
-GUIDE = Path(__file__).parents[2] / "docs/your_own.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks_of(page):
+    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+DATA, ALGORITHM = blocks_of("your_own.md"), blocks_of("your_algorithm.md")
 
 
 @pytest.fixture(autouse=True)
@@ -20,21 +26,17 @@ def known_names():
         known.update(names)
 
 
-def run_blocks(blocks, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def run_blocks(blocks):
     names = {"__name__": "guide"}
     for block in blocks:
-        exec(compile(block, "your_own.md", "exec"), names)
+        smaller = block.replace('model="mlp"', 'model="softmax"')
+        exec(compile(smaller, "your_own.md", "exec"), names)
     return names
 
 
-def test_every_block(tmp_path, monkeypatch):
-    blocks = [block for block in BLOCKS if "check_algorithm(PulledToMean())" not in block]
-    assert len(blocks) == len(BLOCKS) - 1
-    smaller = [block.replace('model="mlp"', 'model="softmax"') for block in blocks]
-    assert smaller != blocks
-    names = run_blocks(smaller, tmp_path, monkeypatch)
-    assert names["result"].rounds == 5
+def test_data_partition_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_blocks(DATA)
     assert names["federation"].plan.head == "head"
     assert (tmp_path / "mine_partition.npz").exists()
     partition = pfl.Partition.load(tmp_path / "mine_partition.npz")
@@ -43,6 +45,12 @@ def test_every_block(tmp_path, monkeypatch):
     assert dataset.num_classes == 4
 
 
+def test_algorithm():
+    blocks = [block for block in ALGORITHM if "check_algorithm(PulledToMean())" not in block]
+    assert len(blocks) == len(ALGORITHM) - 1
+    assert run_blocks(blocks)["result"].rounds == 5
+
+
 @pytest.mark.slow
-def test_the_suite(tmp_path, monkeypatch):
-    run_blocks(BLOCKS, tmp_path, monkeypatch)
+def test_the_suite():
+    run_blocks(ALGORITHM)

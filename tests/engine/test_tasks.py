@@ -144,6 +144,10 @@ def test_what_else_needs_classes():
     data = dataset("regression")
     federation = pfl.federate(data, partition(), "mlp")
     pfl.Simulation(pfl.make_algorithm("sfl", {"graph": "neighbours"}), federation).check()
+    pfl.Simulation(pfl.make_algorithm("fedphp"), federation).check()
+    with pytest.raises(pfl.InputError, match="fedphp needs a class for each sample"):
+        distilling = pfl.make_algorithm("fedphp", {"regularizer": "distillation"})
+        pfl.Simulation(distilling, federation).check()
     for options in (
         {"batch_order": "by_class"},
         {"extra_loss": pfl.training.WeightDistribution(1.0)},

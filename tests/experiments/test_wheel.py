@@ -22,6 +22,7 @@ PACKED = ("fedjax_pfl", "experiments")
 COMMANDS = (
     "run",
     "sweep",
+    "pretrain",
     "compare",
     "partition",
     "reproduce",

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl import Context, InputError
-from fedjax_pfl.federation.participation import Cohort, Participation, ParticipationOptions
+from fedjax_pfl.federation.participation import Cohort, Participation
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.testing.toys import toy_federation
 
 KEY = jax.random.key(3)

@@ -155,7 +155,7 @@ def command(main, stops, get_flags, base: Sequence[str] = (), first: dict | None
 
 def sweeps():
     """Any flags of `run` with one valid grid, or one with any grid."""
-    lines, attack = command(sweep.main, {(sweep, "sweep"): 0}, run_flags, SMALL)
+    lines, attack = command(sweep.main, {(sweep, "sweep"): (0, None)}, run_flags, SMALL)
     fine = st.sampled_from(["learning_rate=0.1,0.2", "batch_size=2,3", "alpha=0.1,1"])
     grids = st.one_of(fine, fine, PAIRS["grid"]).map("--grid={}".format)
     more = values.words("final", "last_tenth").map("--rank_by={}".format)

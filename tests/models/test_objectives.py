@@ -49,6 +49,19 @@ def test_outputs_that_are_no_numbers_have_an_infinite_error(name, lower):
     assert all(values[one] == np.inf for one in lower)
 
 
+@pytest.mark.parametrize("name", ["classification", "multi_label", "regression", "next_token"])
+def test_a_mixture_has_the_mean_of_its_models_predictions(name):
+    rng, weights = np.random.default_rng(1), np.array([0.2, 0.8, 0.0])
+    outputs = rng.normal(size=(3, 4, 5, 6) if name == "next_token" else (3, 4, 5))
+    predicted = {
+        "regression": lambda z: z,
+        "multi_label": jax.nn.sigmoid,
+    }.get(name, jax.nn.softmax)
+    mixed = OBJECTIVES[name].mixed(jnp.asarray(outputs), jnp.asarray(weights))
+    mean = sum(weight * predicted(one) for weight, one in zip(weights, outputs, strict=True))
+    np.testing.assert_allclose(predicted(mixed), mean, 1e-6)
+
+
 @pytest.fixture
 def own_objectives():
     known = dict(OBJECTIVES)

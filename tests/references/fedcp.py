@@ -3,7 +3,7 @@
 import numpy as np
 
 from tests.references.averaging import average
-from tests.references.network import backward, cross_entropy, features, linear, scale, subtract
+from tests.references.network import add, backward, cross_entropy, features, linear, scale, subtract
 
 WIDTHS = (20.0, 30.0, 40.0, 100.0)
 PRIVATE = ("personal_head", "context")
@@ -79,18 +79,31 @@ def loss_and_gradient(model, received, x, y, noise, weight):
     return loss + weight * apart, gradient
 
 
-def train(received, batches, noises, x, y, rate, weight):
+def train(received, batches, noises, x, y, rate, weight, decay=0.0):
     """A member's model after its minibatches, under the received global head."""
     model = received
     for batch, noise in zip(batches, noises, strict=True):
         _, gradient = loss_and_gradient(model, received, x[batch], y[batch], noise, weight)
         moved = {name: model[name] for name in gradient}
+        gradient = add(gradient, scale(decay, moved))
         model = {**model, **subtract(moved, scale(rate, gradient))}
     return model
 
 
 def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, noises, learning_rate, weight=5.0
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    noises,
+    learning_rate,
+    weight=5.0,
+    decay=0.0,
 ):
     """Rounds of training under the global head, which is averaged with the personal ones.
 
@@ -99,6 +112,7 @@ def run(
       clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       noises: noises[t][i], for each batch the noise [n, 2, d] of the policy.
       weight: of the discrepancy of features.
+      decay: weight decay of what is trained.
 
     Returns:
       After every round, "global": shared layers, "personalized": [N], with "personal_head" and
@@ -111,7 +125,7 @@ def run(
         sent = []
         for i in cohorts[t]:
             start = {**shared, **own[i]}
-            model = train(start, batches[t][i], noises[t][i], x, y, learning_rate[t], weight)
+            model = train(start, batches[t][i], noises[t][i], x, y, learning_rate[t], weight, decay)
             mine = model["personal_head"]
             own[i] = {"personal_head": mine, "context": {"v": unit(mine)}}
             common = {name: (mine[name] + shared["head"][name]) / 2 for name in mine}

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Broadcast, InputError
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.training import batch_indices
 from fedjax_pfl.utils import keys

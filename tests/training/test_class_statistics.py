@@ -117,9 +117,11 @@ def test_features_of_every_members_own_model_and_of_one():
         passes = ctx.tally.samples
         model = ctx.initial_model()
         one, _ = ctx.sample_features(pfl.Broadcast(model), ctx.everyone(jnp.array([3, 0])))
-        return models["params"], own, after.mask, passes, one
+        sums, _ = ctx.sample_features(models, cohort, then=lambda seen: jnp.sum(seen.features, 0))
+        return models["params"], own, after.mask, passes, one, sums
 
-    models, own, mask, passes, one = jax.device_get(run(federation))
+    models, own, mask, passes, one, sums = jax.device_get(run(federation))
+    np.testing.assert_allclose(sums, own.features.sum(axis=1), 1e-12)
     np.testing.assert_array_equal(mask, MEMBERS)
     np.testing.assert_array_equal(passes, TRAIN_SIZES * MEMBERS)
     data, part = federation.data, federation.data.train

@@ -92,6 +92,14 @@ def test_noise_has_its_deviation_and_is_independent(placement, share):
     assert np.abs(together).max() < 5 / np.sqrt(4000)
 
 
+def test_shared_noise_is_that_of_the_members_that_count():
+    counted = jnp.asarray([True, True, False, False, False])
+    stage = private(2.0, 1.5, placement="distributed")
+    plain, few = (received(stage, **more)[0] for more in ({}, {"counted": counted}))
+    limited = clipped(stacks()[2], 2.0)
+    np.testing.assert_allclose((few - limited)[:2], (plain - limited)[:2] * 2**0.5, rtol=1e-9)
+
+
 def flat_of(stage, key):
     sent, held, _ = stacks()
     got, _ = stage(

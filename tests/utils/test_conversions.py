@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import run
-from fedjax_pfl.federation.participation import ParticipationOptions
+from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils.conversions import (

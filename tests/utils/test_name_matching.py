@@ -18,7 +18,8 @@ cwfedavg spfl spfl_w lga plga fedasync fedavg_sync fedavg_async feddwa pfedla he
 perfedavg perfedavg_spfl perfedavg_async pfedme ditto fedamp heurfedamp fedfomo apple cfl ifca
 sfl l2c fedrod fedrep fedper fedbn lg_fedavg fedbabu pfedhn fedadagrad fedadam fedyogi feddyn
 moon fedproto fedala fedexp fedex_lora flora fednova fedlc feddbe fedcac mrmtl fedrs fedntd fedsam
-fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas fedgen fml
+fedphp pfl_da pfedsim fedpac fedcp fedgc knnper floco ccvr fedgh gpfl fedas feddistill fedgen
+fedkd fml pfedfda fedmtl fedcross fedem
 """)
 SPELT = {
     "FedAvg": "fedavg", "FedAvg-FT": "fedavg_ft", "FedAvgFT": "fedavg_ft", "FedAvg + FT": None,
@@ -37,14 +38,14 @@ FOREIGN = words("""
 GPFL FedGen FedPAC FedCP FedKD FedPHP FedMTL FML FedGH FedDistill FedPCL FedTGP FedCAC FedNTD
 FedCross FedLC FedSR ADCOL FedIIR FedFed Floco Elastic CCVR MetaFed kNN-Per pFedSim
 FedAP FedNova FedDC FedCM FedCurv FedMA FedDF FedEM pFedGate pFedGraph pFedGP FedTP QFedAvg
-FedMedian Krum Bulyan FedTrimmedAvg FedXgb HeteroFL FjORD FLANDERS TAMUNA FedSGD SubFedAvg
+FedMedian Krum Bulyan FedTrimmedAvg FedXgb FedHKD HeteroFL FjORD FLANDERS TAMUNA FedSGD SubFedAvg
 """)
 # Those that have come since are ours.
 OURS = {name.replace("_", "") for name in (*CANONICAL, *pfl.core.ALGORITHMS)}
 FOREIGN = [name for name in FOREIGN if name.lower().replace("-", "") not in OURS]
 # The same, before anybody has put them into the table.
 UNHEARD = words("""
-FedQZ pFedXY AQFL FedUOT FedHKD FedCLS pFedPT FedIFL
+FedQZ pFedXY AQFL FedUOT FedCLS pFedPT FedIFL
 """)
 NEAR = {
     "fedavgg": "fedavg", "fedpor": "fedper", "scafold": "scaffold", "fedprx": "fedprox",

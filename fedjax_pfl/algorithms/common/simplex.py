@@ -24,13 +24,20 @@ def projected(rows: jax.Array, count: int) -> jax.Array:
     missing = count - components.shape[1]
     components = jnp.pad(components, ((0, 0), (0, missing)))
 
+    pairs = jnp.triu(jnp.ones((len(rows), len(rows)), bool), 1)
+
     def energy(level):
         points = on_simplex(components, level)
         squares = jnp.sum(jnp.square(points[:, None] - points), axis=2)
-        return jnp.sum(jnp.triu(1 / jnp.maximum(squares, NEAREST**2), 1))
+        nearest = squares <= NEAREST**2
+        others = jnp.where(pairs & ~nearest, 1 / jnp.maximum(squares, NEAREST**2), 0)
+        return jnp.sum(pairs & nearest), jnp.sum(others)
 
     levels = jnp.linspace(1e-4, 1, LEVELS, dtype=wide.dtype)
-    best = levels[jnp.argmin(lax.map(energy, levels))]
+    # Nearest pairs have so much energy that in single precision no other would count beside them.
+    nearest, others = lax.map(energy, levels)
+    energies = (nearest - jnp.min(nearest)) / NEAREST**2 + others
+    best = levels[jnp.argmin(energies)]
     return on_simplex(components, best).astype(rows.dtype)
 
 

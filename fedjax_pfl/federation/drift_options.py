@@ -1,0 +1,81 @@
+"""Options of concept drift."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.drift import ROTATE, SWAP, make_drift, schedule
+from fedjax_pfl.data.federated import FederatedData, check_turns
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import InputError, require
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class DriftOptions(Group):
+    """Options of concept drift, see `fedjax_pfl.data.drift`."""
+
+    drift: str = option(
+        NONE,
+        "concept drift: {choices}; 'rotate' turns images by quarters, 'swap' exchanges two labels",
+        choices=(NONE, ROTATE, SWAP),
+    )
+    drift_rounds: Sequence[int] | None = option(
+        None, "rounds, counted from 1, that are the first of the next concept, such as [20, 40]"
+    )
+    drift_concepts: int = option(
+        2, "number of concepts; after the last one the first comes again", low=2
+    )
+    drift_share: float = option(
+        1.0, "fraction of the clients that drift, the first ones", within="(0, 1]",
+        noun="a fraction",
+    )  # fmt: skip
+    drift_stagger: int = option(
+        0, "rounds between the change of one client and that of the next; 0: all at once", low=0
+    )
+
+    def validate(self) -> None:
+        super().validate()
+        if self.drift == NONE:
+            for name in ("drift_rounds", "drift_stagger"):
+                require(not getattr(self, name), name, getattr(self, name), "absent without drift")
+        elif not self.drift_rounds:
+            raise InputError(f"drift={self.drift!r} needs drift_rounds, such as [20, 40].")
+
+    def drifting(
+        self, data: FederatedData, dataset: Dataset, partition: Partition
+    ) -> FederatedData:
+        """Return the data with drift.
+
+        Raises:
+          InputError: rounds that do not ascend, or samples that this drift can't change.
+        """
+        if self.drift == NONE:
+            return data
+        rounds = [convert("round of drift", one, int) for one in self.drift_rounds or ()]
+        starts, concepts = schedule(
+            data.num_clients, rounds, self.drift_concepts, self.drift_share, self.drift_stagger
+        )
+        if self.drift == ROTATE:
+            check_turns(concepts, dataset.input_shape)
+        elif not dataset.has_classes:
+            raise InputError(f"drift='swap' needs classes, and {dataset.name!r} has none.")
+        counts = np.asarray(data.class_counts)
+        drift = make_drift(
+            self.drift, starts, concepts, counts, partition.label_map, partition.turns
+        )
+        return replace(data, drift=drift).at_round(0)
+
+    def notes(self) -> list[str]:
+        """Return a sentence for tables."""
+        if self.drift == NONE:
+            return []
+        first = ", ".join(map(str, self.drift_rounds or ()))
+        how = f", one client every {self.drift_stagger} rounds" if self.drift_stagger else ""
+        share = "" if self.drift_share == 1 else f", {100 * self.drift_share:g} % of the clients"
+        return [f"concept drift ({self.drift}) from round {first} on{how}{share}"]

@@ -1,0 +1,168 @@
+"""FedEM against its reference, what clients predict, new clients; a corner: FedAvg."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.fedem import Learners
+from fedjax_pfl.models.task import as_task
+from fedjax_pfl.testing.toys import (
+    OverflowingNormed,
+    TanhNetwork,
+    assert_close,
+    states_of,
+    toy_federation,
+)
+from tests.algorithms.harness import PATTERNS, Case, assert_steps, over, sampled_federation
+from tests.engine.finals import final_in
+from tests.references import fedem
+
+VARIANTS = {"default": {}, "two": {"learners": 2, "new_client_passes": 3}}
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("fedem", settings)
+
+
+def learners_of(params):
+    """The learners of one model by the reference's names."""
+    shared = {name: layer for name, layer in params.items() if name != "mixture"}
+    count = len(shared["head"]["bias"])
+    return [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), shared) for k in range(count)]
+
+
+@over(PATTERNS, [("partial-map", "two"), ("full-vmap", "default")], VARIANTS)
+def test_reference(pattern, variant):
+    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
+    count, common = settings.get("learners", 3), case.common()
+    states, records = case.run_rounds(algorithm(**settings))
+    initial = learners_of(states[0].server["params"])
+    assert_close(initial[0], case.initial(), "learner 0", 0)
+    assert len({float(one["head"]["kernel"].sum()) for one in initial}) == count
+    wanted = fedem.run(initial, case.clients(), 3, **common)
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        learners = learners_of(state.server["params"])
+        for k, (ours, learner) in enumerate(zip(learners, models["learners"], strict=True)):
+            assert_close(ours, learner, f"learner {k} in round {t}")
+        weights = state.private["params"]["mixture"]
+        np.testing.assert_allclose(weights, models["weights"], 1e-9, 1e-12)
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        # Each learner once for the weights, and on minibatches of 4.
+        passes = count * (4 * record["clients"]["local_steps"] + present * case.sizes)
+        np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)
+        np.testing.assert_array_equal(record["up"].sum(axis=1), present * record["up"].shape[1])
+        if case.scored:
+            losses = [
+                fedem.loss(models["learners"], own, case.x[at], case.y[at]) if len(at) else np.nan
+                for i, own in enumerate(models["weights"])
+                for at in [case.samples(i, "test")]
+            ]
+            np.testing.assert_allclose(record["scores"]["personalized/test/loss"], losses, 1e-9)
+    assert np.ptp(wanted[-1]["weights"], axis=0).max() > 0.05
+    if variant == "two":
+        assert_new_clients(case, states, settings)
+
+
+def assert_new_clients(case, states, settings):
+    """They learn weights of the server's learners, from equal ones, and train nothing."""
+    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
+    server = learners_of(states[-1].server["params"])
+    for i in range(case.num_clients):
+        own, weights = case.samples(i), np.full(len(server), 1 / len(server))
+        for _ in range(settings["new_client_passes"]):
+            weights = fedem.posterior(server, weights, case.x[own], case.y[own]).mean(axis=1)
+        np.testing.assert_allclose(made["mixture"][i], weights, 1e-9)
+        ours = learners_of(jax.tree.map(lambda leaf, i=i: leaf[i], made))
+        assert all(map(np.array_equal, *map(jax.tree.leaves, (ours, server))))
+
+
+def test_one_learner_is_fedavg():
+    federation = sampled_federation()
+    ours = states_of(algorithm(learners=1), federation)[-1]
+    plain = states_of(pfl.make_algorithm("fedavg"), federation)[-1]
+    server = jax.tree.map(lambda leaf: leaf[0], ours.server["params"])
+    assert_close(
+        {name: server[name] for name in plain.server["params"]}, plain.server["params"], ""
+    )
+    np.testing.assert_array_equal(ours.private["params"]["mixture"], 1)
+
+
+def test_weights_do_not_decay_and_stay_with_clients():
+    federation = sampled_federation(weight_decay=0.3, momentum=0.5)
+    weights = states_of(algorithm(learners=2), federation, 2)[-1].private["params"]["mixture"]
+    np.testing.assert_allclose(weights.sum(axis=1), 1, 1e-12)
+    plan = algorithm().prepare(toy_federation()).plan
+    assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))["mixture"] == 0
+
+
+def test_an_e_step_is_over_all_samples_as_they_are():
+    """Also with fewer local steps, incomplete batches left out and augmentation."""
+    options = {"local_steps": 1, "drop_last": True, "augment": lambda key, x: x + 1}
+    case = Case(rounds=1, model=TanhNetwork(), **options)
+    before, after = case.states_of(algorithm())
+    initial = learners_of(before.server["params"])
+    for i, weights in enumerate(after.private["params"]["mixture"]):
+        own = case.samples(i)
+        q = fedem.posterior(initial, np.full(3, 1 / 3), case.x[own], case.y[own])
+        np.testing.assert_allclose(weights, q.mean(axis=1), 1e-9)
+
+
+class Noisy(nn.Module):
+    """A network with running statistics and dropout."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train)(nn.Dense(4)(x))
+        return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def test_learners_of_a_network_with_statistics_and_dropout():
+    task = Learners(as_task(Noisy()), count=2)
+    rng = np.random.default_rng(0)
+    x, y, valid = rng.normal(size=(6, 5)), rng.integers(0, 3, 6), jnp.ones(6, bool)
+    batch = pfl.training.Batch(jnp.asarray(x), jnp.asarray(y), valid)
+    model = task.initial_model(jax.random.key(0), batch.inputs)
+    first = jax.tree.map(lambda leaf: leaf[0], model)
+    twins = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), first)
+    twins["params"]["mixture"] = jnp.array([0.3, 0.7])
+    # Twins differ in what is dropped; the posterior is of evaluation, in which they do not.
+    out, statistics = task.each(twins, batch.inputs, True, jax.random.key(1), valid)
+    assert not np.allclose(out[0], out[1])
+    q = task.posterior(twins, batch)
+    np.testing.assert_allclose(q, np.repeat([[0.3], [0.7]], 6, axis=1), 1e-6)
+    moved = jax.tree.leaves(statistics)
+    assert all(
+        (new != old).any()
+        for new, old in zip(moved, jax.tree.leaves(twins["batch_stats"]), strict=True)
+    )
+    # Adaptation trains on the mixture, and its weights stay what they are up to their sum.
+    slopes = jax.grad(
+        lambda params: task.loss({**twins, "params": params}, batch, jax.random.key(2))[0]
+    )(twins["params"])
+    assert not slopes["mixture"].any() and slopes["head"]["kernel"].any()
+    shrunk = {**twins, "params": {**twins["params"], "mixture": twins["params"]["mixture"] / 2}}
+    assert_close(task.predict(shrunk, batch.inputs), task.predict(twins, batch.inputs), "", 1e-6)
+
+
+def test_statistics_are_averaged_and_clients_without_samples_keep_their_weights():
+    federation = toy_federation((9, 0, 6), model=OverflowingNormed(3, (5,)))
+    before, after = states_of(algorithm(), federation, 1)
+    moved = [jax.tree.leaves(state.server["batch_stats"]) for state in (before, after)]
+    assert all((new != old).any(axis=-1).all() for old, new in zip(*moved, strict=True))
+    weights = after.private["params"]["mixture"]
+    np.testing.assert_array_equal(weights[1], 1 / 3)
+    assert (weights[::2] != 1 / 3).all()
+
+
+def test_an_initial_model_of_every_parameter_is_refused():
+    federation = toy_federation()
+    model = federation.initial_model(jax.random.key(0))
+    known = toy_federation(initial_model=model)
+    with pytest.raises(pfl.InputError, match="fedem begins with different learners"):
+        pfl.Simulation(algorithm(), known).check()
+    pfl.Simulation(algorithm(learners=1), known).check()

@@ -1,0 +1,98 @@
+"""pFedFDA against its reference: Gaussians, beta, heads; rare classes, new clients, noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, nearest
+from fedjax_pfl.testing.toys import assert_close
+from fedjax_pfl.training.sample_features import SampleFeatures
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
+from tests.engine.finals import final_in
+from tests.references import pfedfda
+
+VARIANTS = {"default": {}, "single": {"single": True, "min_samples": 1, "epsilon": 0.1}}
+CLASSES, WIDTH = 3, 5
+
+
+def algorithm(**settings):
+    return pfl.make_algorithm("pfedfda", settings)
+
+
+@over(PATTERNS, [("partial-map", "default"), ("full-vmap", "single")], VARIANTS)
+def test_reference(pattern, variant):
+    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
+    states, records = case.run_rounds(algorithm(**settings))
+    means = np.asarray(states[0].known.means)
+    assert means.min() >= 0 and means.max() <= 1 and np.std(means) > 0.1
+    np.testing.assert_array_equal(states[0].known.covariance, np.eye(WIDTH))
+    common = case.common()
+    wanted = pfedfda.run(case.initial(), means, case.clients(), 3, **common, **settings)
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        shared = {k: v for k, v in state.server["params"].items() if k != "head"}
+        assert_close(shared, models["global"], f"body in round {t}")
+        np.testing.assert_allclose(state.known.means, models["means"], 1e-9)
+        np.testing.assert_allclose(state.known.covariance, models["covariance"], 1e-9, 1e-12)
+        assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, case.cohorts[t], common["batches"][t])
+        for i, beta in models["beta"].items():
+            found = [record["clients"][f"beta_{k}"][i] for k in ("means", "covariance")]
+            np.testing.assert_allclose(found, beta, 1e-9, 1e-12)
+        present = np.isin(np.arange(5), case.cohorts[t])
+        for way in ("up", "down"):
+            np.testing.assert_array_equal(record["clients"][f"numbers_{way}"], 30 * present)
+        np.testing.assert_array_equal(record["clients"]["forward_samples"], case.sizes * present)
+    chosen = [b for models in wanted for pair in models["beta"].values() for b in pair]
+    assert len({round(b, 2) for b in chosen}) > 3, chosen
+    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    made = final.personalize(case.federation)["params"]
+    for i, model in enumerate(wanted[-1]["personalized"]):
+        ours = jax.tree.map(lambda leaf, i=i: leaf[0, i], made)
+        assert_close({k: dict(v) for k, v in ours.items()}, model, f"new client {i}", 1e-8)
+
+
+@pytest.fixture(scope="module")
+def worked():
+    """Gaussians, and a client's features: six of two classes, one of a third, one of padding."""
+    rng = np.random.default_rng(0)
+    labels = np.array([0, 0, 1, 1, 0, 1, 2, 0])
+    z = rng.normal(size=(8, WIDTH)) + np.eye(CLASSES, WIDTH)[labels] * 3
+    known = rng.normal(size=(CLASSES, WIDTH)), np.eye(WIDTH)
+    return known, z, labels, np.arange(8) < 7
+
+
+def jitted(method, known, z, labels, valid):
+    with jax.enable_x64(True):
+        seen = SampleFeatures(*map(jnp.asarray, (z, labels, valid)))
+        return jax.jit(method)(Gaussians(*map(jnp.asarray, known)), seen)
+
+
+def test_padding_and_classes_with_one_sample(worked):
+    known, z, labels, valid = worked
+    prior = pfedfda.prior_of(labels[valid], CLASSES, 1e-4)
+    options = {"single": False, "least": 2, "epsilon": 1e-4}
+    wanted = pfedfda.best_beta(z[valid], labels[valid], known, prior, **options)
+    assert max(wanted) > 0
+    found = jitted(PFedFda(min_samples=2).best_beta, known, z, labels, valid)
+    np.testing.assert_allclose(found, wanted, 1e-12)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_with_few_samples_gaussians_are_the_servers(worked, count):
+    known, z, labels, _ = worked
+    valid = np.arange(8) < count
+    own, beta = jitted(PFedFda().adapted, known, z, labels, valid)
+    np.testing.assert_array_equal(beta, [0, 0])
+    np.testing.assert_array_equal(own.means, known[0])
+    np.testing.assert_array_equal(own.covariance, known[1])
+
+
+def test_nearest_covariance():
+    """Noise leaves no asymmetry, and no eigenvalue below the least."""
+    noisy = jnp.array([[2.0, 1.0], [0.0, -3.0]])
+    found = np.asarray(nearest(noisy, 0.5))
+    np.testing.assert_allclose(found, found.T, 1e-6)
+    values, axes = np.linalg.eigh([[2.0, 0.5], [0.5, -3.0]])
+    np.testing.assert_allclose(found, axes @ np.diag([0.5, values[1]]) @ axes.T, 1e-5)
