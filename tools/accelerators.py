@@ -127,10 +127,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = collect(paths[0], *only)
     for page in paths[1:]:
         write_text(page, filled(page.read_text(encoding="utf-8"), cases(), found))
-    failed = {name: plan["error"] or plan["said"] for name, plan in found.items()
+    failed = {name: plan["error"] or plan["message"] for name, plan in found.items()
               if not plan["fits"]}  # fmt: skip
-    for name, said in failed.items():
-        print(f"{name}: {said}", file=sys.stderr)
+    for name, message in failed.items():
+        print(f"{name}: {message}", file=sys.stderr)
     print(f"{len(found)} programs compiled, {len(failed)} of them failed or too large.")
     return 1 if failed else 0
 

@@ -1,5 +1,6 @@
-"""Small simulations of every algorithm, whose ends are written: the driver of
-`tools.compare_revisions`, run once for each revision with only the names that both have.
+"""Driver of `tools.compare_revisions`: runs every algorithm on a small federation.
+
+It runs once for each revision, and writes the measurements and the last states and models.
 
 `python compare_driver.py OUT ALGORITHMS DEVICES`: `ALGORITHMS` are names with commas between them,
 or `all`; with two devices only the cases that use them run.
@@ -50,10 +51,14 @@ def write(path: Path, name: str, options: dict, simulated: dict) -> None:
     made = federation("mtfl_cnn" if name in NEEDS_BATCH_NORM else "mlp", **options)
     algorithm = pfl.make_algorithm(name)
     result = pfl.simulate(algorithm, made, ROUNDS, seeds=SEEDS, **simulated)
-    states: Any = result.final.states  # on the host they are in a store
+    states: Any = result.final.states
+    if hasattr(states, "to_host"):
+        states = states.to_host()
+    elif hasattr(states, "whole"):  # its name until 0.4
+        states = states.whole()
     parts = {
         "metrics": [result.scores, result.clients, result.scalars, result.matrices],
-        "states": states.whole() if hasattr(states, "whole") else states,
+        "states": states,
         "models": result.final.models(),
     }
     arrays = {}

@@ -40,7 +40,7 @@ LINES = (
 )  # fmt: skip
 
 
-def lay_down(root: Path, name: str, title: str) -> list[Path]:
+def create_files(root: Path, name: str, title: str) -> list[Path]:
     """Write the files of an algorithm and its lines in the lists; return the new files.
 
     Raises:
@@ -117,7 +117,7 @@ def main(words: list[str]) -> int:
         print('usage: make new-algorithm NAME=fedx TITLE="Title of the paper"', file=sys.stderr)
         return 2
     try:
-        made = lay_down(ROOT, *words)
+        made = create_files(ROOT, *words)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -39,7 +39,7 @@ INTRODUCTION = """# The papers' tables, measured
 
 [The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
 how the order of the rows agrees with the paper's, and, where numbers can be compared, how near they
-are. The scale and the data set that stands in are said on each page: at another scale than full,
+are. Each page names its scale and data set: at another scale than full,
 or on other data, only the order means something. "Told apart" are the pairs of rows whose 95 %
 intervals do not overlap: tau claims no more than these. "Tuned": a free parameter was chosen so
 that the order agrees. "Superseded": rows that were measured at the default or reading of an earlier
@@ -98,10 +98,10 @@ def mark(text: str, facts: dict) -> str:
             if title == one["row"] and measured:
                 line = f"| {title} (superseded, {one['since']}) | {' | '.join(numbers)}"
         lines.append(line)
-    said = "Rows marked as superseded are of an earlier version's default or reading."
-    if facts["superseded"] and said not in lines:
+    note = "Rows marked as superseded are of an earlier version's default or reading."
+    if facts["superseded"] and note not in lines:
         at = lines.index("## Verdict")
-        lines[at + 1 : at + 1] = ["", said]
+        lines[at + 1 : at + 1] = ["", note]
     return "\n".join(lines)
 
 
@@ -198,8 +198,8 @@ def superseded(docs: Path) -> list[str]:
             costs = [cost for row, cost in runs.values() if row == title]
             hours = sum(cost or 0.0 for cost in costs) / machine.rate / 3600
             unknown = f", {costs.count(None)} of them not counted" if None in costs else ""
-            said = f"{len(costs)} runs, over {hours:.2g} hours on {machine.name}{unknown}"
-            lines.append(f"{path.stem}: {title}: {said}")
+            note = f"{len(costs)} runs, over {hours:.2g} hours on {machine.name}{unknown}"
+            lines.append(f"{path.stem}: {title}: {note}")
         rows = ",".join(line.name for line in table.row if line.title in old)
         words = f"--table={table.name} --scale={facts['scale']} --rows={rows} --saved_cells={docs}"
         words += f" --reading={facts['reading']}" if facts["reading"] else ""

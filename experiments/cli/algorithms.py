@@ -38,7 +38,7 @@ def own_training(
       The values by option, for each algorithm; {} where the flags hold.
 
     Raises:
-      InputError: a value that can't be.
+      InputError: an invalid value.
     """
     before, result = _settable(common), {}
     for name, values in _by_algorithm(names, settings).items():

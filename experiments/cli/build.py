@@ -77,7 +77,7 @@ class Experiment:
     def simulation(
         self, algorithm: str, seeds: tuple[int, ...] | range | None = None, **options: Any
     ) -> pfl.Simulation:
-        """Return the simulation of one of the algorithms, by default with all seeds."""
+        """Return the simulation of an algorithm, by default with all seeds."""
         return pfl.Simulation(
             self.config.instances[algorithm],
             self.federation_of(algorithm),
@@ -91,7 +91,7 @@ def load_inputs(config: ExperimentConfig, dataset: pfl.Dataset | None = None) ->
     """Check a configuration, load its data set unless given, and partition it.
 
     Raises:
-      InputError: a flag for these can't be.
+      InputError: an invalid flag or data set.
     """
     config.check()
     set_precision(config.dtype)
@@ -116,7 +116,7 @@ def prepare(
       runs: how many one program has, seeds times settings; by default the seeds.
 
     Raises:
-      InputError: a flag that can't be.
+      InputError: an invalid flag.
     """
     config, dataset, partition = inputs.config, inputs.dataset, inputs.partition
     if options is None:

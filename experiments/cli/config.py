@@ -18,7 +18,7 @@ from .algorithms import own_training, parse_algorithms
 from .parsing import parse_pairs
 
 GROUPS = ("comparison", "data", "rule", "training", "uploads", "run")  # flags that make a run
-UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option")
+UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option", "secure_option")
 # Flags of which runs allow only some values.
 CHOICES = {"dtype": ("float32", "float64"), "headline": tuple(HEADLINES)}
 

@@ -1,5 +1,7 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -73,6 +75,9 @@ SPELLED: dict[str, Callable[[Group], None]] = {
     ),
     "compress_options": lambda group: group.pairs(
         "compress_option", "an option of the compressor, such as rate=0.01"
+    ),
+    "secure_options": lambda group: group.pairs(
+        "secure_option", "an option of secure aggregation's numbers, such as levels=1024"
     ),
     "metrics": lambda group: group.names(
         "metrics", [], f"metrics beside the headline: {metric_names()}, or your own"
@@ -168,12 +173,20 @@ def _rule(group: Group) -> None:
     group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
     group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
     # Further options of single rules, given as text and parsed by the rule's own types.
-    takers: dict[str, list[str]] = {}
+    takers: dict[str, list[tuple[str, str]]] = {}
     for rule in sorted(pfl.data.RULES):
         for option in pfl.data.rule_options(rule):
-            takers.setdefault(RULE_FLAG.get(option, option), []).append(rule)
+            takers.setdefault(RULE_FLAG.get(option, option), []).append((rule, option))
     for name in sorted(set(takers) - set(group.values)):
-        group.text(name, None, f"option of {', '.join(takers[name])}")
+        rules = ", ".join(rule for rule, _ in takers[name])
+        group.text(name, None, f"{rules}: {_documented(*takers[name][0])}")
+
+
+def _documented(rule: str, option: str) -> str:
+    """Return the first sentence on an option in the docstring of its rule."""
+    text = inspect.getdoc(pfl.data.RULES[rule].plan) or ""
+    entry = re.search(rf"^  {option}: (.+(?:\n    .+)*)", text, re.MULTILINE)
+    return " ".join(entry[1].split()).partition(". ")[0].rstrip(".") if entry else "an option"
 
 
 def _training(group: Group) -> None:
@@ -204,7 +217,9 @@ def _run(group: Group) -> None:
     )
     meaning = "rounds between evaluations; the last round is always evaluated"
     group.integer("eval_every", SIMULATED["eval_every"], meaning, 1)
-    meaning = "rounds without better mean validation accuracy that end a run (default: no end)"
+    meaning = (
+        "rounds without a better mean validation accuracy after which a run ends (default: never)"
+    )
     group.integer("patience", None, meaning, 1)
     group.names(
         "score_clients", None, "clients whose models are scored (default: all that have one)"
@@ -218,7 +233,7 @@ def _run(group: Group) -> None:
     group.integer("new_clients", 0, "number of last clients that take part in no round", 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
-    meaning = "parts of their training samples that they may use"
+    meaning = "fractions of the new clients' training samples to train them with"
     group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
     _options(group, pfl.options.ScoringOptions)
     _options(group, pfl.options.ExecutionOptions)

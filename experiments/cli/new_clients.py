@@ -39,7 +39,7 @@ def split_new_clients(
     """Return (the federation of participating clients, the new clients or None).
 
     Raises:
-      pfl.InputError: more than there are, or steps or samples that can't be.
+      pfl.InputError: more than there are, or invalid steps or samples.
     """
     if not args.new_clients:
         for name in ("new_client_steps", "new_client_samples"):

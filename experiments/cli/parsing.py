@@ -129,7 +129,7 @@ def parse_words(
     Raises:
       InputError: a flagfile that can't be read or would run code, a value out of its flag's range,
         or a file of the user's own that does not run.
-      absl.flags.Error: unknown flags, with the nearest of ours; another value that can't be.
+      absl.flags.Error: unknown flags, with the nearest of ours; an invalid value.
     """
     own = _without_files(argv)
     try:

@@ -136,8 +136,8 @@ def notes(by_name: Mapping[str, Plan], experiment: Experiment, target: Target) -
                 f"{samples}. A round moves {up} to the devices and {down} back; its memory is with "
                 "the next cohort's."
             )
-        if plan.said and not plan.fits:
-            lines.append(f"{name}: {plan.said}")
+        if plan.message and not plan.fits:
+            lines.append(f"{name}: {plan.message}")
         if plan.error:
             lines.append(f"{name} can't be compiled: {plan.error}")
     return lines

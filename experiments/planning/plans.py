@@ -40,7 +40,7 @@ class Plan:
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
       rounds_per_second: of all seeds together, promised by the cycles.
-      said: what the compiler or the estimate said where it does not fit.
+      message: of the compiler or the estimate where it does not fit.
       error: why there is no program: what the compiler said where it failed for another reason, or
         what can't be planned.
     """
@@ -56,7 +56,7 @@ class Plan:
     host: dict[str, int] = field(default_factory=dict)
     cycles: float | None = None
     rounds_per_second: float | None = None
-    said: str | None = None
+    message: str | None = None
     error: str | None = None
 
 
@@ -96,7 +96,7 @@ def _compiled(
         simulation = pfl.Simulation(algorithm, federation, eval_every=eval_every, **options)
         lowered = simulation.lower(devices, rounds, limit=target.chip.memory, mesh=mesh)
     except DoesNotFit as error:
-        return Plan(fits=False, said=str(error))
+        return Plan(fits=False, message=str(error))
     except pfl.InputError as error:
         return Plan(error=str(error))
     result.trace_seconds = time.perf_counter() - begun
@@ -111,11 +111,11 @@ def _compiled(
         parts += [] if host is None else [host.scores]
         compiled = [one.compile(compiler_options=target.compiler_options) for one in parts]
     except jax.errors.JaxRuntimeError as error:
-        said = str(error).splitlines()[0]
-        if NO_ROOM in said:
-            result.fits, result.said = False, said
+        message = str(error).splitlines()[0]
+        if NO_ROOM in message:
+            result.fits, result.message = False, message
         else:
-            result.error = said
+            result.error = message
         return result
     finally:
         result.compile_seconds = time.perf_counter() - begun

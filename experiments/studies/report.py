@@ -9,7 +9,8 @@ import pandas as pd
 
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
-from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import LOWER, Measure
@@ -17,7 +18,7 @@ from fedjax_pfl.utils.metric_names import LOWER, Measure
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
 from ..figures.runs import Run, same_data
-from ..figures.scores import one_number
+from ..figures.scores import chosen_clients, one_number
 from ..outputs import line_styles
 
 SETTING = "setting"
@@ -80,19 +81,24 @@ class Report:
         return self.requested or (next(iter(self.runs.values())).measure.name, WORST.name)
 
     @cached_property
-    def clients(self) -> np.ndarray:
-        """Rows of the clients that all runs score, over which means are taken.
+    def clients(self) -> dict[Run, np.ndarray]:
+        """Rows of the clients over which a run's means are taken.
 
-        Raises:
-          InputError: there is none.
+        They are those that all runs on the same data score; if there are none, those of each run.
         """
-        values = [run.values() for run in self.runs.values()]
-        if len({one.shape[-1] for one in values}) > 1:
-            raise InputError("The runs of a study have the same number of clients.")
-        scored = np.logical_and.reduce([~np.isnan(one).all(axis=(0, 1)) for one in values])
-        if not scored.any():
-            raise InputError("No client is scored in all runs of the study.")
-        return np.flatnonzero(scored)
+        runs = list(self.runs.values())
+        try:
+            rows = chosen_clients(runs, "", HEADLINE, "test")
+        except InputError:  # too late to refuse a study: headings say it
+            rows = [np.flatnonzero(~np.isnan(run.values()).all(axis=(0, 1))) for run in runs]
+        return dict(zip(runs, rows, strict=True))
+
+    @property
+    def whom(self) -> str:
+        """The clients of means in words, such as "3 of 4 clients"."""
+        counts = dict.fromkeys((len(rows), run.num_clients) for run, rows in self.clients.items())
+        words = [f"all {n}" if n == known else f"{n} of {known}" for n, known in counts]
+        return f"{' or '.join(words)} clients"
 
     def values(self, run: Run, name: str) -> tuple[Measure, np.ndarray]:
         """Return (measure, values [S] in the units of tables); NaN for what a run does not have.
@@ -107,9 +113,9 @@ class Report:
         if name in known or name == WORST.name:
             measure = known.get(name, run.measure)
             values = run.result.values("personalized", "test", measure.name)[:, 0]  # [S, E, N]
-            values = measure.scale * values[:, :, self.clients].astype(float)
+            values = measure.scale * values[:, :, self.clients[run]].astype(float)
             if name == WORST.name:
-                count = max(1, len(self.clients) // 10)
+                count = max(1, len(self.clients[run]) // 10)
                 order = np.sort(values if measure.higher else -values, axis=-1)[..., :count]
                 worst = WORST._replace(better=measure.better, fraction=measure.fraction)
                 return worst, one_number(abs(order).mean(axis=-1), "final", measure)
@@ -141,10 +147,7 @@ class Report:
 
     def heading(self, name: str) -> str:
         """Return the title of a measure's table."""
-        measure, run = self.measure(name), next(iter(self.runs.values()))
-        number = len(self.clients)
-        whom = f"all {number}" if number == run.num_clients else f"{number} of {run.num_clients}"
-        where = f"mean over {whom} clients after the last round"
+        measure, where = self.measure(name), f"mean over {self.whom} after the last round"
         if name not in COSTS and name in self.scalars:
             where = "mean over the rounds"
         return f"{measure.title}: {MEANINGS.get(name, where)}"
@@ -174,11 +177,11 @@ class Report:
         return found
 
     def _gains(self, run: Run, base: Run) -> harm.Gains:
-        """Return the gains of the clients that all runs score."""
+        """Return the gains of the clients of means."""
         if not same_data(run, base):
             raise InputError("Rows on other data have no gains over the baseline.")
         made = run.result.gains(base.result)
-        chosen = np.isin(np.arange(run.num_clients), self.clients)
+        chosen = np.isin(np.arange(run.num_clients), self.clients[run])
         return replace(made, values=np.where(chosen, made.values, np.nan))
 
     @property
@@ -240,7 +243,7 @@ class Report:
                 axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
         seeds = max(len(run.seeds) for run in self.runs.values())
-        drawing.title(f"{over(self.clients.tolist())}{spread_of(seeds)}")
+        drawing.title(f"mean over {self.whom}{spread_of(seeds)}")
         return drawing
 
     def _label(self, name: str) -> str:

@@ -18,8 +18,8 @@ from ..cli.algorithms import OWN, setting_of
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import name_and_value
 
-# Flags that vary inside a program.
-RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon")
+# What varies inside a program.
+RATES = (*pfl.options.RATES, "dp_noise", "dp_epsilon", *pfl.options.STRENGTHS)
 
 
 def _read(value: str) -> float | str:
@@ -65,7 +65,7 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
                 f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
             )
         if name not in allowed:
-            raise pfl.core.unknown_name("name in --grid", name, allowed)
+            raise pfl.core.unknown_name("name in --grid", name, [*allowed, *pfl.options.STRENGTHS])
         return False
     if algorithm not in algorithms:
         algorithm = pfl.core.algorithm_name(algorithm, algorithms, "algorithm in --grid")
@@ -87,10 +87,14 @@ def _numbers(name: str, words: Sequence[str]) -> list[float]:
 
 def words_of(setting: Mapping[str, str]) -> list[str]:
     """Return the flags of values by name of the grid."""
-    return [
-        f"--set={name}={value}" if "." in name else f"--{name}={value}"
-        for name, value in setting.items()
-    ]
+
+    def word(name: str, value: str) -> str:
+        if name in pfl.options.STRENGTHS:
+            name, _, option = name.partition("_")
+            return f"--{name}_option={option}={value}"
+        return f"--set={name}={value}" if "." in name else f"--{name}={value}"
+
+    return [word(name, value) for name, value in setting.items()]
 
 
 @dataclass(frozen=True)

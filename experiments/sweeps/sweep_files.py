@@ -175,7 +175,7 @@ def best_per_client(outcomes: Sequence[Outcome]) -> np.ndarray:
 
 
 def best_on_test(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the setting with the best mean test score, which no honest choice knows."""
+    """Return the setting with the best mean test score, for comparison only."""
     return max(outcomes, key=lambda one: np.nan_to_num(one.measure.toward(one.test.mean()),
                                                        nan=-np.inf))  # fmt: skip
 
@@ -205,7 +205,7 @@ def all_chosen(outcomes: Sequence[Outcome]) -> str:
         elif name in OWN:
             lines += [f"--set={one}.{name}={value}" for one, value in values.items()]
         elif len(set(values.values())) == 1:
-            lines.append(f"--{name}={next(iter(values.values()))}")
+            lines += words_of({name: next(iter(values.values()))})
         else:
             lines.append(f"# {name} {CONFLICT}:")
             lines += [f"#   {one}: {value}" for one, value in values.items()]

@@ -25,10 +25,12 @@ class Senders(NamedTuple):
       ids: int32 [M], permanent ids, or None.
       history: sums of their updates over all rounds, this one included, [M, ...], for rules that
         need them; else None.
+      centre: the server's last update, for rules that begin there; else None.
     """
 
     ids: PerMember | None = None
     history: Stack | None = None
+    centre: Tree | None = None
 
 
 class Aggregator:
@@ -38,11 +40,15 @@ class Aggregator:
       f: the number of attackers that it tolerates.
       for_matrices: whether it is a rule for mixing matrices instead.
       remembers: whether it needs the sums of each client's updates over the rounds.
+      has_centre: whether it begins at the server's last update.
+      by_coordinate: whether it combines coordinates instead of giving coefficients.
     """
 
     f: int = 0
     for_matrices = False
     remembers = False
+    has_centre = False
+    by_coordinate = False
 
     def needed(self) -> int:
         """Return the least number of uploads in a round: 2f + 1."""
@@ -91,6 +97,9 @@ class Aggregator:
         mask = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         weights, enough = jnp.where(mask, weights, 0), jnp.sum(mask) >= self.needed()
         updates = trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        if senders.centre is not None:
+            centre = tree.flatten_up_to(senders.centre)
+            senders = senders._replace(centre=[centre[i] for i in floats])
         step, b = self.combined(updates, weights, mask, key, senders)
         new = list(held)
         for i, move in zip(floats, step, strict=True):
@@ -134,14 +143,38 @@ class GeometricMedian(Aggregator):
 
 @struct
 class CentredClipping(Aggregator):
-    """Centred clipping, which begins at the server's model."""
+    """Centred clipping, which begins at the server's model, or at its last update.
+
+    Attributes:
+      radius: largest distance from the centre at which an update counts in full.
+      steps: iterations.
+      keep_centre: begin at the mean of the last round instead of at no change; for algorithms with
+        one mean a round.
+    """
 
     f: int = 0
     radius: float = 10.0
     steps: int = static(default=3)
+    keep_centre: bool = static(default=False)
+
+    @property
+    def has_centre(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.keep_centre
 
     def coefficients(self, gram, weights, mask, key):
         return robust.centred_clipping(gram, weights, self.radius, self.steps)
+
+    def combined(self, updates, weights, mask, key, senders):
+        if not self.keep_centre:
+            return super().combined(updates, weights, mask, key, senders)
+        if senders.centre is None:
+            raise InputError("keep_centre is for algorithms with one mean of all clients a round.")
+        # The centre is one more update, of no weight.
+        both = [jnp.append(x, c[None], 0) for x, c in zip(updates, senders.centre, strict=True)]
+        gram, last = similarity.gram(both, both), jnp.arange(len(weights) + 1) == len(weights)
+        weights, first = jnp.append(weights, 0), last.astype(weights.dtype)
+        b = robust.centred_clipping(gram, weights, self.radius, self.steps, first)
+        return mixing.combine(b, both), b[:-1]
 
 
 @struct
@@ -153,38 +186,6 @@ class NormBound(Aggregator):
 
     def coefficients(self, gram, weights, mask, key):
         return robust.norm_bound(gram, weights, self.radius)
-
-
-@struct
-class NearestNeighbours(Aggregator):
-    """Krum over updates that are each replaced by the mean of their n - f nearest (NNM)."""
-
-    f: int = 1
-
-    def needed(self):
-        return 2 * self.f + 3
-
-    def coefficients(self, gram, weights, mask, key):
-        rows = robust.nearest_neighbour_mixing(gram, mask, self.f)
-        mixed = products.matmul(products.matmul(rows, gram), rows.T)
-        return products.rows(robust.krum(mixed, mask, self.f), rows)
-
-
-@struct
-class Bucketing(Aggregator):
-    """Krum over the means of random groups."""
-
-    f: int = 1
-    size: int = static(default=2)
-
-    def needed(self):
-        return self.size * (2 * self.f + 2) + 1  # 2f + 3 groups
-
-    def coefficients(self, gram, weights, mask, key):
-        groups = robust.bucketing(key, mask, self.size, gram.dtype)
-        present = jnp.any(groups > 0, axis=1)
-        means = products.matmul(products.matmul(groups, gram), groups.T)
-        return products.rows(robust.krum(means, present, self.f), groups)
 
 
 @struct
@@ -233,6 +234,8 @@ class Median(Aggregator):
 
     f: int = 0
 
+    by_coordinate = True
+
     def combined(self, updates, weights, mask, key, senders):
         return robust.coordinate_median(updates, mask), None
 
@@ -242,6 +245,8 @@ class TrimmedMean(Aggregator):
     """The mean of every coordinate without its f largest and f smallest values."""
 
     f: int = 1
+
+    by_coordinate = True
 
     def combined(self, updates, weights, mask, key, senders):
         return robust.trimmed_mean(updates, mask, self.f), None
@@ -254,6 +259,8 @@ class Bulyan(Aggregator):
     f: int = 1
     neighbours: int = static(default=2)
 
+    by_coordinate = True
+
     def needed(self):
         return 4 * self.f + 3
 
@@ -262,30 +269,115 @@ class Bulyan(Aggregator):
         return robust.bulyan(gram, updates, mask, self.f, self.neighbours), None
 
 
+class _Grouped(Aggregator):
+    """A rule over means of updates, `then`, in place of the updates themselves."""
+
+    then: str = "krum"
+
+    @property
+    def rule(self) -> Aggregator:
+        return AFTER_MEANS[self.then](f=self.f)
+
+    def means(self, gram: Matrix, mask: Mask, key: Key) -> tuple[Matrix, Mask]:
+        """Return (the weights [M, M] of the means, which rows are means)."""
+        raise NotImplementedError
+
+    def combined(self, updates, weights, mask, key, senders):
+        gram = similarity.gram(updates, updates)
+        rows, present = self.means(gram, mask, key)
+        even = mixing.normalize(present.astype(gram.dtype))
+        if self.rule.by_coordinate:
+            stack = jax.tree.map(lambda x: products.rows(rows.astype(x.dtype), x), updates)
+            return self.rule.combined(stack, even, present, key, senders)
+        mixed = products.matmul(products.matmul(rows, gram), rows.T)
+        b = products.rows(self.rule.coefficients(mixed, even, present, key), rows)
+        return mixing.combine(b, updates), b
+
+
+@struct
+class NearestNeighbours(_Grouped):
+    """A rule over updates that are each replaced by the mean of their n - f nearest (NNM).
+
+    Attributes:
+      then: the rule, see `AFTER_MEANS`.
+    """
+
+    f: int = 1
+    then: str = static(default="krum")
+
+    def needed(self):
+        return self.rule.needed()
+
+    def means(self, gram, mask, key):
+        return robust.nearest_neighbour_mixing(gram, mask, self.f), mask
+
+
+@struct
+class Bucketing(_Grouped):
+    """A rule over the means of random groups.
+
+    Attributes:
+      size: of the groups.
+      then: the rule, see `AFTER_MEANS`.
+    """
+
+    f: int = 1
+    size: int = static(default=2)
+    then: str = static(default="krum")
+
+    def needed(self):
+        return self.size * (self.rule.needed() - 1) + 1  # as many groups as the rule needs
+
+    def means(self, gram, mask, key):
+        groups = robust.bucketing(key, mask, self.size, gram.dtype)
+        return groups, jnp.any(groups > 0, axis=1)
+
+
 @struct
 class SelfClip(Aggregator):
     """Clips each receiver's view of the others at its own model: a rule for mixing matrices.
 
     Attributes:
       radius: the largest distance from which another model pulls in full.
+      share: if above 0, each receiver has a radius of its own instead: the smallest one that clips
+        senders of at most this share of its weights.
     """
 
     radius: Scalar | float = 1.0
+    share: Scalar | float = 0.0
 
     for_matrices = True
 
     def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
         """Return the clipped matrix of weights [.., A, B] with receivers `own` [A]."""
         squares = similarity.squared_distances(trees.take(senders, own), senders, own)
-        clip, radius = robust.self_clip, jnp.asarray(self.radius)
-        if weights.ndim == 3:
-            return jax.vmap(lambda w: clip(w, squares, radius, own))(weights)
-        return clip(weights, squares, radius, own)
+        share = jnp.asarray(self.share)
 
+        def clipped(weights: Matrix) -> Matrix:
+            by_share = robust.clip_radius(weights, squares, share)
+            radius = jnp.where(share > 0, by_share, jnp.asarray(self.radius))
+            return robust.self_clip(weights, squares, radius, own)
+
+        return jax.vmap(clipped)(weights) if weights.ndim == 3 else clipped(weights)
+
+
+def _multi_krum(**options: Any) -> Krum:
+    return Krum(**{"selected": 0} | options)
+
+
+# Rules over the means of `nnm` and `bucketing`.
+AFTER_MEANS: dict[str, Callable[..., Aggregator]] = {
+    "krum": Krum,
+    "multi_krum": _multi_krum,
+    "rfa": GeometricMedian,
+    "cclip": CentredClipping,
+    "median": Median,
+    "trimmed_mean": TrimmedMean,
+}
 
 AGGREGATORS: dict[str, Callable[..., Any]] = {
     "krum": Krum,
-    "multi_krum": lambda **options: Krum(**{"selected": 0} | options),
+    "multi_krum": _multi_krum,
     "rfa": GeometricMedian,
     "cclip": CentredClipping,
     "norm_bound": NormBound,

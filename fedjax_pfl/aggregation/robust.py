@@ -72,12 +72,19 @@ def geometric_median(
 
 
 def centred_clipping(
-    gram: Matrix, weights: PerMember, radius: Scalar | float, steps: int = 1
+    gram: Matrix,
+    weights: PerMember,
+    radius: Scalar | float,
+    steps: int = 1,
+    first: PerMember | None = None,
 ) -> PerMember:
-    """Return weights [M] of centred clipping from the zero update (Karimireddy et al., 2021).
+    """Return weights [M] of centred clipping (Karimireddy et al., ICML 2021).
 
     Each step is v <- v + sum_k weights_k clip(x_k - v, radius). The weights need not sum to one:
     the rest stays at the reference that the updates are differences from.
+
+    Args:
+      first: weights of the centre v before the first step; by default it is the zero update.
     """
     weights = mixing.normalize(weights)
 
@@ -88,7 +95,7 @@ def centred_clipping(
         pull = weights * scale
         return b * (1 - jnp.sum(pull)) + pull
 
-    return lax.fori_loop(0, steps, step, jnp.zeros_like(weights))
+    return lax.fori_loop(0, steps, step, jnp.zeros_like(weights) if first is None else first)
 
 
 def norm_bound(gram: Matrix, weights: PerMember, radius: Scalar | float) -> PerMember:
@@ -179,6 +186,22 @@ def self_clip(
     own = jnp.asarray(own)[:, None] == jnp.arange(weights.shape[-1])
     rest = jnp.sum(weights, axis=-1) - jnp.sum(jnp.where(own, 0, clipped), axis=-1)
     return jnp.where(own, rest[:, None], clipped)
+
+
+def clip_radius(weights: Matrix, squares: Matrix, share: Scalar | float) -> PerMember:
+    """Return each receiver's smallest distance [A] beyond which senders have at most this weight.
+
+    Args:
+      weights, squares: of receivers and senders, [A, B].
+      share: of the weights of a row.
+    """
+    order = jnp.argsort(squares, axis=1)
+    ordered, near = (jnp.take_along_axis(x, order, axis=1) for x in (weights, squares))
+    beyond = jnp.sum(weights, axis=1, keepdims=True) - jnp.cumsum(ordered, axis=1)
+    slack = 8 * jnp.finfo(weights.dtype).eps  # of the sums
+    first = jnp.argmax(beyond <= share * jnp.sum(weights, axis=1, keepdims=True) + slack, axis=1)
+    radius = jnp.take_along_axis(near, first[:, None], axis=1)[:, 0]
+    return jnp.sqrt(jnp.minimum(radius, jnp.finfo(radius.dtype).max))
 
 
 def coordinate_median(stack: Stack, mask: Mask) -> Tree:

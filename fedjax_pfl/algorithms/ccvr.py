@@ -56,7 +56,7 @@ class CCVR(fedavg.FedAvg):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
         if HEAD not in jax.eval_shape(federation.initial_model, jax.random.key(0))["params"]:
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 

@@ -52,7 +52,7 @@ class FedAS(core.Algorithm):
         core.require(self.align_batch >= 1, "align_batch", self.align_batch, "at least 1")
 
     def check(self, federation):
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
         if getattr(federation.uploads, "uniform", False):
             raise core.InputError(
                 "fedas weighs members by the Fisher information that they send, and secure_bits "

@@ -14,7 +14,7 @@ from jax import lax
 from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.frozen_networks import check_passes, passes
-from fedjax_pfl.algorithms.common.modules import dense, first_normed, layer_norm
+from fedjax_pfl.algorithms.common.modules import all_but, dense, initial_dense_norm, layer_norm
 from fedjax_pfl.algorithms.moon import directions
 
 HEAD, PERSONAL, CONTEXT, POLICY = "head", "personal_head", "context", "policy"
@@ -39,7 +39,7 @@ class Gated(core.ExtendedTask):
                 f"fedcp sums a head's kernel [{self.width}, outputs] over the outputs, and the "
                 "layer head has none."
             )
-        policy = first_normed(key, self.width, 2 * self.width, jnp.dtype(self.dtype))
+        policy = initial_dense_norm(key, self.width, 2 * self.width, jnp.dtype(self.dtype))
         return {PERSONAL: head, CONTEXT: context_of(head), POLICY: policy}
 
     def apply(self, model, inputs, train, rng, valid):
@@ -111,10 +111,6 @@ class FedCP(fedavg.FedAvg):
             before = task.features(held, batch.inputs)
             return self.weight * discrepancy(batch.features, before, batch.valid)
 
-        moves = {
-            name: jax.tree.map(lambda _, on=name not in (HEAD, CONTEXT): on, part)
-            for name, part in model["params"].items()
-        }
         trained = super().local_update(
             ctx,
             state,
@@ -122,7 +118,7 @@ class FedCP(fedavg.FedAvg):
             extra_loss=term,
             broadcast=model if together else None,
             operands=None if together else model,
-            trainable=moves,
+            trainable=all_but(model["params"], HEAD, CONTEXT),
             **options,
         )
         ctx.count_forward(passes(ctx.federation, networks=1) * trained.cohort.steps)

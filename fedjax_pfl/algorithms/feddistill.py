@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core, trees
 from fedjax_pfl.training import ClassSums
 
-NEVER = -1  # no round
+NEVER = -1  # last_round of clients that never took part
 
 
 @core.struct
@@ -135,7 +135,7 @@ class FedDistill(core.Algorithm):
 
         def see_and_step(carry, batch, rng, broadcast, client):
             state, sums = carry
-            # The same as in the step's own forward pass, so that a compiler can make it once.
+            # Identical to the step's forward pass, which XLA then computes once.
             logits = task.forward(state.model, batch, rng).batch.logits
             seen = ClassSums.of(batch, jax.nn.softmax(logits), len(sums.counts))
             return step(state, batch, rng, broadcast, client), sums + seen

@@ -16,11 +16,11 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.adapter_ranks import (
     A,
     B,
-    at,
     check_both_shared,
     check_both_trained,
-    layers_with_both,
+    trained_adapters,
 )
+from fedjax_pfl.algorithms.common.modules import all_but, only
 
 LOCAL, OWN_A, OWN_B = "local_adapters", "own_a", "own_b"
 MIXING = "mixing"  # a collection beside the parameters
@@ -45,7 +45,8 @@ class TwoSets(core.WrappedTask):
             inner = own
             for part in path:
                 inner = inner.setdefault(part, {})
-            inner[OWN_A], inner[OWN_B] = at(drawn, path)[A], jnp.zeros_like(at(drawn, path)[B])
+            first = trees.at(drawn, path)
+            inner[OWN_A], inner[OWN_B] = first[A], jnp.zeros_like(first[B])
         return {**model, "params": {**model["params"], LOCAL: own}}
 
     def apply(self, model, inputs, *mode):
@@ -78,13 +79,13 @@ class TwoSets(core.WrappedTask):
         if own is None or how is None:
             return model
         for path in self.layers:
-            one, other = at(params, path), at(own, path)
+            one, other = trees.at(params, path), trees.at(own, path)
             weight = how["weight"].astype(one[B].dtype)
             both = {
                 A: jnp.concatenate([one[A], other[OWN_A]], axis=1),
                 B: jnp.concatenate([(1 - weight) * one[B], weight * other[OWN_B]]),
             }
-            params = with_part(params, path, {**one, **both})
+            params = trees.replace_at(params, path, {**one, **both})
         return {**model, "params": params}
 
 
@@ -122,7 +123,7 @@ class FedDPA(fedavg.Weighted):
         return ("the samples that its weights compare with",) * (self.weights == "instance")
 
     def prepare(self, federation):
-        layers = tuple(layers_with_both(federation).values())
+        layers = tuple(trained_adapters(federation).values())
         if layers:
             wrap = lambda task: TwoSets.around(task, layers)  # noqa: E731
             federation = federation.with_network(wrap, (LOCAL,))
@@ -131,24 +132,21 @@ class FedDPA(fedavg.Weighted):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
-        if self.weights == "instance" and layers_with_both(federation):
-            assert federation.num_features  # a model without features is refused
+        if self.weights == "instance" and trained_adapters(federation):
+            self.check_features(federation)
 
     def remarks(self, federation):
-        there = layers_with_both(federation)
+        there = trained_adapters(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
 
     def schedules(self, federation):
-        return (federation.schedule,) * (1 + bool(layers_with_both(federation)))
+        return (federation.schedule,) * (1 + bool(trained_adapters(federation)))
 
     def local_update(self, ctx, state, received: Any, **options):
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().local_update(ctx, state, received, **options)
         own = self.train_own(ctx, received)
-        params = received["params"]
-        others = {
-            name: jax.tree.map(lambda _, on=name != LOCAL: on, params[name]) for name in params
-        }
+        others = all_but(received["params"], LOCAL)
         trained = super().local_update(
             ctx, state, received, cohort=own.cohort, trainable=others, **options
         )
@@ -158,8 +156,7 @@ class FedDPA(fedavg.Weighted):
     def train_own(self, ctx, received: Any, **options) -> core.Trained:
         """Train the members' own sets beside the received global one."""
         task, weight = ctx.federation.task, jnp.asarray(self.local_weight, ctx.dtype)
-        params = received["params"]
-        own = {name: jax.tree.map(lambda _, on=name == LOCAL: on, params[name]) for name in params}
+        own = only(received["params"], LOCAL)
 
         def objective(model, batch, rng, broadcast, client):
             forward = task.forward({**model, MIXING: {"weight": weight}}, batch, rng)
@@ -172,7 +169,7 @@ class FedDPA(fedavg.Weighted):
 
     def models(self, ctx, state, rows):
         received: Any = self.received(state, rows)
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().models(ctx, state, rows)
         named: dict[str, Any] = {"personalized": self.mixed(ctx, received, rows)}
         plan = ctx.plan
@@ -206,7 +203,7 @@ class FedDPA(fedavg.Weighted):
     def personalize(self, ctx, state, new_clients):
         """Train new clients' own sets for a round beside the global one."""
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
-        if not layers_with_both(ctx.federation):
+        if not trained_adapters(ctx.federation):
             return super().personalize(ctx, state, new_clients)
         everyone = new_clients.everyone()
         own = self.train_own(
@@ -221,10 +218,3 @@ def similarity(z: jax.Array, anchors: jax.Array, valid: jax.Array) -> jax.Array:
     cosines = products.matmul(unit[0], unit[1].T)
     total = jnp.sum(jnp.where(valid, cosines, 0), axis=-1)
     return total / jnp.maximum(jnp.sum(valid), 1).astype(total.dtype)
-
-
-def with_part(tree: Any, path: tuple[str, ...], part: Any) -> Any:
-    """Return nested dicts with the part at a path replaced."""
-    if not path:
-        return part
-    return {**tree, path[0]: with_part(tree[path[0]], path[1:], part)}

@@ -15,7 +15,7 @@ from fedjax_pfl import core, training
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.hypernetwork import linear
-from fedjax_pfl.algorithms.common.modules import dense, first_normed
+from fedjax_pfl.algorithms.common.modules import dense, initial_dense_norm
 
 DRAWN = 7  # what a step's key is folded with for generated samples
 
@@ -72,13 +72,13 @@ class FedGen(fedavg.FedAvg):
 
     def check(self, federation):
         super().check(federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def init(self, ctx):
         classes, width = ctx.federation.data.num_classes, ctx.federation.num_features
         first, kernel, bias = jax.random.split(jax.random.fold_in(ctx.key_for("generator"), 0), 3)
         inner, dtype = self.hidden_width, ctx.dtype
-        normed = first_normed(first, self.noise_width + classes, inner, dtype)
+        normed = initial_dense_norm(first, self.noise_width + classes, inner, dtype)
         del normed["bias"]  # it would leave the normalized values as they are
         generator = {
             "hidden": normed,

@@ -50,7 +50,7 @@ class FedGH(core.Algorithm):
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def init(self, ctx):
         head, body = ctx.plan.split(ctx.initial_model())

@@ -15,10 +15,10 @@ from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common import own_models
 from fedjax_pfl.algorithms.common.hypernetwork import linear
 from fedjax_pfl.algorithms.common.low_rank import low_rank
-from fedjax_pfl.algorithms.common.taught_models import TaughtModels, divergence
+from fedjax_pfl.algorithms.common.mutual_distillation import MutualDistillation, divergence
 from fedjax_pfl.algorithms.ditto import Both
 
-NEVER = -2  # no round follows it
+NEVER = -2  # last_round of clients that never took part; not -1, which precedes round 0
 
 
 @core.struct
@@ -45,7 +45,7 @@ class State(own_models.State):
 
 
 @core.algorithm("fedkd")
-class FedKD(TaughtModels):
+class FedKD(MutualDistillation):
     """FedKD: a shared mentee and private mentors teach each other; changes travel as factors.
 
     On each minibatch, both from the values before it, mentor v and mentee w step on
@@ -80,7 +80,7 @@ class FedKD(TaughtModels):
             core.require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
 
     def check(self, federation):
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def init(self, ctx):
         width, start = ctx.federation.num_features, super().init(ctx)
@@ -110,7 +110,7 @@ class FedKD(TaughtModels):
 
         def step(carry, batch, rng, broadcast, client):
             v, w, transform = carry
-            # The same as in the steps' own passes, so that a compiler can make them once.
+            # Identical to the steps' forward passes, which XLA then computes once.
             of_v, of_w = (task.forward(one.model, batch, rng) for one in (v, w))
             slope = jax.grad(gap)(
                 transform, of_v.batch.features, of_w.batch.features, batch.valid

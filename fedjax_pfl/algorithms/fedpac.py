@@ -82,7 +82,7 @@ class FedPac(core.Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
         if len(federation.plan.layers) == 1:
             raise core.InputError(
                 "fedpac learns a body under heads, and this network is only a head."
@@ -113,7 +113,7 @@ class FedPac(core.Algorithm):
         after, cohort = ctx.class_sums(trained.models, trained.cohort)
 
         sent = ctx.upload(trained.models, received, cohort=cohort)
-        known = Statistics(*described(before, ctx.sizes()), after.totals, after.counts)
+        known = Statistics(*head_statistics(before, ctx.sizes()), after.totals, after.counts)
         none = jax.tree.map(jnp.zeros_like, known)
         known = ctx.upload(known, none, "statistics", cohort, compressed=False)
 
@@ -191,7 +191,7 @@ class FedPac(core.Algorithm):
         ).models  # fmt: skip
 
 
-def described(sums, sizes) -> tuple[jax.Array, jax.Array]:
+def head_statistics(sums, sizes) -> tuple[jax.Array, jax.Array]:
     """Return H_i, [M, C, d], and V_i, [M], of sums of features by class and sizes n_i [M]."""
     n = jnp.maximum(sizes, 1).astype(sums.totals.dtype)
     heads = sums.totals / n[:, None, None]

@@ -55,7 +55,7 @@ class FedPHP(fedavg.FedAvg):
 
     def check(self, federation):
         if self.regularizer == "mmd":
-            assert federation.num_features  # a model without features is refused
+            self.check_features(federation)
         check_passes(self.name, federation, networks=1)
 
     def init(self, ctx):

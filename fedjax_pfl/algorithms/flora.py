@@ -16,11 +16,11 @@ from fedjax_pfl.algorithms.common.adapter_ranks import (
     B,
     check_both_trained,
     copies_and_numbers,
-    layers_with_both,
-    start_of,
+    train_new_clients,
+    trained_adapters,
     truncated,
 )
-from fedjax_pfl.algorithms.common.merged_adapters import MergedAdapters, merged_numbers
+from fedjax_pfl.algorithms.common.merged_adapters import MergedAdapters, numbers_of_merge
 
 
 @core.struct
@@ -65,7 +65,7 @@ class FLoRA(MergedAdapters):
     def server_update(self, ctx, state: Any, mean, weights, sent):
         state = super().server_update(ctx, state, mean, weights, sent)
         drawn = ctx.federation.initial_model(ctx.key_for("adapters"))
-        layers = layers_with_both(ctx.federation)
+        layers = trained_adapters(ctx.federation)
         names = {f"params/{name}/{leaf}" for name in layers for leaf in (A, B)}
         new = [path in names for path in ctx.plan.paths]
         fresh = ctx.plan.select(drawn, new.__getitem__)
@@ -79,7 +79,7 @@ class FLoRA(MergedAdapters):
         took_part = sent.cohort.mask | sent.cohort.diverged
         ranks = adapters.ranks_of(ctx.federation.data.ids[ctx.cohort.rows])
         copies, numbers = copies_and_numbers(ctx.federation, ranks, took_part)
-        merged = merged_numbers(ctx.federation, jnp.sum(ranks * took_part))
+        merged = numbers_of_merge(ctx.federation, jnp.sum(ranks * took_part))
         return ctx.record(
             sent.cohort, up=copies, down=copies,
             numbers_up=numbers, numbers_down=numbers + merged * took_part,
@@ -89,7 +89,4 @@ class FLoRA(MergedAdapters):
     def personalize(self, ctx, state: Any, new_clients, **options):
         if state.ranks is None:
             return super().personalize(ctx, state, new_clients, **options)
-        start = start_of(new_clients, self.new_client_start(ctx, state))
-        return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None, **options
-        ).models
+        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)

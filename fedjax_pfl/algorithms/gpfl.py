@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl import core, training, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.modules import dense, first_normed, layer_norm
+from fedjax_pfl.algorithms.common.modules import all_but, dense, initial_dense_norm, layer_norm
 from fedjax_pfl.algorithms.moon import directions
 
 VALVE, EMBEDDINGS, SHARES = "valve", "class_embeddings", "class_shares"
@@ -33,8 +33,8 @@ class Valved(core.ExtendedTask):
         gamma, beta, embeddings = (jax.random.fold_in(key, k) for k in range(3))
         square, dtype = (self.width, self.width), jnp.dtype(self.dtype)
         return {
-            VALVE: {"gamma": first_normed(gamma, *square, dtype),
-                    "beta": first_normed(beta, *square, dtype)},
+            VALVE: {"gamma": initial_dense_norm(gamma, *square, dtype),
+                    "beta": initial_dense_norm(beta, *square, dtype)},
             EMBEDDINGS: jax.random.normal(embeddings, (self.num_classes, self.width), dtype),
             SHARES: jnp.full((self.num_classes,), 1 / self.num_classes, dtype),
         }  # fmt: skip
@@ -107,10 +107,6 @@ class GPFL(fedavg.FedAvg):
             loss += self.weight * norm(apart)
             return forward._replace(loss=loss, model={**forward.model, "params": params})
 
-        moves = {
-            name: jax.tree.map(lambda _, on=name != SHARES: on, part)
-            for name, part in received["params"].items()
-        }
         return super().local_update(
             ctx,
             state,
@@ -118,7 +114,7 @@ class GPFL(fedavg.FedAvg):
             objective=objective,
             operands=received["params"][EMBEDDINGS],
             correct=training.weight_decay(self.module_decay, (VALVE, EMBEDDINGS)),
-            trainable=moves,
+            trainable=all_but(received["params"], SHARES),
             **options,
         )
 

@@ -15,13 +15,12 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.adapter_ranks import (
     A,
     B,
-    at,
     check_both_shared,
     check_both_trained,
     copies_and_numbers,
-    layers_with_both,
     squared_norms,
-    start_of,
+    train_new_clients,
+    trained_adapters,
     truncated,
 )
 
@@ -64,14 +63,14 @@ class HetLoRA(fedavg.FedAvg):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
-        if layers_with_both(federation) and getattr(federation.uploads, "privacy", None):
+        if trained_adapters(federation) and getattr(federation.uploads, "privacy", None):
             raise core.InputError(
                 "hetlora's clients prune their ranks by their models, and the server knows the "
                 "ranks without noise: leave dp='client' out."
             )
 
     def remarks(self, federation):
-        there = layers_with_both(federation)
+        there = trained_adapters(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
 
     def init(self, ctx):
@@ -94,13 +93,13 @@ class HetLoRA(fedavg.FedAvg):
         """Return the sum over layers of |A_tail| |B_tail| of one client's adapters."""
         total = 0.0
         for path in layers.values():
-            a, b = (at(params, path)[name] for name in (A, B))
+            a, b = (trees.at(params, path)[name] for name in (A, B))
             tail = jnp.arange(a.shape[1]) >= self.kept(rank)
             total += norm(jnp.where(tail, a, 0)) * norm(jnp.where(tail[:, None], b, 0))
         return total
 
     def local_update(self, ctx, state: Any, received: Any, **options):
-        layers, ranks = layers_with_both(ctx.federation), ctx.cohort.gather(state.ranks)
+        layers, ranks = trained_adapters(ctx.federation), ctx.cohort.gather(state.ranks)
         if not layers:
             trained = super().local_update(ctx, state, received, **options)
             return Sent(*trained, ranks=ranks, before=ranks)
@@ -120,10 +119,10 @@ class HetLoRA(fedavg.FedAvg):
     def weigh(self, ctx, state: Any, sent: Any):
         weights, state = super().weigh(ctx, state, sent)
         state = replace(state, ranks=sent.cohort.scatter(state.ranks, sent.ranks))
-        layers = layers_with_both(ctx.federation)
+        layers = trained_adapters(ctx.federation)
         if self.weighting == "size" or not layers:
             return weights, state
-        own = (at(sent.models["params"], path) for path in layers.values())
+        own = (trees.at(sent.models["params"], path) for path in layers.values())
         squares = sum(squared_norms(one[A], one[B]) for one in own)
         return mixing.normalize(jnp.sqrt(squares), sent.cohort.mask), state
 
@@ -139,10 +138,7 @@ class HetLoRA(fedavg.FedAvg):
         )  # fmt: skip
 
     def personalize(self, ctx, state: Any, new_clients, **options):
-        start = start_of(new_clients, self.new_client_start(ctx, state))
-        return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None, **options
-        ).models
+        return train_new_clients(new_clients, self.new_client_start(ctx, state), **options)
 
     def models(self, ctx, state: Any, rows):
         named = {"personalized": self.received(state, rows)}

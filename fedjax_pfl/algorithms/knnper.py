@@ -91,7 +91,7 @@ class KnnPer(fedavg.FedAvg):
         return super().prepare(wrapped)
 
     def check(self, federation):
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
 
     def models(self, ctx, state, rows):
         named = super().models(ctx, state, rows)

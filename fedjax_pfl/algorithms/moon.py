@@ -49,7 +49,7 @@ class Moon(fedavg.Weighted):
         core.require(self.tau > 0, "tau", self.tau, "above 0")
 
     def check(self, federation):
-        assert federation.num_features  # a model without features is refused
+        self.check_features(federation)
         check_passes(self.name, federation, NETWORKS)
 
     def remarks(self, federation):

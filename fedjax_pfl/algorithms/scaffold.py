@@ -47,6 +47,7 @@ class Scaffold(fedavg.FedAvg):
 
     uploads_per_round = 2
     robust = "nothing"  # control variates would remain a plain sum
+    equal_sums = True
 
     server_rate: float = 1.0
 

@@ -104,7 +104,8 @@ def algorithm_name(
     if own in among:
         hint = f"It is {own!r} with {own}.{key}={value}."
     elif word in aliases.ABSENT or word in aliases.ALGORITHMS:
-        hint = "It is not in this version." if among is ALGORITHMS else ""
+        why = aliases.REASONS.get(word, "It is not in this version.")
+        hint = why if among is ALGORITHMS else ""
     else:
         hint = f"Did you mean {near!r}?" if near else ""
     own = among is ALGORITHMS and word not in aliases.ABSENT

@@ -209,8 +209,8 @@ class Context(Exchange):
     ) -> tuple[Any, Cohort]:
         """Return the features and labels of each member's training samples, and the cohort.
 
-        As `class_sums` does, which takes less memory: these are [M, n, d] for n samples of the
-        largest client.
+        They are computed as in `class_sums`, which takes less memory: features are [M, n, d], with
+        n the largest client's number of samples.
 
         Args:
           models: [M, ...], or one `Broadcast` model; they must define their features.

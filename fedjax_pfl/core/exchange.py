@@ -10,10 +10,10 @@ from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, nobody
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.typing import Matrix, PerMember, Rows, Stack, Tree
+from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Exchange(RoundInfo):
 
         Args:
           values: models, or anything else that is sent, such as a gradient.
-          reference: what the server already holds in place of `values`, and no client computed from
-            data that it has not sent: [M, ...], or one `Broadcast` model. The shared leaves of a
-            model suffice.
+          reference: what the server already knows of `values`, such as the model that it sent; it
+            depends on no data that clients have not sent. [M, ...], or one `Broadcast` model, of
+            which the shared leaves suffice.
           what: a name for this upload, unique within a round.
           cohort: who sends, without those whose training failed; the round's cohort by default.
           compressed: False for uploads that are recorded as `numbers_up` instead of as copies of
@@ -59,13 +59,17 @@ class Exchange(RoundInfo):
             held = trees.replicate(held, cohort.size)
         key = self.key_for(f"upload/{what}")
         expected = self.federation.participation.expected
-        counted = cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
+        counted = self._counted(cohort)
         info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
         if self.memory is None or what != MODEL:
             received, _ = stage(values, held, info, Memory())
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
+
+    def _counted(self, cohort: Cohort) -> Mask:
+        """Return which members have a weight in every sum: those with samples."""
+        return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
 
     def uploaded(self, models: Stack) -> Stack:
         """Return the trainable shared leaves of models, by which a server can compare clients."""
@@ -112,9 +116,13 @@ class Exchange(RoundInfo):
         """
         stage, rule = self.federation.uploads, self.federation.aggregator
         if stage is not None and stage.uniform:
-            weights = self.federation.participation.uniform_weights(weights > 0)
+            part, there = self.federation.participation, weights > 0
+            weights = part.uniform_weights(there)
             if self.tally is not None:
                 self.tally.weights = weights
+            if stage.noise_of_sums and len(weights) == self.cohort.size:
+                empty = nobody(there | self._counted(self.cohort))
+                weights = jnp.where(empty, 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
             if stage is None or not stage.uniform:
@@ -130,6 +138,9 @@ class Exchange(RoundInfo):
             )
         senders = self._senders(rule, weights, uploads, onto)
         new, used = rule(weights, uploads, onto, self.key_for("aggregate"), senders)
+        if senders.centre is not None and self.memory is not None:
+            moved = jax.tree.map(lambda x, old: x - old.astype(x.dtype), new, onto)
+            self.memory.centre = trees.where(jnp.any(used != 0), moved, senders.centre)
         if self.tally is not None:
             self.tally.weights = used
         return new
@@ -138,8 +149,10 @@ class Exchange(RoundInfo):
         """Return what a rule may know of the members, if these are who sent the uploads."""
         if len(weights) != self.cohort.size:
             return Senders()
-        if not rule.remembers or self.memory is None:
+        if self.memory is None or not (rule.remembers or rule.has_centre):
             return Senders(self.cohort.ids)
+        if rule.has_centre:
+            return Senders(self.cohort.ids, centre=self.memory.last_centre())
         updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
         counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         updates = trees.where(counted, updates, jax.tree.map(jnp.zeros_like, updates))

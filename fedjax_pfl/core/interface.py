@@ -46,6 +46,8 @@ class Algorithm:
         secure aggregation provides), or single "models".
       robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
+      equal_sums: whether the server's sums have equal weights without being such a mean, so that
+        distributed noise and secure aggregation fit.
       uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
         most; each is a release of client-level differential privacy.
       uploads_models: whether uploads include models or updates, which a compressor can act on.
@@ -81,6 +83,7 @@ class Algorithm:
     depends_on_num_rounds: ClassVar[bool] = False
     sees: ClassVar[Literal["nothing", "sums", "models"]] = "models"
     robust: ClassVar[Literal["mean", "matrix", "nothing"]] = "nothing"
+    equal_sums: ClassVar[bool] = False
     uploads_per_round: ClassVar[int] = 1
     uploads_models: ClassVar[bool] = True
     uploads_counts: ClassVar[bool] = False
@@ -132,6 +135,11 @@ class Algorithm:
                 f"{self.name or type(self).__name__} needs a class for each sample, and this data "
                 f"set's task is {federation.network.objective.name}, which has none."
             )
+
+    def check_features(self, federation: Federation) -> None:
+        """Raise `InputError` if the network does not define its features, for use in `check`."""
+        if federation.num_features < 1:  # reading it refuses such a network
+            raise InputError(f"{self.name} needs features, and the network's have no width.")
 
     def check_ranks(self, federation: Federation) -> None:
         """Raise `InputError` if clients have adapters of different rank and it can't take them."""

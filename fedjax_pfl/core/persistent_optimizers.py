@@ -44,6 +44,8 @@ class ExtendedState:
       errors: error feedback of compressed uploads, shared leaves [N, ...], or None.
       bound: the adaptive clipping bound of uploads, or None.
       history: sums of the clients' updates for a robust rule, shared leaves [N, ...], or None.
+      centre: the server's last update for a robust rule, shared leaves, or None.
+      attack: what attackers remember, or None.
     """
 
     own: Any = nested()
@@ -51,31 +53,34 @@ class ExtendedState:
     errors: Stack | None = per_client()
     bound: Any = per_server()
     history: Stack | None = per_client()
+    centre: Any = per_server()
+    attack: Any = per_server()
 
 
 class UploadMemory:
     """Provides the upload "model" with its memory while a round is traced.
 
     Attributes:
-      errors, bound, history: as in `ExtendedState`, after the calls so far.
+      errors, bound, history, centre, attack: as in `ExtendedState`, after the calls so far.
     """
 
     def __init__(self, name: str, state: ExtendedState):
         self.name, self.errors, self.bound = name, state.errors, state.bound
-        self.history, self._summed, self._trace = state.history, False, trace_state()
+        self.history, self.centre, self.attack = state.history, state.centre, state.attack
+        self._aggregated, self._trace = False, trace_state()
 
     def upload(self, stage, values, held, info, cohort: Cohort):
         """Return what the server receives from the members."""
         if trace_state() != self._trace:
             raise InputError(
                 f"{self.name} sends within its own loop, where nothing can be kept between rounds: "
-                "leave error_feedback and dp_adaptive_clip out."
+                "leave error_feedback and dp_adaptive_clip out, and take warmup=0 for mimic."
             )
         errors = None if self.errors is None else cohort.gather(self.errors)
-        received, after = stage(values, held, info, Memory(errors, self.bound))
+        received, after = stage(values, held, info, Memory(errors, self.bound, self.attack))
         if errors is not None:
             self.errors = cohort.scatter(self.errors, after.errors)
-        self.bound = after.bound
+        self.bound, self.attack = after.bound, after.attack
         return received
 
     def summed(self, updates: Stack, cohort: Cohort) -> Stack:
@@ -84,12 +89,24 @@ class UploadMemory:
         Raises:
           InputError: the algorithm aggregates more than once in a round.
         """
-        if self._summed or trace_state() != self._trace:
-            raise InputError(f"foolsgold needs one mean a round, and {self.name} has several.")
-        self._summed = True
+        self._once("foolsgold")
         new = jax.tree.map(jnp.add, cohort.gather(self.history), updates)
         self.history = cohort.scatter(self.history, new)
         return new
+
+    def last_centre(self) -> Any:
+        """Return the server's last update, before the only mean of a round.
+
+        Raises:
+          InputError: the algorithm aggregates more than once in a round.
+        """
+        self._once("keep_centre of cclip")
+        return self.centre
+
+    def _once(self, what: str) -> None:
+        if self._aggregated or trace_state() != self._trace:
+            raise InputError(f"{what} needs one mean a round, and {self.name} has several.")
+        self._aggregated = True
 
 
 class Optimizers:
@@ -186,16 +203,20 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
         uploads = None
     rule = ctx.federation.aggregator
     remembers = rule is not None and rule.remembers
-    if not keep and uploads is None and not remembers:
+    has_centre = rule is not None and rule.has_centre
+    if not keep and uploads is None and not remembers and not has_centre:
         return state
     phases = first_phases(algorithm, ctx, state) if keep else {}
-    memory, history = Memory(), None
-    if uploads is not None or remembers:
+    memory, history, centre = Memory(), None, None
+    if uploads is not None or remembers or has_centre:
         shared, _ = ctx.plan.split(ctx.initial_model())
-        zeros = ctx.replicate(jax.tree.map(jnp.zeros_like, shared))
+        zero = jax.tree.map(jnp.zeros_like, shared)
+        zeros = ctx.replicate(zero)
+        centre = zero if has_centre else None
         memory = memory if uploads is None else uploads.first_memory(zeros)
         history = zeros if remembers else None
-    return ExtendedState(state, phases, memory.errors, memory.bound, history)
+    kept = (memory.errors, memory.bound, history, centre, memory.attack)
+    return ExtendedState(state, phases, *kept)
 
 
 def extended(
@@ -206,8 +227,9 @@ def extended(
         return state
     phases = {} if optimizers is None else optimizers.phases
     if memory is None:
-        return ExtendedState(state, phases, None, None, None)
-    return ExtendedState(state, phases, memory.errors, memory.bound, memory.history)
+        return ExtendedState(state, phases, None, None, None, None, None)
+    kept = (memory.errors, memory.bound, memory.history, memory.centre, memory.attack)
+    return ExtendedState(state, phases, *kept)
 
 
 def own(state: State) -> State:

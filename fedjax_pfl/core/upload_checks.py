@@ -62,7 +62,7 @@ def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -
             f"{algorithm.name}'s server needs single models, which {option} hides: leave it out"
             + (" or use dp_placement='local'." if option != "secure_bits" else ".")
         )
-    if algorithm.robust != "mean":
+    if algorithm.robust != "mean" and not algorithm.equal_sums:
         raise InputError(
             f"{option} needs an algorithm whose server takes one mean with equal weights, and "
             f"{algorithm.name} does not."

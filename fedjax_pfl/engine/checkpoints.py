@@ -103,20 +103,20 @@ class Checkpoints:
                 return
             manager.delete(done)
         arrays = _by_name(leaves)
-        described = {
+        header = {
             "format": FORMAT,
             "round": done,
             "counts": {name: len(stack) for name, stack in leaves.items()},
             "empty": {n: [list(a.shape), str(a.dtype)] for n, a in arrays.items() if not a.size},
             "facts": dict(facts),
         }
-        described["digest"] = digest(arrays, described)
+        header["digest"] = digest(arrays, header)
         filled = {name: array for name, array in arrays.items() if array.size}
         with self._writing(done):
             manager.save(
                 done,
                 args=ocp.args.Composite(
-                    arrays=ocp.args.StandardSave(filled), facts=ocp.args.JsonSave(described)
+                    arrays=ocp.args.StandardSave(filled), facts=ocp.args.JsonSave(header)
                 ),
             )
 
@@ -226,15 +226,15 @@ class Checkpoints:
                     arrays=ocp.args.StandardRestore(), facts=ocp.args.JsonRestore()
                 ),
             )
-            described = dict(found.facts)
+            header = dict(found.facts)
             arrays = {name: np.asarray(array) for name, array in found.arrays.items()}
-            for name, (shape, dtype) in described["empty"].items():
+            for name, (shape, dtype) in header["empty"].items():
                 arrays[name] = np.zeros(shape, dtype)
-            saved = described.pop("digest")
-            if described["format"] != FORMAT or saved != digest(arrays, described):
+            saved = header.pop("digest")
+            if header["format"] != FORMAT or saved != digest(arrays, header):
                 return None
-            trees = _by_tree(arrays, described["counts"])
-            return Saved(described["round"], trees, described["facts"])
+            trees = _by_tree(arrays, header["counts"])
+            return Saved(header["round"], trees, header["facts"])
         except Exception:  # a damaged file makes its readers raise anything
             return None
 

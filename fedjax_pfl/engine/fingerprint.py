@@ -82,9 +82,9 @@ def _hash(arrays: Sequence) -> str:
     return digest(named, {})
 
 
-def digest(arrays: Mapping[str, np.ndarray], described: Mapping[str, Any]) -> str:
+def digest(arrays: Mapping[str, np.ndarray], header: Mapping[str, Any]) -> str:
     """Return the SHA-256 of names, types, shapes and bytes."""
-    total = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    total = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         total.update(f"{name} {array.dtype} {array.shape}".encode())

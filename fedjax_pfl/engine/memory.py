@@ -120,7 +120,7 @@ class _Walk:
         live, fused = {v: self.size(v) for v in owned}, {}
         most = sum(live.values())
 
-        def whole(variables: set, i: int) -> None:
+        def materialize(variables: set, i: int) -> None:
             """Give fused values buffers of their own."""
             for v in variables:
                 if v in fused:
@@ -140,7 +140,7 @@ class _Walk:
                 fused |= {v: bases for v in equation.outvars if v in last}
                 continue
             if name not in REDUCTIONS:
-                whole(read, i)
+                materialize(read, i)
             dying = {v for v in read if v in live and last[v] <= i}
             results = {v: self.size(v) for v in equation.outvars if v in last}
             results |= {v: results[v] + more for v, more in self.copies(equation, "out")}
@@ -158,7 +158,7 @@ class _Walk:
             most = max(most, sum(live.values()) + need)
             live |= results
             live = {v: size for v, size in live.items() if last.get(v, -1) > i}
-        whole({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
+        materialize({v for v in jaxpr.outvars if not isinstance(v, Literal)}, len(jaxpr.eqns))
         return max(most, sum(live.values()))
 
     def exchanged(self, product: Any) -> int:

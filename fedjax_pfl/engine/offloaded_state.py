@@ -66,7 +66,7 @@ class HostStates(NamedTuple):
     device: list[Any]
     store: HostStore
 
-    def whole(self) -> State:
+    def to_host(self) -> State:
         """Return all states, leaves [R, N, ...], on the host."""
         saved = self.saved(everywhere=True)
         trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
@@ -299,16 +299,16 @@ class OffloadedProgram(OffloadedNeeds):
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
         everything = replace(self, federation=on_devices(self.federation))
-        return Program.personalize(everything, states.whole(), t, new_clients)
+        return Program.personalize(everything, states.to_host(), t, new_clients)
 
     def backbone(self, states: HostStates, t: int) -> Tree | None:
         """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
         everything = replace(self, federation=on_devices(self.federation))
-        return Program.backbone(everything, states.whole(), t)
+        return Program.backbone(everything, states.to_host(), t)
 
-    def whole(self, states: HostStates) -> State:
-        """Return all states on the host; see `Program.whole`."""
-        return states.whole()
+    def to_host(self, states: HostStates) -> State:
+        """Return all states on the host; see `Program.to_host`."""
+        return states.to_host()
 
     def of_clients(self, states: HostStates) -> HostStates:
         """Return the states unchanged, as they have no padding."""

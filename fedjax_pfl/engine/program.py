@@ -152,14 +152,14 @@ class Program:
         numbers = np.int32(t), np.int32(self.rounds)
         return readable(_backbone(states, self.runs, self.federation, *numbers))
 
-    def whole(self, states: State) -> State:
+    def to_host(self, states: State) -> State:
         """Return the states on the host, leaves [R, N, ...], in every process."""
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(readable(states))]
         return unsharded_states(states, leaves, self.federation)
 
     def of_clients(self, states: State) -> State:
         """Return unpadded states [R, N, ...], on the host if devices do not divide clients."""
-        return self.whole(states) if is_filled(self.federation) else states
+        return self.to_host(states) if is_filled(self.federation) else states
 
     def saved(self, states: State) -> dict[str, Tree]:
         """Return the states' part for a checkpoint by name, in the first process.

@@ -111,8 +111,8 @@ class ChunkRunner:
 
     def _warn_again(self, why: str) -> None:
         warnings.warn(
-            f"{type(self.program.runs.algorithm).name} begins with the first round again: what it "
-            f"does in a round depends on how many there are, and {why}.",
+            f"{type(self.program.runs.algorithm).name} begins with the first round again: its "
+            f"rounds depend on their number, and {why}.",
             stacklevel=4,
         )
 

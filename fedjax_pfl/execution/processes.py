@@ -207,14 +207,12 @@ def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Send the first process's arrays to all, a piece at a time through the devices."""
     if not several():
         return arrays
-    described = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
+    shapes = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
     if is_first():
         found = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     else:
-        found = {
-            name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in described.items()
-        }
-    content = [found[name].reshape(-1).view(np.uint8) for name in described]
+        found = {name: np.empty(shape, np.dtype(dtype)) for name, (shape, dtype) in shapes.items()}
+    content = [found[name].reshape(-1).view(np.uint8) for name in shapes]
     ends = np.cumsum([len(part) for part in content], dtype=np.int64).tolist()
     total = ends[-1] if ends else 0
     with of_processes():
@@ -228,7 +226,7 @@ def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             if not is_first():
                 for part, at in parts:
                     part[...] = piece[at : at + len(part)]
-    return {name: found[name].reshape(shape) for name, (shape, _) in described.items()}
+    return {name: found[name].reshape(shape) for name, (shape, _) in shapes.items()}
 
 
 def _parts(

@@ -55,7 +55,7 @@ class Adaptation(Group):
         "local epochs after which copies of models are also scored",
         called="epochs of adaptation",
     )
-    steps: int | None = option(None, "the same in local steps", called="adapt_steps")
+    steps: int | None = option(None, "local steps, instead of epochs", called="adapt_steps")
     leaves: str = option(
         "all",
         "trained part of these copies: {choices}",

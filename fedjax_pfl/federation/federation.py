@@ -234,8 +234,6 @@ class Federation:
     def num_features(self) -> int:
         """Width d of the features [B, d], the inputs of the head.
 
-        Algorithms that need features read it in `check`, before anything is compiled.
-
         Raises:
           InputError: the model does not define its features.
         """

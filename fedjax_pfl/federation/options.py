@@ -31,7 +31,7 @@ from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation_options import ParticipationOptions
-from fedjax_pfl.federation.threat_options import ThreatOptions
+from fedjax_pfl.federation.threat_options import STRENGTHS, ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics
 from fedjax_pfl.models.task import Task
@@ -44,6 +44,7 @@ __all__ = [
     "GROUPS",
     "RATES",
     "SETTABLE",
+    "STRENGTHS",
     "CompressionOptions",
     "DriftOptions",
     "ExecutionOptions",

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Aggregator
+from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Aggregator
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
@@ -31,22 +31,41 @@ POISONS: dict[str, Callable[..., Any]] = {
 }
 # What options of attacks, rules and compressors must be, by name.
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bits": (lambda x: False, "absent: secure_bits has it"),
     "bits_per_number": (lambda x: 1 <= x <= 16, "in 1..16"),
     "direction": (lambda x: x in DIRECTIONS, f"one of {', '.join(DIRECTIONS)}"),
     "epsilon": (math.isfinite, "a finite number"),
     "f": (lambda x: x >= 0, "at least 0"),
     "factor": (math.isfinite, "a finite number"),
+    "levels": (lambda x: 1 <= x <= 2**24, f"in 1..{2**24}"),
     "neighbours": (lambda x: x in (1, 2), "1 or 2"),
     "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
     "root": (lambda x: x >= 0, "the id of a client"),
     "selected": (lambda x: x >= 0, "at least 0"),
+    "share": (lambda x: 0 <= x <= 1, "a fraction in [0, 1]"),
     "size": (lambda x: x >= 1, "at least 1"),
     "smoothing": (lambda x: 0 < x < math.inf, "a finite number above 0"),
+    "span": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "steps": (lambda x: 1 <= x <= 1000, "in 1..1000"),
+    "then": (lambda x: x in AFTER_MEANS, f"one of {', '.join(AFTER_MEANS)}"),
+    "warmup": (lambda x: x >= 0, "at least 0"),
     "z": (math.isfinite, "a finite number"),
 }
 ATTACK_NAMES = (NONE, *sorted({*ATTACKS, *POISONS}))
+
+# Options of attacks and rules that can be swept within one program, such as "attack_factor".
+STRENGTHS = tuple(
+    sorted(
+        {
+            f"{what}_{one.name}"
+            for what, known in (("attack", ATTACKS), ("aggregator", AGGREGATORS))
+            for make in known.values()
+            for one in fields(cast(Any, make()))
+            if isinstance(one.default, float)
+        }
+    )
+)
 
 
 @dataclass(frozen=True)

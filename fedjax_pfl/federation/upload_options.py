@@ -1,6 +1,7 @@
 """Options of what happens to uploads: privacy, attacks, robust aggregation, compression."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fedjax_pfl.uploads.secure import FixedPoint
 from fedjax_pfl.utils.errors import InputError, require
 
 NONE = "none"
+SECURE = "secure aggregation"
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,9 @@ class CompressionOptions(Group):
     secure_bits: int | None = option(
         None, "bits of the numbers that secure aggregation adds up, such as 32", low=1
     )
+    secure_options: dict[str, Any] | None = option(
+        None, "options of these numbers: {'span': 8.0, 'levels': 4194304}"
+    )
 
     def notes(self) -> list[str]:
         """Return sentences on compression and secure aggregation for tables."""
@@ -129,7 +134,8 @@ class CompressionOptions(Group):
             how = described(self.compress, self.compress_options)
             notes.append(f"uploads compressed by {how}{feedback}")
         if self.secure_bits is not None:
-            notes.append(f"secure aggregation in numbers of {self.secure_bits} bits, equal weights")
+            numbers = described(f"numbers of {self.secure_bits} bits", self.secure_options)
+            notes.append(f"secure aggregation in {numbers}, equal weights")
         return notes
 
     def compressor(self) -> Compressor | None:
@@ -150,11 +156,14 @@ class CompressionOptions(Group):
         """Return the numbers of secure aggregation.
 
         Raises:
-          InputError: sums of so many members may wrap.
+          InputError: sums of so many members may wrap, or no such option.
         """
         if self.secure_bits is None:
+            require(not self.secure_options, "secure_options", self.secure_options,
+                    "absent without secure_bits")  # fmt: skip
             return None
-        made = FixedPoint(self.secure_bits)
+        known = {SECURE: partial(FixedPoint, self.secure_bits)}
+        made = made_with("secure", SECURE, known, self.secure_options)
         made.validate(members)
         return made
 

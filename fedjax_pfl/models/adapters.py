@@ -7,7 +7,7 @@ Clients have adapters of their own on a common W.
 
 import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
-from fedjax_pfl.utils import keys
+from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, refused, require
 from fedjax_pfl.utils.typing import Key, Tree
@@ -59,7 +59,8 @@ class Adapted(WrappedTask):
             of_layer = keys.derive(key, f"adapter {'/'.join(path)}")
             shape, dtype = (width, self.rank), jnp.float32
             first = jax.random.uniform(of_layer, shape, dtype, -bound, bound)
-            params = _with(params, path, {A: first, B: jnp.zeros((self.rank, out), dtype)})
+            factors = {A: first, B: jnp.zeros((self.rank, out), dtype)}
+            params = trees.replace_at(params, path, {**trees.at(params, path), **factors})
         return {**model, "params": params}
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
@@ -173,10 +174,3 @@ def _axes(module: nn.Module) -> int:
     """Return how many last axes of its inputs a layer contracts."""
     axis = getattr(module, "axis", -1)
     return len(axis) if isinstance(axis, tuple | list) else 1
-
-
-def _with(params: Mapping[str, Any], path: tuple[str, ...], leaves: dict[str, Any]) -> Tree:
-    """Return nested dicts with further leaves in the dict at a path."""
-    if not path:
-        return {**params, **leaves}
-    return {**params, path[0]: _with(params[path[0]], path[1:], leaves)}

@@ -47,7 +47,7 @@ def join_seeds(results: Sequence[Result]) -> Result:
         copies_down=np.concatenate([result.copies_down for result in results]),
         compile_seconds=sum(result.compile_seconds for result in results),
         seconds_per_round=float(np.average(paces, weights=weights)),
-        remarks=tuple(dict.fromkeys(said for result in results for said in result.remarks)),
+        remarks=tuple(dict.fromkeys(note for result in results for note in result.remarks)),
         final=None,
     )
 

@@ -59,7 +59,7 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
         why = {"patience": f"its validation {measure.label} had stopped {way}"}
         sentences.append(
             f"stopped after round {result.rounds} of {result.rounds_asked}: "
-            f"{why.get(result.stopped, 'it was asked to')}"
+            f"{why.get(result.stopped, 'on request')}"
         )
     sentences += privacy.remarks(result, setting)
     sentences += aggregation_remarks(result, setting)

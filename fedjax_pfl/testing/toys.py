@@ -193,12 +193,12 @@ def run_rounds(
     runs = make_runs(algorithm, federation, SEEDS)
     program = Program(runs, federation, rounds, capacity=capacity, scored=scored)
     states = program.start()
-    seen, records = [first_run(program.whole(states))], []
+    seen, records = [first_run(program.to_host(states))], []
     for t in range(rounds):
         states, buffers, matrices = program.advance(states, t, 1)
         record = jax.tree.map(lambda leaf: np.array(leaf)[0, 0], buffers)
         records.append({**record, "matrices": first_run(matrices)})
-        seen.append(first_run(program.whole(states)))
+        seen.append(first_run(program.to_host(states)))
     return seen, records
 
 

@@ -2,7 +2,9 @@
 
 An attack replaces the updates of the attackers, knowing those of the honest members of the round:
 `attack(updates, honest, attackers, key)` returns rows for the attackers, where the updates are
-D_j = sent_j - reference_j, [M, ...], and the masks [M]. Byzantine clients are chosen by their
+D_j = sent_j - reference_j, [M, ...], and the masks [M]. One that `remembers` also has
+`first_memory(zero)` and `remembering(updates, honest, attackers, key, ids, memory)`, which returns
+the memory after the round too. Byzantine clients are chosen by their
 permanent ids. Attacks on data (label flips, backdoors) change the samples of attackers before a
 run instead, see `poisoning`.
 
@@ -10,6 +12,7 @@ mu is the mean of the honest updates and sd their unbiased standard deviation, p
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,7 @@ from jax.scipy.stats import norm
 from fedjax_pfl.aggregation import mixing, products, robust, similarity
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import static, struct
-from fedjax_pfl.utils.typing import Key, Mask, Scalar, Stack, Tree
+from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
 DIRECTIONS = ("mean", "sign", "deviation")
 
@@ -103,16 +106,80 @@ class InnerProduct:
         return _broadcast(jax.tree.map(lambda x: -self.epsilon * x, mean), updates)
 
 
+class Watched(NamedTuple):
+    """What `Mimic` knows of earlier rounds.
+
+    Attributes:
+      rounds: how many it has watched.
+      mean: mean of the honest updates over these rounds.
+      direction: the direction of largest spread, of length 1.
+      target: permanent id of the client that is copied.
+    """
+
+    rounds: Scalar
+    mean: Tree
+    direction: Tree
+    target: Scalar
+
+
 @struct
 class Mimic:
     """A copy of the honest update that lies farthest along the direction of largest spread.
 
-    All attackers send the same copy (Karimireddy, He and Jaggi, ICLR 2022). The direction is the
-    first principal component of the round's honest updates, by power iteration; the paper
-    accumulates it over warm-up rounds.
+    All attackers send the same copy (Karimireddy, He and Jaggi, ICLR 2022). In each of the first
+    rounds one power iteration turns the direction towards the first principal component of the
+    honest updates, as in the authors' code; then the client that was copied last is copied to the
+    end. Where it is absent, the member that lies farthest is.
+
+    Attributes:
+      warmup: rounds in which the direction is sought; 0 finds that of each round's updates, by
+        `steps` power iterations, and copies another client each time, as for uploads beside the
+        model.
+      steps: power iterations without warm-up rounds.
     """
 
+    warmup: int = static(default=1)
     steps: int = static(default=20)
+
+    @property
+    def remembers(self) -> bool:
+        return self.warmup > 0
+
+    def first_memory(self, zero: Tree) -> Watched:
+        """Return what is known before the first round."""
+        return Watched(jnp.int32(0), zero, zero, jnp.int32(-1))
+
+    def remembering(
+        self,
+        updates: Stack,
+        honest: Mask,
+        attackers: Mask,
+        key: Key,
+        ids: PerMember,
+        memory: Watched,
+    ) -> tuple[Stack, Watched]:
+        """Return what attackers send, and what they know after this round."""
+        watching = (memory.rounds < self.warmup) & jnp.any(honest)
+        share = 1 / (1 + memory.rounds.astype(jnp.result_type(float)))
+
+        def averaged(old, new):
+            return jax.tree.map(lambda a, b: (a + share * (b - a)).astype(a.dtype), old, new)
+
+        mean = averaged(memory.mean, _mean(updates, honest))
+        away = _only(jax.tree.map(lambda x, centre: x - centre, updates, mean), honest)
+        start = jax.tree.map(lambda x: x[0], normal_rows(key, updates))
+        before = _chosen(memory.rounds == 0, start, memory.direction)
+        turned = _unit(mixing.combine(similarity.dots(away, before), away))
+        direction = _unit(averaged(memory.direction, turned))
+        mean = _chosen(watching, mean, memory.mean)
+        direction = _chosen(watching, direction, memory.direction)
+        along = similarity.dots(_only(updates, honest), direction)
+        farthest = jnp.argmax(jnp.where(honest, along, -jnp.inf))
+        target = jnp.where(watching, ids[farthest], memory.target).astype(memory.target.dtype)
+        there = honest & (ids == target)
+        chosen = jnp.where(jnp.any(there), jnp.argmax(there), farthest)
+        known = Watched(memory.rounds + watching, mean, direction, target)
+        return _broadcast(trees.row(updates, chosen), updates), known
 
     def __call__(self, updates: Stack, honest: Mask, attackers: Mask, key: Key) -> Stack:
         weights = mixing.normalize(honest.astype(jnp.float32))
@@ -199,6 +266,16 @@ def normal_rows(key: Key, like: Stack) -> Stack:
 def _mean(updates: Stack, honest: Mask) -> Tree:
     weights = mixing.normalize(honest.astype(jnp.result_type(float)))
     return mixing.combine(weights, _only(updates, honest))
+
+
+def _unit(tree: Tree) -> Tree:
+    """Return a tree scaled to the length 1; zeros stay."""
+    length = jnp.sqrt(_squared_norm(tree))
+    return jax.tree.map(lambda x: mixing.ratio(x, length).astype(x.dtype), tree)
+
+
+def _chosen(condition: jax.Array, one: Tree, other: Tree) -> Tree:
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
 
 
 def _only(updates: Stack, mask: Mask) -> Stack:

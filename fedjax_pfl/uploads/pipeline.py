@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage
+from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage, nobody
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -98,7 +98,11 @@ class Uploads(UploadStage):
     @property
     def remembers(self) -> bool:
         adapts = self.privacy is not None and self.privacy.adaptive is not None
-        return self.feedback is not None or adapts
+        return self.feedback is not None or adapts or self._attack_remembers
+
+    @property
+    def _attack_remembers(self) -> bool:
+        return getattr(self.attack, "remembers", False)
 
     @property
     def keeps_failed(self) -> bool:
@@ -106,13 +110,22 @@ class Uploads(UploadStage):
 
     @property
     def uniform(self) -> bool:
-        return self.fixed_point is not None or (self.privacy is not None and self.privacy.shared)
+        return self.fixed_point is not None or self.noise_of_sums
+
+    @property
+    def noise_of_sums(self) -> bool:
+        return self.privacy is not None and self.privacy.shared
 
     def first_memory(self, shared: Stack) -> Memory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
-        if self.privacy is None or self.privacy.adaptive is None:
-            return Memory(errors)
-        return Memory(errors, jnp.asarray(self.privacy.clip))
+        bound = attack = None
+        if self.privacy is not None and self.privacy.adaptive is not None:
+            bound = jnp.asarray(self.privacy.clip)
+        if self._attack_remembers:
+            leaves = jax.tree.leaves(shared)
+            floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
+            attack = self.attack.first_memory([jnp.zeros_like(x[0]) for x in floats])
+        return Memory(errors, bound, attack)
 
     def attacking(self, ids: PerMember) -> Mask | None:
         return None if self.attackers is None else jnp.isin(ids, self.attackers)
@@ -150,17 +163,22 @@ class Uploads(UploadStage):
         if memory.errors is not None:
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
-        updates, errors, bound = self._steps(updates, info, errors, memory.bound)
-        updates = trees.where(info.mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates, after = self._steps(updates, info, memory._replace(errors=errors))
+        updates = _only(updates, info.mask | self._noise_of_nobody(info))
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
-        if errors is not None:
-            for i, error in zip(floats, errors, strict=True):
+        if after.errors is not None:
+            for i, error in zip(floats, after.errors, strict=True):
                 kept[i] = error
-            errors = tree.unflatten(kept)
-        return tree.unflatten(leaves), Memory(errors, bound)
+            after = after._replace(errors=tree.unflatten(kept))
+        return tree.unflatten(leaves), after
 
-    def _steps(self, updates, info: UploadInfo, errors, bound):
+    def _noise_of_nobody(self, info: UploadInfo) -> Mask:
+        """Return the row that carries the noise of a sum of no members, see `nobody`."""
+        return nobody(info.counting) if self.noise_of_sums else jnp.zeros_like(info.mask)
+
+    def _steps(self, updates, info: UploadInfo, memory: Memory):
+        errors, bound, attack = memory
         of_members, of_attack, of_count = jax.random.split(info.key, 3)
         members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(info.ids)
 
@@ -168,18 +186,22 @@ class Uploads(UploadStage):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
+            updates = _only(updates, info.mask)
             updates, bound = _private(self.privacy, updates, info, (keys(1), of_count), bound)
         if self.compressor is not None and info.compressed:
             compress = jax.vmap(self.compressor)
             updates, errors = self._compressed(compress, updates, info.mask, keys(2), errors)
         attackers = self.attacking(info.ids)
         if self.attack is not None and attackers is not None:
-            honest = info.mask & ~attackers
-            evil = self.attack(updates, honest, info.mask & attackers, of_attack)
+            who = info.mask & ~attackers, info.mask & attackers
+            if attack is None:
+                evil = self.attack(updates, *who, of_attack)
+            else:
+                evil, attack = self.attack.remembering(updates, *who, of_attack, info.ids, attack)
             updates = trees.where(attackers, evil, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
-        return updates, errors, bound
+        return updates, Memory(errors, bound, attack)
 
     def _compressed(self, compress, updates, mask: Mask, keys, errors):
         if errors is None:
@@ -194,12 +216,16 @@ class Uploads(UploadStage):
         return sent, trees.where(mask, after, errors)
 
 
+def _only(updates: Stack, mask: Mask) -> Stack:
+    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
+
+
 def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     """Return (clipped and noisy updates, the next clipping bound)."""
     of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
-    members = jnp.sum(info.mask if info.counted is None else info.counted)
+    members = jnp.sum(info.counting)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
         counted = adaptive.count_noise * info.expected

@@ -52,15 +52,6 @@ class FixedPoint:
         up = jax.random.uniform(key, x.shape, x.dtype) < scaled - low
         return low.astype(jnp.uint32) + up
 
-    def decoded_sum(self, total: Tree, members: jax.Array | int) -> Tree:
-        """Return the sum of so many members' numbers, from the sum of what they encoded."""
-        step = 2 * self.span / self.levels
-
-        def of(x):
-            return x.astype(jnp.float32) * step - members * self.span
-
-        return jax.tree.map(of, total)
-
     def sum(self, encoded: Stack) -> Tree:
         """Return the sum [...] of encoded updates [M, ...] modulo 2^b."""
         mask = jnp.uint32(2**self.bits - 1)

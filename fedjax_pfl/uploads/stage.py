@@ -20,10 +20,12 @@ class Memory(NamedTuple):
     Attributes:
       errors: error feedback of the members, [M, ...], or None.
       bound: the clipping bound, or None.
+      attack: what the attackers remember, or None.
     """
 
     errors: Stack | None = None
     bound: Scalar | None = None
+    attack: Tree = None
 
 
 class UploadInfo(NamedTuple):
@@ -48,6 +50,20 @@ class UploadInfo(NamedTuple):
     expected: float = 1.0
     counted: Mask | None = None
 
+    @property
+    def counting(self) -> Mask:
+        """The members who have a weight in every sum."""
+        return self.mask if self.counted is None else self.counted
+
+
+def nobody(counting: Mask) -> Mask:
+    """Return a mask [M] of the first row if no member counts, else of none.
+
+    A private sum has noise even where no client was drawn, since its absence would reveal that.
+    This row's upload is then the reference with noise.
+    """
+    return (jnp.arange(len(counting)) == 0) & ~jnp.any(counting)
+
 
 class UploadStage:
     """A pytree that maps what members send to what the server receives.
@@ -56,11 +72,13 @@ class UploadStage:
       remembers: whether a `Memory` is kept between rounds.
       keeps_failed: whether a client whose training failed counts, with an update of zero.
       uniform: whether all members must have the same weight in sums.
+      noise_of_sums: whether a sum has noise even if no member takes part, see `nobody`.
     """
 
     remembers: bool = False
     keeps_failed: bool = False
     uniform: bool = False
+    noise_of_sums: bool = False
 
     def __call__(
         self, sent: Tree, reference: Tree, info: UploadInfo, memory: Memory

@@ -60,6 +60,12 @@ ABSENT = _words("""
     subfedavg tamuna term
 """)
 
+# Why some of them are not, in place of "It is not in this version."
+REASONS = {
+    "fedpcl": "It is not here: its clients train on joined features of several pretrained "
+    "networks, and a federation has one network; 'fedproto' exchanges class means as well.",
+}
+
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
 OPTIONS = _inverted(
     {

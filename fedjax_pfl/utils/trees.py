@@ -261,6 +261,20 @@ def assemble(server: Tree, own: Tree) -> Stack | Broadcast:
     return join(replicate(server, rows[0].shape[0]), own)
 
 
+def at(tree: Tree, path: Sequence[str]) -> Any:
+    """Return the part of nested dicts at a path."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def replace_at(tree: Tree, path: Sequence[str], part: Any) -> Any:
+    """Return nested dicts with another part at a path."""
+    if not path:
+        return part
+    return {**tree, path[0]: replace_at(tree[path[0]], path[1:], part)}
+
+
 def row(stack: Stack, index: Scalar | int) -> Tree:
     """Return one row of a stack, without the leading axis."""
     return jax.tree.map(lambda leaf: leaf[index], stack)

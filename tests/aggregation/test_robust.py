@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import robust, similarity
-from fedjax_pfl.aggregation.aggregators import AGGREGATORS, Senders
+from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Senders
 from tests.references import robust as reference
 
 PUBLISHED = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])  # byzfl's worked example
@@ -145,6 +145,32 @@ def test_self_clip_is_a_mixing_matrix():
     close(matrix[5], np.eye(6)[5])  # 0 trains locally
 
 
+def test_self_clip_of_some_receivers():
+    x, w = vectors(4, 5), np.random.default_rng(3).dirichlet(np.ones(4), 4)
+    rule = AGGREGATORS["self_clip"](radius=1.5)
+    whole = rule.mixing(jnp.asarray(w), {"a": jnp.asarray(x)}, jnp.arange(4))
+    some = jnp.array([3, 1])
+    close(rule.mixing(jnp.asarray(w)[some], {"a": jnp.asarray(x)}, some), whole[some])
+    assert np.abs(whole - w).max() > 0.01
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_self_clip_by_a_share_of_the_weights(share):
+    x, w = vectors(6, 5), np.random.default_rng(3).dirichlet(np.ones(6), 6)
+    x[2] = 1e30
+    rule = AGGREGATORS["self_clip"](share=share)
+    stack, own = {"a": jnp.asarray(x)}, jnp.arange(6)
+    both = jnp.stack([jnp.asarray(w), jnp.eye(6)])  # blocks of a model
+    matrix, untouched = jax.jit(lambda w: rule.mixing(w, stack, own))(both)
+    radius = reference.clip_radius(w, x, share)
+    away = np.linalg.norm(x[:, None] - x, axis=2)
+    wanted = w * np.minimum(1, radius[:, None] / np.where(away > 0, away, 1))
+    np.fill_diagonal(wanted, 0)
+    np.fill_diagonal(wanted, 1 - wanted.sum(1))
+    close(matrix, wanted)
+    close(untouched, np.eye(6))
+
+
 @jax.jit
 def found_without_attackers(stack, mask, gram):
     even = mask / len(mask)
@@ -175,6 +201,9 @@ def test_breakdown(bad):
     sorting = [flat(ours[name]) for name in ("coordinate median", "trimmed mean", "bulyan")]
     for result in (*sorting, total(ours["krum"][1], stack)):
         assert np.all(result >= honest.min(0) - 1e-9) and np.all(result <= honest.max(0) + 1e-9)
+    holes = {"x": jnp.asarray(np.where(np.arange(len(x))[:, None] == 0, np.nan, x))}
+    for hole in (robust.coordinate_median(holes, mask), robust.trimmed_mean(holes, mask, f)):
+        assert np.all(np.asarray(hole["x"]) <= honest.max(0) + 1e-9)
     # The Weiszfeld iteration only converges towards the honest members.
     w = jax.jit(partial(robust.geometric_median, steps=60))(gram, np.full(len(x), 1 / len(x)))
     assert np.linalg.norm(total(w, stack) - honest.mean(0)) < 5
@@ -220,6 +249,63 @@ def test_rules_drop_updates_that_are_not_finite(name, bad):
     new, _ = compiled(name)(weights, updates, onto, jax.random.key(0), senders)
     assert np.isfinite(new["x"]).all()
     assert (np.abs(new["x"]) <= np.abs(honest).max() + 1e-5).all()
+
+
+AFTER = {
+    "krum": lambda x, f: reference.krum(x, f),
+    "multi_krum": lambda x, f: reference.krum(x, f, len(x) - f),
+    "rfa": lambda x, f: reference.geometric_median(x, np.ones(len(x)) / len(x), 8, 0.1, x.mean(0)),
+    "cclip": lambda x, f: reference.centred_clipping(x, np.ones(len(x)) / len(x), 10.0, 3),
+    "median": lambda x, f: reference.median(x),
+    "trimmed_mean": reference.trimmed_mean,
+}
+
+
+@cache
+def after_means():
+    """Each rule over means, in one program."""
+    rules = {
+        (name, then): AGGREGATORS[name](f=1, then=then)
+        for name in ("nnm", "bucketing")
+        for then in AFTER_MEANS
+    }
+    return jax.jit(lambda *operands: {key: rule(*operands) for key, rule in rules.items()})
+
+
+def test_every_rule_of_means():
+    """Twelve members of which one is absent: six groups, the last one of a single member."""
+    x, key = 6 * vectors(12), jax.random.key(5)
+    mask = jnp.arange(12) != 4
+    weights = jnp.where(mask, 1 / 11, 0)
+    found = after_means()(weights, {"x": jnp.asarray(x)}, {"x": jnp.zeros(7)}, key)
+    groups = np.asarray(robust.bucketing(key, mask, 2, jnp.float64))
+    groups = groups[groups.any(axis=1)]
+    assert len(groups) == 6
+    here = np.delete(x, 4, axis=0)
+    means = {"nnm": reference.nearest_neighbour_mixing(here, 1), "bucketing": groups @ x}
+    assert {then for _, then in found} == set(AFTER)
+    for (name, then), (new, b) in found.items():
+        np.testing.assert_allclose(
+            new["x"], AFTER[then](means[name], 1), atol=1e-9, err_msg=f"{name}, {then}"
+        )
+        if b is not None:
+            close(b @ x, new["x"])
+            assert b[4] == 0
+    assert AGGREGATORS["bucketing"](f=1, then="median").needed() == 5
+    assert AGGREGATORS["bucketing"](f=1).needed() == 9
+
+
+@pytest.mark.parametrize(("name", "needed"), [("krum", 5), ("trimmed_mean", 3)])
+def test_too_few_updates_change_nothing(name, needed):
+    """One row is not finite, so it does not count."""
+    for members in (needed, needed + 1):
+        x = vectors(9).astype(np.float32)
+        x[0] = np.nan
+        weights = jnp.asarray(np.arange(9) < members, jnp.float32) / members
+        onto = jnp.full(x.shape[1], 3.0)
+        new, b = compiled(name)(weights, {"x": jnp.asarray(x)}, {"x": onto}, jax.random.key(0))
+        assert np.any(new["x"] != onto) == (members > needed)
+        assert b is None or np.any(b != 0) == (members > needed)
 
 
 def test_nearest_neighbours_leave_a_far_update_out():

@@ -104,6 +104,10 @@ class Case:
     def sizes(self):
         return np.asarray(self.federation.data.train.size)
 
+    def present(self, t):
+        """Which clients take part in round t, bool [N]."""
+        return np.isin(np.arange(self.num_clients), self.cohorts[t])
+
     def batches(self, purpose="train", schedule=None, single=True, starts=None):
         """batches[t][i]: the batches of client i in round t, if it began in `starts`."""
         starts = self.starts if starts is None else starts
@@ -160,6 +164,27 @@ class Case:
                 loss_and_gradient(model, self.x[at], self.y[at])[0] if len(at) else np.nan
             )
         return np.array(losses)
+
+    def assert_one_model(self, record, model):
+        """The server's model is the only one, and all clients are scored with it."""
+        for name in ("global", "personalized"):
+            assert_losses(record, self, name, [model] * self.num_clients)
+
+    def assert_two_models(self, record, models):
+        """All clients are scored with the server's model, and with their own."""
+        assert_losses(record, self, "global", [models["global"]] * self.num_clients)
+        assert_losses(record, self, "personalized", models["personalized"])
+
+    def assert_whole_models(self, record, t):
+        """Members send and receive one copy of every block, and nobody else."""
+        copies = np.repeat(self.present(t)[:, None], record["up"].shape[1], axis=1)
+        np.testing.assert_array_equal(record["up"], copies)
+        np.testing.assert_array_equal(record["down"], copies)
+
+    def assert_mean(self, record, t, sizes=None):
+        """The mixing matrix is one row: the members' weights by size, or `sizes` of all."""
+        shares = self.present(t) * (self.sizes if sizes is None else sizes)
+        np.testing.assert_allclose(record["matrices"]["mixing"], [shares / shares.sum()], 1e-9)
 
     def run_rounds(self, algorithm):
         scored = None if self.scored else ()

@@ -71,7 +71,7 @@ def test_reference(pattern, variant):
         np.testing.assert_allclose(record["matrices"]["mixing"], mixed, 1e-9)
         now = np.where(present, models["clusters"], np.nan)
         np.testing.assert_array_equal(noted["cluster"], now)
-        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
+        case.assert_whole_models(record, t)
         steps = [len(batches) for batches in common["batches"][t]]
         np.testing.assert_array_equal(noted["local_steps"], present * steps)
     assert count > 2 or pattern == "single"  # two clients are too few

@@ -43,9 +43,8 @@ def test_reference(pattern, variant):
         assert_losses(record, case, "personalized", models["personalized"])
         assert_steps(record, case.cohorts[t], common["batches"][t])
         np.testing.assert_allclose(record["matrices"]["attention"], models["weights"], 1e-9, 1e-9)
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        present = case.present(t)
+        case.assert_whole_models(record, t)
         own = record["clients"]["self_weight"]
         np.testing.assert_allclose(own[present], np.diag(models["weights"])[present], 1e-9, 1e-9)
         assert np.isnan(own[~present]).all()

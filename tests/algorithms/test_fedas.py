@@ -54,7 +54,7 @@ def test_reference(pattern, variant):
             common["align_batches"][t],
             common["fisher_batches"],
         )
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         np.testing.assert_array_equal(record["clients"]["numbers_up"], present)
         weights = [models["weights"].get(i, 0.0) for i in range(case.num_clients)]
         np.testing.assert_allclose(record["matrices"]["mixing"], [weights], 1e-9)

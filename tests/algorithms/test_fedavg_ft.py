@@ -23,8 +23,7 @@ def test_fedavg_ft(pattern):
     )
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 2}))
     for record, models in zip(records, wanted, strict=True):
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
 
 
 @pytest.mark.thorough

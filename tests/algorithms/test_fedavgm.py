@@ -47,11 +47,8 @@ def test_reference(pattern, variant):
         for name in ("global", "personalized"):
             assert_losses(record, case, name, everywhere)
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        share = case.sizes * present / (case.sizes * present).sum()
-        np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_mean(record, t)
+        case.assert_whole_models(record, t)
 
 
 @struct

@@ -54,10 +54,8 @@ def test_reference(pattern, variant):
         assert_everyones(state, models["personalized"], f"round {t}")
         assert_losses(record, case, "global", models["personalized"])
         assert_steps(record, case.cohorts[t], batches[t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
-        share = present * (case.sizes if variant == "size" else 1)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        case.assert_whole_models(record, t)
+        case.assert_mean(record, t, None if variant == "size" else 1)
     assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
     if case.scored:
         assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()

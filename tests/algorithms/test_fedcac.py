@@ -13,7 +13,6 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_fe
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
-    assert_losses,
     assert_models,
     assert_steps,
     over,
@@ -39,8 +38,7 @@ def test_reference(pattern, variant):
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_models({"params": state.critical}, models["critical"], "critical")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
         assert_steps(record, case.cohorts[t], common["batches"][t])
         weights = np.eye(case.num_clients)
         for i, others in models["collaborators"].items():
@@ -48,11 +46,10 @@ def test_reference(pattern, variant):
             assert record["clients"]["collaborators"][i] == len(others)
             together += len(others)
         np.testing.assert_allclose(record["matrices"]["mixing"], weights, 1e-9)
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         shares = present * case.sizes
         np.testing.assert_allclose(record["matrices"]["server"], [shares / shares.sum()], 1e-9)
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
     assert together or pattern == "single"
 
 

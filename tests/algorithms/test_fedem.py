@@ -50,7 +50,7 @@ def test_reference(pattern, variant):
         weights = state.private["params"]["mixture"]
         np.testing.assert_allclose(weights, models["weights"], 1e-9, 1e-12)
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         # Each learner once for the weights, and on minibatches of 4.
         passes = count * (4 * record["clients"]["local_steps"] + present * case.sizes)
         np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)

@@ -72,7 +72,7 @@ def test_reference(pattern, variant):
         weights, seen = models["weights"], record["matrices"]["mixing"]
         kept = np.eye(case.num_clients) * ~weights.any(axis=1, keepdims=True)  # shown as its own
         np.testing.assert_allclose(seen, weights + kept, 1e-9, 1e-9)
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
         down = [len(models["downloaded"].get(i, ())) for i in range(case.num_clients)]
         np.testing.assert_array_equal(record["down"], np.repeat(np.array(down)[:, None], 2, 1))

@@ -47,9 +47,7 @@ def test_reference(pattern, variant):
         for scored in ("global", "personalized"):
             assert_losses(record, case, scored, [models["global"]] * case.num_clients)
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
 
 
 def test_defaults_are_the_papers():

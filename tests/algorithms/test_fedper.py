@@ -38,19 +38,13 @@ def test_reference(pattern, variant):
         case.initial(), case.clients(), 3, **common, personal=personal, weighting=weighting
     )
     states, records = case.run_rounds(pfl.make_algorithm("fedper", settings))
-    blocks = case.federation.plan.blocks
     assert set(jax.tree.leaves(states[0].private)[0].shape[:1]) == {case.num_clients}
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_everyones(state, models["personalized"], f"round {t}")
         assert_losses(record, case, "personalized", models["personalized"])
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(
-            record["up"], np.repeat(present[:, None], len(blocks), axis=1)
-        )
-        np.testing.assert_array_equal(record["down"], record["up"])
-        share = present * (1 if weighting == "uniform" else case.sizes)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        case.assert_whole_models(record, t)
+        case.assert_mean(record, t, 1 if weighting == "uniform" else None)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_fed
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
-    assert_losses,
     assert_models,
     assert_steps,
     over,
@@ -38,14 +37,11 @@ def test_reference(pattern, variant):
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_models(state.own, models["personalized"], "personalized")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
         assert_steps(record, case.cohorts[t], common["batches"][t])
         frozen = 4 * record["clients"]["local_steps"]  # one network, minibatches of 4
         np.testing.assert_array_equal(record["clients"]["forward_samples"], frozen)
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
     taken = [sum(i in cohort for cohort in case.cohorts) for i in range(case.num_clients)]
     np.testing.assert_array_equal(states[-1].rounds, taken)
 

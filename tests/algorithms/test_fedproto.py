@@ -88,7 +88,7 @@ def compare(case, settings):
         assert_nearest(record, case, models, settings.get("eligible", "all"))
         assert_steps(record, case.cohorts[t], common["batches"][t])
         assert_sent(record, case, states[t].prototypes.exist, models["sent"])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         if settings.get("moment") != "last_epoch":
             seen = record["clients"]["forward_samples"]
             np.testing.assert_array_equal(seen, case.sizes * present)

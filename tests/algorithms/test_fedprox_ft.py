@@ -42,9 +42,7 @@ def test_reference(pattern, variant):
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_steps(record, case.cohorts[t], batches[t])  # fine-tuning is no part of a round
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)
         if "personalized" in models:
             assert_losses(record, case, "personalized", models["personalized"])

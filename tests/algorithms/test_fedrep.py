@@ -71,10 +71,8 @@ def test_reference(pattern, variant):
         assert_steps(record, case.cohorts[t], common["batches"][t], heads[t])
         assert_recorded_losses(record, case, t, heads[t], common["batches"][t], before)
         before = models["personalized"]
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
-        share = present * (case.sizes if settings.get("weighting") == "size" else 1)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        case.assert_whole_models(record, t)
+        case.assert_mean(record, t, None if settings.get("weighting") == "size" else 1)
     if last is not None and case.scored:
         assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
         assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()

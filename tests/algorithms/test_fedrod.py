@@ -10,14 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_steps,
-    over,
-    stack,
-)
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over, stack
 from tests.algorithms.norms import ConvNorm, assert_everyones
 from tests.engine.finals import final_in
 from tests.references import fedrod, network
@@ -55,10 +48,8 @@ def test_reference(pattern, variant):
         assert_losses(record, case, "personalized", list(map(joined, models["personalized"])))
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        assert (record["up"] == present[:, None]).all() and (record["down"] == record["up"]).all()
-        share = present * case.sizes
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        case.assert_whole_models(record, t)
+        case.assert_mean(record, t)
         if "trained" in variant:
             last = [models["trained"].get(i, model) for i, model in enumerate(last)]
             assert_close(state.trained, stack(last), "trained")

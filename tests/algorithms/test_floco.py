@@ -89,7 +89,7 @@ def test_reference(pattern, variant):
         if now:
             record["clients"]["local_steps"] = steps - [len(own) for own in every[begin]]
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])[:, None]
+        present = case.present(t)[:, None]
         blocks = record["down"].shape[1]
         np.testing.assert_array_equal(record["down"], np.repeat(present + now, blocks, 1))
         numbers = {"numbers_up": CORNERS * 5 * 3 * now, "numbers_down": CORNERS * now}

@@ -7,7 +7,6 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, state
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
-    assert_losses,
     assert_models,
     assert_steps,
     over,
@@ -35,12 +34,9 @@ def test_reference(pattern, variant):
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_models(state.own, models["personalized"], "personalized")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
         assert_steps(record, case.cohorts[t], *[common["batches"][t]] * 2)
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
 
 
 def test_without_teaching_it_is_fedavg_and_local_training():

@@ -71,7 +71,7 @@ def test_flora_takes_ranks():
         assert_close(states[t + 1].server["params"], known["global"], "global")
         np.testing.assert_allclose(states[t + 1].base["hidden"], known["base"], 0, 1e-9)
         assert_losses(record, case, "personalized", [known["whole"]] * case.num_clients)
-        there = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        there = case.present(t)
         own = 9 * np.array(ranks) * there
         merged = min(4 * 5, own.sum())
         np.testing.assert_array_equal(record["clients"]["numbers_up"], own)

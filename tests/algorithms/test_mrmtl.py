@@ -6,14 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
 from tests.engine.finals import final_in
 from tests.references import mrmtl
 
@@ -34,12 +27,9 @@ def test_reference(pattern, variant):
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_models(state.own, models["personalized"], "personalized")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
         assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
 
 
 def test_without_a_pull_it_is_local_training():

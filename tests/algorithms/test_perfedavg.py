@@ -9,14 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
 from tests.algorithms.newcomers import personalized
 from tests.algorithms.noisy import Noisy, batches_of_a_step
 from tests.references import local_sgd, perfedavg
@@ -60,14 +53,10 @@ def test_reference(pattern, variant):
     uniform = settings.get("weighting") == "uniform"
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], f"round {t}")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
+        case.assert_two_models(record, models)
         assert_steps(record, case.cohorts[t], *[batches[t]] * (2 if first_order else 4))
-        present = np.isin(range(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
-        share = present * (1 if uniform else case.sizes)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
+        case.assert_whole_models(record, t)
+        case.assert_mean(record, t, 1 if uniform else None)
 
 
 def test_new_clients_adapt_the_servers_model():

@@ -48,7 +48,7 @@ def test_reference(pattern, variant):
         for i, row in models["weights"].items():
             expected[i] = expected[i] if row is None else row
             mixed += row is not None
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
+        present = case.present(t)
         if t < warm:
             shares = present * case.sizes
             expected[present] = shares / shares.sum()

@@ -42,9 +42,7 @@ def test_reference(pattern):
         shared = [{**model, "head": models["head"]} for model in own]
         assert_losses(record, case, "shared_head", shared)
         assert_steps(record, case.cohorts[t], common["batches"][t], common["head_batches"][t])
-        present = np.isin(np.arange(case.num_clients), case.cohorts[t])
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], record["up"])
+        case.assert_whole_models(record, t)
     assert_training_loss(case, common, wanted, records)
 
 

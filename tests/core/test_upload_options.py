@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.uploads.accounting import Release, epsilon
 from fedjax_pfl.uploads.compression import TopK
 from fedjax_pfl.uploads.stage import FreeRiders
+from tests.algorithms.norms import ConvNorm
 from tests.references.robust import fltrust, foolsgold
 
 RATE = 0.25
@@ -96,6 +99,7 @@ def top_k(update):
 
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
+CLIENTS = SUMS | {"dtype": "float32"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
@@ -194,6 +198,71 @@ def test_poisson_cohorts_have_a_public_denominator():
     assert len(set(counts)) > 1
 
 
+def test_numbers_of_secure_aggregation():
+    """Of 51 values from -.2 to .2: larger numbers are cut, others are rounded to a neighbour."""
+    options = {"secure_bits": 8, "secure_options": {"span": 0.2, "levels": 50}}
+    for before, trained, sent, after, present, _ in run(2, **options):
+        assert np.abs(trained - before).max() > 0.2
+        moves = (sent - before + 0.2) / 0.008
+        np.testing.assert_allclose(moves, np.round(moves), atol=1e-6)
+        assert np.abs(sent - before - np.clip(trained - before, -0.2, 0.2)).max() < 0.008
+        np.testing.assert_allclose(after, sent[present].mean(0), atol=1e-12)
+
+
+def test_sums_of_models_and_controls():
+    """SCAFFOLD's server adds up two uploads of equal weights, each within its bound."""
+    options = SUMS | {"dp_clip": 1e6, "secure_bits": 32, "participation": 0.6}
+    made = pfl.make_algorithm("scaffold")
+    plain, sums = (
+        run_rounds(made, toy_federation((7, 3, 6, 10, 4), **one), 2, scored=())[0][-1]
+        for one in ({"participation": 0.6}, options)
+    )
+    for name in ("server", "control"):
+        gap = np.abs(flat(getattr(sums, name)) - flat(getattr(plain, name))).max()
+        assert 0 < gap < 1e-4
+    noisy = toy_federation(**CLIENTS | {"dp_noise": 2.0})
+    result = pfl.simulate(made, noisy, rounds=2)
+    wanted = epsilon([Release(2.0, 4, 1.0)], 1e-5)  # two uploads in each of two rounds
+    np.testing.assert_allclose(result.epsilons(), wanted, rtol=1e-6)
+
+
+def test_a_sum_of_nobody_has_noise():
+    """Else a round without a member would reveal that no client was drawn."""
+    options = SUMS | {"participation": 0.2, "sampling": "poisson", "dp_clip": 0.5, "dp_noise": 2.0}
+    moved = []
+    for before, _, _, after, present, record in run(12, **options):
+        if not len(present):
+            moved.append(after - before)
+            assert not record["matrices"]["mixing"].any()
+    assert len(moved) > 2
+    np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / (0.2 * 5), rtol=0.25)
+
+
+def test_a_round_of_nobody_keeps_the_model_without_privacy():
+    options = {"participation": 0.2, "sampling": "poisson", "secure_bits": 32}
+    empty = [
+        (before, after) for before, *_, after, there, _ in run(12, **options) if not len(there)
+    ]
+    assert len(empty) > 2
+    for before, after in empty:
+        np.testing.assert_array_equal(after, before)
+
+
+def test_benign_rows_give_attackers_weight():
+    """The mean over the rows of benign members, of a matrix with attackers in rows and columns."""
+    options = {"attack": "gaussian", "attackers": [1, 3], "participation": 0.75}
+    federation = toy_federation(SIZES, test_sizes=TESTS, **options)
+    result = pfl.simulate(pfl.make_algorithm("feddwa"), federation, rounds=3)
+    matrices = result.matrices["mixing"][0, 0]
+    for t, matrix in enumerate(np.asarray(matrices)):
+        members = np.flatnonzero(result.clients["participated"][0, 0, t])
+        benign = [k for k in members if k not in (1, 3)]
+        wanted = matrix[np.ix_(benign, [1, 3])].sum(1) / matrix[benign].sum(1)
+        np.testing.assert_allclose(
+            result.scalars["attackers_weight"][0, 0, t], wanted.mean(), rtol=1e-5
+        )
+
+
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
@@ -251,6 +320,16 @@ def test_foolsgold_sums_the_updates_of_all_rounds():
     np.testing.assert_allclose(records[-1]["matrices"]["mixing"][0], wanted, atol=1e-9)
 
 
+def test_foolsgold_forgets_updates_that_are_not_finite():
+    options = {
+        "attack": "scale", "attack_options": {"factor": 1e38}, "attackers": [1],
+        "aggregator": "foolsgold", "test_sizes": TESTS, "dtype": "float32",
+    }  # fmt: skip
+    states, _ = run_rounds(notes_uploads(), toy_federation(SIZES, **options), 3, scored=())
+    history = flat(states[-1].history, 7)
+    assert np.isfinite(history).all() and not history[1].any() and history[[0, 2]].any(1).all()
+
+
 def test_fltrust_follows_the_trusted_client():
     """Against sign flips the others count by their cosine to it; without it nothing moves."""
     options = {
@@ -275,6 +354,33 @@ def test_fltrust_follows_the_trusted_client():
         others = [k for k in there if k != 2]
         np.testing.assert_allclose(moved, fltrust(sent[others], sent[2]), atol=1e-12)
     assert seen == {True, False}
+
+
+def test_centred_clipping_begins_at_the_last_update():
+    """v <- v + mean clip(x - v, radius), with v that of the round before."""
+    options = {
+        "aggregator": "cclip", "participation": 0.6,
+        "aggregator_options": {"radius": 0.05, "steps": 2, "f": 1, "keep_centre": True},
+    }  # fmt: skip
+    centre = 0.0
+    for before, _, sent, after, present, record in run(4, **options):
+        x = sent[present] - before
+        sizes = np.array([7, 3, 6, 10, 4])[present]
+        for _ in range(2):
+            moves = x - centre
+            norms = np.linalg.norm(moves, axis=1, keepdims=True)
+            centre = centre + (sizes / sizes.sum()) @ (moves * np.minimum(1, 0.05 / norms))
+        np.testing.assert_allclose(after, before + centre, atol=1e-12)
+        assert record["matrices"]["mixing"][0].sum() < 1  # the rest is the centre's
+
+
+def test_mimic_copies_one_client_to_the_end():
+    copied = []
+    for before, trained, sent, *_ in run(4, attack="mimic", attackers=[1]):
+        gaps = np.linalg.norm(sent[1] - trained, axis=1)
+        copied.append(int(np.argmin(gaps)))
+        assert gaps.min() < 1e-12 and copied[-1] != 1 and np.abs(sent - before).max() > 0
+    assert len(set(copied)) == 1
 
 
 MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
@@ -330,6 +436,10 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
             "the 4 members of a round",
         ),
         ({"aggregator": "cclip", "aggregator_options": {"radius": 0}}, "radius of cclip"),
+        (
+            {"aggregator": "nnm", "aggregator_options": {"then": "kram"}},
+            "then of nnm must be one of krum, multi_krum, rfa, .* got 'kram'",
+        ),
         ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
         ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "no attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
@@ -343,6 +453,15 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
         ({"dp": "client", "dp_clip": 1.0, "dp_noise": float("inf")}, r"in \[0, inf\)"),
         ({"compress_options": {"rate": 0.1}}, "absent without a compressor"),
         ({"secure_bits": 8}, "wrap at 8 bits: take 25 bits"),
+        ({"secure_bits": 8, "secure_options": {"levels": 100}}, "5 members with 100 levels wrap"),
+        ({"secure_bits": 32, "secure_options": {"levels": 2**30}}, r"levels .* in 1\.\.16777216"),
+        ({"secure_bits": 32, "secure_options": {"span": 0}}, "span of secure aggregation must be"),
+        ({"secure_bits": 32, "secure_options": {"bits": 8}}, "absent: secure_bits has it"),
+        (
+            {"secure_bits": 32, "secure_options": {"range": 8}},
+            "option of secure aggregation 'range",
+        ),
+        ({"secure_options": {"span": 1.0}}, "absent without secure_bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
         ({"sampling": "poison"}, "poisson"),
     ],
@@ -357,11 +476,17 @@ def test_bad_options(options, words):
     [
         ("fedavg", {"aggregator": "self_clip"}, "rule for mixing matrices, and fedavg has a mean"),
         ("ifca", {"aggregator": "foolsgold"}, "one mean of all clients"),
+        (
+            "ifca",
+            {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+            "keep_centre is for algorithms with one mean",
+        ),
         ("cfl", {"aggregator": "fltrust"}, "one mean of the round's members"),
         ("feddwa", {"aggregator": "median"}, "rule for one mean, and feddwa mixes models"),
         ("scaffold", {"aggregator": "median"}, "no mean or mixing matrix"),
         ("feddwa", {"secure_bits": 32}, "needs single models, which secure_bits hides"),
         ("feddwa", SUMS, "needs single models, which dp_placement='distributed' hides"),
+        ("fednova", SUMS, "one mean with equal weights, and fednova does not"),
         ("fedasync", SUMS, "one mean with equal weights, and fedasync does not"),
         ("ifca", {"dp": "client", "dp_clip": 1.0}, "the choice of a cluster beside its uploads"),
         ("fedavg", {**SUMS, "aggregator": "median"}, "A robust rule needs single uploads"),
@@ -371,6 +496,7 @@ def test_bad_options(options, words):
         ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
         ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
         ("fedavg", {**SUMS, "dp_strict": True, "participation": 0.6}, "take sampling='poisson'"),
+        ("ifca", {"secure_bits": 32}, "a cluster beside its uploads, which secure_bits does not"),
         ("fedas", SUMS, "fedas weighs members by the Fisher information"),
         ("fedas", {"secure_bits": 32}, "fedas weighs members by the Fisher information"),
         ("ccvr", {"secure_bits": 32}, "ccvr uploads numbers of samples, which secure_bits"),
@@ -389,6 +515,20 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
         pfl.simulate(pfl.make_algorithm(name), toy_federation(**options), rounds=1)
 
 
+LOCAL = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
+
+
+def test_what_client_level_privacy_does_not_refuse():
+    """Sampled cohorts with noise on every upload, and statistics that stay with the clients."""
+    strict = toy_federation(**LOCAL, dp_strict=True, participation=0.6)
+    checked_program(pfl.make_algorithm("fedavg"), strict, 1)
+    norms = {"model": ConvNorm(), **LOCAL}
+    checked_program(pfl.make_algorithm("fedavg"), toy_federation(**norms, batch_norm="local"), 1)
+    with pytest.raises(pfl.InputError, match="can't cover running statistics such as batch_stats"):
+        shared = toy_federation(**norms, batch_norm="shared")
+        checked_program(pfl.make_algorithm("fedavg"), shared, 1)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
@@ -396,6 +536,8 @@ def test_algorithms_that_an_option_does_not_fit(name, options, words):
         COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1},
         SUMS | {"dp_noise": 0.1, "dp_adaptive_clip": True, "participation": 0.6},
         {"aggregator": "foolsgold", "participation": 0.6},
+        {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}},
+        {"attack": "mimic", "attack_options": {"warmup": 2}, "attackers": [3]},
     ],
 )
 def test_host_state_keeps_errors_and_bounds(options):

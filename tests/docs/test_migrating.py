@@ -3,6 +3,8 @@
 import ast
 import re
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import fedjax_pfl as pfl
@@ -10,6 +12,7 @@ from experiments.cli import flags, unknown_flags
 from experiments.cli.algorithms import parse_algorithms
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.results.summary import HEADLINES
+from fedjax_pfl.utils import aliases, name_matching
 from tests.docs import pages
 
 PAGE = (pages.ROOT / "docs/migrating.md").read_text(encoding="utf-8")
@@ -23,9 +26,19 @@ SETTINGS = re.findall(
 )
 # Of system/main.py of TsingZ0/PFLlib at d832e76: what its algorithms that are here read.
 MAIN = {
-    "bt": 0, "lam": 1, "mu": 0, "K": 5, "lrp": 0.01, "M": 5, "alk": 1, "sg": 1, "al": 1, "pls": 1,
+    "lam": 1, "mu": 0, "K": 5, "lrp": 0.01, "M": 5, "alk": 1, "sg": 1, "al": 1, "pls": 1,
     "tau": 1, "fte": 10, "dlr": 0, "L": 1, "slr": 1, "et": 1, "s": 80, "p": 2, "klw": 0, "mo": 0.1,
+    "bt": 0, "nd": 512, "hd": 512, "glr": 0.005, "se": 1000, "Ts": 0.95, "Te": 0.98, "ca": 0.99,
+    "fsb": 0,
 }  # fmt: skip
+# The same file's names of `-algo`.
+ALGORITHMS = [
+    "FedAvg", "Local", "FedMTL", "PerAvg", "pFedMe", "FedProx", "FedFomo", "FedAMP", "APFL",
+    "FedPer", "Ditto", "FedRep", "FedPHP", "FedBN", "FedROD", "FedProto", "FedDyn", "MOON",
+    "FedBABU", "APPLE", "FedGen", "SCAFFOLD", "FD", "FedALA", "FedPAC", "LG-FedAvg", "FedGC",
+    "FML", "FedKD", "FedPCL", "FedCP", "GPFL", "FedNTD", "FedGH", "FedDBE", "FedCAC", "PFL-DA",
+    "FedLC", "FedAS", "FedCross",
+]  # fmt: skip
 
 
 def names(cell):
@@ -70,6 +83,23 @@ def test_every_default_of_pfllib_has_its_row():
         assert float(own) == pfl.make_algorithm(name).hyperparameters()[key], ours
 
 
+def test_every_algorithm_of_pfllib_has_its_row():
+    """With our name, which its own name is accepted for, or the sentence that refuses it."""
+    _, _, table = PAGE.partition("\nAll of PFLlib's algorithms are here")
+    found = re.findall(
+        r"^\| (\S+) \| (?:`(\w+)` )?\| ([^|]*)\|$", table.partition("\n## ")[0], re.M
+    )
+    assert [theirs for theirs, *_ in found] == sorted(ALGORITHMS, key=str.lower)
+    assert len(found) == 40
+    for theirs, ours, why in found:
+        if ours:
+            assert pfl.core.algorithm_name(theirs) == ours
+        else:
+            reason = aliases.REASONS[name_matching.normalized(theirs)]
+            assert f"It is {why}".replace("`", "'").startswith(reason)
+    assert [theirs for theirs, ours, _ in found if not ours] == ["FedPCL"]
+
+
 def test_the_preset_sets_what_there_is():
     """Each of its algorithms takes its settings, and a later flag wins."""
     words = ["run", "--preset=pfllib", "--algorithms=FedProx,Ditto,Local", "--set=FedProx.mu=0.1"]
@@ -94,3 +124,29 @@ def test_the_script_for_flbench_is_the_one_that_the_importer_names():
     (block,) = [b.text for b in pages.blocks(PAGE) if b.language == "python"]
     script = FLBENCH_EXPORT.format(folder="FL-bench/data/cifar10")
     assert ast.dump(ast.parse(block)) == ast.dump(ast.parse(script))
+
+
+# Of main.py, and of dataset/utils/dataset_utils.py with generate_MNIST.py: batch_size / (1 -
+# train_ratio) is the fewest samples of a client.
+SETTING = {
+    "dataset": "mnist", "model": "cnn", "num_clients": 20, "participation": 1.0, "rounds": 2000,
+    "batch_size": 10, "learning_rate": 0.005, "local_epochs": 1, "drop_last": True,
+    "partition": "dirichlet", "alpha": 0.1, "test_split": "pooled", "test_fraction": 1 - 0.75,
+    "min_size": int(10 / (1 - 0.75)), "num_seeds": 1, "eval_every": 1, "headline": "pfllib",
+    "momentum": 0.0, "weight_decay": 0.0, "learning_rate_decay": 1.0, "initializer": "torch",
+}  # fmt: skip
+
+
+def test_the_preset_is_pfllibs_setting():
+    args = flags.parse(["run", "--preset=pfllib"])
+    assert {name: getattr(args, name) for name in SETTING} == SETTING
+
+
+def test_its_network_is_fedavgcnn():
+    """Two convolutions of 5 x 5 without padding, 512 units and a head, by parameters."""
+    for shape, flat in (((28, 28, 1), 1024), ((32, 32, 3), 1600)):
+        model = pfl.models.make_model("cnn", shape, 10, initializer="torch")
+        params = model.init(jax.random.key(0), jnp.zeros((1, *shape)))["params"]
+        sizes = [sum(leaf.size for leaf in jax.tree.leaves(layer)) for layer in params.values()]
+        wanted = [25 * shape[2] * 32 + 32, 25 * 32 * 64 + 64, flat * 512 + 512, 512 * 10 + 10]
+        assert sorted(sizes) == sorted(wanted)

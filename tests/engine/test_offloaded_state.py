@@ -39,7 +39,7 @@ def run(name, where, federated=None, settings=None, **options):
 
 
 def whole(states):
-    return states.whole() if isinstance(states, offloaded_state.HostStates) else states
+    return states.to_host() if isinstance(states, offloaded_state.HostStates) else states
 
 
 def assert_same(a, b, tolerance=0):

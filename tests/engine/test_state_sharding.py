@@ -63,14 +63,14 @@ def test_no_device_has_the_states_or_measurements_of_all():
     assert not compiled
     assert {one.shape[-1] for one in chunk.buffers["scores"].values()} == {5}
     assert {one.shape[-2:] for one in chunk.matrices.values()} == {(5, 5)}
-    whole = program.whole(chunk.states)
+    whole = program.to_host(chunk.states)
     saved = jax.tree.leaves(program.saved(chunk.states))
     for kept, leaf, one in zip(saved, *map(jax.tree.leaves, (whole, chunk.states)), strict=True):
         assert kept.shape[1] == 5
         np.testing.assert_array_equal(kept, leaf)
         np.testing.assert_array_equal(kept, np.asarray(one)[:, :5])
     again = program.restored({"states": saved}, chunk.states)
-    jax.tree.map(np.testing.assert_array_equal, program.whole(again), whole)
+    jax.tree.map(np.testing.assert_array_equal, program.to_host(again), whole)
     assert [x.sharding for x in jax.tree.leaves(again)] == [
         x.sharding for x in jax.tree.leaves(chunk.states)
     ]

@@ -114,7 +114,7 @@ def test_a_partial_result():
         part.table()
     count = iter(range(3))
     part = simulated(5, stop=lambda progress: next(count) == 2, chunk_seconds=0)
-    assert part.rounds == 3 and "stopped after round 3 of 5: it was asked to" in part.table()
+    assert part.rounds == 3 and "stopped after round 3 of 5: on request" in part.table()
 
 
 @pytest.mark.thorough

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from experiments import sweep
 from experiments.cli.algorithms import parse_algorithms
+from experiments.sweeps.grid import words_of
 
 
 def test_a_sweep_runs_in_one_process(capsys):
@@ -41,6 +42,16 @@ def test_a_budget_draws_settings_of_each_algorithm():
         assert len(kept) == 3 and [one for one in every if one in kept] == kept
     assert kept != every[:3]  # of feddwa: drawn, not the first
     assert queue == sweep.drawn(whole, 3) and all(cell.inside for cell in queue)
+
+
+def test_strengths_of_attacks_and_rules_are_inside_a_program():
+    grid = sweep.parse_grid(["attack_factor=1,10", "aggregator_radius=0.5,2"])
+    (cell,) = sweep.cells(algorithms("fedavg"), grid)
+    assert cell.settings == {
+        "attack_factor": [1.0, 1.0, 10.0, 10.0],
+        "aggregator_radius": [0.5, 2.0, 0.5, 2.0],
+    }
+    assert words_of(cell.inside[1]) == ["--attack_option=factor=1", "--aggregator_option=radius=2"]
 
 
 def test_what_is_inside_a_program_and_what_is_queued():

@@ -47,3 +47,22 @@ def mimic(x):
     centred = x - x.mean(0)
     _, _, rows = np.linalg.svd(centred)
     return x[np.argmax(np.abs(centred @ rows[0]))]
+
+
+class Mimic:
+    """Rounds of the authors' MimicVariantAttacker; `start` is its first random direction."""
+
+    def __init__(self, warmup, start):
+        self.warmup, self.z, self.mean, self.t, self.target = warmup, start, 0.0, 0, None
+
+    def copied(self, x, ids):
+        """The id of the honest client that is copied."""
+        if self.t < self.warmup:
+            self.mean = self.t / (1 + self.t) * self.mean + x.mean(0) / (1 + self.t)
+            turned = sum((v - self.mean) @ self.z * (v - self.mean) for v in x)
+            turned = turned / np.linalg.norm(turned)
+            self.z = turned if self.t == 0 else (self.t * self.z + turned) / (1 + self.t)
+            self.z = self.z / np.linalg.norm(self.z)
+            self.target = ids[np.argmax(x @ self.z)]
+        self.t += 1
+        return self.target if self.target in ids else ids[np.argmax(x @ self.z)]

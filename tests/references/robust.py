@@ -56,6 +56,16 @@ def self_clip(w, x, radius):
     return np.array(rows)
 
 
+def clip_radius(w, x, share):
+    """The smallest distance to a sender beyond which the senders' weights are within the share."""
+    radius = []
+    for i in range(len(x)):
+        away = [np.linalg.norm(v - x[i]) for v in x]
+        fits = [d for d in away if sum(w[i, j] for j in range(len(x)) if away[j] > d) <= share]
+        radius.append(min(fits))
+    return np.array(radius)
+
+
 def median(x):
     return np.median(x, axis=0)
 

@@ -49,4 +49,4 @@ def test_a_skeleton_equals_its_reference(copy):
 @pytest.mark.parametrize("name", ["FedX", "fed-x", ""])
 def test_names_that_cannot_be(tmp_path, name):
     with pytest.raises(ValueError, match="NAME must be lower case"):
-        new_algorithm.lay_down(tmp_path, name, "Title")
+        new_algorithm.create_files(tmp_path, name, "Title")

@@ -163,7 +163,7 @@ def test_fixed_layers_have_no_part(setup):
 def test_samples_one_by_one_and_at_once(platform):
     """Eleven samples are two chunks of an accelerator, the second one with padding."""
     x = np.random.default_rng(1).normal(size=(11, 3))
-    batch = pfl.training.Batch(x, jnp.zeros(11, jnp.int32), jnp.arange(11) < 10)
+    batch = pfl.training.Batch(x, jnp.zeros(11, jnp.int32), jnp.arange(11) != 3)
     client = pfl.training.Client(*(jnp.int32(0),) * 6, None, jnp.int32(10))
 
     def of_sample(sample, key):
@@ -171,9 +171,19 @@ def test_samples_one_by_one_and_at_once(platform):
 
     made = partial(private_gradient, of_sample, client=client, number=0, platform=platform)
     loss, gradient = jax.jit(made)(batch, privacy=SamplePrivacy(1.0), rng=jax.random.key(0))
-    norms = np.linalg.norm(x[:10], axis=1, keepdims=True)
-    np.testing.assert_allclose(gradient["w"], (x[:10] * np.minimum(1, 1 / norms)).mean(0), 1e-12)
-    np.testing.assert_allclose(loss, x[:10].sum() / 10, 1e-12)
+    there = np.delete(x, 3, axis=0)
+    norms = np.linalg.norm(there, axis=1, keepdims=True)
+    np.testing.assert_allclose(gradient["w"], (there * np.minimum(1, 1 / norms)).mean(0), 1e-12)
+    np.testing.assert_allclose(loss, there.sum() / 10, 1e-12)
+
+    def huge(sample, key):  # whose sum is infinite, and would make the client fail
+        return 1.5e308 + 0 * jnp.sum(sample.inputs), {"w": sample.inputs[0]}
+
+    loss, _ = private_gradient(
+        huge, batch, client=client, number=0, platform=platform,
+        privacy=SamplePrivacy(1.0), rng=jax.random.key(0),
+    )  # fmt: skip
+    np.testing.assert_allclose(loss, 1e6)
 
 
 def test_no_sample_makes_its_client_diverge():

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, released
 from fedjax_pfl.utils.errors import InputError
 
 pytest.importorskip("dp_accounting")
@@ -51,6 +51,12 @@ def test_epsilon_falls_in_noise_and_grows_in_steps():
     grown = [epsilon([Release(1.6, n, 0.1)], 1e-3) for n in (0, 10, 100)]
     assert grown[0] == 0 and grown[0] < grown[1] < grown[2]
     assert epsilon([Release(0, 1)], 1e-3) == math.inf
+    assert epsilon([Release(0, 1), Release(1, 1)], 1e-3) == math.inf
+
+
+def test_a_part_of_a_minibatch_counts_as_one():
+    plan = {"rates": [0.5], "sizes": [8], "per_batch": 2, "most": None, "adapted": []}
+    assert released(plan, 2.0, 0, 5) == [Release(2.0 * (1 / math.sqrt(2)), 3, 0.5)]
 
 
 @pytest.mark.parametrize(("accountant", "wanted"), [("pld", 1.6739), ("rdp", 1.8574)])

@@ -45,7 +45,7 @@ CASES = {
     "scale_by_members": (attacks.Scale(), lambda x: 7 * x),
     "alie": (attacks.ALittleIsEnough(1.5), of_mean(lambda x: reference.alie(x, 1.5))),
     "ipm": (attacks.InnerProduct(0.4), of_mean(lambda x: -0.4 * x.mean(0))),
-    "mimic": (attacks.Mimic(steps=200), of_mean(reference.mimic)),
+    "mimic": (attacks.Mimic(warmup=0, steps=200), of_mean(reference.mimic)),
 } | {
     f"{name}_{direction}": (kind(direction), of_mean(lambda x, f=formula, n=direction: f(x, n)))
     for name, kind, formula in (
@@ -84,3 +84,24 @@ def test_nothing_of_absent_members_is_used(name):
     masks = jnp.asarray(HONEST), jnp.asarray(ATTACKERS)
     one, two = (attack([jnp.asarray(v)], *masks, jax.random.key(2))[0] for v in (x, y))
     np.testing.assert_array_equal(one[ATTACKERS], two[ATTACKERS])
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_mimic_copies_the_client_of_its_warm_up_rounds(warmup):
+    attack, ids = attacks.Mimic(warmup=warmup), np.array([12, 5, 7, 20, 1, 9, 4, 2])
+    watch, key = jax.jit(attack.remembering), jax.random.key(1)
+    memory = attack.first_memory([jnp.zeros(6)])
+    start = np.asarray(attacks.normal_rows(key, [jnp.zeros((8, 6))])[0][0])
+    theirs, copied = reference.Mimic(warmup, start), []
+    for t in range(6):
+        x = np.random.default_rng(t).normal(size=(8, 6))
+        honest = HONEST & (np.arange(8) != t)  # another one is absent in each round
+        sent, memory = watch(
+            [jnp.asarray(x)], jnp.asarray(honest), jnp.asarray(ATTACKERS), key, ids, memory
+        )
+        copied.append(theirs.copied(x[honest], ids[honest]))
+        wanted = x[list(ids).index(copied[-1])]
+        np.testing.assert_allclose(sent[0][ATTACKERS], [wanted, wanted], atol=1e-12)
+        np.testing.assert_allclose(memory.direction[0], theirs.z, atol=1e-9)
+    assert memory.rounds == warmup and memory.target == theirs.target
+    assert len(set(copied[warmup:])) <= 2

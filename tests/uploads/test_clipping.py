@@ -49,6 +49,13 @@ def test_the_bound_goes_to_the_quantile():
     assert 0.7 < bound < 1.4
 
 
+def test_the_bound_divides_by_the_expected_members():
+    """Three of the four norms of members are within 2; five members are expected."""
+    norms, mask = jnp.asarray([1.0, 2, 0.5, 3, 1]), jnp.asarray([True] * 4 + [False])
+    after = clipping.next_bound(jnp.asarray(2.0), norms, mask, 0.0, 5, quantile=0.4, rate=0.3)
+    np.testing.assert_allclose(after, 2 * np.exp(-0.3 * (3 / 5 - 0.4)), rtol=1e-6)
+
+
 def test_split_noise_composes():
     """z_D and 2 s_b together cost as much as z: 1 / z^2 = 1 / z_D^2 + 1 / (2 s_b)^2."""
     z = clipping.split_noise(1.0, 5.0)

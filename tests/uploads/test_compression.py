@@ -45,6 +45,12 @@ def test_unbiased(compressor):
     assert compressor.unbiased and np.all(error < 5 * sent.std(0) / np.sqrt(draws) + 1e-4)
 
 
+def test_leaves_are_rounded_apart():
+    x = {"a": jnp.asarray(X), "b": jnp.asarray(X)}
+    sent = Qsgd(3)(x, jax.random.key(0))
+    assert not np.array_equal(sent["a"], sent["b"])
+
+
 def test_variance_of_qsgd_is_within_its_bound():
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     errors = [np.sum((decoded(Qsgd(4), x, seed) - x) ** 2) for seed in range(20)]
@@ -62,6 +68,7 @@ def test_zeros_and_single_numbers(compressor):
 
 def test_bits_by_hand():
     sizes = (1000, 10)
+    assert compression.num_sent(100, 0.07) == 7  # 0.07 * 100 is a little more in binary numbers
     assert Qsgd(4).bits(sizes, 32) == 1010 * 4 + 2 * 32
     assert Uniform(8).bits(sizes, 32) == 1010 * 8 + 2 * 64
     assert TopK(0.01).bits(sizes, 32) == 10 * (32 + 10) + 1 * (32 + 4)  # indices for each number

@@ -129,6 +129,40 @@ def test_the_adaptive_bound_follows_the_papers_rule():
     np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
 
 
+def test_noise_of_an_adaptive_bound():
+    """Four members: updates have z_D C / 2, with z_D of z = .3 and 2 s_b = .4; counts have s_b."""
+    stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
+    sent, held, updates = stacks()
+    memory = stage.first_memory({})
+
+    def one(key):
+        info = sending()._replace(key=key)
+        got, after = stage(sent, held, info, memory)
+        return flat(jax.tree.map(jnp.subtract, got, held)), jnp.log(after.bound / 2.0)
+
+    got, moves = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(1), 4000))
+    noise = np.asarray(got)[:, MASK] - clipped(updates, 2.0)[MASK]
+    np.testing.assert_allclose(noise.std(), (0.3**-2 - 0.4**-2) ** -0.5 * 2.0 / 2, rtol=0.02)
+    within = np.sum(np.linalg.norm(updates, axis=1)[MASK] <= 2.0)
+    np.testing.assert_allclose(moves.mean(), -0.2 * (within / 4 - 0.5), atol=5 * 0.01 / 4000**0.5)
+    np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
+
+
+def test_rounding_does_not_follow_the_noise():
+    """With the noise's keys, a large draw would be rounded up and a small one down."""
+    privacy = ClientPrivacy(1e-9, 1e9)
+    keys = jax.random.split(jax.random.key(2), 400)
+
+    def drawn(**steps):
+        stage = Uploads(privacy=privacy, **steps)
+        return np.array(jax.jit(jax.vmap(lambda key: flat_of(stage, key)))(keys))[:, MASK].ravel()
+
+    noise, few = drawn(), drawn(compressor=Qsgd(2))
+    assert abs(np.mean(few[few != 0] < 0) - 0.5) < 0.05
+    rounded = drawn(fixed_point=FixedPoint(32, 8.0, 16))
+    assert abs(np.corrcoef(noise, rounded - noise)[0, 1]) < 0.05
+
+
 def test_noise_is_split_between_updates_and_counts():
     together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
     np.testing.assert_allclose(together, 1.0, rtol=1e-6)
@@ -175,6 +209,14 @@ def test_attackers_see_what_honest_members_send():
     assert stage.attacking(jnp.asarray(IDS)).tolist() == [False, True, False, False, True]
 
 
+def test_attackers_do_not_count_absent_members_as_honest():
+    stage = Uploads(attack=SignFlip(of_mean=True), attackers=jnp.array([2]))
+    got, _ = received(stage)
+    wanted = np.array(stacks()[2])
+    wanted[1] = -wanted[[0, 2, 3]].mean(0)
+    np.testing.assert_allclose(got, wanted, rtol=1e-9)
+
+
 def test_fixed_point_comes_last():
     stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
     got, _ = received(stage)
@@ -189,6 +231,9 @@ def test_secure_sums_wrap_modulo():
     assert np.asarray(total["x"]).tolist() == [44, 44]
     with pytest.raises(InputError, match="3 members with 100 levels wrap at 8 bits"):
         numbers.validate(3)
+    with pytest.raises(InputError, match="4 members with 64 levels wrap at 8 bits"):
+        FixedPoint(8, 1.0, 64).validate(4)  # 256 is one more than the largest number
+    FixedPoint(8, 1.0, 51).validate(5)
 
 
 def test_whole_numbers_are_refused_under_privacy():

@@ -85,8 +85,20 @@ def test_nothing_is_suggested_for_algorithms_that_are_not_here(name):
         pfl.core.algorithm_name(name)
     assert str(caught.value).startswith(f"Unknown algorithm {name!r}. ")
     assert "Did you mean" not in str(caught.value)
-    if name_matching.normalized(name) in aliases.ABSENT:
-        assert "It is not in this version. Valid: " in str(caught.value)
+    word = name_matching.normalized(name)
+    if word in aliases.ABSENT:
+        why = aliases.REASONS.get(word, "It is not in this version.")
+        assert f" {why} Valid: " in str(caught.value)
+
+
+def test_an_absent_algorithm_may_have_its_reason():
+    """FedPCL, in the command as well; a name among the runs of a table is only unknown there."""
+    assert {*aliases.REASONS} <= aliases.ABSENT
+    for name in ("FedPCL", "fed-pcl"):
+        with pytest.raises(pfl.InputError, match="not here: its clients train on joined features"):
+            pfl.make_algorithm(name)
+    with pytest.raises(pfl.InputError, match=r"^Unknown run 'FedPCL'\. Valid: fedavg\.$"):
+        pfl.core.algorithm_name("FedPCL", ["fedavg"], "run")
 
 
 @pytest.mark.parametrize("name", UNHEARD)

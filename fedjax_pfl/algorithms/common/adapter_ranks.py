@@ -4,8 +4,6 @@ Columns of A and rows of B beyond a client's rank that are zero stay zero in its
 each has a gradient of zero where the other is zero.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -16,8 +14,8 @@ A, B = "lora_a", "lora_b"
 AXIS = {A: -1, B: -2}  # of the rank
 
 
-def layers_with_both(federation: core.Federation) -> dict[str, tuple[str, ...]]:
-    """Return the paths of the layers both of whose factors clients train, by name."""
+def trained_adapters(federation: core.Federation) -> dict[str, tuple[str, ...]]:
+    """Return the paths of the layers whose adapters are trained entirely, A and B, by name."""
     every = () if federation.adapters is None else federation.adapters.layers
     named = {"/".join(path): path for path, _, _ in every}
     kept = federation.plan.paths
@@ -42,16 +40,9 @@ def check_both_trained(name: str, federation: core.Federation) -> None:
     """Raise `InputError` if adapters have different ranks and one of the factors is frozen."""
     adapters = federation.adapters
     if adapters is not None and adapters.ranks:
-        count = len(layers_with_both(federation))
+        count = len(trained_adapters(federation))
         if count < len(adapters.layers):
             raise core.InputError(f"{name} with lora_ranks needs both factors of each adapter.")
-
-
-def at(tree: Any, path: tuple[str, ...]) -> Any:
-    """Return the part of nested dicts at a path."""
-    for part in path:
-        tree = tree[part]
-    return tree
 
 
 def truncated(models: core.Stack, ranks: jax.Array) -> core.Stack:
@@ -80,14 +71,14 @@ def squared_norms(a: jax.Array, b: jax.Array) -> jax.Array:
 def copies_and_numbers(
     federation: core.Federation, ranks: jax.Array, took_part: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return how much one model is with clients' own ranks: copies [M, blocks], numbers [M].
+    """Return the size of one model with clients' own ranks: copies [M, blocks], numbers [M].
 
     Blocks with adapters are counted as numbers, by each client's rank. Both are 0 for members that
     did not take part.
     """
     plan, adapters = federation.plan, federation.adapters
     sizes = plan.shared_block_sizes()
-    names = layers_with_both(federation)
+    names = trained_adapters(federation)
     whole = [block not in names for block in plan.blocks]
     copies = took_part[:, None] * jnp.asarray(whole, jnp.int32)
     if adapters is None or not names:
@@ -98,9 +89,10 @@ def copies_and_numbers(
     return copies, took_part * (ranks * sum(widths) + rest)
 
 
-def start_of(clients: core.Context, model: core.Tree) -> core.Stack:
-    """Return the model with which new clients begin, of their own ranks, [K, ...]."""
+def train_new_clients(clients: core.Context, model: core.Tree, **options) -> core.Stack:
+    """Train new clients for a round from a model, with adapters of their own ranks, [K, ...]."""
     models, adapters = trees.replicate(model, clients.num_clients), clients.federation.adapters
-    if adapters is None:
-        return models
-    return truncated(models, adapters.ranks_of(clients.federation.data.ids))
+    if adapters is not None:
+        models = truncated(models, adapters.ranks_of(clients.federation.data.ids))
+    everyone = clients.everyone()
+    return clients.train(models, everyone, purpose="personalize", cursor=None, **options).models

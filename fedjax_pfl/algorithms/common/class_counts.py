@@ -1,4 +1,4 @@
-"""Local losses that know how many samples of each class the client has."""
+"""Local losses that depend on the client's numbers of samples by class."""
 
 from fedjax_pfl.algorithms.fedavg import FedAvg
 
@@ -20,12 +20,14 @@ class CountedLoss(FedAvg):
         raise NotImplementedError
 
     def local_update(self, ctx, state, received, **options):
-        return super().local_update(ctx, state, received, **self.counted(ctx), **options)
+        return super().local_update(ctx, state, received, **self.loss_options(ctx), **options)
 
     def personalize(self, ctx, state, new_clients, **options):
-        return super().personalize(ctx, state, new_clients, **self.counted(new_clients), **options)
+        return super().personalize(
+            ctx, state, new_clients, **self.loss_options(new_clients), **options
+        )
 
-    def counted(self, ctx):
+    def loss_options(self, ctx):
         """Return the options of `ctx.train` that replace the loss."""
         task = ctx.federation.task
 

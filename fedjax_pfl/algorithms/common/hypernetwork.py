@@ -73,13 +73,13 @@ def learnt_embeddings(
     """
     federation = ctx.federation
 
-    def whole(model):
+    def generated(model):
         learnt = model["params"]
         own = {**model, "params": learnt["private"]}
         return trees.join(psi(learnt["embedding"]), own)
 
     def objective(model, batch, rng, broadcast, client):
-        made = whole(model)
+        made = generated(model)
         result = federation.task.forward(made, batch, rng)
         penalty = federation.penalty(made["params"], result.batch, client, rng)
         return result._replace(loss=result.loss + penalty)
@@ -95,7 +95,7 @@ def learnt_embeddings(
         objective=objective, correct=correct,
         trainable=jax.tree.map(lambda _: True, start["params"]),
     ).models  # fmt: skip
-    return jax.vmap(whole)(learnt)
+    return jax.vmap(generated)(learnt)
 
 
 def clipped(gradient: core.Tree, bound: core.Scalar | float) -> core.Tree:

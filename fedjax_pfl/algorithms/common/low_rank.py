@@ -1,4 +1,4 @@
-"""Changes of a model by their leading singular vectors, and what sending these takes."""
+"""Low-rank approximations of a model's change, and their sizes."""
 
 import jax
 import jax.numpy as jnp

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core
+from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.adapter_ranks import A, B, at, check_both_shared, layers_with_both
+from fedjax_pfl.algorithms.common.adapter_ranks import A, B, check_both_shared, trained_adapters
 
 
 @core.struct
@@ -47,20 +47,20 @@ class MergedAdapters(fedavg.FedAvg):
             )
 
     def remarks(self, federation):
-        there = layers_with_both(federation)
+        there = trained_adapters(federation)
         return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
 
     def init(self, ctx):
         begun = super().init(ctx)
         base = {
-            name: at(ctx.federation.backbone["params"], path)["kernel"]
-            for name, path in layers_with_both(ctx.federation).items()
+            name: trees.at(ctx.federation.backbone["params"], path)["kernel"]
+            for name, path in trained_adapters(ctx.federation).items()
         }
         return State(begun.server, begun.private, begun.optimizer, base)
 
     def updated_base(self, ctx, state):
         changed: dict[str, Any] = {}
-        for name, path in layers_with_both(ctx.federation).items():
+        for name, path in trained_adapters(ctx.federation).items():
             inner = changed
             for part in path:
                 inner = inner.setdefault(part, {})
@@ -71,25 +71,25 @@ class MergedAdapters(fedavg.FedAvg):
         weights, state = super().weigh(ctx, state, sent)
         base, params = dict(state.base), sent.models["params"]
         adapters: Any = ctx.federation.adapters
-        for name, path in layers_with_both(ctx.federation).items():
-            factors = at(params, path)
+        for name, path in trained_adapters(ctx.federation).items():
+            factors = trees.at(params, path)
             more = self.added(factors[A], factors[B], weights) * adapters.scale
             base[name] += more.reshape(base[name].shape).astype(base[name].dtype)
         return weights, replace(state, base=base)
 
     def record(self, ctx, sent, weights, up=1, down=1, **noted):
         adapters: Any = ctx.federation.adapters
-        there = layers_with_both(ctx.federation)
+        there = trained_adapters(ctx.federation)
         total = ctx.cohort.size * adapters.rank if there else 0
         return ctx.record(
             sent.cohort, up=up, down=down,
-            numbers_down=merged_numbers(ctx.federation, total) if there else None,
+            numbers_down=numbers_of_merge(ctx.federation, total) if there else None,
             clients={"train_loss": sent.loss, **noted}, mixing=weights,
         )  # fmt: skip
 
 
-def merged_numbers(federation: core.Federation, total: Any) -> Any:
-    """Return how many numbers tell what is added to the kernels, int32 [].
+def numbers_of_merge(federation: core.Federation, total: Any) -> Any:
+    """Return how many numbers the server sends for the change of the kernels, int32 [].
 
     For each layer these are the members' factors or the sum of their products, whichever is less.
 
@@ -100,7 +100,7 @@ def merged_numbers(federation: core.Federation, total: Any) -> Any:
     return sum(
         jnp.minimum(inputs * outputs, total * (inputs + outputs))
         for path, inputs, outputs in adapters.layers
-        if "/".join(path) in layers_with_both(federation)
+        if "/".join(path) in trained_adapters(federation)
     )
 
 

@@ -9,8 +9,8 @@ from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common.hypernetwork import linear
 
 
-def first_normed(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> dict:
-    """Return initial parameters of `normed`, as PyTorch draws them."""
+def initial_dense_norm(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> dict:
+    """Return initial parameters of a dense layer and a layer norm, drawn as in PyTorch."""
     kernel, bias = (jax.random.fold_in(key, k) for k in range(2))
     return {
         "kernel": linear(kernel, (inputs, outputs), inputs, dtype),
@@ -18,6 +18,16 @@ def first_normed(key: core.Key, inputs: int, outputs: int, dtype: jnp.dtype) -> 
         "scale": jnp.ones((outputs,), dtype),
         "offset": jnp.zeros((outputs,), dtype),
     }
+
+
+def only(params: dict, *modules: str) -> core.Tree:
+    """Return which leaves are in the modules, for the option `trainable` of `ctx.train`."""
+    return {k: jax.tree.map(lambda _, on=k in modules: on, part) for k, part in params.items()}
+
+
+def all_but(params: dict, *modules: str) -> core.Tree:
+    """Return which leaves are outside of the modules, for the option `trainable`."""
+    return only(params, *(name for name in params if name not in modules))
 
 
 def dense(params: dict, x: jax.Array) -> jax.Array:

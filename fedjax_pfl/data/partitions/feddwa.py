@@ -21,7 +21,7 @@ def shards(
     follows the text. A class's samples are shuffled before the cut.
 
     Args:
-      shards_per_client: 1 or more.
+      shards_per_client: shards of each client, 1 or more.
     """
     each = integer("shards_per_client", shards_per_client, 1)
     total = num_clients * each

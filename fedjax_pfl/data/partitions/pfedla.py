@@ -31,7 +31,7 @@ def pfedla_noniid1(
 
     Args:
       classes_per_client: 1..C (CIFAR-100 12).
-      samples_per_client: before test samples are held out; None: 600, or as many as there are.
+      samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())
@@ -60,7 +60,7 @@ def pfedla_noniid2(
     Args:
       dominant_classes: 1..C-1 (CIFAR-100 6).
       share: part of a client's samples that is of its dominant classes, between 0 and 1.
-      samples_per_client: before test samples are held out; None: 600, or as many as there are.
+      samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())
@@ -101,7 +101,7 @@ def pfedla_fig5(
 
     Args:
       classes_per_client: 2..C-2.
-      samples_per_client: before test samples are held out; None: 600, or as many as there are.
+      samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
     integer("num_clients", num_clients, 3)
@@ -140,7 +140,7 @@ def pfedla_fig6(
 
     Args:
       classes_per_client: 1..C.
-      samples_per_client: before test samples are held out; None: 600, or as many as there are.
+      samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())

@@ -37,7 +37,7 @@ def pat(
 
     Args:
       classes_per_client: k, 1..C (cwFedAVG: 2, CIFAR-100 10).
-      balance: equal numbers instead, the last owner taking the remainder.
+      balance: equal numbers of a class for its owners, the last of whom takes the remainder.
       min_size: an owner gets at least min_size / C samples of a class (cwFedAVG 1); refused with
         `balance`.
     """

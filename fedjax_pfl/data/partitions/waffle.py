@@ -46,12 +46,13 @@ def waffle(
     distribution "C" is B here; shares other than A leave some samples unused.
 
     Args:
-      distribution: of labels; a star adds concept shift. All but A and A* need 10 classes.
+      distribution: labels of the agents; a star adds concept shift. All but A and A* need 10
+        classes.
       rotation: "right" (section 3's words), "left" (as Table 2 lists C), or "auto": left for C.
-      sample_shares: "A" equal; "B" .21 .06 .11 .06 .11 .06 .16 .06 .11 .06; "C" .1 but agents 4, 5
-        and 6 with .2 .05 .05. B and C need 10 agents.
-      concept_shift: of an agent, at random: a "permutation" of all labels, or a "transposition",
-        which swaps two; refused without a star.
+      sample_shares: sizes of the agents: "A" equal; "B" .21 .06 .11 .06 .11 .06 .16 .06 .11 .06;
+        "C" .1 but agents 4, 5 and 6 with .2 .05 .05. B and C need 10 agents.
+      concept_shift: each agent's random change of labels: a "permutation" of all, or a
+        "transposition", which swaps two; refused without a star.
       alice: the agent whose labels stay; refused without a star.
     """
     starred = str(distribution).endswith("*")

@@ -34,7 +34,7 @@ def test_a_program_for_an_accelerator(name):
     case = CASES[name]
     target(case.target)
     result = accelerators.compiled(case)
-    assert result.error is None and result.fits, result.said
+    assert result.error is None and result.fits, result.message
     assert result.costs.steps > 0
     if case.target != "h100":
         assert result.rounds_per_second > 0

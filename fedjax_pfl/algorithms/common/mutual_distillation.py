@@ -1,4 +1,4 @@
-"""Own models of all clients that train beside the server's, on the same minibatches."""
+"""Mutual distillation between each client's own model and its copy of the server's."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from fedjax_pfl.algorithms.common.own_models import State
 from fedjax_pfl.algorithms.ditto import Both
 
 
-class TaughtModels(fedavg.Weighted):
+class MutualDistillation(fedavg.Weighted):
     """FedAvg beside own models; in each step the two models of a client learn from each other.
 
     A subclass defines `train_both`. `own` of the state begins at the common initial model.

@@ -1,0 +1,106 @@
+"""Byzantine clients of a federation: who they are, their samples, and the success of a backdoor."""
+
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
+from fedjax_pfl.federation.threat_options import ThreatOptions
+from fedjax_pfl.uploads.attacks import Scale
+
+IDS = np.array([4, 2, 9, 0, 7, 3, 5, 1])
+
+
+@cache
+def clients(count=5):
+    """Images of bytes, eight training and four test images for each client."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 200, size=(12 * count, 6, 6, 1)).astype(np.uint8)
+    y = rng.integers(0, 3, size=12 * count)
+    split = 8 * count
+    dataset = dataset_from_arrays("toy", x[:split], y[:split], x[split:], y[split:])
+    train = [list(range(8 * k, 8 * k + 8)) for k in range(count)]
+    tests = [list(range(split + 4 * k, split + 4 * k + 4)) for k in range(count)]
+    return dataset, Partition.from_lists(train, tests)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ids"),
+    [("20%", [4, 2]), ("30%", [4, 2]), ("32%", [4, 2, 9]), ("1%", [4]), ("3, 9", [3, 9]),
+     ([7, 7], [7])],
+)  # fmt: skip
+def test_attackers_are_ids_or_a_rounded_share(chosen, ids):
+    assert ThreatOptions(attackers=chosen).attackers_of(IDS).tolist() == ids
+
+
+def test_a_backdoor_can_send_larger_updates():
+    def sent(attack, **options):
+        return ThreatOptions(attack=attack, attack_options=options, attackers="4").upload_attack()
+
+    assert sent("backdoor", factor=4.0) == sent("dba", factor=4.0) == Scale(4.0)
+    assert sent("backdoor") is sent("label_flip") is None
+
+
+@pytest.mark.parametrize(
+    ("attack", "options", "change"),
+    [
+        ("label_flip", {}, LabelFlip(3)),
+        ("label_flip", {"how": "random", "seed": 2}, LabelFlip(3, "random", 2)),
+        ("backdoor", {"target": 1, "size": 3}, Backdoor(1, size=3)),
+        ("dba", {"target": 2}, Backdoor(2, distributed=True)),
+    ],
+)
+def test_the_attackers_samples_are_poisoned(attack, options, change):
+    """They are found by their ids: 1 and 3 are at places 2 and 0."""
+    threat = ThreatOptions(attack=attack, attack_options=options, attackers="1,3")
+    dataset, partition = threat.poisoned(*clients(), np.array([3, 0, 1, 4, 2]))
+    wanted, places = poison(*clients(), [0, 2], change)
+    for one, other in zip(dataset.pool(), wanted.pool(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert [x.tolist() for x in partition.train.lists()] == [
+        x.tolist() for x in places.train.lists()
+    ]
+
+
+def test_attackers_share_out_the_trigger():
+    dataset, _ = clients()
+    poisoned, places = poison(*clients(), [0, 2, 4], Backdoor(share=1.0, distributed=True))
+    x, _ = poisoned.pool()
+    bright = [(x[places.client("train", k)] == 255).all((0, 3)) for k in (0, 2, 4)]
+    corners = [np.argwhere(one).min(0).tolist() for one in bright]
+    assert corners == [[2, 2], [2, 4], [4, 2]] and [one.sum() for one in bright] == [4] * 3
+    assert dataset.train_x.max() < 255
+
+
+def test_success_is_of_samples_of_other_classes():
+    threat = ThreatOptions(attack="backdoor", attack_options={"target": 2}, attackers="1")
+    (metric,) = threat.metrics(clients()[0])
+    outputs = jax.nn.one_hot(jnp.array([2, 2, 0, 2, 2, 1]), 3)
+    labels = jnp.array([0, 2, 1, 1, 0, 2])
+    valid = jnp.array([True, True, True, True, False, True])
+    np.testing.assert_allclose(metric.fn(outputs, labels, valid), 2 / 3)
+    assert jnp.isnan(metric.fn(outputs, labels, labels == 2))
+    x = metric.changes(jnp.zeros((2, 6, 6, 1), jnp.uint8))
+    assert (x[:, 2:, 2:] == 255).all() and x.sum() == 2 * 16 * 255 and metric.better == "lower"
+    assert not ThreatOptions(attack="label_flip", attackers="1").metrics(clients()[0])
+
+
+def test_success_of_a_whole_run():
+    """It is what the final model says of benign clients' test images with the trigger."""
+    dataset, partition = clients()
+    federation = pfl.federate(
+        dataset, partition, "softmax", learning_rate=0.1, attack="backdoor", attackers="1",
+        attack_options={"factor": 20.0, "share": 1.0},
+    )  # fmt: skip
+    result = pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=3)
+    found = result.scores["personalized/test/attack_success"][0, 0, -1]
+    assert np.isnan(found[1]) and np.delete(found, 1).min() > 0.9
+    honest = pfl.federate(dataset, partition, "softmax", learning_rate=0.1)
+    plain = pfl.simulate(pfl.make_algorithm("fedavg"), honest, rounds=3)
+    assert "personalized/test/attack_success" not in plain.scores
