@@ -38,8 +38,9 @@ and uploads are ignored, as are freezing and adapters, so a run's preset can be 
 ENDINGS = (".safetensors",)
 # Options of the network and of local training that are the clients' own.
 CLIENTS = (
-    "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers", "cache_features", "base_dtype",
-    "local_steps", "batch_order", "keep_optimizer_state", "extra_loss",
+    "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers",
+    "cache_features", "base_dtype", "local_steps", "batch_order", "keep_optimizer_state",
+    "extra_loss",
 )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.base_types import restored
+from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
