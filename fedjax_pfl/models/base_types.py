@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from fedjax_pfl.utils.typing import Tree
@@ -31,7 +32,7 @@ def is_quantized(leaf: Any) -> bool:
     return isinstance(leaf, Quantized)
 
 
-def held(leaf: jax.Array, base_dtype: str) -> Any:
+def held(leaf: jax.Array | np.ndarray, base_dtype: str) -> Any:
     """Return a floating leaf in the type in which the base is held; others are unchanged.
 
     Biases, scales and other leaves of one axis stay as they are with int8.

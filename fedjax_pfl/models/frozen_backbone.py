@@ -49,18 +49,20 @@ class FrozenBackbone(WrappedTask):
         model = self.network.initial_model(key, inputs)
         if self.base_dtype is None:
             return only(_replaced(model, self.values), self.fixed)
-        return self._held(only(model, self.fixed))
+        return self._held(only(model, self.fixed), self.base_dtype)
 
-    def _held(self, tree: Tree, at: tuple[str, ...] = ()) -> Tree:
+    def _held(self, tree: Tree, base_dtype: str, at: tuple[str, ...] = ()) -> Tree:
         """Return the fixed leaves in the type in which they are held: given ones are already."""
         if isinstance(tree, Mapping):
-            return {name: self._held(part, (*at, str(name))) for name, part in tree.items()}
+            return {
+                name: self._held(part, base_dtype, (*at, str(name))) for name, part in tree.items()
+            }
 
         def leaf(rest, own):
             path = "/".join((*at, trees.path_name(rest))).rstrip("/")
             trained = path.startswith("params/")  # statistics stay as they are
             known = self.values.get(path)
-            return known if known is not None else held(own, self.base_dtype) if trained else own
+            return known if known is not None else held(own, base_dtype) if trained else own
 
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
@@ -83,7 +85,8 @@ class FrozenBackbone(WrappedTask):
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         def applied(backbone, model, inputs):
             task = replace(self, backbone=backbone)
-            return Outputs(*self.network.apply(task.complete(model), inputs, *mode))
+            outputs: Any = self.network.apply(task.complete(model), inputs, *mode)
+            return Outputs(*outputs)
 
         if self.base_dtype is not None:
             applied = converted_twice(applied)
