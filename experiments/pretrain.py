@@ -37,8 +37,11 @@ Flags of {called("run")} on data, the network, optimizer and batches apply. Thos
 and uploads are ignored, as are freezing and adapters, so a run's preset can be given."""
 ENDINGS = (".safetensors",)
 # Options of the network and of local training that are the clients' own.
-CLIENTS = ("freeze", "lora_rank", "lora_alpha", "lora_layers", "cache_features", "local_steps")
-CLIENTS += ("batch_order", "keep_optimizer_state", "extra_loss")
+CLIENTS = (
+    "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers",
+    "cache_features", "base_dtype", "local_steps", "batch_order", "keep_optimizer_state",
+    "extra_loss",
+)  # fmt: skip
 
 
 def define(values: absl.flags.FlagValues) -> None:

@@ -11,9 +11,7 @@ EXTRAS = (
     "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
     "share", "head", "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype",
     "compute_dtype", "init_from", "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers",
-    "cache_features",
-    "convolutions",
-    "arrivals", "departures",
+    "cache_features", "base_dtype", "convolutions", "arrivals", "departures",
     "drift", "drift_rounds", "drift_concepts", "drift_share", "drift_stagger",
     "new_clients", "set",
 )  # fmt: skip

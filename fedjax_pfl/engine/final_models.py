@@ -13,8 +13,11 @@ from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.models.base_types import restored
 from fedjax_pfl.models.cached_features import complete
+from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
+from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast
@@ -95,8 +98,13 @@ class Final:
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
 
     def backbone(self) -> Tree | None:
-        """The leaves that no client's model holds, [runs, ...], or None."""
-        return self.program.backbone(self.at_rest, self._last())
+        """The leaves that no client's model holds, [runs, ...], in the models' type, or None."""
+        backbone = self.program.backbone(self.at_rest, self._last())
+        task = part_of(self.program.federation.network, FrozenBackbone)
+        if backbone is None or task is None or task.base_dtype is None:
+            return backbone
+        params = backbone.get("params", {})
+        return {**backbone, "params": jax.vmap(partial(restored, dtype=task.dtype))(params)}
 
     @short_locations()
     def personalize(self, new_clients: Federation) -> Stack:

@@ -23,7 +23,9 @@ from fedjax_pfl.federation.local_training import RATES, LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.models import base_types
 from fedjax_pfl.models.adapters import Adapted
+from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.models.mixtures import mixture
@@ -118,6 +120,12 @@ class Federation:
         """The adapters of the network: the layers that have them, rank and scale; or None."""
         return part_of(self.network, Adapted)
 
+    @property
+    def base_dtype(self) -> str | None:
+        """Type in which frozen parameters are held, or None for that of models."""
+        task = part_of(self.network, FrozenBackbone)
+        return None if task is None else task.base_dtype
+
     def with_backbone(self, key: jax.Array) -> "Federation":
         """Return the federation with the frozen leaves of the run of that key."""
         key = keys.derive(key, "init")
@@ -128,7 +136,7 @@ class Federation:
     def num_frozen(self) -> int:
         """Number of frozen parameters that clients' models do not contain."""
         shapes = jax.eval_shape(lambda: self.with_backbone(jax.random.key(0)).backbone) or {}
-        return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes.get("params", {})))
+        return sum(map(math.prod, base_types.shapes(shapes.get("params", {}))))
 
     @property
     def same_initial_model(self) -> bool:

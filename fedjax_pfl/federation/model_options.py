@@ -19,7 +19,8 @@ from fedjax_pfl.data.sample_hashes import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapters import adapted, parse_ranks
-from fedjax_pfl.models.frozen_backbone import with_backbone
+from fedjax_pfl.models.base_types import BASE_DTYPES
+from fedjax_pfl.models.frozen_backbone import values_held, with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
@@ -78,6 +79,12 @@ class ModelOptions(Group):
         False,
         "compute the features of a frozen body once for all samples, before training; the values "
         "of all frozen leaves must be given",
+    )
+    base_dtype: str | None = option(
+        None,
+        "type in which frozen parameters are held, converted where they are used: {choices}; int8 "
+        "has a scale for each column; default: dtype",
+        choices=BASE_DTYPES,
     )
     dtype: str = option("float32", "floating type of models and inputs: {choices}", choices=DTYPES)
     compute_dtype: str | None = option(
@@ -213,11 +220,24 @@ class ModelOptions(Group):
         values, match = {}, None
         if self.initial_model is not None:
             values, match = initial_values(self.initial_model, task, shapes, inputs)
+        task = self._fixed(task, shapes, order, inputs, bool(values))
+        return task, values_held(task, values), match
+
+    def _fixed(
+        self,
+        task: Task,
+        shapes: Tree,
+        order: Sequence[str],
+        inputs: jax.ShapeDtypeStruct,
+        started: bool,
+    ) -> Task:
+        """Return the task with frozen leaves and adapters; `started`: with pretrained values."""
         if self.rank is None:
             plan = leaf_plan(shapes, order=order)
             rule = "none" if self.freeze is None else self.freeze
             fixed = _selected(plan, plan.with_frozen(rule).frozen)
-            return (with_backbone(task, fixed) if values or fixed else task), values, match
+            self._check_base(fixed)
+            return with_backbone(task, fixed, self.base_dtype) if started or fixed else task
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         fixed = _selected(plan, chosen(own, plan))
@@ -230,7 +250,16 @@ class ModelOptions(Group):
             fixed += tuple(path for path in selected if path not in fixed)
             trained = any(trainable(path) for path in plan.paths if path not in fixed)
             require(trained, "freeze", self.freeze, "a rule that leaves something to train")
-        return with_backbone(task, fixed), values, match
+        self._check_base(fixed)
+        return with_backbone(task, fixed, self.base_dtype)
+
+    def _check_base(self, fixed: tuple[str, ...]) -> None:
+        """Raise `InputError` if there is no base to be held in another type."""
+        if self.base_dtype is not None:
+            allowed = "absent without frozen layers (freeze, lora_rank)"
+            require(bool(fixed), "base_dtype", self.base_dtype, allowed)
+            allowed = "absent with cache_features, which holds no base"
+            require(not self.cache_features, "base_dtype", self.base_dtype, allowed)
 
 
 def _without_adapters(rule: Rule) -> tuple[Rule, str]:

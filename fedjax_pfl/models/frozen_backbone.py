@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.models.base_types import converted_twice, held, restored
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import trees
@@ -26,22 +27,44 @@ class FrozenBackbone(WrappedTask):
     Attributes:
       network: the task of the complete network.
       fixed: paths of the fixed leaves.
+      base_dtype: type in which they are held, see `base_types`; None for that of models.
       values: initial values by path, of fixed leaves too.
       backbone: the fixed leaves, in dicts as the network has them.
     """
 
     fixed: tuple[str, ...] = ()
+    base_dtype: str | None = None
     values: Values = field(default_factory=dict, compare=False, repr=False)
     backbone: Tree = field(default=None, compare=False, repr=False)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
-        return without(_replaced(self.network.init(key, inputs), self.values), self.fixed)
+        values = self.values
+        if self.base_dtype is not None:  # the fixed leaves' values are not in the model's type
+            values = {path: values[path] for path in values if path not in self.fixed}
+        return without(_replaced(self.network.init(key, inputs), values), self.fixed)
 
     def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
         if not self.fixed:
             return {}
         model = self.network.initial_model(key, inputs)
-        return only(_replaced(model, self.values), self.fixed)
+        if self.base_dtype is None:
+            return only(_replaced(model, self.values), self.fixed)
+        return self._held(only(model, self.fixed), self.base_dtype)
+
+    def _held(self, tree: Tree, base_dtype: str, at: tuple[str, ...] = ()) -> Tree:
+        """Return the fixed leaves in the type in which they are held: given ones are already."""
+        if isinstance(tree, Mapping):
+            return {
+                name: self._held(part, base_dtype, (*at, str(name))) for name, part in tree.items()
+            }
+
+        def leaf(rest, own):
+            path = "/".join((*at, trees.path_name(rest))).rstrip("/")
+            trained = path.startswith("params/")  # statistics stay as they are
+            known = self.values.get(path)
+            return known if known is not None else held(own, base_dtype) if trained else own
+
+        return jax.tree_util.tree_map_with_path(leaf, tree)
 
     def bound(self, values: Values, backbone: Tree) -> "FrozenBackbone":
         return replace(self, values=values, backbone=backbone)
@@ -51,14 +74,23 @@ class FrozenBackbone(WrappedTask):
         if not self.fixed:
             return model
         backbone = self.backbone
-        if self.compute_dtype is not None:  # the model's parameters have been cast
+        if self.base_dtype is not None:
+            params = restored(backbone.get("params", {}), self.compute_dtype or self.dtype)
+            backbone = {**backbone, "params": params}
+        elif self.compute_dtype is not None:  # the model's parameters have been cast
             low = lambda x: x.astype(self.compute_dtype) if _floating(x) else x  # noqa: E731
             backbone = {**backbone, "params": jax.tree.map(low, backbone.get("params", {}))}
         return joined(model, backbone)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        outputs: Any = self.network.apply(self.complete(model), inputs, *mode)
-        out = Outputs(*outputs)
+        def applied(backbone, model, inputs):
+            task = replace(self, backbone=backbone)
+            outputs: Any = self.network.apply(task.complete(model), inputs, *mode)
+            return Outputs(*outputs)
+
+        if self.base_dtype is not None:
+            applied = converted_twice(applied)
+        out: Any = applied(self.backbone, model, inputs)
         return out._replace(statistics=without(out.statistics, self.fixed))
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
@@ -69,9 +101,22 @@ class FrozenBackbone(WrappedTask):
         return self.network.classify(self.complete(model), features)
 
 
-def with_backbone(task: Task, fixed: tuple[str, ...] = ()) -> FrozenBackbone:
+def with_backbone(
+    task: Task, fixed: tuple[str, ...] = (), base_dtype: str | None = None
+) -> FrozenBackbone:
     """Return `FrozenBackbone` of a task."""
-    return FrozenBackbone.around(task, fixed)
+    return FrozenBackbone.around(task, fixed, base_dtype)
+
+
+def values_held(task: Task, values: Values) -> dict[str, Any]:
+    """Return given values, those of fixed leaves in the type in which a task holds them."""
+    if not isinstance(task, FrozenBackbone) or task.base_dtype is None:
+        return dict(values)
+    fixed = {path for path in task.fixed if path.startswith("params/")}
+    return {
+        path: held(value, task.base_dtype) if path in fixed else value
+        for path, value in values.items()
+    }
 
 
 def without(tree: Tree, paths: tuple[str, ...]) -> Tree:

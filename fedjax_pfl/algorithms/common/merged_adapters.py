@@ -40,6 +40,11 @@ class MergedAdapters(fedavg.FedAvg):
 
     def check(self, federation):
         check_both_shared(self.name, federation)
+        if federation.base_dtype is not None:
+            raise core.InputError(
+                f"{self.name} adds to the frozen kernels, and base_dtype={federation.base_dtype!r} "
+                "would round what it adds: leave base_dtype out."
+            )
 
     def remarks(self, federation):
         there = trained_adapters(federation)
