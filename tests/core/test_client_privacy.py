@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.core.client_privacy import client_releases
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.uploads import accounting
 
@@ -46,6 +47,25 @@ def test_noise_for_an_epsilon_swept_in_one_program():
         assert (epsilon <= target).all() and (epsilon > 0.98 * target).all()
     noise = result.privacy["noise"]
     assert noise[0] > 2 * noise[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("feddwa", {}),  # two releases in a round
+        ("fedavg", {"dp_placement": "distributed", "participation": 0.6, "sampling": "poisson"}),
+    ],
+)
+def test_noise_for_an_epsilon_is_that_of_all_releases(name, options):
+    epsilon = simulated(name, rounds=2, dp_epsilon=3.0, **options).epsilons()
+    assert (epsilon <= 3.0).all() and (epsilon > 0.98 * 3.0).all()
+
+
+def test_absent_clients_that_upload_spend_what_others_do():
+    """SPFL's routine trains all clients."""
+    federation = toy_federation(**CLIENT, dp_noise=4.0, participation=0.6)
+    for name, local in (("spfl", False), ("feddwa", True)):
+        assert client_releases(pfl.make_algorithm(name), federation)["local"] == local
 
 
 def test_waffle_for_every_client_is_refused():

@@ -1,6 +1,7 @@
 """Sample-level differential privacy of whole algorithms: noise, refusals, accounting, sweeps."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -320,6 +321,16 @@ def test_adaptation_has_minibatches_of_its_own():
     made = released(plan, 2.0, 3, 9)
     assert made == [Release(2.0, 9, 0.4, (10, 10)), Release(2.0, 5, 0.2, (10, 10))]
     assert federation.schedule.slots(100) == 4 + 12 and plan["adapted"][0][1] == 10
+
+
+def test_the_highest_rate_of_several_schedules_counts():
+    class TwoSizes(type(make("fedavg"))):
+        def schedules(self, federation):
+            return federation.schedule, replace(federation.schedule, batch_size=2)
+
+    federation = toy_federation(**PRIVATE, batch_size=4)
+    plan = releases(TwoSizes(), federation)
+    np.testing.assert_allclose(plan["rates"], [4 / 7, 1, 1, 0.4, 1])
 
 
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])
