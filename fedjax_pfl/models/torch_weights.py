@@ -7,7 +7,6 @@ after a flattened image (see `flattening`).
 """
 
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +18,23 @@ import numpy as np
 from flax import traverse_util
 
 from fedjax_pfl.aggregation.planning import paths_in_order
+from fedjax_pfl.models import vit_names
 from fedjax_pfl.models.flattening import CHANNELS, TRANSPOSED, UNCLEAR, Layout, layouts
 from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.models.torch_layers import (
+    HINT,
+    IGNORED,
+    Layers,
+    arrays_of,
+    joined,
+    paired,
+    several,
+    torch_layers_of,
+)  # fmt: skip
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.typing import Tree
 
-IGNORED = "num_batches_tracked"
 MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has
 # Names of a PyTorch module's leaves, and those that stand for them in a layer here.
 ROLES = {
@@ -33,11 +42,6 @@ ROLES = {
     "running_mean": ("mean",), "running_var": ("var",),
     "weight_ih": ("kernel",), "weight_hh": ("recurrent",),
 }  # fmt: skip
-KINDS = {
-    "conv": "convolutions", "matrix": "linear layers and embeddings", "norm": "normalisations",
-    "recurrent": "recurrent layers", "other": "other layers",
-}  # fmt: skip
-Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in order
 
 
 @dataclass(frozen=True)
@@ -71,10 +75,11 @@ def from_torch(
 ) -> Tree:
     """Convert the `state_dict` of a PyTorch module to a model of a network.
 
-    Layers are matched by `names`, by equal names (dots for slashes), and otherwise in their order
-    among those of their kind: convolutions, matrices (linear layers and embeddings), normalisation
-    and recurrent layers. The axes of kernels are transposed, and the inputs of a dense layer after
-    a flattened image permuted: these layers and the image's size are found in the traced network.
+    Layers are matched by `names`, by the names of timm's and Hugging Face's vision transformers, by
+    equal names (dots for slashes), and otherwise in their order among those of their kind:
+    convolutions, matrices (linear layers and embeddings), normalisation and recurrent layers. The
+    axes of kernels are transposed, and the inputs of a dense layer after a flattened image
+    permuted: these layers and the image's size are found in the traced network.
 
     Args:
       state_dict: PyTorch tensors or NumPy arrays by name, as `module.state_dict()` gives them.
@@ -99,23 +104,15 @@ def from_torch(
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.dtype(input_dtype))
     result = converted(state_dict, task, inputs, names=names, flattened=flattened)
     if result.misfits:
-        raise InputError(f"Shapes of the state_dict don't fit: {_several(result.misfits)}. {_HINT}")
+        raise InputError(f"Shapes of the state_dict don't fit: {several(result.misfits)}. {HINT}")
     if strict and (result.missing or result.unused):
         parts = {"without a value": result.missing, "without a leaf": result.unused}
-        text = "; ".join(f"{what}: {_several(part)}" for what, part in parts.items() if part)
+        text = "; ".join(f"{what}: {several(part)}" for what, part in parts.items() if part)
         raise InputError(
-            f"The state_dict and the network have different layers; {text}. {_HINT} strict=False "
+            f"The state_dict and the network have different layers; {text}. {HINT} strict=False "
             "leaves them out."
         )
     return traverse_util.unflatten_dict(result.values, sep="/")
-
-
-_HINT = "names={'torch layer': 'layer here'} matches layers whose names and order differ."
-
-
-def _several(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return f"{', '.join(names[:6])}{more}"
 
 
 def looks_like_torch(arrays: Mapping[str, Any], model: Tree) -> bool:
@@ -155,8 +152,13 @@ def converted(
       InputError: no such layer, different numbers of layers of a kind, or a dense layer with an
         unknown order of inputs.
     """
-    torch_layers = _torch_layers(state_dict)
+    arrays, left_out = arrays_of(state_dict), ()
     own_layers, shapes = _own_layers(task, inputs)
+    if not names:
+        leaves = {f"{layer}/{name}": leaf.shape for layer, of_layer in own_layers.items()
+                  for name, (_, leaf) in of_layer.items()}  # fmt: skip
+        arrays, left_out = vit_names.renamed(arrays, leaves, inputs.shape[-1])
+    torch_layers = torch_layers_of(arrays)
     turned = layouts(task, shapes, inputs)
     for layer, sizes in (flattened or {}).items():
         if layer not in own_layers:
@@ -167,12 +169,12 @@ def converted(
         for path, _ in [leaves["kernel"]] if "kernel" in leaves else leaves.values():
             turned.pop(path, None)
             turned |= {} if layout is None else {path: layout}
-    pairs = _paired(torch_layers, own_layers, names or {})
+    pairs = paired(torch_layers, own_layers, names or {})
     values: dict[str, np.ndarray] = {}
-    unused, misfits = [], []
+    unused, misfits = [*left_out], []
     for layer, own in pairs.items():
         prefix = f"{layer}." if layer else ""
-        for name, value in _joined(torch_layers[layer]).items():
+        for name, value in joined(torch_layers[layer]).items():
             leaf = next((r for r in ROLES.get(name, (name,)) if own and r in own_layers[own]), None)
             if own is None or leaf is None:
                 unused.append(prefix + name)
@@ -188,34 +190,6 @@ def converted(
     missing = tuple(path for path in every if path not in values)
     known = tuple((layer, own) for layer, own in pairs.items() if own is not None)
     return Converted(values, missing, tuple(unused), tuple(misfits), known)
-
-
-def _torch_layers(state_dict: Mapping[str, Any]) -> Layers:
-    """Return arrays by layer and name; a recurrent module has layers "NAME.l0", "NAME.l1", ..."""
-    allowed = "a state_dict: arrays by name, such as module.state_dict() gives"
-    filled = isinstance(state_dict, Mapping) and len(state_dict) > 0
-    require(filled, "state_dict", type(state_dict).__name__, allowed)
-    layers: Layers = {}
-    for full, value in state_dict.items():
-        layer, _, name = str(full).rpartition(".")
-        if name == IGNORED:
-            continue
-        of_stack = re.fullmatch(r"(weight|bias)_(ih|hh)_(l\d+)", name)
-        if of_stack:
-            name = f"{of_stack[1]}_{of_stack[2]}"
-            layer = f"{layer}.{of_stack[3]}".lstrip(".")
-        layers.setdefault(layer, {})[name] = _array(str(full), value)
-    return layers
-
-
-def _array(name: str, value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu()
-        value = value.float() if "bfloat16" in str(value.dtype) else value
-    array = np.asarray(value)
-    numeric = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
-    require(numeric, f"state_dict at {name!r}", array.dtype.name, "numbers")
-    return array
 
 
 def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]:
@@ -235,68 +209,6 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
         layer, _, name = path.partition("/")[2].rpartition("/")
         layers.setdefault(layer, {})[name] = (path, shapes[path])
     return layers, model
-
-
-def _paired(
-    torch_layers: Layers, own_layers: Layers, names: Mapping[str, str]
-) -> dict[str, str | None]:
-    """Return the network's layer for each of PyTorch's layers, or None."""
-    for layer, own in names.items():
-        if layer not in torch_layers:
-            raise unknown_name("layer of the state_dict", layer, torch_layers)
-        if own not in own_layers:
-            raise unknown_name("layer of the network", own, own_layers)
-    require(len(set(names.values())) == len(names), "names", dict(names), "different layers")
-    pairs: dict[str, str | None] = dict(names)
-    for layer in torch_layers:
-        same = layer.replace(".", "/")
-        if layer not in pairs and same in own_layers and same not in pairs.values():
-            pairs[layer] = same
-    for kind in KINDS:
-        left = [name for name, leaves in torch_layers.items() if _torch_kind(leaves) == kind]
-        left = [name for name in left if name not in pairs]
-        free = [own for own, leaves in own_layers.items() if _leaf_kind(leaves) == kind]
-        free = [own for own in free if own not in pairs.values()]
-        if left and free and len(left) != len(free):
-            raise InputError(
-                f"The state_dict has {len(left)} {KINDS[kind]} ({_several(left)}) and the network "
-                f"{len(free)} ({_several(free)}), so their order tells nothing. {_HINT}"
-            )
-        pairs |= dict(zip(left, free or [None] * len(left), strict=False))
-    return {layer: pairs[layer] for layer in torch_layers}
-
-
-def _torch_kind(leaves: Mapping[str, Any]) -> str:
-    if "weight_ih" in leaves:
-        return "recurrent"
-    if "running_mean" in leaves:
-        return "norm"
-    axes = leaves["weight"].ndim if "weight" in leaves else 0
-    return ("other", "norm", "matrix")[axes] if axes < 3 else "conv"
-
-
-def _leaf_kind(leaves: Mapping[str, Any]) -> str:
-    if "recurrent" in leaves:
-        return "recurrent"
-    if "kernel" in leaves:
-        return "matrix" if len(leaves["kernel"][1].shape) == 2 else "conv"
-    if leaves.keys() & {"embedding", "table"}:
-        return "matrix"
-    return "norm" if leaves.keys() & {"scale", "mean"} else "other"
-
-
-def _joined(leaves: dict[str, Any]) -> dict[str, Any]:
-    """Add the two biases of a recurrent layer, which here has one."""
-    leaves = dict(leaves)
-    if {"weight_ih", "weight_hh"} <= leaves.keys():
-        gates = len(leaves["weight_ih"]) // leaves["weight_hh"].shape[-1]
-        if gates == 3:
-            raise InputError(
-                "A GRU's layers can't be converted: one of its gates uses the two biases apart."
-            )
-    if {"bias_ih", "bias_hh"} <= leaves.keys():
-        leaves["bias"] = leaves.pop("bias_ih") + leaves.pop("bias_hh")
-    return leaves
 
 
 def _turned(
