@@ -87,7 +87,8 @@ def _input_axes(module: nn.Module) -> int:
         size = module.kernel_size
         return (len(size) if isinstance(size, tuple | list) else 1) + 1 if plain else 0
     if isinstance(module, nn.DenseGeneral):
-        axis = module.axis if isinstance(module.axis, tuple | list) else (module.axis,)
+        given: Any = module.axis
+        axis = given if isinstance(given, tuple | list) else (given,)
         last = sorted(axis) == [*range(-len(axis), 0)]
         return len(axis) if last and not module.batch_dims else 0
     return int(isinstance(module, Dense | nn.Dense))
