@@ -69,7 +69,7 @@ def test_next_tokens_keep_the_classes_as_a_column(tmp_path):
     np.testing.assert_array_equal(data.train_y, plain.train_x[:, 1:5])
     assert data.columns["label"].tolist() == ["World", "Sci/Tech", "Sports"]
     long = load_dataset("ag_news", tmp_path, task="next_token").train_y[0]
-    assert long[5:8].tolist() == [7, -1, -1]
+    assert long[5:8].tolist() == [6, -1, -1]
     with pytest.raises(InputError, match="task of texts must be 'classification' or 'next_token'"):
         load_dataset("ag_news", tmp_path, task="regression")
 
