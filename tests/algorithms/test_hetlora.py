@@ -166,6 +166,13 @@ def test_who_diverges_has_no_weight_but_its_traffic(name):
     assert clients["numbers_up"][3] == 9 * RANKS[0]
 
 
+def test_kept_columns_are_rounded_down():
+    """Though 0.99 * 100 is 98.99999 in single precision."""
+    with jax.enable_x64(False):
+        found = pfl.make_algorithm("hetlora").kept(jnp.array([1, 4, 100, 101]))
+    np.testing.assert_array_equal(found, [0, 3, 99, 99])
+
+
 def test_norms_of_products():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 2, 5))
