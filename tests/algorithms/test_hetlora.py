@@ -181,6 +181,8 @@ def test_flora_sends_what_it_received():
     _, (record,) = run_rounds(pfl.make_algorithm("flora"), one, 1, scored=())
     np.testing.assert_array_equal(record["clients"]["numbers_up"], [9, 0, 0, 9, 0])
     np.testing.assert_array_equal(record["clients"]["numbers_down"], [27, 0, 0, 27, 0])
+    for way in ("up", "down"):  # the head
+        np.testing.assert_array_equal(record[way].sum(axis=1), [1, 0, 0, 1, 0])
 
 
 def test_norms_of_products():
