@@ -5,12 +5,13 @@ import numpy as np
 from fedjax_pfl.utils.errors import require
 
 CLASSES = "classification"
+NEXT = "next_token"
 # The labels of each task, one row per sample.
 TASKS = {
     CLASSES: "integers [n] in 0..C-1",
     "multi_label": "0 or 1, [n, K], for each of K labels",
     "regression": "finite numbers, [n] or [n, K]",
-    "next_token": "integers [n, length], the token after each one, -1 where there is none",
+    NEXT: "integers [n, length], the token after each one, -1 where there is none",
 }
 
 

@@ -1,31 +1,36 @@
-"""Low-rank adapters (LoRA) on the dense layers of a linen network.
+"""Low-rank adapters (LoRA) on the layers of a network.
 
 A layer with a fixed kernel W computes x W + scale (x A) B, with A [inputs, rank] and B [rank,
 outputs] in the same dict as the kernel. B is initially zero, so the network is initially unchanged.
-Clients have adapters of their own on a common W.
+Clients have adapters of their own on a common W. `adapter_layers` lists the layers.
 """
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.models.adapter_layers import (
+    A,
+    B,
+    Layer,
+    equinox_layers,
+    linen_adapters,
+    linen_layers,
+    nnx_layers,
+)
+from fedjax_pfl.models.equinox_task import EquinoxTask
+from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, refused, require
 from fedjax_pfl.utils.typing import Key, Tree
-
-DENSE = (Dense, nn.Dense, nn.DenseGeneral)
-A, B = "lora_a", "lora_b"
-Layer = tuple[tuple[str, ...], int, int]  # path of the module, inputs, outputs
 
 
 @dataclass(frozen=True)
@@ -39,12 +44,14 @@ class Adapted(WrappedTask):
       scale: factor of the adapters' term.
       ranks: ranks by client, at most `rank`; that of client id k is ranks[k % len(ranks)]. Empty:
         all clients have `rank`.
+      library: of the network's module, "linen", "nnx" or "equinox".
     """
 
     layers: tuple[Layer, ...]
     rank: int
     scale: float
     ranks: tuple[int, ...] = ()
+    library: str = "linen"
 
     def ranks_of(self, ids: jax.Array) -> jax.Array:
         """Return the adapters' rank of clients by their permanent ids, int32 [k]."""
@@ -63,35 +70,43 @@ class Adapted(WrappedTask):
             params = trees.replace_at(params, path, {**trees.at(params, path), **factors})
         return {**model, "params": params}
 
+    @property
+    def kernel(self) -> str:
+        """Name of the leaf of a layer that an adapter changes."""
+        return "weight" if self.library == "equinox" else "kernel"
+
+    def in_shape(self, product: jax.Array, kernel: jax.Array) -> jax.Array:
+        """Return a product of factors, [inputs, outputs], in the shape of a layer's kernel."""
+        product = product.T if self.library == "equinox" else product
+        return product.reshape(kernel.shape)
+
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        with nn.intercept_methods(self._added):
-            out: Any = self.network.apply(model, inputs, *mode)
+        with linen_adapters(self.scale):
+            out: Any = self.network.apply(self._scaled(model), inputs, *mode)
         return Outputs(*out)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        with nn.intercept_methods(self._added):
-            return self.network.embed(model, inputs, *mode)
+        with linen_adapters(self.scale):
+            return self.network.embed(self._scaled(model), inputs, *mode)
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
-        with nn.intercept_methods(self._added):
-            return self.network.classify(model, features)
+        with linen_adapters(self.scale):
+            return self.network.classify(self._scaled(model), features)
 
-    def _added(self, call: Callable[..., Any], args, kwargs, context) -> Any:
-        module = context.module
-        out = call(*args, **kwargs)
-        dense = isinstance(module, DENSE) and context.method_name == "__call__"
-        if not (dense and module.has_variable("params", A)):
-            return out
-        a, b = (module.get_variable("params", name).astype(out.dtype) for name in (A, B))
-        x = args[0] if args else kwargs["inputs"]
-        lead = x.shape[: x.ndim - _axes(module)]
-        more = x.reshape(*lead, -1).astype(out.dtype) @ a @ b
-        return out + self.scale * more.reshape(out.shape)
+    def _scaled(self, model: Tree) -> Tree:
+        """Return a model whose factors B have the scale, if it is of no linen module."""
+        if self.library == "linen":
+            return model
+        params = model["params"]
+        for path, _, _ in self.layers:
+            if B in (own := trees.at(params, path)):
+                params = trees.replace_at(params, path, {**own, B: self.scale * own[B]})
+        return {**model, "params": params}
 
 
 def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], rank: int,
             alpha: float | None, pattern: str, ranks: tuple[int, ...] = ()) -> Adapted:  # fmt: skip
-    """Return `Adapted` of a task: adapters on its dense layers with a fixed kernel.
+    """Return `Adapted` of a task: adapters on its layers with a fixed kernel.
 
     Args:
       task: the task of the network.
@@ -105,8 +120,10 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
     Raises:
       InputError: unknown layer.
     """
-    known = [layer for layer in dense_layers(task, inputs)
-             if f"params/{'/'.join(layer[0])}/kernel" in fixed]  # fmt: skip
+    library, every = _library_and_layers(task, inputs)
+    scale = 1.0 if alpha is None else alpha / rank
+    made = Adapted.around(task, (), rank, scale, ranks, library)
+    known = [layer for layer in every if f"params/{'/'.join(layer[0])}/{made.kernel}" in fixed]
     names = ["/".join(path) for path, _, _ in known]
     patterns = [one.strip() for one in pattern.split(",")]
     layers = tuple(
@@ -117,9 +134,19 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
     if not layers:
         there = f"; those that are frozen: {', '.join(names)}" if names else ""
         raise InputError(
-            f"There is no frozen dense layer for adapters that {pattern!r} names{there}."
+            "There is no frozen dense layer or convolution without groups for adapters that "
+            f"{pattern!r} names{there}."
         )
-    return Adapted.around(task, layers, rank, 1.0 if alpha is None else alpha / rank, ranks)
+    return replace(made, layers=layers)
+
+
+def _library_and_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[str, list[Layer]]:
+    """Return the library of a task's module, and its layers that take adapters."""
+    if isinstance(task, NnxTask):
+        return "nnx", [*nnx_layers(task.abstract())]
+    if isinstance(task, EquinoxTask):
+        return "equinox", [*equinox_layers(task.abstract())]
+    return "linen", linen_layers(task.init, inputs)
 
 
 def parse_ranks(given: str | Sequence[int]) -> tuple[int, ...]:
@@ -150,27 +177,3 @@ def parse_ranks(given: str | Sequence[int]) -> tuple[int, ...]:
         for k in range(share * count // 100)
     )
     return tuple(ranks[place] or 0 for _, place in places)
-
-
-def dense_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> list[Layer]:
-    """Return the dense layers of a linen network, in the order in which they are called."""
-    layers: dict[tuple[str, ...], tuple[int, int]] = {}
-
-    def noted(call, args, kwargs, context):
-        out, module = call(*args, **kwargs), context.module
-        if isinstance(module, DENSE) and context.method_name == "__call__":
-            x = args[0] if args else kwargs["inputs"]
-            width = math.prod(x.shape[x.ndim - _axes(module) :])
-            kernel = math.prod(module.get_variable("params", "kernel").shape)
-            layers[module.path] = width, kernel // width
-        return out
-
-    with nn.intercept_methods(noted):
-        jax.eval_shape(task.init, jax.random.key(0), inputs)
-    return [(path, *sizes) for path, sizes in layers.items()]
-
-
-def _axes(module: nn.Module) -> int:
-    """Return how many last axes of its inputs a layer contracts."""
-    axis = getattr(module, "axis", -1)
-    return len(axis) if isinstance(axis, tuple | list) else 1

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from fedjax_pfl.models import adapter_layers
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -86,7 +87,12 @@ class EquinoxTask(Task):
         for index in _indices(module):
             like = state.get(index)
             state = state.set(index, jax.tree.map(lambda x: _as(next(held), x.dtype), like))
-        return eqx.nn.inference_mode(module, not train), state
+        module = eqx.nn.inference_mode(module, not train)
+        return adapter_layers.in_equinox(module, model["params"]), state
+
+    def abstract(self) -> Any:
+        """Return the module with shapes for its values."""
+        return _template(self.make)[0]
 
     def _statistics(self, module: Any, state: Any, train: bool) -> Tree:
         """Return the collection of statistics after a training pass, if any."""

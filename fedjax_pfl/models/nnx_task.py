@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from fedjax_pfl.models import convolutions
+from fedjax_pfl.models import adapter_layers, convolutions
 from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
@@ -97,7 +97,14 @@ class NnxTask(Task):
         module = nnx.merge(graph, nnx.from_flat_state(leaves))
         module.train() if train else module.eval()
         convolutions.in_nnx(module)
+        adapter_layers.in_nnx(module, model["params"])
         return module
+
+    def abstract(self) -> Any:
+        """Return the module with shapes for its values."""
+        from flax import nnx
+
+        return nnx.merge(*_shapes(self.make))
 
 
 def nnx_task(model: Any, dtype: str) -> NnxTask | None:

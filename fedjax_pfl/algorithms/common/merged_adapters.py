@@ -52,19 +52,21 @@ class MergedAdapters(fedavg.FedAvg):
 
     def init(self, ctx):
         begun = super().init(ctx)
+        adapters: Any = ctx.federation.adapters
         base = {
-            name: trees.at(ctx.federation.backbone["params"], path)["kernel"]
+            name: trees.at(ctx.federation.backbone["params"], path)[adapters.kernel]
             for name, path in trained_adapters(ctx.federation).items()
         }
         return State(begun.server, begun.private, begun.optimizer, base)
 
     def updated_base(self, ctx, state):
         changed: dict[str, Any] = {}
+        adapters: Any = ctx.federation.adapters
         for name, path in trained_adapters(ctx.federation).items():
             inner = changed
             for part in path:
                 inner = inner.setdefault(part, {})
-            inner["kernel"] = state.base[name]
+            inner[adapters.kernel] = state.base[name]
         return {"params": changed} if changed else None
 
     def weigh(self, ctx, state: Any, sent):
@@ -74,7 +76,7 @@ class MergedAdapters(fedavg.FedAvg):
         for name, path in trained_adapters(ctx.federation).items():
             factors = trees.at(params, path)
             more = self.added(factors[A], factors[B], weights) * adapters.scale
-            base[name] += more.reshape(base[name].shape).astype(base[name].dtype)
+            base[name] += adapters.in_shape(more, base[name]).astype(base[name].dtype)
         return weights, replace(state, base=base)
 
     def record(self, ctx, sent, weights, up=1, down=1, **noted):

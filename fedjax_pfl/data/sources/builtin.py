@@ -13,6 +13,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.npz import npz_names, read_npz
 from fedjax_pfl.data.sources import (  # noqa: F401 - importing them registers their data sets
+    characters,
     images,
     leaf,
     parquet,

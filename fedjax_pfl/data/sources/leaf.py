@@ -12,7 +12,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import read_json
-from fedjax_pfl.data.labels import CLASSES
+from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.utils.errors import InputError, require, shown
@@ -25,7 +25,6 @@ _NUMBER = {letter: number for number, letter in enumerate(LETTERS)}
 FEMNIST = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 SIDE = 28  # pixels of an image of FEMNIST
 COLUMN = "user"
-NEXT = "next_token"
 TASKS = (CLASSES, NEXT)
 
 

@@ -9,13 +9,14 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_pfl.data.columns import column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
+from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -79,6 +80,7 @@ def load_ag_news(
     max_tokens: int = 32_000,
     max_length: int = 200,
     min_frequency: int = 1,
+    task: str = CLASSES,
 ) -> Dataset:
     """AG News (120,000 + 7,600 texts, 4 classes): a folder with train.csv and test.csv.
 
@@ -90,6 +92,8 @@ def load_ag_news(
       max_tokens: largest number of ids (see `build_vocabulary`).
       max_length: number of tokens that a text is cut or padded to.
       min_frequency: tokens that occur less often get no id.
+      task: "classification", or "next_token": each token's label is the next one, and the classes
+        are the column `label`.
     """
     places = folders(data_dir, "ag_news", "ag_news_csv")
     for place in places:
@@ -106,7 +110,7 @@ def load_ag_news(
             note += "; train.csv isn't there: the texts of test.csv are the pool"
             train, test = test, None
         if train is not None:
-            options = (max_tokens, max_length, min_frequency)
+            options = (max_tokens, max_length, min_frequency, task)
             return _encoded("ag_news", train, test, AG_NEWS_CLASSES, list("1234"), options, note)
     way = "set data_dir to a folder with train.csv and test.csv (label, title, description)"
     raise not_found("ag_news", places, way)
@@ -125,6 +129,7 @@ def load_text_csv(
     label_column: str | None = None,
     text_column: str | None = None,
     id_columns: str = "",
+    task: str = CLASSES,
 ) -> Dataset:
     """Your own labelled texts: one CSV file, or a folder with train.csv (and test.csv).
 
@@ -141,6 +146,8 @@ def load_text_csv(
       label_column: name in the header; None takes `label`.
       text_column: name in the header; None takes `text`, or all others.
       id_columns: columns for the rule `by_column`, such as "user".
+      task: "classification", or "next_token": each token's label is the next one, and the classes
+        are the column `label`.
     """
     names = (label_column, text_column, id_columns)
     folder = data_dir.is_dir()
@@ -156,14 +163,16 @@ def load_text_csv(
     # Longer numbers, which Python doesn't read, are in alphabetical order.
     if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
-    options = (max_tokens, max_length, min_frequency)
+    options = (max_tokens, max_length, min_frequency, task)
     return _encoded(data_dir.resolve().stem, train, test, tuple(values), values, options)
 
 
 def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
-    max_tokens, max_length, min_frequency = options
+    *sizes, task = options
+    max_tokens, max_length, min_frequency = sizes
+    require(task in (CLASSES, NEXT), "task of texts", task, f"{CLASSES!r} or {NEXT!r}")
     limits = {"max_tokens": 3, "max_length": 1, "min_frequency": 1}
-    for (option, low), value in zip(limits.items(), options, strict=True):
+    for (option, low), value in zip(limits.items(), sizes, strict=True):
         fits = type(value) is int and low <= value <= MAX_VOCABULARY
         require(fits, option, value, f"an integer in {low}..{MAX_VOCABULARY}")
     parts = [train] if test is None else [train, test]
@@ -181,18 +190,21 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
                 f"{part.path} has the label {unknown[0]!r:.100}, which {train.path} lacks."
             )
         words = tokens if part is train else map(tokenize, part.texts)
+        if task == NEXT:
+            ids = encode(words, vocabulary, max_length + 1)
+            arrays += [ids[:, :-1], np.where(ids[:, 1:] == PAD, -1, ids[:, 1:])]
+            continue
         arrays.append(encode(words, vocabulary, max_length))
         arrays.append(np.array([number[label] for label in part.labels]))
+    columns = {column: [value for part in parts for value in part.columns[column]]
+               for column in train.columns}  # fmt: skip
+    about: dict[str, Any] = {"num_classes": len(values), "class_names": class_names}
+    if task == NEXT:
+        classes = [class_names[number[label]] for part in parts for label in part.labels]
+        columns, about = {"label": classes, **columns}, {"task": task}
     return dataset_from_arrays(
-        name,
-        *arrays,
-        num_classes=len(values),
-        vocab_size=len(vocabulary) + 2,
-        class_names=class_names,
-        note=note,
-        columns={column: [value for part in parts for value in part.columns[column]]
-                 for column in train.columns},
-    )  # fmt: skip
+        name, *arrays, vocab_size=len(vocabulary) + 2, note=note, columns=columns, **about
+    )
 
 
 def _read(

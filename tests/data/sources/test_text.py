@@ -59,6 +59,21 @@ def test_ag_news(tmp_path, place):
     assert load_dataset("ag_news", tmp_path).input_shape == (200,)
 
 
+def test_next_tokens_keep_the_classes_as_a_column(tmp_path):
+    for split, rows in (("train", TRAIN), ("test", TEST)):
+        (tmp_path / f"{split}.csv").write_text(rows)
+    plain = load_dataset("ag_news", tmp_path, max_length=20)
+    data = load_dataset("ag_news", tmp_path, max_length=4, task="next_token")
+    assert (data.task, data.vocab_size) == ("next_token", plain.vocab_size)
+    np.testing.assert_array_equal(data.train_x, plain.train_x[:, :4])
+    np.testing.assert_array_equal(data.train_y, plain.train_x[:, 1:5])
+    assert data.columns["label"].tolist() == ["World", "Sci/Tech", "Sports"]
+    long = load_dataset("ag_news", tmp_path, task="next_token").train_y[0]
+    assert long[5:8].tolist() == [6, -1, -1]
+    with pytest.raises(InputError, match="task of texts must be 'classification' or 'next_token'"):
+        load_dataset("ag_news", tmp_path, task="regression")
+
+
 def test_ag_news_without_its_training_file_says_so(tmp_path):
     (tmp_path / "test.csv").write_text(TRAIN)
     data = load_dataset("ag_news", tmp_path, max_tokens=4)

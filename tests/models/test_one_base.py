@@ -1,0 +1,100 @@
+"""The frozen base is held once: no array of a program is as large as one for each client."""
+
+import math
+import re
+
+import flax.linen as nn
+import jax
+import pytest
+from flax import nnx
+
+import fedjax_pfl as pfl
+from fedjax_pfl.models.layers import Conv
+from fedjax_pfl.models.networks import MLP
+from fedjax_pfl.testing.toys import toy_federation
+
+COUNT, WIDTH = 8, 64
+QUICK = ("fedavg", "ditto", "fedrod", "feddwa", "apfl", "flora", "fedex_lora")
+
+
+class OfConvolutions(nn.Module):
+    """The largest kernel has 4 WIDTH * WIDTH numbers."""
+
+    def setup(self):
+        self.first = nn.Conv(WIDTH, (1, 1))
+        self.second = Conv(WIDTH, (2, 2))
+        self.head = nn.Dense(3)
+
+    def features(self, x):
+        return self.second(nn.relu(self.first(x.reshape(-1, 2, 2, 1)))).reshape(len(x), -1)
+
+    def __call__(self, x):
+        return self.head(self.features(x))
+
+
+class OfNnx(nnx.Module):
+    def __init__(self, *, rngs):
+        self.conv = nnx.Conv(1, WIDTH, (2, 2), padding="VALID", rngs=rngs)
+        self.fc = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.head = nnx.Linear(WIDTH, 3, rngs=rngs)
+
+    def features(self, x):
+        return self.fc(nnx.relu(self.conv(x.reshape(-1, 2, 2, 1)).reshape(len(x), -1)))
+
+    def __call__(self, x):
+        return self.head(self.features(x))
+
+
+def of_equinox():
+    eqx = pytest.importorskip("equinox", reason="needs the package equinox")
+
+    class Net(eqx.Module):
+        conv: eqx.nn.Conv2d
+        fc: eqx.nn.Linear
+        head: eqx.nn.Linear
+
+        def __init__(self, key):
+            one, two, three = jax.random.split(key, 3)
+            self.conv = eqx.nn.Conv2d(1, WIDTH, 2, key=one)
+            self.fc = eqx.nn.Linear(WIDTH, WIDTH, key=two)
+            self.head = eqx.nn.Linear(WIDTH, 3, key=three)
+
+        def features(self, x):
+            return self.fc(jax.nn.relu(self.conv(x.reshape(1, 2, 2))).reshape(-1))
+
+        def __call__(self, x):
+            return self.head(self.features(x))
+
+    return Net(jax.random.key(0))
+
+
+def largest_array(name, model):
+    one = toy_federation(
+        (3,) * COUNT, (2,) * COUNT, model=model, dtype="float32", lora_rank=1,
+        client_execution="vmap", eval_batch_size=4,
+    )  # fmt: skip
+    program = pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
+    shapes = re.findall(r"tensor<((?:\d+x)+)\w+>", program.rounds.as_text())
+    return max(math.prod(map(int, shape[:-1].split("x"))) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in sorted(pfl.core.ALGORITHMS)
+        if name != "fedbn"  # needs batch normalization
+    ],
+)
+def test_no_array_is_as_large_as_a_base_of_each_client(name):
+    """Features are narrow, as several methods keep their covariances or maps for each client."""
+    assert WIDTH**2 <= largest_array(name, MLP(3, (WIDTH, WIDTH, 4))) < COUNT * WIDTH**2
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedex_lora"])
+@pytest.mark.parametrize("library", ["convolutions", "nnx", "equinox"])
+def test_neither_of_convolutions_nor_of_other_libraries(name, library):
+    model = {"convolutions": OfConvolutions, "nnx": lambda: OfNnx(rngs=nnx.Rngs(0)),
+             "equinox": of_equinox}[library]()  # fmt: skip
+    kernel = WIDTH**2 * (4 if library == "convolutions" else 1)
+    assert kernel <= largest_array(name, model) < COUNT * kernel
