@@ -2,15 +2,18 @@
 
 Takes the finished cells of studies with the preset study/leaderboard, which may have different
 algorithms, and writes `README.md` and `leaderboard.csv`, with the exact command of every cell. The
-same cells give the same files.
+same cells give the same files. With `timings.json` in the folder, the output of case i of
+`experiments.benchmark`, the table has times, too.
 """
 
 import csv
 import io
+import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +25,7 @@ from experiments.outputs.run_files import write_text
 from experiments.study import TUNING
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.significance import Ranking
-from fedjax_pfl.results.table import Table
+from fedjax_pfl.results.table import MISSING, Table
 
 SETTINGS = {
     "dirichlet": "Dirichlet",
@@ -38,9 +41,9 @@ TEXT = """\
 {count} algorithms in six settings on Fashion-MNIST, as the preset `study/leaderboard` runs them:
 300 images a client, of which a fifth are validation samples, an `mlp` with one hidden layer,
 {rounds} rounds of two local epochs, {seeds} seeds. In each setting each row tries the learning
-rates 0.03, 0.1 and 0.3 with one seed, and keeps the one with the best validation accuracy. All
-other hyperparameters have their defaults, which suit larger networks or more rounds for some: a
-place in this table says little about other data.
+rates {rates} with one seed, and keeps the one with the best validation
+accuracy. All other hyperparameters have their defaults, which suit larger networks or more rounds
+for some: a place in this table says little about other data.
 
 | Setting | Clients |
 |---|---|
@@ -55,7 +58,7 @@ Accuracies of the personalized model on the client's own test samples are percen
 round, means over clients, ± half of the 95 % interval over seeds. The mean rank is over the
 settings, 1 is the best. MB up are those of a client in a round of the first setting. On the site, a
 click on a heading sorts the table. [leaderboard.csv](leaderboard.csv) has each cell by seed with
-the command that repeats it.
+the command that repeats it.{times}
 
 {table}
 
@@ -77,6 +80,10 @@ python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
 
 [Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
 """
+TIMINGS = "timings.json"
+TIMES = """ Round is the wall time of a
+round over FedAvg's, on random images of a setting of this size, and Compile the seconds of
+compilation ([timings.json](timings.json), of `experiments.benchmark --case=i` on {machine})."""
 Cells = Mapping[tuple[str, str], Run]  # by algorithm and setting
 
 
@@ -99,6 +106,41 @@ def load(folders: Sequence[Path]) -> dict[tuple[str, str], Run]:
     if not found:
         raise pfl.InputError(f"{', '.join(map(str, folders))} has no finished cell of the study.")
     return found
+
+
+def tried(folders: Sequence[Path]) -> list[float]:
+    """Return the learning rates that each row of the studies tried.
+
+    Raises:
+      InputError: no such file, or rows that tried different ones.
+    """
+    found: dict[frozenset[float], Path] = {}
+    for folder in folders:
+        for file in sorted(folder.glob(f"{TUNING}/*/*/sweep.csv")):
+            with file.open(encoding="utf-8") as lines:
+                rates = frozenset(float(one["learning_rate"]) for one in csv.DictReader(lines))
+            found.setdefault(rates, file)
+    if not found:
+        raise pfl.InputError(f"{', '.join(map(str, folders))} has no {TUNING}/*/*/sweep.csv.")
+    if len(found) > 1:
+        first, second, *_ = found.values()
+        raise pfl.InputError(f"{first} and {second} have different learning rates.")
+    return sorted(next(iter(found)))
+
+
+def timings(folder: Path) -> dict[str, Any] | None:
+    """Return the measured case of the benchmark, if its file is in the folder.
+
+    Raises:
+      InputError: another case, or one of the tiny workload.
+    """
+    file = folder / TIMINGS
+    if not file.exists():
+        return None
+    measured = json.loads(file.read_text(encoding="utf-8")).get("i")
+    if measured is None or measured["quick"]:
+        raise pfl.InputError(f"{file} is not of `experiments.benchmark --case=i` in full size.")
+    return measured
 
 
 def accuracies(cells: Cells, name: str) -> np.ndarray:
@@ -139,8 +181,8 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
     return [names[i] for i in np.argsort(ranks, kind="stable")], dict(sorted(left_out.items()))
 
 
-def table(cells: Cells, names: Sequence[str]) -> Table:
-    """Return the table of the algorithms in this order."""
+def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = None) -> Table:
+    """Return the table of the algorithms in this order, with the benchmark's times if measured."""
     means = np.array([accuracies(cells, name).mean(axis=1).round(6) for name in names]).T
     ranks = Ranking(names, list(SETTINGS), means).mean_ranks
     body = [
@@ -152,7 +194,13 @@ def table(cells: Cells, names: Sequence[str]) -> Table:
         ]
         for name, rank in zip(names, ranks, strict=True)
     ]
-    return Table.of_cells(["Algorithm", "Mean rank", *SETTINGS.values(), "MB up"], body)
+    heading = ["Algorithm", "Mean rank", *SETTINGS.values(), "MB up"]
+    if measured is not None:
+        times, heading = measured["timings"], [*heading, "Round", "Compile"]
+        for name, row in zip(names, body, strict=True):
+            ratio = times[name]["median"] / times["fedavg"]["median"] if name in times else None
+            row += [f"{ratio:.2f}", f"{times[name]['prepare']:.1f}"] if ratio else [MISSING] * 2
+    return Table.of_cells(heading, body)
 
 
 def at_edge(cells: Cells, names: Sequence[str]) -> str:
@@ -211,14 +259,17 @@ def lines(cells: Cells) -> str:
     return file.getvalue()
 
 
-def write(folder: Path, cells: Cells) -> None:
-    """Write the page and the CSV file."""
-    run = next(iter(cells.values()))
+def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
+    """Write the page and the CSV file; the cells' rows tried these learning rates."""
+    run, measured = next(iter(cells.values())), timings(folder)
     names, left_out = select(cells)
+    *most, last = (f"{rate:g}" for rate in rates)
+    times = "" if measured is None else TIMES.format(machine=measured["machine"]["processor"])
     reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
     text = TEXT.format(
         count=len(names), rounds=run.result.rounds, seeds=len(run.seeds),
-        table=table(cells, names).to_markdown(), edge=at_edge(cells, names),
+        rates=f"{', '.join(most)} and {last}", times=times,
+        table=table(cells, names, measured).to_markdown(), edge=at_edge(cells, names),
         left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
@@ -233,7 +284,7 @@ def main(argv: list[str]) -> int:
         raise pfl.InputError("Give the folder of the page, then those of finished studies.")
     folder, *studies = map(Path, argv[1:])
     cells = load(studies)
-    write(folder, cells)
+    write(folder, cells, tried(studies))
     print(f"{len(cells)} cells: {folder}")
     return 0
 

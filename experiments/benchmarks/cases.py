@@ -248,6 +248,22 @@ def sampling(plan: Plan) -> Report:
     return Report(timings, [Ratio("20 % of the clients, of all clients' time", part)])
 
 
+def algorithms(plan: Plan) -> Report:
+    """Every algorithm that can run as it is: 20 clients of 240 images, an MLP, two local epochs."""
+    workload = Workload(model="mlp", train=300, test=100, batch_size=20, validation=0.2)
+    federation = plan.federation(plan.size(workload), local_epochs=2)
+    contestants, left_out = [], {}
+    for name in sorted(pfl.core.ALGORITHMS):
+        algorithm = pfl.make_algorithm(name)
+        try:
+            pfl.Simulation(algorithm, federation).check(plan.rounds)
+        except pfl.InputError as error:
+            left_out[name] = str(error)
+        else:
+            contestants.append(Simulated(name, algorithm, federation, {"eval_every": 1000}))
+    return Report(plan.contest(contestants), [], {"left_out": left_out})
+
+
 def scale(plan: Plan, num_clients: int) -> Report:
     """One size of a growing federation: seconds per round and the peak of the host's memory.
 
@@ -286,4 +302,5 @@ CASES: dict[str, Callable[[Plan], Report]] = {
     "e": sweep,
     "f": sampling,
     "g": small_models,
+    "i": algorithms,
 } | {f"h{n}": functools.partial(scale, num_clients=n) for n in (20, 100, 500, 1000)}

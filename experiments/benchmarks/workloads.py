@@ -19,6 +19,7 @@ class Workload:
       batch_size: B of the local SGD; one local epoch a round.
       eval_batch_size: samples scored at once.
       alpha: of a Dirichlet partition of the same total, or None for equal clients.
+      validation: share of each client's training samples that are validation samples.
     """
 
     model: str = "cnn"
@@ -29,6 +30,7 @@ class Workload:
     batch_size: int = 10
     eval_batch_size: int = 150
     alpha: float | None = None
+    validation: float = 0.0
 
     def dataset(self) -> pfl.Dataset:
         """Make random uint8 images of ten classes, the same for the same workload."""
@@ -62,9 +64,12 @@ class Workload:
 
     def federation(self, **options) -> pfl.Federation:
         dataset = self.dataset()
+        partition = self.partition(dataset)
+        if self.validation:
+            partition = partition.split_validation(self.validation, seed=0)
         return pfl.federate(
             dataset,
-            self.partition(dataset),
+            partition,
             self.network(),
             learning_rate=0.01,
             batch_size=self.batch_size,

@@ -20,9 +20,9 @@ from .data_flags import rule_flags
 
 # Columns left out one by one where a terminal is too narrow; others are always shown.
 OPTIONAL_COLUMNS = (
-    "compile_seconds", "std_over_clients", "best", "gflop_run", "diverged_clients", "pooled",
-    "gflop", "seconds_per_round", "win_rate fedavg", "harmed fedavg", "mb_up", "mb_down",
-    "win_rate local", "harmed local", "worst_decile",
+    "compile_seconds", "std_over_clients", "best", "own_validated", "validated", "gflop_run",
+    "diverged_clients", "pooled", "gflop", "seconds_per_round", "win_rate fedavg", "harmed fedavg",
+    "mb_up", "mb_down", "win_rate local", "harmed local", "worst_decile",
 )  # fmt: skip
 
 

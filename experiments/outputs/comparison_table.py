@@ -11,6 +11,7 @@ from fedjax_pfl.results import harm, result_table
 from fedjax_pfl.results import notes as results_notes
 from fedjax_pfl.results import summary as results_summary
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
+from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import ACCURACY, HIGHER, Measure
@@ -37,6 +38,10 @@ DRIFT = (
     "it. Rounds to recover: until nine tenths of the drop are undone ('-': not in all seeds). "
     "Backward transfer: on the previous concept at the end of the next one, minus before the "
     "change. Means over changes and seeds."
+)
+VALIDATED = (
+    "Validation round: {0} on test samples in the round with the best mean validation {0}, own: in "
+    "each client's own best round."
 )
 
 
@@ -80,6 +85,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
             "worst_decile": numbers["worst_decile"],
             "std_over_clients": numbers["final_std_over_clients"],
             "best": numbers["best_mean"],
+            **_validated(result),
             **{
                 key: value
                 for base, found in over.items() if name in found
@@ -143,6 +149,9 @@ def _columns(
         own("std_over_clients", measure._replace(better=HIGHER).heading("Std clients"),
             f"{last}_std_over_clients"),
         own("best", direction("Best round"), f"{end}_best_round_mean_over_clients"),
+        own("validated", direction("Validation round"), f"{end}_best_validation_round"),
+        own("own_validated", direction("Own validation round"),
+            f"{end}_own_best_validation_round"),
         own("after", direction("After change"), f"{end}_first_round_after_change"),
         Column("recovery", "Rounds to recover", name="rounds_to_recover"),
         own("backward", "Backward transfer" + " %" * measure.fraction, f"{end}_backward_transfer"),
@@ -170,6 +179,16 @@ def _drift(summary: Mapping[str, Any]) -> dict[str, float | None]:
         return {}
     values = {key: [one[name] for one in each] for key, name in names.items()}
     return {key: None if None in one else float(np.mean(one)) for key, one in values.items()}
+
+
+def _validated(result: pfl.Result) -> dict[str, float]:
+    """Return test means in the rounds that are best on validation samples, if there are any."""
+    if f"{HEADLINE}/validation/{result.measure().name}" not in result.scores:
+        return {}
+    ways = {"validated": False, "own_validated": True}
+    return {
+        key: float(np.nanmean(result.at_best_validation(own)[:, 0])) for key, own in ways.items()
+    }
 
 
 def _key(measure: Measure) -> str:
@@ -243,6 +262,8 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
     ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
     told = [NOTES.format(seeds=seeds, **ends)]
+    if any(map(_validated, results.values())):
+        told.append(VALIDATED.format(measure.label))
     if any(result.summary().get("changes") for result in results.values()):
         told.append(DRIFT)
     if len(results) > 1 and any(one.algorithm in harm.BASELINES for one in results.values()):

@@ -23,6 +23,9 @@ from ..outputs import line_styles
 
 SETTING = "setting"
 WORST = Measure("worst_tenth")
+# Measures of test scores in the round that is best on validation samples: whether each client has
+# its own.
+VALIDATED = {"validation_round": False, "own_validation_round": True}
 
 
 def _megabytes(way: str) -> Callable[[Run], np.ndarray]:
@@ -47,6 +50,9 @@ COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
 }
 MEANINGS = {
     WORST.name: "mean over the worst tenth of the clients after the last round",
+    "validation_round": "on test samples in the round with the best mean on validation samples",
+    "own_validation_round": "on test samples in each client's round that is best on its own "
+    "validation samples",
     "megabytes_up": "megabytes that a client sends in the whole run, mean over clients",
     "megabytes_down": "megabytes that a client receives in the whole run, mean over clients",
     "gflop": "1e9 floating-point operations of a client's local training in the whole run, mean "
@@ -120,8 +126,12 @@ class Report:
                 worst = WORST._replace(better=measure.better, fraction=measure.fraction)
                 return worst, one_number(abs(order).mean(axis=-1), "final", measure)
             return measure, one_number(np.nanmean(values, axis=-1), "final", measure)
+        if name in VALIDATED:
+            measure = Measure(name, run.measure.better, run.measure.fraction)
+            values = run.result.at_best_validation(VALIDATED[name])[:, 0, self.clients[run]]
+            return measure, measure.scale * np.nanmean(values.astype(float), axis=-1)
         scalars = run.result.scalars
-        require_name("--measures", name, [*COSTS, WORST.name, *known, *self.scalars])
+        require_name("--measures", name, [*COSTS, WORST.name, *VALIDATED, *known, *self.scalars])
         share = Measure(name, LOWER)
         missing = np.full(len(run.seeds), np.nan)
         return share, 100 * scalars[name][:, 0].mean(axis=-1) if name in scalars else missing

@@ -6,6 +6,7 @@ it combines the updates coordinate by coordinate. `SelfClip` is the rule of mixi
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -269,14 +270,26 @@ class Bulyan(Aggregator):
         return robust.bulyan(gram, updates, mask, self.f, self.neighbours), None
 
 
+@struct
 class _Grouped(Aggregator):
-    """A rule over means of updates, `then`, in place of the updates themselves."""
+    """A rule over means of updates in place of the updates themselves.
 
-    then: str = "krum"
+    Attributes:
+      then: the rule, see `AFTER_MEANS`.
+      neighbours, radius, smoothing: its options, if it has them.
+    """
+
+    f: int = 1
+    then: str = static(default="krum")
+    neighbours: int = static(default=2)
+    radius: Scalar | float = 10.0
+    smoothing: Scalar | float = 0.1
 
     @property
     def rule(self) -> Aggregator:
-        return AFTER_MEANS[self.then](f=self.f)
+        rule: Any = AFTER_MEANS[self.then](f=self.f)
+        options = ("neighbours", "radius", "smoothing")
+        return replace(rule, **{one: getattr(self, one) for one in options if hasattr(rule, one)})
 
     def means(self, gram: Matrix, mask: Mask, key: Key) -> tuple[Matrix, Mask]:
         """Return (the weights [M, M] of the means, which rows are means)."""
@@ -296,14 +309,7 @@ class _Grouped(Aggregator):
 
 @struct
 class NearestNeighbours(_Grouped):
-    """A rule over updates that are each replaced by the mean of their n - f nearest (NNM).
-
-    Attributes:
-      then: the rule, see `AFTER_MEANS`.
-    """
-
-    f: int = 1
-    then: str = static(default="krum")
+    """A rule over updates that are each replaced by the mean of their n - f nearest (NNM)."""
 
     def needed(self):
         return self.rule.needed()
@@ -318,12 +324,9 @@ class Bucketing(_Grouped):
 
     Attributes:
       size: of the groups.
-      then: the rule, see `AFTER_MEANS`.
     """
 
-    f: int = 1
     size: int = static(default=2)
-    then: str = static(default="krum")
 
     def needed(self):
         return self.size * (self.rule.needed() - 1) + 1  # as many groups as the rule needs

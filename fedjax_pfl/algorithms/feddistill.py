@@ -119,15 +119,12 @@ class FedDistill(core.Algorithm):
     def teachers(self, state: State, cohort: core.Cohort) -> Predictions:
         """Return the means of the others' predictions, and whether there are any, [M, ...]."""
         sent, last = cohort.gather((state.sent, state.last_round))
-        within = (last == state.total_round) & (last > NEVER)
+        within = last == state.total_round
 
         def others(total, own):
             return total - jnp.where(trees.expand_to(own, within), own, 0)
 
-        rest = jax.tree.map(others, state.total, sent)
-        exist = rest.holders > 0.5  # noisy uploads are no whole numbers
-        means = rest.means / jnp.where(exist, rest.holders, 1)[..., None]
-        return Predictions(means, exist)
+        return mean_of(jax.tree.map(others, state.total, sent))
 
     def train(self, ctx, models, teachers: Predictions, **options):
         """Run local steps, and sum the outputs of their minibatches by class."""
@@ -161,9 +158,13 @@ class FedDistill(core.Algorithm):
     def personalize(self, ctx, state: State, new_clients):
         """Train for a round from the initial model, with the means of all clients."""
         new = replace(new_clients, cohort=new_clients.everyone())
-        total, holders = state.total.means, state.total.holders
-        exist = holders > 0.5
-        teacher = Predictions(total / jnp.where(exist, holders, 1)[:, None], exist)
+        teachers = new.replicate(mean_of(state.total))
         start = new.replicate(self.new_client_start(ctx, state))
-        ran = self.train(new, start, new.replicate(teacher), purpose="personalize", cursor=None)
+        ran = self.train(new, start, teachers, purpose="personalize", cursor=None)
         return ran[0][0].model
+
+
+def mean_of(total: Predictions) -> Predictions:
+    """Return the means of sums of predictions, and whether there are any."""
+    exist = total.holders > 0.5  # noisy uploads are no whole numbers
+    return Predictions(total.means / jnp.where(exist, total.holders, 1)[..., None], exist)

@@ -3,8 +3,6 @@
 Raghav Singhal, Kaustubh Ponkshe, Praneeth Vepakomma. ACL 2025. https://arxiv.org/abs/2410.09432
 """
 
-import jax.numpy as jnp
-
 from fedjax_pfl import core
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms.common.merged_adapters import MergedAdapters, summed_products
@@ -19,11 +17,5 @@ class FedExLoRA(MergedAdapters):
     """
 
     def added(self, a, b, weights):
-        mean_a, mean_b = (summed(x, weights) for x in (a, b))
+        mean_a, mean_b = (products.rows(weights.astype(x.dtype), x) for x in (a, b))
         return summed_products(a, b, weights) - products.matmul(mean_a, mean_b)
-
-
-def summed(stack, weights):
-    """Return sum_i weights_i x_i of a stack [M, ...], of members whose weight is not zero."""
-    used = jnp.where(weights[:, None, None] != 0, stack, 0)
-    return products.rows(weights.astype(stack.dtype), used)

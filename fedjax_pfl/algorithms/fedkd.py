@@ -158,7 +158,7 @@ class FedKD(MutualDistillation):
             after,
             private=cohort.scatter(state.private, private),
             last_round=cohort.scatter(state.last_round, now),
-            size=jnp.where(jnp.any(weights != 0), size, 0),
+            size=size,
         )
         return state, record
 

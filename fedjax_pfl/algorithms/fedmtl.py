@@ -54,12 +54,16 @@ class FedMtl(core.Algorithm):
         if not any(federation.plan.shared):
             raise core.InputError("fedmtl relates what clients share, and share is 'none'.")
 
+    def remarks(self, federation):
+        off = ["coupling is 0: trained locally"] if not self.coupling else []
+        return [*super().remarks(federation), *off]
+
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))
 
     def round(self, ctx, state):
         own, mask = ctx.cohort.gather(state.models), ctx.cohort.mask
-        others = mask[:, None] & mask & ~jnp.eye(len(mask), dtype=bool)
+        others = mask & ~jnp.eye(len(mask), dtype=bool)
         near = ctx.mix(mixing.normalize(others.astype(ctx.dtype)), own, onto=own)
         trained, cohort, loss = ctx.train(
             own, extra_loss=self.regularizer(ctx, jnp.sum(mask)),

@@ -58,6 +58,10 @@ class FedPHP(fedavg.FedAvg):
             self.check_features(federation)
         check_passes(self.name, federation, networks=1)
 
+    def remarks(self, federation):
+        alone = ["weight is 1: trained without labels"] if self.weight == 1 else []
+        return [*super().remarks(federation), *alone]
+
     def init(self, ctx):
         own = ctx.replicate(ctx.initial_model())
         none = jnp.zeros((ctx.num_clients,), jnp.int32)

@@ -5,6 +5,7 @@ FedRep's heads and bodies do not share theirs. A client's optimizer is initializ
 first trains in a phase, and continues from there whatever model it trains next.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -164,8 +165,8 @@ def _initial_phase(states: Stack, ctx: Any) -> Phase:
     return Phase(jnp.zeros((ctx.num_clients,), bool), ctx.replicate(zeros))
 
 
-def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
-    """Return the phases before any client trains, found by tracing a round.
+def first_phases(algorithm: Any, ctx: Any, state: ExtendedState) -> dict[str, Phase]:
+    """Return the phases before any client trains, found by tracing a round from a state.
 
     Raises:
       InputError: the algorithm has its own local steps, or the optimizer has no state, or a state
@@ -175,8 +176,8 @@ def first_phases(algorithm: Any, ctx: Any, state: State) -> dict[str, Phase]:
     optimizer = optimizer_name(training.make_optimizer())
 
     def first_round():
-        optimizers = Optimizers(name)
-        algorithm.round(ctx.with_optimizers(optimizers), state)
+        optimizers, memory = Optimizers(name), UploadMemory(name, state)
+        algorithm.round(ctx.with_kept(optimizers, memory), state.own)
         if not optimizers.phases:
             raise optimizers.own_steps()
         return optimizers.phases
@@ -206,7 +207,6 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
     has_centre = rule is not None and rule.has_centre
     if not keep and uploads is None and not remembers and not has_centre:
         return state
-    phases = first_phases(algorithm, ctx, state) if keep else {}
     memory, history, centre = Memory(), None, None
     if uploads is not None or remembers or has_centre:
         shared, _ = ctx.plan.split(ctx.initial_model())
@@ -216,7 +216,8 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
         memory = memory if uploads is None else uploads.first_memory(zeros)
         history = zeros if remembers else None
     kept = (memory.errors, memory.bound, history, centre, memory.attack)
-    return ExtendedState(state, phases, *kept)
+    whole = ExtendedState(state, {}, *kept)
+    return replace(whole, optimizers=first_phases(algorithm, ctx, whole)) if keep else whole
 
 
 def extended(

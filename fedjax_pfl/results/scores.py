@@ -105,6 +105,33 @@ class Scored(Measurements):
             curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
         return summary.one_number(curve, how.score, self.measure())
 
+    def at_best_validation(
+        self, per_client: bool = False, model: str = HEADLINE, metric: str | None = None
+    ) -> np.ndarray:
+        """Return test scores in the round with the best validation headline, [S, H, N].
+
+        The first of equal rounds counts.
+
+        Args:
+          per_client: each client's own best round; by default one round of each run for all
+            clients, that of the best mean over clients, which those without validation samples
+            always have.
+          model, metric: as of `values`.
+
+        Raises:
+          InputError: no scores on validation samples.
+        """
+        test = self.values(model, metric=metric)
+        own = self.values(model, "validation")
+        judged = np.broadcast_to(self.curve(model, "validation")[..., None], own.shape)
+        if per_client:
+            judged = np.where(np.isnan(own).all(axis=2, keepdims=True), judged, own)
+        judged = np.where(np.isnan(judged), -np.inf, self.measure().toward(judged))
+        chosen = judged.argmax(axis=2, keepdims=True)
+        values = np.take_along_axis(test, chosen, axis=2)
+        known = np.take_along_axis(judged, chosen, axis=2) > -np.inf
+        return np.where(known, values, np.nan)[:, :, 0]
+
     def participants(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
     ) -> np.ndarray:

@@ -16,12 +16,13 @@ from scipy.optimize import brentq
 from fedjax_pfl.utils.errors import InputError, require
 
 ACCOUNTANTS = ("pld", "rdp")
-WHOLE_ORDERS = (*range(2, 64), 80, 96, 128, 192, 256, 384, 512)
-ORDERS = (*(1 + k / 10 for k in range(1, 100)), *WHOLE_ORDERS[9:])
+MORE_ORDERS = (*range(11, 64), 80, 96, 128, 192, 256, 384, 512)
+ORDERS = (*(1 + k / 10 for k in range(1, 100)), *MORE_ORDERS)
+DENSE_ORDERS = (2, *(2.5 + k / 10 for k in range(85)), *MORE_ORDERS)
 LEAST_NOISE, MOST_NOISE = 0.05, 10_000
 # Steps of the discretised privacy loss; coarser ones are faster and round epsilon up by more.
 GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
-DENSE = 0.1  # sampling rates from which the series of fractional orders may not converge
+DENSE = 0.1  # sampling rates from which the series of low fractional orders may not converge
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ def _epsilon(releases: tuple[Release, ...], delta: float, accountant: str) -> fl
         ledger = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE, step)
     else:
         dense = any(DENSE <= one.sampling_rate < 1 for one in releases)
-        orders = WHOLE_ORDERS if dense else ORDERS
+        orders = DENSE_ORDERS if dense else ORDERS
         ledger = dp.rdp.RdpAccountant(orders, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     for one in releases:
         z, q = one.noise_multiplier, one.sampling_rate

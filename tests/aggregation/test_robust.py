@@ -252,10 +252,10 @@ def test_rules_drop_updates_that_are_not_finite(name, bad):
 
 
 AFTER = {
-    "krum": lambda x, f: reference.krum(x, f),
-    "multi_krum": lambda x, f: reference.krum(x, f, len(x) - f),
-    "rfa": lambda x, f: reference.geometric_median(x, np.ones(len(x)) / len(x), 8, 0.1, x.mean(0)),
-    "cclip": lambda x, f: reference.centred_clipping(x, np.ones(len(x)) / len(x), 10.0, 3),
+    "krum": lambda x, f: reference.krum(x, f, neighbours=1),
+    "multi_krum": lambda x, f: reference.krum(x, f, len(x) - f, neighbours=1),
+    "rfa": lambda x, f: reference.geometric_median(x, np.ones(len(x)) / len(x), 8, 9.0, x.mean(0)),
+    "cclip": lambda x, f: reference.centred_clipping(x, np.ones(len(x)) / len(x), 2.0, 3),
     "median": lambda x, f: reference.median(x),
     "trimmed_mean": reference.trimmed_mean,
 }
@@ -265,7 +265,7 @@ AFTER = {
 def after_means():
     """Each rule over means, in one program."""
     rules = {
-        (name, then): AGGREGATORS[name](f=1, then=then)
+        (name, then): AGGREGATORS[name](f=1, then=then, neighbours=1, radius=2.0, smoothing=9.0)
         for name in ("nnm", "bucketing")
         for then in AFTER_MEANS
     }

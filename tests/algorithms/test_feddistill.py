@@ -2,10 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -63,16 +63,30 @@ def test_without_the_term_it_is_local_training():
 def test_clients_that_diverge_or_are_late_teach_nobody():
     options = {"validation_size": 0, "diverging": 3, "stragglers": {1: 1}}
     federation = toy_federation(dtype="float32", **options)
-    (before, after), (record,) = run_rounds(algorithm(), federation, 1)
+    (before, after, _), (record, second) = run_rounds(algorithm(), federation, 2)
     leaves = (state.models["params"]["head"]["bias"] for state in (before, after))
     np.testing.assert_array_equal(np.not_equal(*leaves).any(axis=1), [1, 0, 1, 0, 1])
     np.testing.assert_array_equal(after.last_round, [0, -1, 0, -1, 0])
     np.testing.assert_array_equal(record["clients"]["numbers_up"] > 0, [1, 0, 1, 0, 1])
     np.testing.assert_array_equal(after.total.holders, after.sent.holders.sum(axis=0))
     np.testing.assert_allclose(after.total.means.sum(axis=1), after.total.holders, 1e-6)
+    # The late client is not asked in the second round; the one that diverges received teachers.
+    np.testing.assert_array_equal(second["clients"]["numbers_down"] > 0, [1, 0, 1, 1, 1])
 
 
-@pytest.mark.thorough
+def test_rounds_in_which_nobody_arrives_leave_the_teachers():
+    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
+    states = states_of(algorithm(), toy_federation(stragglers=late, validation_size=0), 5)
+    assert states[3].total.holders.any() and states[3].total_round == 2
+    assert_close(states[5], states[3], "state", 0)
+
+
+def test_a_class_has_a_teacher_from_half_a_client_on():
+    found = mean_of(Predictions(np.full((3, 2), 0.9), np.array([0.4, 0.6, 1.8])))
+    np.testing.assert_array_equal(found.holders, [False, True, True])
+    np.testing.assert_allclose(found.means[1:], [[1.5, 1.5], [0.5, 0.5]], 1e-6)
+
+
 def test_new_clients_learn_from_everybody():
     case = Case(1, scored=False)
     states, _ = case.run_rounds(algorithm())

@@ -1,12 +1,19 @@
 """FedDPA against its reference: two sets of adapters, and their weights by sample."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import feddpa as ours
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import (
+    OverflowingNormed,
+    TanhNetwork,
+    assert_close,
+    run_rounds,
+    toy_federation,
+)
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
 from tests.algorithms.test_fedex_lora import ADAPTERS, ALPHA, RANK, base_of
 from tests.references import feddpa
@@ -94,16 +101,60 @@ def test_few_instances_are_drawn():
     np.testing.assert_array_equal(how["valid"][0].sum(1), np.minimum(sizes, 2))
 
 
+def test_draws_are_of_the_runs_seed():
+    algorithm = pfl.make_algorithm("feddpa", {"instances": 2})
+    federation = algorithm.prepare(sampled_federation(**ADAPTERS)).with_backbone(jax.random.key(0))
+
+    @jax.jit
+    def anchors(key):
+        ctx = pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), None)
+        models = ctx.replicate(federation.initial_model(jax.random.key(0)))
+        return algorithm.mixed(ctx, models, jnp.arange(5))[ours.MIXING]["anchors"]
+
+    found = [anchors(jax.random.key(k)) for k in (0, 0, 1)]
+    np.testing.assert_array_equal(*found[:2])
+    assert (found[0][3] != found[2][3]).any()  # of ten samples
+
+
+def test_padded_instances_do_not_count():
+    rng = np.random.default_rng(0)
+    z, anchors = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
+    valid = np.array([True, False, True, False, False])
+    unit = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in (z, anchors[valid])]
+    found = ours.similarity(jnp.asarray(z), jnp.asarray(anchors), jnp.asarray(valid))
+    np.testing.assert_allclose(found, (unit[0] @ unit[1].T).mean(axis=1), 1e-12)
+    none = ours.similarity(jnp.asarray(z), jnp.asarray(anchors), jnp.zeros(5, bool))
+    np.testing.assert_array_equal(none, 0)
+
+
+def test_training_has_one_weight_for_all_samples():
+    federation = pfl.make_algorithm("feddpa").prepare(sampled_federation(**ADAPTERS))
+    federation = federation.with_backbone(jax.random.key(0))
+    task, x = federation.task, jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)))
+    model = federation.initial_model(jax.random.key(0))
+    model = jax.tree.map(lambda leaf: leaf + 0.1, model)  # factors B begin at zero
+    weight = {"weight": jnp.asarray(0.7)}
+    anchors = {"anchors": jnp.ones((2, 5)), "valid": jnp.ones(2, bool)}
+    mode = None, jnp.ones(6, bool)
+    wanted = task.outputs({**model, ours.MIXING: weight}, x, False, *mode).logits
+    both = {**model, ours.MIXING: weight | anchors}
+    np.testing.assert_allclose(task.outputs(both, x, True, *mode).logits, wanted, 1e-9)
+    assert np.abs(task.outputs(both, x, False, *mode).logits - wanted).max() > 1e-3
+
+
 def test_without_weight_it_is_fedavg_of_the_global_set():
-    one = sampled_federation(**ADAPTERS)
+    """Also its running statistics, which are not those of the own sets' training."""
+    one = sampled_federation(model=OverflowingNormed(3, (5,)), freeze="fc_0/kernel", **ADAPTERS)
     settings = {"weights": "fixed", "max_weight": 0.0, "weighting": "size"}
     states, records = run_rounds(pfl.make_algorithm("feddpa", settings), one)
     plain, wanted = run_rounds(pfl.make_algorithm("fedavg"), one)
     for record, other in zip(records, wanted, strict=True):
         assert set(record["scores"]) == set(other["scores"])
         assert_close(record["scores"], other["scores"], "scores")
-    server = {k: part for k, part in states[-1].server["params"].items() if k != ours.LOCAL}
-    assert_close(server, plain[-1].server["params"], "server")
+    server, wanted = states[-1].server, plain[-1].server
+    params = {k: part for k, part in server["params"].items() if k != ours.LOCAL}
+    assert_close({**server, "params": params}, wanted, "server")
+    assert wanted["batch_stats"]["bn"]["mean"].any()
 
 
 def test_without_adapters_it_is_fedavg():

@@ -11,7 +11,6 @@ from fedjax_pfl.algorithms.fedem import Learners
 from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
-    TanhNetwork,
     assert_close,
     states_of,
     toy_federation,
@@ -101,13 +100,17 @@ def test_weights_do_not_decay_and_stay_with_clients():
 
 
 def test_an_e_step_is_over_all_samples_as_they_are():
-    """Also with fewer local steps, incomplete batches left out and augmentation."""
+    """Also with fewer local steps, incomplete batches left out and augmentation; not if late."""
     options = {"local_steps": 1, "drop_last": True, "augment": lambda key, x: x + 1}
-    case = Case(rounds=1, model=TanhNetwork(), **options)
-    before, after = case.states_of(algorithm())
+    case = Case(rounds=1, scored=False, stragglers={1: 1}, **options)
+    (before, after), (record,) = case.run_rounds(algorithm())
     initial = learners_of(before.server["params"])
-    for i, weights in enumerate(after.private["params"]["mixture"]):
-        own = case.samples(i)
+    mixtures = after.private["params"]["mixture"]
+    np.testing.assert_array_equal(mixtures[1], 1 / 3)
+    passes = 3 * (4 * record["clients"]["local_steps"] + case.sizes * [1, 0, 1, 1, 1])
+    np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)
+    for i in (0, 2, 3, 4):
+        own, weights = case.samples(i), mixtures[i]
         q = fedem.posterior(initial, np.full(3, 1 / 3), case.x[own], case.y[own])
         np.testing.assert_allclose(weights, q.mean(axis=1), 1e-9)
 

@@ -6,7 +6,14 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    FourLayers,
+    assert_losses,
+    over,
+    sampled_federation,
+)
 from tests.references import fedex_lora
 
 RANK, ALPHA = 2, 3.0
@@ -106,6 +113,17 @@ def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
         assert states[-1].base == {}
         for state, other in zip(states, wanted, strict=True):
             assert_close(state.server, other.server, "server")
+
+
+@pytest.mark.parametrize("name", ["fedex_lora", "flora"])
+def test_layers_with_a_fixed_factor_are_left_out(name):
+    """Layers of 4 x 5 and 3 x 4 numbers, or of 18 and 14 in the only member's factors."""
+    options = {"participation": 0.2, "lora_rank": 2, "freeze": "body,hidden_b/lora_a"}
+    one = sampled_federation(model=FourLayers(), **options)
+    (_, after), (record,) = run_rounds(pfl.make_algorithm(name), one, 1, scored=())
+    assert sorted(after.base) == ["hidden_a", "hidden_c"]
+    there = record["clients"]["participated"]
+    np.testing.assert_array_equal(record["clients"]["numbers_down"], (18 + 12) * there)
 
 
 @pytest.mark.parametrize("name", ["fedex_lora", "flora"])

@@ -69,6 +69,8 @@ def test_without_regularization_it_is_local_training():
         )
     )  # fmt: skip
     assert_close(ours.models, local.models, "own", 1e-12)
+    assert algorithm(coupling=0).remarks(federation)[-1:] == ["coupling is 0: trained locally"]
+    assert not algorithm().remarks(federation)
 
 
 @pytest.mark.thorough
@@ -83,10 +85,9 @@ def test_private_layers_are_not_regularized():
 
 
 def test_absent_members_are_no_tasks():
-    """While the second client is late, the first is by itself."""
-    federation = toy_federation((6, 4), (3, 2), validation_size=0, stragglers={1: 2})
-    strong, free = (
-        states_of(algorithm(coupling=c, ridge=0), federation, 2)[-1].models for c in (0.7, 0.0)
-    )
-    first = [jax.tree.map(lambda leaf: leaf[0], models) for models in (strong, free)]
-    assert_close(*first, "first client", 1e-12)
+    """The first client is by itself until others are on time, and the last is not among these."""
+    case, settings = Case(scored=False, stragglers={1: 1, 2: 1, 3: 1, 4: 2}), VARIANTS["strong"]
+    assert case.cohorts == [[0], [0], [0, 1, 2, 3]]
+    wanted = fedmtl.run(case.initial(), case.clients(), 3, **case.common(), **settings)
+    for state, models in zip(case.states_of(algorithm(**settings))[1:], wanted, strict=True):
+        assert_models(state.models, models["personalized"], "personalized")

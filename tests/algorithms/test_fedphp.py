@@ -55,6 +55,11 @@ def test_without_a_regularizer_the_servers_model_is_fedavgs():
         assert_close(state.server, other.server, "server")
 
 
+def test_training_without_labels_is_told():
+    plain, alone = (algorithm(weight=w).remarks(sampled_federation()) for w in (0.5, 1))
+    assert alone == [*plain, "weight is 1: trained without labels"]
+
+
 def test_the_discrepancy_ignores_padding():
     rng = np.random.default_rng(0)
     z, other = rng.normal(size=(2, 6, 4)) + np.arange(2)[:, None, None]

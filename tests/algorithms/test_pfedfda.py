@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, nearest
-from fedjax_pfl.testing.toys import assert_close
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.sample_features import SampleFeatures
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
 from tests.engine.finals import final_in
@@ -60,7 +60,7 @@ def worked():
     labels = np.array([0, 0, 1, 1, 0, 1, 2, 0])
     z = rng.normal(size=(8, WIDTH)) + np.eye(CLASSES, WIDTH)[labels] * 3
     known = rng.normal(size=(CLASSES, WIDTH)), np.eye(WIDTH)
-    return known, z, labels, np.arange(8) < 7
+    return known, z, labels
 
 
 def jitted(method, known, z, labels, valid):
@@ -69,8 +69,10 @@ def jitted(method, known, z, labels, valid):
         return jax.jit(method)(Gaussians(*map(jnp.asarray, known)), seen)
 
 
-def test_padding_and_classes_with_one_sample(worked):
-    known, z, labels, valid = worked
+@pytest.mark.parametrize("count", [4, 7])
+def test_padding_and_classes_with_one_sample(worked, count):
+    known, z, labels = worked
+    valid = np.arange(8) < count
     prior = pfedfda.prior_of(labels[valid], CLASSES, 1e-4)
     options = {"single": False, "least": 2, "epsilon": 1e-4}
     wanted = pfedfda.best_beta(z[valid], labels[valid], known, prior, **options)
@@ -79,14 +81,38 @@ def test_padding_and_classes_with_one_sample(worked):
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 
-@pytest.mark.parametrize("count", [0, 3])
-def test_with_few_samples_gaussians_are_the_servers(worked, count):
-    known, z, labels, _ = worked
-    valid = np.arange(8) < count
+@pytest.mark.parametrize("rows", [(), (0, 1, 2), (0, 1, 2, 6)])
+def test_with_few_samples_gaussians_are_the_servers(worked, rows):
+    """Of classes with one sample none counts."""
+    known, z, labels = worked
+    valid = np.isin(np.arange(8), rows)
     own, beta = jitted(PFedFda().adapted, known, z, labels, valid)
     np.testing.assert_array_equal(beta, [0, 0])
     np.testing.assert_array_equal(own.means, known[0])
     np.testing.assert_array_equal(own.covariance, known[1])
+
+
+def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
+    options = {"validation_size": 0, "dtype": "float32", "model": TanhNetwork(), "diverging": 3}
+    (plain, records), (robust, _) = (
+        run_rounds(algorithm(), toy_federation(**options, **rule), 1, scored=())
+        for rule in ({}, {"aggregator": "median"})
+    )
+    clients = records[0]["clients"]
+    np.testing.assert_array_equal(clients["numbers_up"], [30, 30, 30, 0, 30])
+    np.testing.assert_array_equal(clients["numbers_down"], 30)
+    assert_close(robust[1].known, plain[1].known, "Gaussians", 1e-6)
+    with pytest.raises(AssertionError):
+        assert_close(robust[1].server, plain[1].server, "body", 1e-6)
+
+
+def test_noise_leaves_a_covariance():
+    noise = {"dp": "client", "dp_clip": 1.0, "dp_noise": 5.0}
+    federation = toy_federation(validation_size=0, model=TanhNetwork(), **noise)
+    for state in states_of(algorithm(epsilon=0.01), federation, 2):
+        values = np.linalg.eigvalsh(state.known.covariance)
+        assert values.min() >= 0.01 - 1e-6
+    assert values.min() < 0.02  # the noise alone would leave less
 
 
 def test_nearest_covariance():

@@ -374,6 +374,15 @@ def test_centred_clipping_begins_at_the_last_update():
         assert record["matrices"]["mixing"][0].sum() < 1  # the rest is the centre's
 
 
+def test_rules_that_remember_go_with_momentum_that_is_kept():
+    """With a wide radius, centred clipping that begins at the last update is the mean."""
+    momentum = {"momentum": 0.9, "keep_optimizer_state": True, "local_steps": 1}
+    wide = {"aggregator": "cclip", "aggregator_options": {"radius": 1e6, "keep_centre": True}}
+    for ours, plain in zip(run(**momentum, **wide), run(**momentum), strict=True):
+        np.testing.assert_allclose(ours[3], plain[3], atol=1e-9)
+    checked_program(notes_uploads(), toy_federation(**momentum, aggregator="foolsgold"), 1)
+
+
 def test_mimic_copies_one_client_to_the_end():
     copied = []
     for before, trained, sent, *_ in run(4, attack="mimic", attackers=[1]):

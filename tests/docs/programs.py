@@ -146,7 +146,6 @@ SCRIPTS = {
     "tools.partition_gallery": check_place,
     "tools.claims": check_picture,
     "tools.leaderboard": check_picture,
-    "tools.measured_tables": check_picture,
     "tools.reproduced_pages": check_picture,
     "tools.demo_picture": check_picture,
     "tools.speed_picture": check_picture,

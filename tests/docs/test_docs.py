@@ -29,7 +29,9 @@ PAPER = re.compile(
     r"- \*\*Venue:\*\* .+ (?P<year>\d{4})\b.*\n- \*\*Link:\*\* \["
     r"(?:arXiv:(?P<arxiv>\d{4}\.\d{5}(?:v\d)?)|doi:(?P<doi>10\.[^\s\]]+)|OpenReview|CVF)\]"
     r"\((?P<link>https://(?(arxiv)arxiv\.org/abs/(?P=arxiv)"
-    r"|(?(doi)doi\.org/(?P=doi)|(?:openreview\.net/forum\?id=\w+|openaccess\.thecvf\.com/[\w/.]+))))\)\n\n"
+    r"|(?(doi)doi\.org/(?P=doi)|(?:openreview\.net/forum\?id=\w+|openaccess\.thecvf\.com/[\w/.]+))))\)\n"
+    r"(?:- \*\*Code:\*\* \[(?P<code>[\w.-]+/[\w.-]+)\]"
+    r"\(https://github\.com/(?P=code)\)(?: \(\w{7}\))?\n)?\n"
 )
 STUDIES = "studies/"
 

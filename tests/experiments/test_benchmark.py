@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+import fedjax_pfl as pfl
 from experiments import benchmark
-from experiments.benchmarks.cases import CASES, Ratio
+from experiments.benchmarks.cases import CASES, Plan, Ratio
 from experiments.benchmarks.timing import contest
 from experiments.benchmarks.workloads import Workload
 from fedjax_pfl.engine import costs
@@ -47,7 +48,9 @@ def test_flops_of_a_round_are_near_xlas_count(model):
     by_hand = workload.num_clients * workload.train / workload.batch_size
     first, forward = workload.forward_flops()
     by_hand *= workload.batch_size * (3 * forward - first)
-    counted = costs.step_flops(workload.federation()) * 4 * 2
+    counted = costs.step_flops(workload.federation())
+    assert counted is not None
+    counted *= 4 * 2
     assert 1 < counted / by_hand < 1.25
     assert workload.round_flops() == by_hand + 4 * 10 * forward
 
@@ -81,6 +84,15 @@ def test_a_case_is_measured_shown_and_written(tmp_path, capsys):
     assert benchmark.main(["benchmark", *words, f"--output={file}"]) == 2
     assert "nothing is ever overwritten" in capsys.readouterr().err
     assert file.read_bytes() == before
+
+
+@pytest.mark.thorough
+def test_every_algorithm_or_the_reason(monkeypatch):
+    """Those that can't run as they are have a sentence."""
+    monkeypatch.setattr(Plan, "contest", lambda self, them: {one.name: them for one in them})
+    report = CASES["i"](Plan(quick=True))
+    assert {*report.timings, *report.facts["left_out"]} == {*pfl.core.ALGORITHMS}
+    assert "local" in report.timings and "batch-norm layers" in report.facts["left_out"]["fedbn"]
 
 
 def test_cases_are_listed(capsys):

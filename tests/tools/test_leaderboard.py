@@ -1,6 +1,7 @@
 """The leaderboard: which rows it has, their order, the files, and its settings."""
 
 import csv
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,9 +49,11 @@ def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
 
 
 def test_files(tmp_path):
-    leaderboard.write(tmp_path, FOUND)
+    leaderboard.write(tmp_path, FOUND, [0.01, 0.1, 0.3])
     page = (tmp_path / "README.md").read_text()
     assert "2 algorithms in six settings" in page and "7 rounds" in page
+    assert "tries the learning\nrates 0.01, 0.1 and 0.3 with one seed" in page
+    assert "Compile" not in page
     assert "| [`ditto`](../algorithms/ditto.md) | 1.0 | 80.00 ± " in page
     assert "rows, which choose it everywhere: `fedavg`." in page.replace("\n", " ")
     rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open()))
@@ -59,6 +62,41 @@ def test_files(tmp_path):
     assert first["accuracy_percent_seed_1"] == "90.0000" and first["learning_rate"] == "0.3"
     words = ["--algorithms=ditto", "--rounds=7", "--validation_fraction=0.2", "--learning_rate=0.3"]
     assert first["command"].split() == ["python", "-m", "experiments.run", *words]
+
+
+def test_times_of_the_benchmark(tmp_path):
+    times = {"fedavg": {"median": 0.2, "prepare": 3.0}}
+    measured = {"timings": times, "machine": {"processor": "a CPU"}, "quick": False}
+    file = tmp_path / leaderboard.TIMINGS
+    file.write_text(json.dumps({"i": measured}))
+    leaderboard.write(tmp_path, FOUND, [0.1])
+    page = (tmp_path / "README.md").read_text()
+    assert "| MB up | Round | Compile |" in page and "--case=i` on a CPU)." in page
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
+    assert [row[-2:] for row in rows] == [["-", "- |"], ["1.00", "3.0 |"]]
+    times["ditto"] = {"median": 0.5, "prepare": 4.04}
+    file.write_text(json.dumps({"i": measured}))
+    leaderboard.write(tmp_path, FOUND, [0.1])
+    assert "| 0.20 | 2.50 | 4.0 |" in (tmp_path / "README.md").read_text()
+    for other in ({"i": measured | {"quick": True}}, {"a": measured}):
+        file.write_text(json.dumps(other))
+        with pytest.raises(pfl.InputError, match="in full size"):
+            leaderboard.timings(tmp_path)
+
+
+def test_learning_rates_are_those_of_the_studies(tmp_path):
+    """Two studies' rows, each with the same rates in its tuning."""
+    for study_, row, rates in (("a", "local", "1 0.3"), ("b", "ditto", "0.3 1"), ("c", "x", "1")):
+        place = tmp_path / study_ / "tuning" / "drift" / row
+        place.mkdir(parents=True)
+        lines = [f"{row},{rate},0,50.0,50.0" for rate in rates.split()]
+        heading = "algorithm,learning_rate,seed,validation_percent,test_percent"
+        (place / "sweep.csv").write_text("\n".join([heading, *lines]))
+    assert leaderboard.tried([tmp_path / "a", tmp_path / "b"]) == [0.3, 1.0]
+    with pytest.raises(pfl.InputError, match="have different learning rates"):
+        leaderboard.tried([tmp_path / "a", tmp_path / "c"])
+    with pytest.raises(pfl.InputError, match="has no tuning"):
+        leaderboard.tried([tmp_path])
 
 
 def test_the_page_states_the_preset():

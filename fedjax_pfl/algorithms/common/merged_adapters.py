@@ -111,8 +111,6 @@ def summed_products(a: jax.Array, b: jax.Array, weights: jax.Array) -> jax.Array
 
     It is the product of the stacked factors, of rank M * rank.
     """
-    # A member that diverged has a weight of zero, and perhaps factors that are not finite.
-    a, b = (jnp.where(weights[:, None, None] != 0, x, 0) for x in (a, b))
     a = weights.astype(a.dtype)[:, None, None] * a
     stacked = jnp.moveaxis(a, 0, 1).reshape(a.shape[1], -1)
     return products.matmul(stacked, b.reshape(-1, b.shape[-1]))
