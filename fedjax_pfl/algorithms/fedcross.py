@@ -59,7 +59,7 @@ class FedCross(core.Algorithm):
         trained, cohort, loss = ctx.train(received)
         sent = ctx.upload(trained, received, cohort=cohort)
 
-        others = cohort.mask[:, None] & cohort.mask & ~jnp.eye(len(order), dtype=bool)
+        others = cohort.mask & ~jnp.eye(len(order), dtype=bool)
         if self.partner == "in_order":
             partner = self.in_order(ctx.t, place, cohort.mask)
         else:

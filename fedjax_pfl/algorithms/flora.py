@@ -70,7 +70,7 @@ class FLoRA(MergedAdapters):
         new = [path in names for path in ctx.plan.paths]
         fresh = ctx.plan.select(drawn, new.__getitem__)
         kept = ctx.plan.select(state.server, lambda i: not new[i])
-        return replace(state, server=trees.join(kept, fresh)) if any(new) else state
+        return replace(state, server=trees.join(kept, fresh))
 
     def record(self, ctx, sent, weights, up=1, down=1, **noted):
         adapters: Any = ctx.federation.adapters

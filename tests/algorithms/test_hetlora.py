@@ -57,7 +57,8 @@ def test_reference(pattern, variant):
 
 
 def test_flora_takes_ranks():
-    case = Case(**PATTERNS["partial-map"], **ADAPTERS)
+    """A client's rank is by its permanent id."""
+    case = Case(**PATTERNS["partial-map"], **ADAPTERS, order=(3, 0, 4, 1, 2))
     drawn = [
         initial_model(case.federation, keys.of_round(case.key, "adapters", t))["params"]["hidden"]
         for t in range(3)
@@ -171,6 +172,17 @@ def test_kept_columns_are_rounded_down():
     with jax.enable_x64(False):
         found = pfl.make_algorithm("hetlora").kept(jnp.array([1, 4, 100, 101]))
     np.testing.assert_array_equal(found, [0, 3, 99, 99])
+
+
+def test_flora_sends_what_it_received():
+    """Both members' factors of rank 1, which are fewer numbers than the kernel's 20."""
+    late = {"stragglers": {1: 1, 2: 1, 4: 1}}
+    one = sampled_federation(lora_ranks="1", participation=1.0, **late)
+    _, (record,) = run_rounds(pfl.make_algorithm("flora"), one, 1, scored=())
+    np.testing.assert_array_equal(record["clients"]["numbers_up"], [9, 0, 0, 9, 0])
+    np.testing.assert_array_equal(record["clients"]["numbers_down"], [27, 0, 0, 27, 0])
+    for way in ("up", "down"):  # the head
+        np.testing.assert_array_equal(record[way].sum(axis=1), [1, 0, 0, 1, 0])
 
 
 def test_norms_of_products():

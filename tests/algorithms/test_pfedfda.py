@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, nearest
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.sample_features import SampleFeatures
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
 from tests.engine.finals import final_in
@@ -90,6 +90,20 @@ def test_with_few_samples_gaussians_are_the_servers(worked, rows):
     np.testing.assert_array_equal(beta, [0, 0])
     np.testing.assert_array_equal(own.means, known[0])
     np.testing.assert_array_equal(own.covariance, known[1])
+
+
+def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
+    options = {"validation_size": 0, "dtype": "float32", "model": TanhNetwork(), "diverging": 3}
+    (plain, records), (robust, _) = (
+        run_rounds(algorithm(), toy_federation(**options, **rule), 1, scored=())
+        for rule in ({}, {"aggregator": "median"})
+    )
+    clients = records[0]["clients"]
+    np.testing.assert_array_equal(clients["numbers_up"], [30, 30, 30, 0, 30])
+    np.testing.assert_array_equal(clients["numbers_down"], 30)
+    assert_close(robust[1].known, plain[1].known, "Gaussians", 1e-6)
+    with pytest.raises(AssertionError):
+        assert_close(robust[1].server, plain[1].server, "body", 1e-6)
 
 
 def test_noise_leaves_a_covariance():
