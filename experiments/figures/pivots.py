@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_pfl.results.intervals import interval, interval_notes, mean_with_interval
-from fedjax_pfl.results.notes import grouped
+from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -185,7 +185,7 @@ def pivoted(
 
     scores: list[tuple[str, str, int, float]] = []
     pooled: dict[tuple[str, str], list[Run]] = {}
-    remarks: dict[str, list[str]] = {}
+    remarks: dict[tuple[str, str], list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
         place, what = (renamed(row_of(run)), renamed(column)), f"{row_of(run)} with {name} {column}"
@@ -204,14 +204,14 @@ def pivoted(
                 "revision, or another one: leave one of them out."
             )
         scores += [(*place, s, v) for s, v in zip(run.seeds, values.tolist(), strict=True)]
-        sentences = remarks.setdefault(place[0], [])
+        sentences = remarks.setdefault(place, [])
         sentences += [one for one in run.remarks if one not in sentences]
     measure = runs[0].measure
     frame = pd.DataFrame(scores, columns=["row", name, "seed", measure.column])
     data = {renamed(c): str(run.settings[DATASET]) for run, c in zip(runs, at, strict=True)}
     made = Pivot(frame, spread, [], describe_clients(runs, chosen, average), measure, data)
     several = [values for values in made.cells.values() if len(values) > 1]
-    made.notes.extend([RANKED, *grouped(remarks), *mixed_code(pooled.values())])
+    made.notes.extend([RANKED, *grouped_by_column(remarks), *mixed_code(pooled.values())])
     if several:
         counts = sorted({len(values) for values in made.cells.values()})
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

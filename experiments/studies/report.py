@@ -10,10 +10,10 @@ import pandas as pd
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
 from fedjax_pfl.results.names import HEADLINE
-from fedjax_pfl.results.notes import grouped
+from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.metric_names import LOWER, Measure
+from fedjax_pfl.utils.metric_names import HIGHER, LOWER, Measure
 
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
@@ -26,6 +26,11 @@ WORST = Measure("worst_tenth")
 # Measures of test scores in the round that is best on validation samples: whether each client has
 # its own.
 VALIDATED = {"validation_round": False, "own_validation_round": True}
+# Measures of concept drift: fields of a `Change`.
+CHANGES = {
+    "after_change": "after", "rounds_to_recover": "rounds_to_recover",
+    "backward_transfer": "backward_transfer",
+}  # fmt: skip
 
 
 def _megabytes(way: str) -> Callable[[Run], np.ndarray]:
@@ -41,6 +46,18 @@ def _seconds(run: Run) -> np.ndarray:
     return np.array([run.result.seconds_per_round], float)
 
 
+def _around_changes(run: Run, name: str) -> tuple[Measure, np.ndarray]:
+    """Return a measure of `CHANGES`, mean over changes; NaN where some seed has no finite one."""
+    score, rounds = run.measure, name == "rounds_to_recover"
+    measure = Measure(name, LOWER if rounds else HIGHER, fraction=False)  # no share: it has a sign
+    if name == "after_change":
+        measure = Measure(name, score.better, score.fraction)
+    changes = run.result.changes() if "concept" in run.result.clients else []
+    values = [(1 if rounds else score.scale) * getattr(one, CHANGES[name]) for one in changes]
+    known = len(values) > 0 and bool(np.isfinite(values).all())
+    return measure, np.mean(values, axis=0) if known else np.full(len(run.seeds), np.nan)
+
+
 # Costs by name: (measure, its values [S] in a run).
 COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
     "megabytes_up": (Measure("megabytes_up", LOWER, fraction=False), _megabytes("up")),
@@ -53,6 +70,11 @@ MEANINGS = {
     "validation_round": "on test samples in the round with the best mean on validation samples",
     "own_validation_round": "on test samples in each client's round that is best on its own "
     "validation samples",
+    "after_change": "in the first scored round after a change of concept",
+    "rounds_to_recover": "until nine tenths of the drop after a change are undone, where they are "
+    "in all seeds",
+    "backward_transfer": "on the previous concept at the end of the next one, minus before the "
+    "change, in points",
     "megabytes_up": "megabytes that a client sends in the whole run, mean over clients",
     "megabytes_down": "megabytes that a client receives in the whole run, mean over clients",
     "gflop": "1e9 floating-point operations of a client's local training in the whole run, mean "
@@ -126,12 +148,16 @@ class Report:
                 worst = WORST._replace(better=measure.better, fraction=measure.fraction)
                 return worst, one_number(abs(order).mean(axis=-1), "final", measure)
             return measure, one_number(np.nanmean(values, axis=-1), "final", measure)
+        if name in CHANGES:
+            return _around_changes(run, name)
         if name in VALIDATED:
             measure = Measure(name, run.measure.better, run.measure.fraction)
             values = run.result.at_best_validation(VALIDATED[name])[:, 0, self.clients[run]]
             return measure, measure.scale * np.nanmean(values.astype(float), axis=-1)
         scalars = run.result.scalars
-        require_name("--measures", name, [*COSTS, WORST.name, *VALIDATED, *known, *self.scalars])
+        require_name(
+            "--measures", name, [*COSTS, WORST.name, *VALIDATED, *CHANGES, *known, *self.scalars]
+        )
         share = Measure(name, LOWER)
         missing = np.full(len(run.seeds), np.nan)
         return share, 100 * scalars[name][:, 0].mean(axis=-1) if name in scalars else missing
@@ -209,17 +235,8 @@ class Report:
 
     def notes(self) -> list[str]:
         """Return notes on the runs; those of all settings name none."""
-        settings = dict.fromkeys(setting for _, setting in self.runs)
-        lines: dict[str, list[str]] = {}
-        for setting in settings:
-            rows = {row: run.remarks for (row, at), run in self.runs.items() if at == setting}
-            for line in grouped(rows):
-                lines.setdefault(line, []).append(setting)
         first = "±: half of the 95 % interval over seeds."
-        return [first] + [
-            line if len(where) == len(settings) else f"{', '.join(where)}. {line}"
-            for line, where in lines.items()
-        ]
+        return [first, *grouped_by_column({at: run.remarks for at, run in self.runs.items()})]
 
     def drawing(self) -> Drawing:
         """Draw each measure against the settings or another measure, a line for each row."""

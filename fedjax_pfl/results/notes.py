@@ -148,3 +148,16 @@ def grouped(remarks: Mapping[str, Sequence[str]]) -> list[str]:
         f"{'All rows' if 1 < len(remarks) == len(names) else ', '.join(names)}: {sentence}."
         for sentence, names in rows.items()
     ]
+
+
+def grouped_by_column(remarks: Mapping[tuple[str, str], Sequence[str]]) -> list[str]:
+    """Return lines "COLUMN. ROW: sentence." of (row, column); those of all columns name none."""
+    columns = dict.fromkeys(column for _, column in remarks)
+    lines: dict[str, list[str]] = {}
+    for column in columns:
+        for line in grouped({row: own for (row, at), own in remarks.items() if at == column}):
+            lines.setdefault(line, []).append(column)
+    return [
+        line if len(where) == len(columns) else f"{', '.join(where)}. {line}"
+        for line, where in lines.items()
+    ]

@@ -14,6 +14,7 @@ from experiments.studies import report
 from fedjax_pfl.utils.errors import InputError
 
 from .conftest import drawing
+from .written_runs import rewrite, write_run
 
 WORDS = [
     "--dataset=digits",
@@ -133,6 +134,35 @@ def test_who_is_harmed(finished):
     assert "Better than fedavg %" in (finished / "study.md").read_text()
     assert "Clients against fedavg" in (finished / "study.tex").read_text()
     assert (finished / "gains.png").exists()
+
+
+def test_measures_of_a_change_of_concept(tmp_path):
+    """Both clients change after two rounds; in the second seed `never` does not recover."""
+    concept = np.broadcast_to([[0], [0], [1], [1], [1]], (2, 1, 5, 2))
+    for name, last in (("soon", 0.8), ("never", 0.5)):
+        means = np.array([[0.5, 0.8, 0.4, 0.7, 0.8], [0.5, 0.6, 0.5, 0.4, last]])
+        write_run(tmp_path / name, "fedavg", means[..., None] + [0.1, -0.1], [0, 1])
+        made = pfl.Result.load(tmp_path / name)
+        drift = {"personalized/previous/accuracy": made.values() - np.float32(0.25)}
+        drift["personalized/previous/loss"] = drift["personalized/previous/accuracy"]
+        clients = made.clients | {"concept": concept}
+        rewrite(tmp_path / name, clients=clients, scores=made.scores | drift)
+    write_run(tmp_path / "still", "fedavg", means[..., None] + [0.1, -0.1], [0, 1])
+    runs = {(name, "a"): read(tmp_path / name) for name in ("soon", "never", "still")}
+    names = ("after_change", "rounds_to_recover", "backward_transfer")
+    made = report.Report(runs, names)
+    found = {(name, row): made.values(run, name)[1] for (row, _), run in runs.items()
+             for name in names}  # fmt: skip
+    np.testing.assert_allclose(found["after_change", "soon"], [40, 50], 1e-5)
+    np.testing.assert_allclose(found["rounds_to_recover", "soon"], [3, 3])
+    np.testing.assert_allclose(found["backward_transfer", "soon"], [-25, -5], atol=1e-4)
+    assert np.isnan(found["rounds_to_recover", "never"]).all()
+    assert all(np.isnan(found[name, "still"]).all() for name in names)
+    assert r"\*" not in made.table("backward_transfer").to_markdown()  # no share, which ends at 0
+    table = made.table("rounds_to_recover").to_markdown()
+    assert "| soon | 3 |" in table and "never" not in table
+    none = report.Report({("still", "a"): runs["still", "a"]}, names)
+    assert "soon" not in none.table("after_change").to_markdown()
 
 
 def test_rows_on_other_data_have_no_gains(finished):

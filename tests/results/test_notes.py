@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.notes import grouped, last_self_weight, named, row_remarks
+from fedjax_pfl.results.notes import (
+    grouped,
+    grouped_by_column,
+    last_self_weight,
+    named,
+    row_remarks,
+)
 
 SIZES = (30, 5, 30, 8, 30, 30)  # training samples of the clients
 
@@ -181,3 +187,10 @@ def test_words():
     said = {"a": ["x", "y"], "b": ["x"], "c": ["x", "z"]}
     assert grouped(said) == ["All rows: x.", "a: y.", "c: z."]
     assert grouped({"a": ["x"]}) == ["a: x."] and grouped({"a": []}) == []
+
+
+def test_remarks_of_columns():
+    """Those of all columns name none."""
+    said = {("local", "a"): ["drift", "one"], ("ours", "a"): ["drift"], ("local", "b"): ["one"],
+            ("ours", "b"): []}  # fmt: skip
+    assert grouped_by_column(said) == ["a. All rows: drift.", "local: one."]
