@@ -52,6 +52,7 @@ def test_reference(pattern, variant):
         clients = record["clients"]
         np.testing.assert_array_equal(clients["numbers_down"], (4 + 5) * before * present)
         np.testing.assert_array_equal(clients["numbers_up"], (4 + 5) * after * present)
+        np.testing.assert_array_equal(clients["rank"][present], after[present])
         before = after
     assert min(wanted[-1]["ranks"]) == 1 and sum(wanted[-1]["ranks"]) < sum(ranks)
 
@@ -76,6 +77,7 @@ def test_flora_takes_ranks():
         own = 9 * np.array(ranks) * there
         merged = min(4 * 5, own.sum())
         np.testing.assert_array_equal(record["clients"]["numbers_up"], own)
+        np.testing.assert_array_equal(record["clients"]["rank"][there], np.array(ranks)[there])
         np.testing.assert_array_equal(record["clients"]["numbers_down"], own + merged * there)
 
 
