@@ -50,6 +50,32 @@ def test_reference(pattern):
         np.testing.assert_array_equal(record["clients"]["numbers_down"], fewer * present)
 
 
+def test_the_residual_is_zero():
+    """The network after a round is that of the mean of the members' products."""
+    one = toy_federation(model=TanhNetwork(), validation_size=0, local_steps=3, **ADAPTERS)
+    key, zero = jax.random.key(0), np.int32(0)
+    started = jax.jit(one.with_backbone)(key)
+    ctx = pfl.Context(started, key, zero, zero + 1, None)
+    start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(key, "init")))
+    own = jax.jit(lambda: ctx.train(start, ctx.everyone()).models)()["params"]["hidden"]
+    shares = np.asarray(one.data.train.size) / np.sum(one.data.train.size)
+    products = np.einsum("i,iab->ab", shares, own["lora_a"] @ own["lora_b"])
+    result = pfl.simulate(pfl.make_algorithm("fedex_lora"), one, 1)
+    model = result.final.models()["global"].model["params"]["hidden"]
+    after = ALPHA / RANK * model["lora_a"][0] @ model["lora_b"][0]
+    kernel = started.backbone["params"]["hidden"]["kernel"]
+    left = result.final.backbone()["params"]["hidden"]["kernel"][0] + after
+    assert np.abs(after - ALPHA / RANK * products).max() > 1e-3
+    np.testing.assert_allclose(left, kernel + ALPHA / RANK * products, 0, 1e-14)
+
+
+def test_the_base_is_that_of_the_run_with_a_single_client():
+    one = toy_federation((7,), (3,), model=TanhNetwork(), validation_size=0, **ADAPTERS)
+    result = pfl.simulate(pfl.make_algorithm("fedex_lora"), one, 2)
+    kernel = jax.jit(one.with_backbone)(jax.random.key(0)).backbone["params"]["hidden"]["kernel"]
+    np.testing.assert_array_equal(result.final.backbone()["params"]["hidden"]["kernel"][0], kernel)
+
+
 def test_predictions_saved_models_and_new_clients_have_the_base():
     trained, new = pfl.engine.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS), 1

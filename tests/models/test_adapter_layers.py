@@ -123,11 +123,14 @@ def merged(task: Adapted, params):
     return {"params": params}
 
 
+def test_factors_b_of_zero_give_the_base_to_the_bit(network):
+    plain, task, model = network
+    begun = plain.initial_model(jax.random.key(1), X)
+    np.testing.assert_array_equal(task.predict(model, X), plain.predict(begun, X))
+
+
 def test_outputs_are_those_of_merged_kernels(network):
     plain, task, model = network
-    np.testing.assert_array_equal(
-        task.predict(model, X), plain.predict(plain.initial_model(jax.random.key(1), X), X)
-    )
     model = moved(task, model)
     wanted = plain.predict(merged(task, model["params"]), X)
     assert np.abs(wanted - plain.predict(merged(task, model["params"]), 0 * X)).max() > 0.1
@@ -135,6 +138,25 @@ def test_outputs_are_those_of_merged_kernels(network):
     if task.library != "linen":
         features, _ = task.embed(model, X, *EVALUATION)
         np.testing.assert_allclose(task.classify(model, features), wanted, 1e-4, 1e-4)
+
+
+def test_full_rank_reaches_every_fine_tuned_network(network):
+    """Any change D of a kernel is I D or D I, of the smaller side's rank."""
+    plain, task, model = network
+    rng, params, tuned = np.random.default_rng(2), model["params"], plain.init(jax.random.key(1), X)
+    tuned = tuned["params"]
+    for path, inputs, outputs in task.layers:
+        change = jnp.asarray(rng.normal(size=(inputs, outputs)), jnp.float32)
+        one = jnp.eye(min(inputs, outputs))
+        a, b = (one, change) if inputs <= outputs else (change, one)
+        own = {**trees.at(params, path), "lora_a": a / task.scale, "lora_b": b}
+        params = trees.replace_at(params, path, own)
+        own = dict(trees.at(tuned, path))
+        own[task.kernel] += task.in_shape(change, own[task.kernel])
+        tuned = trees.replace_at(tuned, path, own)
+    wanted = plain.predict({"params": tuned}, X)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(task.predict({"params": params}, X) / scale, wanted / scale, 0, 1e-5)
 
 
 @pytest.mark.parametrize("name", EACH)

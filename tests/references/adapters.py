@@ -16,8 +16,8 @@ def whole(base, model, factor):
     return {"hidden": {"kernel": kernel, "bias": base["bias"]}, "head": model["head"]}
 
 
-def sgd(base, model, batches, x, y, rate, factor):
-    """Gradient steps on the factors and the head, one for each batch."""
+def sgd(base, model, batches, x, y, rate, factor, trained=("lora_a", "lora_b")):
+    """Gradient steps on the trained factors and the head, one for each batch."""
     for batch in batches:
         _, gradient = loss_and_gradient(whole(base, model, factor), x[batch], y[batch])
         kernel, own = gradient["hidden"]["kernel"], model["hidden"]
@@ -25,6 +25,7 @@ def sgd(base, model, batches, x, y, rate, factor):
             "lora_a": factor * kernel @ own["lora_b"].T,
             "lora_b": factor * own["lora_a"].T @ kernel,
         }
+        slopes = {name: slope * (name in trained) for name, slope in slopes.items()}
         step = scale(rate, {"hidden": slopes, "head": gradient["head"]})
         model = subtract(model, step)
     return model

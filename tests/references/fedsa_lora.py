@@ -1,0 +1,34 @@
+"""FedSA-LoRA: A is averaged, B and the head stay with each client (Guo et al., ICLR 2025)."""
+
+from tests.references.adapters import sgd, whole
+from tests.references.averaging import shares
+
+
+def run(
+    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, base, factor=1.0
+):
+    """Rounds in which all clients get the mean of the participants' A.
+
+    Args:
+      initial: adapters and head that everybody begins with.
+      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
+      base: the hidden layer's frozen kernel and bias.
+      factor: alpha / rank.
+
+    Returns:
+      After every round, {"a": A, "personalized": the clients' plain networks}.
+    """
+    models, history = [initial for _ in clients], []
+    for t in range(rounds):
+        cohort = list(cohorts[t])
+        for i in cohort:
+            models[i] = sgd(base, models[i], batches[t][i], x, y, learning_rate[t], factor)
+        if cohort:
+            weights = shares(sizes, cohort)
+            a = sum(p * models[i]["hidden"]["lora_a"] for p, i in zip(weights, cohort, strict=True))
+            models = [{**one, "hidden": {**one["hidden"], "lora_a": a}} for one in models]
+        history.append({
+            "a": models[0]["hidden"]["lora_a"],
+            "personalized": [whole(base, one, factor) for one in models],
+        })  # fmt: skip
+    return history
