@@ -121,9 +121,9 @@ def notes(by_name: Mapping[str, Plan], experiment: Experiment, target: Target) -
         every = experiment.config.eval_every
         scored = "each" if every == 1 else f"one in {every} of them"
         lines.append(
-            f"Cycles are the compiler's expectation, of all lanes of {seeds} seed(s) together; a "
+            f"Cycles are the compiler's estimate, of all lanes of {seeds} seed(s) together; a "
             f"round is local steps x step + rest, and evaluation in {scored}. Sorting, transfers "
-            "between devices and waiting are not in them: rounds/s is a promise, not a measurement."
+            "between devices and waiting are not in them: rounds/s is an estimate of the compiler."
         )
     unknown = [name for name, plan in by_name.items() if plan.costs and plan.costs.unknown]
     if unknown and chip.clock is not None:

@@ -39,7 +39,7 @@ class Plan:
         `pfl.engine.Lowered.host`): "rows", "samples", "to_device" and "from_device"; else empty.
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
-      rounds_per_second: of all seeds together, promised by the cycles.
+      rounds_per_second: of all seeds together, estimated from the cycles.
       message: of the compiler or the estimate where it does not fit.
       error: why there is no program: what the compiler said where it failed for another reason, or
         what can't be planned.

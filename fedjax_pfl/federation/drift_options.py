@@ -76,6 +76,7 @@ class DriftOptions(Group):
         if self.drift == NONE:
             return []
         first = ", ".join(map(str, self.drift_rounds or ()))
-        how = f", one client every {self.drift_stagger} rounds" if self.drift_stagger else ""
+        every = "round" if self.drift_stagger == 1 else f"{self.drift_stagger} rounds"
+        how = f", one client every {every}" if self.drift_stagger else ""
         share = "" if self.drift_share == 1 else f", {100 * self.drift_share:g} % of the clients"
         return [f"concept drift ({self.drift}) from round {first} on{how}{share}"]

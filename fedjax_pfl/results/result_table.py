@@ -48,7 +48,7 @@ def table(result: "Result", model: str) -> Table:
         half_widths("half", "mean", measure),
         Column("clients", "Mean over", lambda row: notes.over(row["clients"])),
         measured("worst", measure.heading("Worst tenth"), measure),
-        measured("best", measure.heading("Best round"), measure),
+        measured("best", measure.heading("Best on test"), measure),
         *(measured(one.name, one.title, one) for one in more),
         Column("epsilon", "Epsilon"),
         Column("up", "MB up"),

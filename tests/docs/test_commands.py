@@ -240,7 +240,7 @@ def in_reach(page):
 
 RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md",
            "docs/using_models.md", "docs/your_own.md", "docs/your_algorithm.md",
-           "docs/partitions.md",
+           "docs/partitions.md", "docs/data_sources.md",
            "docs/algorithms/local.md", "docs/algorithms/fedala.md",
            "docs/algorithms/fedbabu.md", "docs/algorithms/feddistill.md",
            "docs/algorithms/fedkd.md", "docs/algorithms/fedpac.md",

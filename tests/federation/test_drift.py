@@ -95,6 +95,8 @@ def test_images_turn_from_a_round_on():
     federation = pfl.federate(
         dataset, partition, model="mlp", drift="rotate", drift_rounds=[3], drift_stagger=2
     )
+    (note,) = federation.notes
+    assert note == "concept drift (rotate) from round 3 on, one client every 2 rounds"
     data, held = federation.data, partition.client("test", 1)
     for t, turns in ((0, 0), (3, 0), (4, 1), (9, 1)):
         now = data.at_round(t)

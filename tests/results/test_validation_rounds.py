@@ -97,7 +97,7 @@ def test_tables(folder):
     (row,) = table.rows
     assert [100 * row["validated"], 100 * row["own_validated"]] == pytest.approx([shared, own])
     heading = table.to_markdown().splitlines()[0]
-    assert "| Validation round % | Own validation round % |" in heading
+    assert "| Best on test % | Validation round % | Own validation round % |" in heading
     assert "personalized_test_accuracy_own_best_validation_round" in table.to_csv()
     assert "Validation round: accuracy on test" in comparison_table.notes({"fedavg": result})
     run = read(folder)
