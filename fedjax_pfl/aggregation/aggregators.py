@@ -288,8 +288,15 @@ class _Grouped(Aggregator):
     @property
     def rule(self) -> Aggregator:
         rule: Any = AFTER_MEANS[self.then](f=self.f)
-        options = ("neighbours", "radius", "smoothing")
-        return replace(rule, **{one: getattr(self, one) for one in options if hasattr(rule, one)})
+        options = (one for one in ("neighbours", "radius", "smoothing") if hasattr(rule, one))
+        return replace(rule, **{one: getattr(self, one) for one in options})
+
+    def validate(self, members):
+        super().validate(members)
+        default: Any = type(self)()
+        for one in ("neighbours", "radius", "smoothing"):
+            if getattr(self, one) != getattr(default, one) and not hasattr(self.rule, one):
+                raise InputError(f"The rule {self.then!r} has no option {one}: leave it out.")
 
     def means(self, gram: Matrix, mask: Mask, key: Key) -> tuple[Matrix, Mask]:
         """Return (the weights [M, M] of the means, which rows are means)."""

@@ -146,6 +146,8 @@ def test_host_memory_and_refusals():
     assert_close(*(run.final.models()["global"].model for run in runs), "models")
     with pytest.raises(pfl.InputError, match="needs both factors of each adapter, and share keeps"):
         pfl.Simulation(ours, sampled_federation(share="*lora_a", **ADAPTERS)).check()
+    with pytest.raises(pfl.InputError, match="'bfloat16' would round what it adds"):
+        pfl.Simulation(ours, sampled_federation(base_dtype="bfloat16", **ADAPTERS)).check()
     assert one.adapters.scale == ALPHA / RANK
 
 

@@ -52,6 +52,7 @@ def test_reference(pattern, variant):
         clients = record["clients"]
         np.testing.assert_array_equal(clients["numbers_down"], (4 + 5) * before * present)
         np.testing.assert_array_equal(clients["numbers_up"], (4 + 5) * after * present)
+        np.testing.assert_array_equal(clients["rank"][present], after[present])
         before = after
     assert min(wanted[-1]["ranks"]) == 1 and sum(wanted[-1]["ranks"]) < sum(ranks)
 
@@ -76,6 +77,7 @@ def test_flora_takes_ranks():
         own = 9 * np.array(ranks) * there
         merged = min(4 * 5, own.sum())
         np.testing.assert_array_equal(record["clients"]["numbers_up"], own)
+        np.testing.assert_array_equal(record["clients"]["rank"][there], np.array(ranks)[there])
         np.testing.assert_array_equal(record["clients"]["numbers_down"], own + merged * there)
 
 
@@ -168,10 +170,10 @@ def test_who_diverges_has_no_weight_but_its_traffic(name):
 
 
 def test_kept_columns_are_rounded_down():
-    """Though 0.99 * 100 is 98.99999 in single precision."""
+    """Though 0.84 * 75 is 62.999996 in single precision."""
     with jax.enable_x64(False):
-        found = pfl.make_algorithm("hetlora").kept(jnp.array([1, 4, 100, 101]))
-    np.testing.assert_array_equal(found, [0, 3, 99, 99])
+        found = pfl.make_algorithm("hetlora", {"gamma": 0.84}).kept(jnp.array([1, 2, 75, 76]))
+    np.testing.assert_array_equal(found, [0, 1, 63, 63])
 
 
 def test_flora_sends_what_it_received():

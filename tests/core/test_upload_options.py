@@ -449,6 +449,10 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
             {"aggregator": "nnm", "aggregator_options": {"then": "kram"}},
             "then of nnm must be one of krum, multi_krum, rfa, .* got 'kram'",
         ),
+        (
+            {"aggregator": "nnm", "aggregator_options": {"then": "median", "radius": 1.0}},
+            "The rule 'median' has no option radius",
+        ),
         ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
         ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "no attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
