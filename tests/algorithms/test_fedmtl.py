@@ -91,3 +91,9 @@ def test_absent_members_are_no_tasks():
     wanted = fedmtl.run(case.initial(), case.clients(), 3, **case.common(), **settings)
     for state, models in zip(case.states_of(algorithm(**settings))[1:], wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")
+
+
+def test_models_are_those_that_were_sent():
+    before, after = states_of(algorithm(), toy_federation(validation_size=0, withheld=(1,)), 1)
+    leaves = (state.models["params"]["head"]["bias"] for state in (before, after))
+    np.testing.assert_array_equal(np.not_equal(*leaves).any(axis=1), [1, 0, 1, 1, 1])
