@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.suite import CHECKS
+from tests import references
 from tests.algorithms.harness import marked
 
 # These run in one program. The others (one client, vmap, chunks, stragglers, ...) need programs of
@@ -96,9 +97,11 @@ COMPARED = [
 
 @pytest.mark.parametrize("file", COMPARED)
 def test_the_quick_suite_compares_every_algorithm(file):
-    """A comparison is called test_reference or by the algorithm's name."""
+    """A comparison is called test_reference, or by the algorithm's or its reference's name."""
     module = importlib.import_module(f"tests.algorithms.{file}")
-    names = {f"test_{name}" for name in ("reference", *pfl.core.ALGORITHMS)} & set(vars(module))
+    files = {path.stem for path in Path(references.__path__[0]).glob("*.py")}
+    known = {"reference", *pfl.core.ALGORITHMS, *files}
+    names = {f"test_{name}" for name in known} & set(vars(module))
     assert any(is_quick(getattr(module, name)) for name in names)
 
 
