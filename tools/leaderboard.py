@@ -157,6 +157,9 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
 
     Rows are left out that lack a setting, score only some of the clients, or have the numbers of
     another row.
+
+    Raises:
+      InputError: no row is complete.
     """
     chosen: dict[str, np.ndarray] = {}
     left_out: dict[str, str] = {}
@@ -175,6 +178,8 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
             chosen[name] = values
     left_out |= {name: "not run" for name in pfl.core.ALGORITHMS if not {name} & {
         one for one, _ in cells}}  # fmt: skip
+    if not chosen:
+        raise pfl.InputError(f"No algorithm has finished cells of all {len(SETTINGS)} settings.")
     names = sorted(chosen)
     means = np.array([chosen[name].mean(axis=1).round(6) for name in names]).T
     ranks = Ranking(names, list(SETTINGS), means).mean_ranks

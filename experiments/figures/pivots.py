@@ -66,9 +66,12 @@ class Pivot:
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
-        """Return the scores of each (row, column) by seed, in the order of the runs."""
+        """Return the scores of each (row, column) by seed, in the order of the runs.
+
+        A cell without a value is left out, not its row.
+        """
         *place, _, value = self.scores.columns
-        groups: Any = self.scores.groupby(place, sort=False)[value]
+        groups: Any = self.scores.dropna().groupby(place, sort=False)[value]
         return {at: values.to_numpy() for at, values in groups}
 
     def text(self, values: np.ndarray) -> str:

@@ -46,6 +46,8 @@ def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
     assert left_out["apfl"] == "it lacks a setting"
     assert left_out["fedrep"] == "not run"
     assert set(left_out) | set(names) == set(pfl.core.ALGORITHMS)
+    with pytest.raises(pfl.InputError, match="finished cells of all 6 settings"):
+        leaderboard.select({("apfl", "drift"): run([1.0, 1.0])})
 
 
 def test_files(tmp_path):
