@@ -14,7 +14,7 @@ from tests.references import fedkd
 
 VARIANTS = {
     "defaults": {},
-    "compressed": {"first_energy": 0.5, "last_energy": 0.8, "weighting": "size"},
+    "compressed": {"first_energy": 0.5, "last_energy": 0.99, "weighting": "size"},
 }
 
 
@@ -100,6 +100,15 @@ def test_clients_that_diverge_or_are_late():
     np.testing.assert_array_equal(record["clients"]["numbers_up"] > 0, [1, 0, 1, 1, 1])
     np.testing.assert_array_equal(record["down"][:, 0], [1, 0, 1, 1, 1])
     assert np.isfinite(after.server["params"]["head"]["bias"]).all()
+
+
+def test_private_layers_of_the_mentee_stay_with_members():
+    federation = toy_federation(validation_size=0, share="body", participation=0.6)
+    (before, after), (record,) = run_rounds(algorithm(), federation, 1)
+    heads = (state.private["params"]["head"]["bias"] for state in (before, after))
+    moved = np.not_equal(*heads).any(axis=1)
+    np.testing.assert_array_equal(moved, record["clients"]["numbers_up"] > 0)
+    assert moved.sum() == 3
 
 
 def test_new_clients_train_both_from_the_servers_model():

@@ -121,11 +121,12 @@ def assert_new_clients(case, states, ours):
         assert_close(simplex_of(jax.tree.map(lambda x, i=i: x[i], made)), wanted, f"client {i}")
 
 
-def test_who_is_late_sends_no_kernels():
+def test_who_is_late_neither_trains_for_the_projection_nor_sends_kernels():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
     _, (record,) = run_rounds(algorithm(start=0.0), federation, 1, scored=())
     asked = np.array([1, 1, 1, 0, 1])
-    np.testing.assert_array_equal(record["clients"]["numbers_up"] > 0, asked)
+    for name in ("local_steps", "numbers_up"):
+        np.testing.assert_array_equal(record["clients"][name] > 0, asked)
     np.testing.assert_array_equal(record["clients"]["numbers_down"], CORNERS * asked)
     np.testing.assert_array_equal(record["down"][:, 0], 2 * asked)
 
