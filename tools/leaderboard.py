@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
+from experiments.benchmarks.cases import of_fedavg
 from experiments.cli import flags, identity, shell
 from experiments.figures.loading import read
 from experiments.figures.runs import Run
@@ -202,9 +203,11 @@ def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = 
     heading = ["Algorithm", "Mean rank", *SETTINGS.values(), "MB up"]
     if measured is not None:
         times, heading = measured["timings"], [*heading, "Round", "Compile"]
+        ratios = {one["what"]: one["value"] for one in measured["ratios"]}
         for name, row in zip(names, body, strict=True):
-            ratio = times[name]["median"] / times["fedavg"]["median"] if name in times else None
-            row += [f"{ratio:.2f}", f"{times[name]['prepare']:.1f}"] if ratio else [MISSING] * 2
+            ratio = ratios.get(of_fedavg(name), 1.0)  # FedAvg itself has none
+            known = name in times
+            row += [f"{ratio:.2f}", f"{times[name]['prepare']:.1f}"] if known else [MISSING] * 2
     return Table.of_cells(heading, body)
 
 

@@ -7,8 +7,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import benchmark
-from experiments.benchmarks.cases import CASES, Plan, Ratio
-from experiments.benchmarks.timing import contest
+from experiments.benchmarks.cases import CASES, Plan, Ratio, of_fedavg
+from experiments.benchmarks.timing import Timing, contest
 from experiments.benchmarks.workloads import Workload
 from fedjax_pfl.engine import costs
 
@@ -89,10 +89,15 @@ def test_a_case_is_measured_shown_and_written(tmp_path, capsys):
 @pytest.mark.thorough
 def test_every_algorithm_or_the_reason(monkeypatch):
     """Those that can't run as they are have a sentence."""
-    monkeypatch.setattr(Plan, "contest", lambda self, them: {one.name: them for one in them})
+    times = {"fedavg": Timing(0.5, [2.0])}
+    monkeypatch.setattr(Plan, "contest", lambda self, them: {
+        one.name: times.get(one.name, Timing(0.5, [3.0])) for one in them})  # fmt: skip
     report = CASES["i"](Plan(quick=True))
     assert {*report.timings, *report.facts["left_out"]} == {*pfl.core.ALGORITHMS}
     assert "local" in report.timings and "batch-norm layers" in report.facts["left_out"]["fedbn"]
+    assert {one.what for one in report.ratios} == {
+        of_fedavg(name) for name in report.timings if name != "fedavg"}  # fmt: skip
+    assert {one.value for one in report.ratios} == {1.5}
 
 
 def test_cases_are_listed(capsys):

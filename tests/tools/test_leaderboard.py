@@ -9,6 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import study
+from experiments.benchmarks.cases import of_fedavg
 from experiments.cli import flags
 from tools import leaderboard
 
@@ -68,7 +69,8 @@ def test_files(tmp_path):
 
 def test_times_of_the_benchmark(tmp_path):
     times = {"fedavg": {"median": 0.2, "prepare": 3.0}}
-    measured = {"timings": times, "machine": {"processor": "a CPU"}, "quick": False}
+    measured: dict = {"timings": times, "machine": {"processor": "a CPU"}, "quick": False}
+    measured["ratios"] = []
     file = tmp_path / leaderboard.TIMINGS
     file.write_text(json.dumps({"i": measured}))
     leaderboard.write(tmp_path, FOUND, [0.1])
@@ -77,9 +79,10 @@ def test_times_of_the_benchmark(tmp_path):
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
     assert [row[-2:] for row in rows] == [["-", "- |"], ["1.00", "3.0 |"]]
     times["ditto"] = {"median": 0.5, "prepare": 4.04}
+    measured["ratios"] = [{"what": of_fedavg("ditto"), "value": 2.4}]
     file.write_text(json.dumps({"i": measured}))
     leaderboard.write(tmp_path, FOUND, [0.1])
-    assert "| 0.20 | 2.50 | 4.0 |" in (tmp_path / "README.md").read_text()
+    assert "| 0.20 | 2.40 | 4.0 |" in (tmp_path / "README.md").read_text()
     for other in ({"i": measured | {"quick": True}}, {"a": measured}):
         file.write_text(json.dumps(other))
         with pytest.raises(pfl.InputError, match="in full size"):
