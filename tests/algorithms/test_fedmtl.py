@@ -73,6 +73,12 @@ def test_without_regularization_it_is_local_training():
     assert not algorithm().remarks(federation)
 
 
+def test_some_layers_are_shared():
+    algorithm().check(toy_federation(share="body"))
+    with pytest.raises(pfl.InputError, match="share is 'none'"):
+        algorithm().check(toy_federation(share="none"))
+
+
 @pytest.mark.thorough
 def test_private_layers_are_not_regularized():
     federation = toy_federation((6, 4), (3, 2), share="body", batch_size=6, local_steps=1)

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedsim import attention, class_cosines
-from fedjax_pfl.testing.toys import assert_close, run_rounds
+from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import (
     PATTERNS,
     Case,
@@ -69,6 +69,12 @@ def test_a_warm_up_without_end_is_fedavg_to_the_bit():
     for record, other in zip(records, scored, strict=True):
         name = "personalized/test/loss"
         np.testing.assert_array_equal(record["scores"][name], other["scores"][name])
+
+
+def test_members_that_diverge_have_downloaded():
+    federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
+    _, (record,) = run_rounds(algorithm(), federation, 1)
+    np.testing.assert_array_equal(record["down"][:, 0], np.ones(5))
 
 
 def test_weights():
