@@ -16,6 +16,7 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.adapter_ranks import (
     A,
     B,
+    adapter_remarks,
     check_both_shared,
     check_both_trained,
     trained_adapters,
@@ -136,8 +137,7 @@ class FedDPA(fedavg.Weighted):
             self.check_features(federation)
 
     def remarks(self, federation):
-        there = trained_adapters(federation)
-        return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
+        return [*super().remarks(federation), *adapter_remarks(federation)]
 
     def schedules(self, federation):
         return (federation.schedule,) * (1 + bool(trained_adapters(federation)))

@@ -15,6 +15,7 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.adapter_ranks import (
     A,
     B,
+    adapter_remarks,
     check_both_shared,
     check_both_trained,
     copies_and_numbers,
@@ -70,8 +71,7 @@ class HetLoRA(fedavg.FedAvg):
             )
 
     def remarks(self, federation):
-        there = trained_adapters(federation)
-        return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
+        return [*super().remarks(federation), *adapter_remarks(federation)]
 
     def init(self, ctx):
         begun, adapters = super().init(ctx), ctx.federation.adapters

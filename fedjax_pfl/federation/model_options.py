@@ -18,6 +18,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sample_hashes import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
+from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import adapted, parse_ranks
 from fedjax_pfl.models.base_types import BASE_DTYPES
 from fedjax_pfl.models.frozen_backbone import values_held, with_backbone
@@ -250,6 +251,9 @@ class ModelOptions(Group):
             fixed += tuple(path for path in selected if path not in fixed)
             trained = any(trainable(path) for path in plan.paths if path not in fixed)
             require(trained, "freeze", self.freeze, "a rule that leaves something to train")
+            zero = not started and any(path.endswith(f"/{B}") for path in selected)
+            allowed = f"without {B}: these factors are zero without a base that has others"
+            require(not zero, "freeze", self.freeze, allowed)
         self._check_base(fixed)
         return with_backbone(task, fixed, self.base_dtype)
 

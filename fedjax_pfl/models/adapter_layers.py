@@ -25,22 +25,28 @@ Layer = tuple[tuple[str, ...], int, int]  # path of the module, inputs, outputs
 def linen_layers(init: Callable[..., Any], inputs: jax.ShapeDtypeStruct) -> list[Layer]:
     """Return the layers of linen modules that take adapters, in the order of their calls.
 
+    Layers whose kernels a transformation such as `nn.scan` stacks take none.
+
     Args:
       init: function of a key and a batch that calls the modules.
       inputs: shape of a batch.
     """
-    layers: dict[tuple[str, ...], tuple[int, int]] = {}
+    layers: dict[tuple[str, ...], tuple[tuple[int, ...], int]] = {}
 
     def noted(call, args, kwargs, context):
         out, module = call(*args, **kwargs), context.module
         if context.method_name == "__call__" and (axes := _input_axes(module)):
             shape = module.get_variable("params", "kernel").shape
-            layers[module.path] = _sizes(shape, axes)
+            layers[module.path] = shape, axes
         return out
 
     with nn.intercept_methods(noted):
-        jax.eval_shape(init, jax.random.key(0), inputs)
-    return [(path, *sizes) for path, sizes in layers.items()]
+        params = jax.eval_shape(init, jax.random.key(0), inputs)["params"]
+    return [
+        (path, *_sizes(shape, axes))
+        for path, (shape, axes) in layers.items()
+        if trees.at(params, path)["kernel"].shape == shape
+    ]
 
 
 def linen_adapters(scale: float) -> Any:

@@ -159,7 +159,7 @@ def test_without_weight_it_is_fedavg_of_the_global_set():
 
 def test_without_adapters_it_is_fedavg():
     one, algorithm = sampled_federation(), pfl.make_algorithm("feddpa", {"weighting": "size"})
-    assert algorithm.remarks(one) == ["no adapters (lora_rank): FedAvg"]
+    assert algorithm.remarks(one) == ["no adapters with both factors trained: FedAvg"]
     assert len(algorithm.schedules(one)) == 1
     states, _ = run_rounds(algorithm, one)
     plain, _ = run_rounds(pfl.make_algorithm("fedavg"), one)

@@ -105,7 +105,7 @@ def test_predictions_saved_models_and_new_clients_have_the_base():
 def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
     ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
     plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
-    assert ours.remarks(plain) == ["no adapters (lora_rank): FedAvg"]
+    assert ours.remarks(plain) == ["no adapters with both factors trained: FedAvg"]
     assert ours.remarks(sampled_federation(**ADAPTERS)) == []
     for one in (plain, fixed):
         states, _ = run_rounds(ours, one)

@@ -90,7 +90,7 @@ def test_equal_ranks_without_pruning_are_fedavg():
         assert_close(state.server, other.server, "server")
     without = sampled_federation()
     ours = pfl.make_algorithm("hetlora", settings)
-    assert ours.remarks(without) == ["no adapters (lora_rank): FedAvg"]
+    assert ours.remarks(without) == ["no adapters with both factors trained: FedAvg"]
     assert ours.remarks(one) == []
 
 

@@ -28,12 +28,22 @@ class OwnLayers(nn.Module):
         return layers.Dense(3, name="head")(x.reshape(len(x), -1))
 
 
+class Stacked(nn.Module):
+    """Its kernels get an axis of layers, so that it takes no adapters."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.Dense(x.shape[-1])(x), None
+
+
 class OfFlax(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Conv(4, (3, 3), (2, 1), kernel_dilation=(1, 2), name="a")(x)
         x = nn.relu(nn.Conv(6, (1, 1), feature_group_count=2, name="groups")(x))
         x = nn.Conv(3, 3, padding="CIRCULAR", name="b")(x.reshape(len(x), -1, x.shape[-1]))
+        scanned = nn.scan(Stacked, variable_axes={"params": 0}, split_rngs={"params": True})
+        x, _ = scanned(name="stacked")(x, jnp.zeros(2))
         return nn.DenseGeneral(3, (-2, -1), name="head")(x)
 
 

@@ -94,6 +94,7 @@ def test_clients_train_adapters_beside_one_backbone():
         ({"lora_rank": None, "lora_layers": "fc"}, "lora_layers must be absent without lora_rank"),
         ({"lora_layers": "head"}, "groups for adapters that 'head' names; .*: fc_0"),
         ({"freeze": "all,*lora_?"}, "must be a rule that leaves something to train, got 'all,"),
+        ({"freeze": "body,*lora_b"}, "freeze must be without lora_b: these factors are zero"),
         ({"share": "*lora_c"}, r"Unknown pattern of layers '\*lora_c'"),
         ({"freeze": "none"}, r"groups for adapters that '\*' names\."),
         (

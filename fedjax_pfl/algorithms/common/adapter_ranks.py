@@ -26,6 +26,12 @@ def trained_adapters(federation: core.Federation) -> dict[str, tuple[str, ...]]:
     }
 
 
+def adapter_remarks(federation: core.Federation) -> list[str]:
+    """Return the remark that an algorithm is FedAvg, if no adapters are trained entirely."""
+    there = trained_adapters(federation)
+    return [] if there else ["no adapters with both factors trained: FedAvg"]
+
+
 def check_both_shared(name: str, federation: core.Federation) -> None:
     """Raise `InputError` if one of an adapter's factors is private."""
     plan = federation.plan

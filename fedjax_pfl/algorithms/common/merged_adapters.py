@@ -9,7 +9,13 @@ import jax.numpy as jnp
 from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.algorithms import fedavg
-from fedjax_pfl.algorithms.common.adapter_ranks import A, B, check_both_shared, trained_adapters
+from fedjax_pfl.algorithms.common.adapter_ranks import (
+    A,
+    B,
+    adapter_remarks,
+    check_both_shared,
+    trained_adapters,
+)
 
 
 @core.struct
@@ -47,8 +53,7 @@ class MergedAdapters(fedavg.FedAvg):
             )
 
     def remarks(self, federation):
-        there = trained_adapters(federation)
-        return [*super().remarks(federation), *["no adapters (lora_rank): FedAvg"] * (not there)]
+        return [*super().remarks(federation), *adapter_remarks(federation)]
 
     def init(self, ctx):
         begun = super().init(ctx)
