@@ -68,14 +68,18 @@ def of_equinox():
     return Net(jax.random.key(0))
 
 
-def largest_array(name, model):
+def largest_array(name, model, compiled=False):
+    """Numbers of the largest array of a round's program, before or after XLA's optimizations."""
     one = toy_federation(
         (3,) * COUNT, (2,) * COUNT, model=model, dtype="float32", lora_rank=1,
         client_execution="vmap", eval_batch_size=4,
     )  # fmt: skip
     program = pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
-    shapes = re.findall(r"tensor<((?:\d+x)+)\w+>", program.rounds.as_text())
-    return max(math.prod(map(int, shape[:-1].split("x"))) for shape in shapes)
+    if compiled:
+        shapes = re.findall(r"\b\w+\[([\d,]+)\]", program.rounds.compile().as_text())
+    else:
+        shapes = re.findall(r"tensor<([\dx]+)x\w+>", program.rounds.as_text())
+    return max(math.prod(map(int, re.split("[x,]", shape))) for shape in shapes)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,11 @@ def largest_array(name, model):
 def test_no_array_is_as_large_as_a_base_of_each_client(name):
     """Features are narrow, as several methods keep their covariances or maps for each client."""
     assert WIDTH**2 <= largest_array(name, MLP(3, (WIDTH, WIDTH, 4))) < COUNT * WIDTH**2
+
+
+def test_nor_in_the_compiled_program():
+    model = MLP(3, (WIDTH, WIDTH, 4))
+    assert WIDTH**2 <= largest_array("ditto", model, compiled=True) < COUNT * WIDTH**2
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedex_lora"])
