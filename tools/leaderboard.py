@@ -82,9 +82,10 @@ python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
 [Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
 """
 TIMINGS = "timings.json"
-TIMES = """ Round is the wall time of a
-round over FedAvg's, on random images of a setting of this size, and Compile the seconds of
-compilation ([timings.json](timings.json), of `experiments.benchmark --case=i` on {machine})."""
+TIMES = """ Round is the time of a
+round divided by FedAvg's, on random images of a setting of this size. Compile is the time of
+compilation in seconds. [timings.json](timings.json) has both, from `experiments.benchmark --case=i`
+on {machine}."""
 Cells = Mapping[tuple[str, str], Run]  # by algorithm and setting
 
 

@@ -75,7 +75,7 @@ def test_times_of_the_benchmark(tmp_path):
     file.write_text(json.dumps({"i": measured}))
     leaderboard.write(tmp_path, FOUND, [0.1])
     page = (tmp_path / "README.md").read_text()
-    assert "| MB up | Round | Compile |" in page and "--case=i` on a CPU)." in page
+    assert "| MB up | Round | Compile |" in page and "--case=i`\non a CPU." in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
     assert [row[-2:] for row in rows] == [["-", "- |"], ["1.00", "3.0 |"]]
     times["ditto"] = {"median": 0.5, "prepare": 4.04}
