@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
 from tests.references import fedcross
@@ -79,6 +79,15 @@ def test_averaged_rounds_of_equal_clients_are_fedavg():
     plain = states_of(pfl.make_algorithm("fedavg"), federation, 3)[-1].server
     for k in range(3):
         assert_close(jax.tree.map(lambda leaf, k=k: leaf[k], ours), plain, f"model {k}")
+
+
+def test_partners_follow_from_what_the_server_received():
+    """The uploads of clients 0 and 3 become what they received, which has other neighbours."""
+    for who, changed in ((0, True), (1, False), (3, True)):
+        federations = (toy_federation(validation_size=0, withheld=one) for one in ((), (who,)))
+        found = [run_rounds(algorithm(), one, 1, scored=())[1][0] for one in federations]
+        mixing = [record["matrices"]["mixing"] for record in found]
+        assert np.array_equal(*mixing) != changed
 
 
 @pytest.mark.thorough

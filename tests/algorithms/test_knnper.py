@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.knnper import MEMORY, Remembering
+from fedjax_pfl.algorithms.knnper import MEMORY, WEIGHTS, Remembering
 from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
@@ -59,6 +59,10 @@ def test_reference(pattern, variant):
             valid = made[MEMORY]["valid"][i]
             labels = made[MEMORY]["labels"][i][valid]
             np.testing.assert_array_equal(labels, case.y[client["samples"]])
+
+
+def test_weights_are_tenths_from_none_to_all():
+    np.testing.assert_allclose(WEIGHTS, np.linspace(0, 1, 11))
 
 
 def test_without_votes_it_is_fedavg():

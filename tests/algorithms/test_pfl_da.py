@@ -43,6 +43,9 @@ def test_reference(pattern):
         assert_losses(record, case, "shared_head", shared)
         assert_steps(record, case.cohorts[t], common["batches"][t], common["head_batches"][t])
         case.assert_whole_models(record, t)
+    if pattern == "full-vmap":
+        taken = sum(record["clients"]["local_steps"].sum() for record in records)
+        assert algorithm().gradients(case.federation, 3).sum() == taken
     assert_training_loss(case, common, wanted, records)
 
 
