@@ -57,9 +57,10 @@ for some: a place in this table says little about other data.
 
 Accuracies of the personalized model on the client's own test samples are percentages after the last
 round, means over clients, ± half of the 95 % interval over seeds. The mean rank is over the
-settings, 1 is the best. MB up are those of a client in a round of the first setting. On the site, a
-click on a heading sorts the table. [leaderboard.csv](leaderboard.csv) has each cell by seed with
-the command that repeats it.{times}
+settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that differ by less than
+{reach:.0f} do not differ significantly. MB up are those of a client in a round of the first
+setting. On the site, a click on a heading sorts the table. [leaderboard.csv](leaderboard.csv) has
+each cell by seed with the command that repeats it.{times}
 
 {table}
 
@@ -183,15 +184,19 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
     if not chosen:
         raise pfl.InputError(f"No algorithm has finished cells of all {len(SETTINGS)} settings.")
     names = sorted(chosen)
-    means = np.array([chosen[name].mean(axis=1).round(6) for name in names]).T
-    ranks = Ranking(names, list(SETTINGS), means).mean_ranks
+    ranks = ranking(cells, names).mean_ranks
     return [names[i] for i in np.argsort(ranks, kind="stable")], dict(sorted(left_out.items()))
+
+
+def ranking(cells: Cells, names: Sequence[str]) -> Ranking:
+    """Return the ranking of the algorithms by their means over seeds."""
+    means = np.array([accuracies(cells, name).mean(axis=1) for name in names]).T
+    return Ranking(names, list(SETTINGS), means)
 
 
 def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = None) -> Table:
     """Return the table of the algorithms in this order, with the benchmark's times if measured."""
-    means = np.array([accuracies(cells, name).mean(axis=1).round(6) for name in names]).T
-    ranks = Ranking(names, list(SETTINGS), means).mean_ranks
+    ranks = ranking(cells, names).mean_ranks
     body = [
         [
             f"[`{name}`](../algorithms/{page(name)}.md)",
@@ -278,7 +283,8 @@ def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
     text = TEXT.format(
         count=len(names), rounds=run.result.rounds, seeds=len(run.seeds),
         rates=f"{', '.join(most)} and {last}", times=times,
-        table=table(cells, names, measured).to_markdown(), edge=at_edge(cells, names),
+        reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
+        table=table(cells, names, measured).to_markdown(),
         left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
     )  # fmt: skip
     folder.mkdir(exist_ok=True)

@@ -124,6 +124,16 @@ def test_lower_is_better():
     assert ranking(scores, measure=error).mean_ranks.tolist() == [1, 2, 3]
 
 
+def test_equal_means_of_single_precision_tie():
+    values = np.array([[1 / 7, 2 / 7], [3 / 7, 2 / 7], [2 / 7, 2 / 7]], np.float32)
+    means = values.astype(float).mean(axis=0)
+    assert means[0] != means[1]
+    made = ranking([means] * 5)
+    np.testing.assert_array_equal(made.ranks, np.full((5, 2), 1.5))
+    ((p, _),) = made.wilcoxon(made.names[0]).values()
+    assert p == 1
+
+
 def test_agreement_and_ties_of_all_blocks():
     same = ranking(np.tile([3.0, 2.0, 1.0], (6, 1))).friedman()
     assert same.statistic == pytest.approx(12) and same.f_statistic == np.inf
