@@ -128,3 +128,10 @@ def test_missing_classes_leave_the_others_batches_whole():
     drawn = [rows[:3], None, rows[6:]]
     wanted = ccvr.calibrated(case.initial(), plain, drawn, [order], 0.3, SIZE)
     assert_close(found, wanted["head"], "head")
+
+
+def test_the_head_follows_from_the_sums_that_were_sent():
+    """Clients that send nothing of their own leave it as it is."""
+    federation = toy_federation(validation_size=0, withheld=tuple(range(5)))
+    before, after = states_of(pfl.make_algorithm("ccvr"), federation, 1)
+    assert_close(after.head, before.head, "head", 1e-12)

@@ -55,6 +55,19 @@ def test_rounds_in_which_nobody_arrives_leave_both_models():
     assert states[5].rate == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"secure_bits": 32}, "server needs single models"),
+        ({"aggregator": "median"}, "that an aggregator could"),
+    ],
+)
+def test_sums_and_robust_rules_are_refused(options, message):
+    """The step size needs the updates' squared norms, and would remain that of a plain mean."""
+    with pytest.raises(pfl.InputError, match=message):
+        pfl.Simulation(algorithm(), toy_federation(validation_size=0, **options)).check()
+
+
 @pytest.mark.thorough
 def test_running_statistics_are_averaged():
     federation = toy_federation(model=NormNet(), batch_norm="shared")

@@ -119,6 +119,22 @@ def test_a_cutoff_that_leaves_only_the_largest_weight():
     np.testing.assert_array_equal(record["matrices"]["mixing"], np.eye(5))
 
 
+def test_a_head_without_weights_stays_as_trained():
+    federation = sampled_federation()
+    rate = float(np.asarray(federation.training.learning_rate))
+    ours = states_of(algorithm(head_rate=rate, cutoff=0.999), federation, 1)[-1]
+    fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 1, "weighting": "size"})
+    heads = states_of(fedrep, federation, 1)[-1].private["params"]["head"]
+    assert_close(ours.heads["params"]["head"], heads, "heads")
+
+
+def test_prototypes_stay_in_a_round_without_members():
+    federation = toy_federation(validation_size=0, stragglers=dict.fromkeys(range(5), 1))
+    *_, before, after = states_of(algorithm(), federation, 4)
+    assert np.any(before.means)
+    np.testing.assert_array_equal(before.means, after.means)
+
+
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
 def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, ours = Case(), algorithm(head_epochs=tau, head_rate=0.2)

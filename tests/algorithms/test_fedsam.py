@@ -6,7 +6,9 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
+from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.uploads.accounting import released
 from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
 from tests.engine.finals import final_in
 from tests.models.test_normalization import NormNet
@@ -120,3 +122,12 @@ def test_rounds_in_which_nobody_arrives_leave_the_direction():
     states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)
     assert_close(states[5].direction, states[3].direction, "direction", 0)
     assert any(leaf.any() for leaf in jax.tree.leaves(states[3].direction))
+
+
+def test_both_gradients_of_a_batch_are_accounted():
+    federation = toy_federation(validation_size=0, dp="sample", dp_clip=0.5, dp_noise=1.0)
+    ours, plain = (
+        released(releases(one, federation), 1.0, 3, 0)
+        for one in (algorithm(), pfl.make_algorithm("fedavg"))
+    )
+    assert [one.count for one in ours] == [2 * one.count for one in plain]
