@@ -151,10 +151,8 @@ class PFedHN(core.Algorithm):
         (embedding, psi), _ = generator
         private, momentum = own
 
-        def generate(psi, embedding):
-            return jax.vmap(psi)(embedding)
-
-        theta, transpose = jax.vjp(generate, psi, embedding[cohort.rows])
+        of_members = embedding[cohort.rows]
+        theta = jax.vmap(psi)(of_members)
         model = trees.join(theta, private)
         trained = train_clipped(ctx, model, cohort, momentum, self.clip)
         members = trained.cohort.mask
@@ -162,7 +160,7 @@ class PFedHN(core.Algorithm):
         sent = ctx.upload(trained.models, model, cohort=cohort)
         change = optax.tree.sub(theta, ctx.plan.uploaded(sent))
         count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
-        d_psi, d_v = transpose(optax.tree.scale(1 / count, change))
+        d_psi, d_v = psi.pullback(of_members, optax.tree.scale(1 / count, change))
         gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi
         moved, came = self._server_step(generator, gradient), members.any()
         generator = jax.tree.map(lambda new, old: jnp.where(came, new, old), moved, generator)

@@ -27,10 +27,35 @@ class Hypernetwork:
 
     def __call__(self, embedding: jax.Array) -> core.Tree:
         """Return theta = h(v; psi), the generated leaves of one model."""
-        hidden = embedding
-        for k, (kernel, bias) in enumerate(self.trunk):
-            hidden = products.matmul(jax.nn.relu(hidden) if k else hidden, kernel) + bias
+        hidden = through(self.trunk, embedding)
         return jax.tree.map(lambda w, b: products.rows(hidden, w) + b, self.kernel, self.bias)
+
+    def pullback(self, embeddings: jax.Array, change: core.Stack) -> tuple[core.Tree, jax.Array]:
+        """Return the products of changes of generated leaves and Jacobians: (of psi, of each v).
+
+        Automatic differentiation computes the kernels' product transposed, which is slow to turn.
+
+        Args:
+          embeddings: [M, d].
+          change: leaves [M, ...].
+        """
+        trunks = jax.vmap(through, in_axes=(None, 0))
+        hidden, transpose = jax.vjp(trunks, self.trunk, embeddings)
+        kernel = jax.tree.map(lambda leaf: products.rows(hidden.T, leaf), change)
+        bias = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), change)
+        flat = (jax.tree.map(lambda leaf: leaf.reshape(len(leaf), -1), tree)
+                for tree in (change, self.kernel))  # fmt: skip
+        terms = jax.tree.map(lambda leaf, w: products.matmul(leaf, w.T), *flat)
+        trunk, at = transpose(sum(jax.tree.leaves(terms)))
+        return Hypernetwork(trunk, kernel, bias), at
+
+
+def through(trunk: tuple, embedding: jax.Array) -> jax.Array:
+    """Return the output of the trunk, [h], for one embedding."""
+    hidden = embedding
+    for k, (kernel, bias) in enumerate(trunk):
+        hidden = products.matmul(jax.nn.relu(hidden) if k else hidden, kernel) + bias
+    return hidden
 
 
 def first(key: core.Key, sizes: tuple[int, ...], like: core.Tree, dtype: jnp.dtype) -> Hypernetwork:
