@@ -63,6 +63,7 @@ FOREIGN = {
     "xla_cpu_multi_thread_eigen",
     "xla_cpu_use_fusion_emitters",
     "xla_gpu_deterministic_ops",
+    "xla_gpu_enable_triton_gemm",
 }
 
 
