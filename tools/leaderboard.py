@@ -52,15 +52,20 @@ for some: a place in this table says little about other data.
 | Grouped | 20 in four groups, 80 % of their samples of the group's dominant classes |
 | Pathological | 20 with two classes each |
 | 100 clients, sampled | 100, Dir(0.5); a fifth takes part in each round |
-| Feature shift | 20, Dir(1); four groups see images turned by 0, 90, 180, 270 degrees |
-| Drift | 20, Dir(1); from round 11 on all images are turned by a quarter |
+| Feature shift | 20, Dir(1); four groups see images rotated by 0, 90, 180, 270 degrees |
+| Drift | 20, Dir(1); from round 11 on all images are rotated by 90 degrees |
 
 Accuracies of the personalized model on the client's own test samples are percentages after the last
-round, means over clients, ± half of the 95 % interval over seeds. The mean rank is over the
-settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that differ by less than
-{reach:.0f} do not differ significantly. MB up are those of a client in a round of the first
-setting. On the site, a click on a heading sorts the table. [leaderboard.csv](leaderboard.csv) has
-each cell by seed with the command that repeats it.{times}
+round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
+differs: some rows score what a client receives, others a model after local training (`fedasync`,
+`fedas`, `apple`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's page says which. With
+100 sampled clients, all of them train in each round of `local` and `pfedme`, and compute something
+in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
+
+The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
+differ by less than {reach:.0f} do not differ significantly. MB up are those of a client in a round
+of the first setting. On the site, a click on a heading sorts the table.
+[leaderboard.csv](leaderboard.csv) has each cell by seed with the command that repeats it.{times}
 
 {table}
 
@@ -75,7 +80,7 @@ studies:
 
 <!-- needs: minutes -->
 ```bash
-python -m experiments.study --preset=study/leaderboard --data_dir=FOLDER \\
+python -m experiments.study --preset=study/leaderboard --data_dir=DATA \\
     --algorithms=fedas,fedcp --output_dir=runs/more
 python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
 ```
@@ -83,10 +88,12 @@ python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
 [Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
 """
 TIMINGS = "timings.json"
-TIMES = """ Round is the time of a
-round divided by FedAvg's, on random images of a setting of this size. Compile is the time of
-compilation in seconds. [timings.json](timings.json) has both, from `experiments.benchmark --case=i`
-on {machine}."""
+TIMES = """
+
+Round is the time of a round divided by FedAvg's, on random images of a setting of this size, and
+Compile the time of compilation in seconds: {turns}, on {machine}
+([timings.json](timings.json), of `experiments.benchmark --case=i`). Ratios within a third of each
+other are not told apart."""
 Cells = Mapping[tuple[str, str], Run]  # by algorithm and setting
 
 
@@ -174,9 +181,9 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
         if np.isnan(values).any():
             left_out[name] = "it lacks a setting"
         elif any(len(run.summary["scored_clients"]) < run.num_clients for run in runs):
-            left_out[name] = "it serves some of the clients"
+            left_out[name] = "it has models for some of the clients"
         elif same:
-            left_out[name] = f"here it is `{same[0]}`"
+            left_out[name] = f"the same numbers as `{same[0]}`"
         else:
             chosen[name] = values
     left_out |= {name: "not run" for name in pfl.core.ALGORITHMS if not {name} & {
@@ -278,7 +285,13 @@ def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
     run, measured = next(iter(cells.values())), timings(folder)
     names, left_out = select(cells)
     *most, last = (f"{rate:g}" for rate in rates)
-    times = "" if measured is None else TIMES.format(machine=measured["machine"]["processor"])
+    times = ""
+    if measured is not None:
+        turns = len(measured["timings"]["fedavg"]["seconds"])
+        times = TIMES.format(
+            turns="one turn" if turns == 1 else f"medians of {turns} turns",
+            machine=measured["machine"]["processor"],
+        )
     reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
     text = TEXT.format(
         count=len(names), rounds=run.result.rounds, seeds=len(run.seeds),

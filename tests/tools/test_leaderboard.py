@@ -42,8 +42,8 @@ FOUND["apfl", "drift"] = run([1.0, 1.0])
 def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
     names, left_out = leaderboard.select(FOUND)
     assert names == ["ditto", "fedavg"]
-    assert left_out["hetlora"] == "here it is `fedavg`"
-    assert left_out["waffle"] == "it serves some of the clients"
+    assert left_out["hetlora"] == "the same numbers as `fedavg`"
+    assert left_out["waffle"] == "it has models for some of the clients"
     assert left_out["apfl"] == "it lacks a setting"
     assert left_out["fedrep"] == "not run"
     assert set(left_out) | set(names) == set(pfl.core.ALGORITHMS)
@@ -68,14 +68,14 @@ def test_files(tmp_path):
 
 
 def test_times_of_the_benchmark(tmp_path):
-    times = {"fedavg": {"median": 0.2, "prepare": 3.0}}
+    times = {"fedavg": {"median": 0.2, "prepare": 3.0, "seconds": [0.2, 0.1, 0.2]}}
     measured: dict = {"timings": times, "machine": {"processor": "a CPU"}, "quick": False}
     measured["ratios"] = []
     file = tmp_path / leaderboard.TIMINGS
     file.write_text(json.dumps({"i": measured}))
     leaderboard.write(tmp_path, FOUND, [0.1])
     page = (tmp_path / "README.md").read_text()
-    assert "| MB up | Round | Compile |" in page and "--case=i`\non a CPU." in page
+    assert "| MB up | Round | Compile |" in page and "medians of 3 turns, on a CPU\n" in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
     assert [row[-2:] for row in rows] == [["-", "- |"], ["1.00", "3.0 |"]]
     times["ditto"] = {"median": 0.5, "prepare": 4.04}
