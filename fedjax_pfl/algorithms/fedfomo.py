@@ -51,7 +51,7 @@ class FedFomo(core.Algorithm):
     """
 
     reads = "others"
-    validates = True
+    needs_validation = True
 
     downloads: int = core.static(default=4)
     exploration: float = 0.3

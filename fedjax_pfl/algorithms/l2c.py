@@ -178,7 +178,7 @@ class L2C(core.Algorithm):
         updates, averaged over the members after each round, gives a_i.
     """
 
-    validates = True
+    needs_validation = True
 
     logit_rate: float = 0.01
     prune_after: int = 10

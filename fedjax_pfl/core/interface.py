@@ -38,8 +38,8 @@ class Algorithm:
       share: default rule of shared leaves ("all", "none", "head", "body", see
         `fedjax_pfl.aggregation.sharing`), if the federation does not set one.
       batch_norm: default policy of shared normalization layers, if the federation does not set one.
-      validates: whether the algorithm uses validation samples; federations and new clients without
-        any are refused.
+      needs_validation: whether the algorithm uses validation samples; federations and new clients
+        without any are refused.
       depends_on_num_rounds: whether a round depends on the total number of rounds. Only such an
         algorithm may read `ctx.num_rounds`, and a run that is given more rounds starts over.
       sees: what the server needs of uploads: "nothing", "sums" (one or several weighted sums, as
@@ -77,7 +77,7 @@ class Algorithm:
     absent_idle: ClassVar[bool] = True
     share: ClassVar[Rule] = "all"
     batch_norm: ClassVar[str] = DEFAULT_NORM_POLICY
-    validates: ClassVar[bool] = False
+    needs_validation: ClassVar[bool] = False
     needs_classes: ClassVar[bool] = False
     takes_ranks: ClassVar[bool] = False
     depends_on_num_rounds: ClassVar[bool] = False
@@ -112,8 +112,8 @@ class Algorithm:
         return federation.steps() > 0
 
     def uses_validation(self) -> bool:
-        """Return `validates`; override it if that depends on static hyperparameters."""
-        return self.validates
+        """Return `needs_validation`; override it if that depends on static hyperparameters."""
+        return self.needs_validation
 
     def check_validation(self, federation: Federation) -> None:
         """Raise `InputError` if the algorithm uses validation samples and no client has any."""

@@ -79,7 +79,7 @@ class AffinityState:
 class ValidationLosses(Algorithm):
     """Weighs models by their losses on each client's validation samples, as FedFomo does."""
 
-    validates = True
+    needs_validation = True
 
     def init(self, ctx):
         count = ctx.num_clients
