@@ -141,7 +141,7 @@ def test_ranks_that_can_not_be(options, message):
     [
         ("fedavg", {}, "fedavg needs adapters of one rank: give lora_rank in place"),
         ("hetlora", {"freeze": "body,*lora_a"}, "with lora_ranks needs both factors"),
-        ("flora", {"freeze": "body,*lora_b"}, "with lora_ranks needs both factors"),
+        ("flora", {"freeze": "body,*lora_a"}, "with lora_ranks needs both factors"),
         ("hetlora", {"share": "*lora_a,head"}, "needs both factors of each adapter, and share"),
         ("hetlora", {"dp": "client", "dp_clip": 1.0}, "the server knows the ranks without noise"),
         ("hetlora", {"compress": "sign"}, "compress needs adapters of one rank"),
