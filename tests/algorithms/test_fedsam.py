@@ -125,9 +125,11 @@ def test_rounds_in_which_nobody_arrives_leave_the_direction():
 
 
 def test_both_gradients_of_a_batch_are_accounted():
+    """Two releases on one minibatch count as one with less noise."""
     federation = toy_federation(validation_size=0, dp="sample", dp_clip=0.5, dp_noise=1.0)
-    ours, plain = (
-        released(releases(one, federation), 1.0, 3, 0)
+    (ours,), (plain,) = (
+        released(releases(one, federation), 1.0, 3, 8)
         for one in (algorithm(), pfl.make_algorithm("fedavg"))
     )
-    assert [one.count for one in ours] == [2 * one.count for one in plain]
+    assert (ours.count, plain.count) == (4, 8)
+    np.testing.assert_allclose(ours.noise_multiplier, plain.noise_multiplier / np.sqrt(2))
