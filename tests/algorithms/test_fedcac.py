@@ -109,6 +109,10 @@ def test_overlaps_count_differing_entries():
     np.testing.assert_allclose(found, [[1, 0.8], [0.8, 1]], 1e-6)
 
 
+def test_some_layers_are_shared():
+    algorithm().check(toy_federation(share="body"))
+
+
 @pytest.mark.thorough
 def test_private_layers_stay_and_who_diverges_keeps_its_mask():
     federation = toy_federation(share="body", diverging=3, dtype="float32", validation_size=0)
