@@ -55,6 +55,7 @@ class Pivot:
       over: the clients of the means, in words.
       measure: of the cells.
       data: the data set of each column, where they are known.
+      axes: rows and columns of the table; by default those that have a score.
     """
 
     scores: pd.DataFrame
@@ -63,15 +64,13 @@ class Pivot:
     over: str
     measure: Measure = ACCURACY
     data: Mapping[str, str] = field(default_factory=dict)
+    axes: tuple[Sequence[str], Sequence[str]] | None = None
 
     @cached_property
     def cells(self) -> dict[tuple[str, str], np.ndarray]:
-        """Return the scores of each (row, column) by seed, in the order of the runs.
-
-        A cell without a value is left out, not its row.
-        """
+        """Return the scores of each (row, column) by seed, in the order of the runs."""
         *place, _, value = self.scores.columns
-        groups: Any = self.scores.dropna().groupby(place, sort=False)[value]
+        groups: Any = self.scores.groupby(place, sort=False)[value]
         return {at: values.to_numpy() for at, values in groups}
 
     def text(self, values: np.ndarray) -> str:
@@ -94,7 +93,8 @@ class Pivot:
 
     def table(self) -> Table:
         """Return the table, with each column's best cell bold and second best underlined."""
-        rows, columns = (self.scores.iloc[:, axis].unique().tolist() for axis in (0, 1))
+        known = (self.scores.iloc[:, axis].unique().tolist() for axis in (0, 1))
+        rows, columns = self.axes or known
         texts = {at: self.text(values) for at, values in self.cells.items()}
         body = [[row, *(texts.get((row, column)) for column in columns)] for row in rows]
         emphasis = {

@@ -195,13 +195,13 @@ class Report:
     def pivot(self, name: str) -> Pivot:
         """Return the numbers of a measure by row and setting."""
         measure = self.measure(name)
-        frame = self.numbers.query("measure == @name").drop(columns="measure")
-        extremes = frame.groupby(["row", SETTING])["value"].agg(["min", "max"])
-        if np.allclose(*extremes.T.values, equal_nan=True):
+        frame = self.numbers.query("measure == @name").dropna().drop(columns="measure")
+        if np.allclose(*frame.groupby(["row", SETTING])["value"].agg(["min", "max"]).T.values):
             frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
         frame = frame.rename(columns={"value": measure.column})
         data = {setting: str(run.settings["dataset"]) for (_, setting), run in self.runs.items()}
-        return Pivot(frame, "interval", [], "", measure, data)
+        rows, columns = ([*dict.fromkeys(names)] for names in zip(*self.runs, strict=True))
+        return Pivot(frame, "interval", [], "", measure, data, (rows, columns))
 
     @cached_property
     def gains(self) -> list[Panel]:
