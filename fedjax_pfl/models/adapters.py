@@ -44,14 +44,14 @@ class Adapted(WrappedTask):
       scale: factor of the adapters' term.
       ranks: ranks by client, at most `rank`; that of client id k is ranks[k % len(ranks)]. Empty:
         all clients have `rank`.
-      library: of the network's module, "linen", "nnx" or "equinox".
+      framework: of the network's module, "linen", "nnx" or "equinox".
     """
 
     layers: tuple[Layer, ...]
     rank: int
     scale: float
     ranks: tuple[int, ...] = ()
-    library: str = "linen"
+    framework: str = "linen"
 
     def ranks_of(self, ids: jax.Array) -> jax.Array:
         """Return the adapters' rank of clients by their permanent ids, int32 [k]."""
@@ -73,11 +73,11 @@ class Adapted(WrappedTask):
     @property
     def kernel(self) -> str:
         """Name of the leaf of a layer that an adapter changes."""
-        return "weight" if self.library == "equinox" else "kernel"
+        return "weight" if self.framework == "equinox" else "kernel"
 
     def in_shape(self, product: jax.Array, kernel: jax.Array) -> jax.Array:
         """Return a product of factors, [inputs, outputs], in the shape of a layer's kernel."""
-        product = product.T if self.library == "equinox" else product
+        product = product.T if self.framework == "equinox" else product
         return product.reshape(kernel.shape)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
@@ -95,7 +95,7 @@ class Adapted(WrappedTask):
 
     def _scaled(self, model: Tree) -> Tree:
         """Return a model whose factors B have the scale, if it is of no linen module."""
-        if self.library == "linen":
+        if self.framework == "linen":
             return model
         params = model["params"]
         for path, _, _ in self.layers:
@@ -120,9 +120,9 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
     Raises:
       InputError: unknown layer.
     """
-    library, every = _library_and_layers(task, inputs)
+    framework, every = _framework_and_layers(task, inputs)
     scale = 1.0 if alpha is None else alpha / rank
-    made = Adapted.around(task, (), rank, scale, ranks, library)
+    made = Adapted.around(task, (), rank, scale, ranks, framework)
     known = [layer for layer in every if f"params/{'/'.join(layer[0])}/{made.kernel}" in fixed]
     names = ["/".join(path) for path, _, _ in known]
     patterns = [one.strip() for one in pattern.split(",")]
@@ -140,8 +140,8 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
     return replace(made, layers=layers)
 
 
-def _library_and_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[str, list[Layer]]:
-    """Return the library of a task's module, and its layers that take adapters."""
+def _framework_and_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[str, list[Layer]]:
+    """Return the framework of a task's module, and its layers that take adapters."""
     if isinstance(task, NnxTask):
         return "nnx", [*nnx_layers(task.abstract())]
     if isinstance(task, EquinoxTask):

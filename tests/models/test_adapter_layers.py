@@ -145,7 +145,7 @@ def test_outputs_are_those_of_merged_kernels(network):
     wanted = plain.predict(merged(task, model["params"]), X)
     assert np.abs(wanted - plain.predict(merged(task, model["params"]), 0 * X)).max() > 0.1
     np.testing.assert_allclose(task.predict(model, X), wanted, 1e-4, 1e-4)
-    if task.library != "linen":
+    if task.framework != "linen":
         features, _ = task.embed(model, X, *EVALUATION)
         np.testing.assert_allclose(task.classify(model, features), wanted, 1e-4, 1e-4)
 
