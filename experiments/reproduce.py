@@ -114,6 +114,8 @@ def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
 def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     """Check the request for several tables; those without the reading are unchanged.
 
+    `--all` leaves out the tables that do not have the scale.
+
     Raises:
       InputError: it is not valid.
     """
@@ -126,7 +128,13 @@ def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     if chosen["all"].value and tables:
         raise pfl.InputError("--all is every table: leave --table out.")
     name = "all" if chosen["all"].value else f"tables-{digest(sorted(tables))}"
-    tables = [paper_tables.load(one, folder) for one in tables or paper_tables.names(folder)]
+    if tables:
+        tables = [paper_tables.load(one, folder) for one in tables]
+    else:
+        every = (paper_tables.load(one, folder) for one in paper_tables.names(folder))
+        tables = [one for one in every if one.has_scale(chosen.scale)]
+    if not tables:
+        raise pfl.InputError(f"No table in {folder} has --scale={chosen.scale}.")
     name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
     root = Path("runs") / f"reproduce-{name}"
     root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)

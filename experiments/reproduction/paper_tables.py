@@ -217,9 +217,13 @@ class PaperTable:
         every = {"small": self.small, "medium": self.medium, "network": self.network}
         return every.get(scale, ())
 
+    def has_scale(self, scale: str) -> bool:
+        """Return whether the table has flags for a scale."""
+        return scale != "network" or bool(self.network)
+
     def require_scale(self, scale: str) -> None:
         """Raise `InputError` where the table has no flags for a scale."""
-        if scale == "network" and not self.network:
+        if not self.has_scale(scale):
             raise pfl.InputError(f"{self.name} has no --scale=network: use small, medium or full.")
 
     def readings(self, scale: str = "full") -> list[str]:

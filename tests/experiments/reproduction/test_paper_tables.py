@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
-from experiments.cli import algorithms, build, flags
+from experiments.cli import algorithms, build, data_flags, flags
 from experiments.reproduction import cells, datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
@@ -169,6 +169,29 @@ def test_network_scale_keeps_the_papers_network_and_rates(name):
 def test_a_table_without_network_scale_is_refused(capsys):
     assert reproduce.main(["reproduce", "--table=waffle/4", "--scale=network"]) == 2
     assert "waffle/4 has no --scale=network" in capsys.readouterr().err
+
+
+def test_all_tables_are_those_with_the_scale():
+    own, more = reproduce.parse(["reproduce", "--all", "--scale=network", "--output_dir=o"])
+    queue = reproduce.queue_of(own, more)
+    assert [one.table.name for one in queue.requests] != NAMES
+    assert {one.table.name for one in queue.requests} == {
+        name for name in NAMES if reproduce_tables.load(name).network
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [(n, s) for n in NAMES for s in ("small", "medium", "network")
+     if reproduce_tables.load(n).has_scale(s)],
+)  # fmt: skip
+def test_the_data_set_is_large_enough_for_the_clients(name, scale):
+    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
+    asked = reproduce.request_of(own, more)
+    for column in asked.table.column:
+        args = next(asked.cells(column)).args()
+        if args.dataset in datasets.KINDS:
+            data_flags.make_partition(args, datasets.blank(args.dataset))
 
 
 @pytest.mark.parametrize("name", NAMES)

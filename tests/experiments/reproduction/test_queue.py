@@ -115,6 +115,11 @@ def test_bad_input(tmp_path, capsys, words, said):
     assert not (tmp_path / "out").exists()
 
 
+def test_tables_without_the_scale(made, capsys):
+    assert call(made[2], made[1], "--scale=network") == 2
+    assert f"No table in {made[2]} has --scale=network." in capsys.readouterr().err
+
+
 def test_a_reading_is_taken_where_there_is_one():
     words = ["reproduce", "--table=feddwa/1,feddwa/5", "--reading=paper"]
     asked = {one.table.name: one for one in reproduce.queue_of(*reproduce.parse(words)).requests}
