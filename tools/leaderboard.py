@@ -1,17 +1,16 @@
-"""The leaderboard of docs: `python -m tools.leaderboard docs/leaderboard runs/leaderboard ...`.
+"""The leaderboard of docs: `python -m tools.leaderboard docs/leaderboard [STUDY...]`.
 
-Takes the finished cells of studies with the preset study/leaderboard, which may have different
-algorithms, and writes `README.md` and `leaderboard.csv`, with the exact command of every cell. The
-same cells give the same files. With `timings.json` in the folder, the output of case i of
-`experiments.benchmark`, the table has times, too.
+Writes `README.md` from `leaderboard.csv`, which has each cell: the accuracies, the tuning and the
+exact command. The finished cells of studies with the preset study/leaderboard are added to the file
+first, in place of earlier cells of the same algorithm and setting. The same cells give the same
+files. With `timings.json` in the folder, the output of case i of `experiments.benchmark`, the table
+has times, too.
 """
 
-import csv
-import io
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,13 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from experiments.benchmarks.cases import of_fedavg
-from experiments.cli import flags, identity, shell
-from experiments.figures.loading import read
-from experiments.figures.runs import Run
+from experiments.cli import flags, shell
 from experiments.outputs.run_files import write_text
-from experiments.study import TUNING
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
+from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, kept, load, tuned_alike
 
-SETTINGS = {
-    "dirichlet": "Dirichlet",
-    "grouped": "Grouped",
-    "pathological": "Pathological",
-    "sampled": "100 clients, sampled",
-    "features": "Feature shift",
-    "drift": "Drift",
-}
 TEXT = """\
 # Leaderboard
 
@@ -75,14 +64,14 @@ of the first setting. On the site, a click on a heading sorts the table.
 
 ## How to add a row
 
-Run a study of the new algorithms with the same preset, then make this page from the folders of all
-studies:
+Run a study of the new algorithms with the same preset, then add its cells to the file and to this
+page:
 
 <!-- needs: minutes -->
 ```bash
 python -m experiments.study --preset=study/leaderboard --data_dir=DATA \\
     --algorithms=fedas,fedcp --output_dir=runs/more
-python -m tools.leaderboard docs/leaderboard runs/leaderboard runs/more
+python -m tools.leaderboard docs/leaderboard runs/more
 ```
 
 [Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
@@ -94,48 +83,6 @@ Round is the time of a round divided by FedAvg's, on random images of a setting 
 Compile the time of compilation in seconds: {turns}, on {machine}
 ([timings.json](timings.json), of `experiments.benchmark --case=i`). Ratios within a third of each
 other are not told apart."""
-Cells = Mapping[tuple[str, str], Run]  # by algorithm and setting
-
-
-def load(folders: Sequence[Path]) -> dict[tuple[str, str], Run]:
-    """Return the finished cells of studies.
-
-    Raises:
-      InputError: no finished cell, or one of two studies.
-    """
-    found: dict[tuple[str, str], Run] = {}
-    for folder in folders:
-        for summary in sorted(folder.glob("*/*/*/summary.json")):
-            setting = summary.parts[-4]
-            if setting == TUNING or setting not in SETTINGS:
-                continue
-            run = read(summary.parent)
-            if (run.algorithm, setting) in found:
-                raise pfl.InputError(f"{run.algorithm}, {setting} is in two of the folders.")
-            found[run.algorithm, setting] = run
-    if not found:
-        raise pfl.InputError(f"{', '.join(map(str, folders))} has no finished cell of the study.")
-    return found
-
-
-def tried(folders: Sequence[Path]) -> list[float]:
-    """Return the learning rates that each row of the studies tried.
-
-    Raises:
-      InputError: no such file, or rows that tried different ones.
-    """
-    found: dict[frozenset[float], Path] = {}
-    for folder in folders:
-        for file in sorted(folder.glob(f"{TUNING}/*/*/sweep.csv")):
-            with file.open(encoding="utf-8") as lines:
-                rates = frozenset(float(one["learning_rate"]) for one in csv.DictReader(lines))
-            found.setdefault(rates, file)
-    if not found:
-        raise pfl.InputError(f"{', '.join(map(str, folders))} has no {TUNING}/*/*/sweep.csv.")
-    if len(found) > 1:
-        first, second, *_ = found.values()
-        raise pfl.InputError(f"{first} and {second} have different learning rates.")
-    return sorted(next(iter(found)))
 
 
 def timings(folder: Path) -> dict[str, Any] | None:
@@ -155,11 +102,10 @@ def timings(folder: Path) -> dict[str, Any] | None:
 
 def accuracies(cells: Cells, name: str) -> np.ndarray:
     """Return percent after the last round, [settings, S]; NaN for a cell that is missing."""
-    seeds = len(next(iter(cells.values())).seeds)
-    nothing = np.full(seeds, np.nan)
-    rows = [cells[name, one].result.curve()[:, 0, -1] if (name, one) in cells else nothing
-            for one in SETTINGS]  # fmt: skip
-    return 100 * np.array(rows, float)
+    seeds = next(iter(cells.values())).accuracies
+    nothing = dict.fromkeys(seeds, np.nan)
+    rows = [cells[name, one].accuracies if (name, one) in cells else nothing for one in SETTINGS]
+    return np.array([[row[seed] for seed in seeds] for row in rows], float)
 
 
 def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
@@ -176,11 +122,11 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
     first = [name for name in ("local", "fedavg", "fedavg_ft") if (name, "dirichlet") in cells]
     for name in dict.fromkeys([*first, *sorted({name for name, _ in cells})]):
         values = accuracies(cells, name)
-        runs = [cells[name, one] for one in SETTINGS if (name, one) in cells]
+        own = [cells[name, one] for one in SETTINGS if (name, one) in cells]
         same = [one for one, other in chosen.items() if np.array_equal(values, other)]
         if np.isnan(values).any():
             left_out[name] = "it lacks a setting"
-        elif any(len(run.summary["scored_clients"]) < run.num_clients for run in runs):
+        elif not all(one.scored for one in own):
             left_out[name] = "it has models for some of the clients"
         elif same:
             left_out[name] = f"the same numbers as `{same[0]}`"
@@ -209,7 +155,7 @@ def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = 
             f"[`{name}`](../algorithms/{page(name)}.md)",
             f"{rank:.1f}",
             *map(mean_with_interval, accuracies(cells, name)),
-            f"{cells[name, 'dirichlet'].summary['traffic_mb_per_client_round']['up']:.2f}",
+            MISSING if (up := cells[name, "dirichlet"].mb_up) is None else f"{up:.2f}",
         ]
         for name, rank in zip(names, ranks, strict=True)
     ]
@@ -226,8 +172,7 @@ def table(cells: Cells, names: Sequence[str], measured: dict[str, Any] | None = 
 
 def at_edge(cells: Cells, names: Sequence[str]) -> str:
     """Return a sentence on the rows that choose the smallest learning rate in all settings."""
-    rates = {name: {cells[name, one].summary["training"]["learning_rate"] for one in SETTINGS}
-             for name in names}  # fmt: skip
+    rates = {name: {cells[name, one].learning_rate for one in SETTINGS} for name in names}
     lowest = min(set().union(*rates.values()))
     found = [f"`{name}`" for name in sorted(names) if rates[name] == {lowest}]
     if not found or len(set().union(*rates.values())) == 1:
@@ -246,45 +191,12 @@ def page(name: str) -> str:
     return next(one.stem for one in sorted(folder.glob("*.md")) if f"`{name}`" in one.read_text())
 
 
-def command(run: Run) -> str:
-    """Return the command that repeats a run: its flags that differ from their defaults."""
-    usual, words = flags.parse(["run"]), []
-    for group in run.config["flags"].values():
-        for name, value in group.items():
-            if name in identity.NEUTRAL or name not in usual or value == usual[name].default:
-                continue
-            if name in flags.repeated():
-                words += [f"--{name}={word}" for word in value]
-            elif isinstance(value, bool):
-                words.append(f"--{'' if value else 'no'}{name}")
-            else:
-                text = ",".join(map(str, value)) if isinstance(value, list) else value
-                words.append(f"--{name}={text}")
-    return f"python -m experiments.run {shlex.join(words)}"
-
-
-def lines(cells: Cells) -> str:
-    """Return the CSV file: a line for each cell."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    seeds = next(iter(cells.values())).seeds
-    columns = [f"accuracy_percent_seed_{seed}" for seed in seeds]
-    writer.writerow(["algorithm", "setting", *columns, "learning_rate", "command"])
-    for name in sorted({name for name, _ in cells}):
-        for setting, values in zip(SETTINGS, accuracies(cells, name).tolist(), strict=True):
-            if (name, setting) in cells:
-                run = cells[name, setting]
-                rate = run.summary["training"]["learning_rate"]
-                numbers = [f"{value:.4f}" for value in values]
-                writer.writerow([name, setting, *numbers, rate, command(run)])
-    return file.getvalue()
-
-
-def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
-    """Write the page and the CSV file; the cells' rows tried these learning rates."""
-    run, measured = next(iter(cells.values())), timings(folder)
+def write(folder: Path, cells: Cells) -> None:
+    """Write the page and the CSV file."""
+    any_cell, measured = next(iter(cells.values())), timings(folder)
     names, left_out = select(cells)
-    *most, last = (f"{rate:g}" for rate in rates)
+    rounds = flags.parse(["run", *shlex.split(any_cell.command)[3:]])["rounds"].value
+    *most, last = (f"{rate:g}" for rate in tuned_alike(cells))
     times = ""
     if measured is not None:
         turns = len(measured["timings"]["fedavg"]["seconds"])
@@ -294,7 +206,7 @@ def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
         )
     reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
     text = TEXT.format(
-        count=len(names), rounds=run.result.rounds, seeds=len(run.seeds),
+        count=len(names), rounds=rounds, seeds=len(any_cell.accuracies),
         rates=f"{', '.join(most)} and {last}", times=times,
         reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
         table=table(cells, names, measured).to_markdown(),
@@ -302,17 +214,19 @@ def write(folder: Path, cells: Cells, rates: Sequence[float]) -> None:
     )  # fmt: skip
     folder.mkdir(exist_ok=True)
     write_text(folder / "README.md", text)
-    write_text(folder / "leaderboard.csv", lines(cells))
+    write_text(folder / CELLS, as_csv(cells))
 
 
 @shell.script()
 def main(argv: list[str]) -> int:
     """Run the command."""
-    if len(argv) < 3:
+    if len(argv) < 2:
         raise pfl.InputError("Give the folder of the page, then those of finished studies.")
     folder, *studies = map(Path, argv[1:])
-    cells = load(studies)
-    write(folder, cells, tried(studies))
+    cells = kept(folder) | load(studies)
+    if not cells:
+        raise pfl.InputError(f"{folder} has no {CELLS}: give folders of finished studies.")
+    write(folder, cells)
     print(f"{len(cells)} cells: {folder}")
     return 0
 

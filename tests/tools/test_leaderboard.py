@@ -2,6 +2,8 @@
 
 import csv
 import json
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,32 +13,26 @@ import fedjax_pfl as pfl
 from experiments import study
 from experiments.benchmarks.cases import of_fedavg
 from experiments.cli import flags
-from tools import leaderboard
+from tools import leaderboard, leaderboard_cells
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = "--algorithms=ditto --rounds=7"
 
 
-def run(last, num_clients=4, scored=4, rate=0.3):
-    """What the page looks at: accuracies [S, H, E], traffic, flags."""
-    curve = np.array([[[0.1, one]] for one in last])
-    summary = {
-        "scored_clients": list(range(scored)),
-        "traffic_mb_per_client_round": {"up": 0.204, "down": 2.0},
-        "training": {"learning_rate": rate},
-    }
-    values = {"algorithms": ["ditto"], "rounds": 7, "setting": [], "validation_fraction": 0.2}
-    return SimpleNamespace(
-        result=SimpleNamespace(curve=lambda: curve, rounds=7), summary=summary,
-        config={"flags": {"comparison": values | {"learning_rate": 0.3}}},
-        seeds=(0, 1), num_clients=num_clients,
-    )  # fmt: skip
+def cell(last, scored=True, rate=0.3, up: float | None = 0.204):
+    """A cell whose seeds have these accuracies."""
+    accuracies = {str(seed): 100 * one for seed, one in enumerate(last)}
+    command = f"python -m experiments.run {WORDS}"
+    return leaderboard_cells.Cell(accuracies, rate, (0.01, 0.1, 0.3), up, scored, command)
 
 
 def cells(**rows):
-    return {(name, one): cell for name, cell in rows.items() for one in leaderboard.SETTINGS}
+    return {(name, one): cell for name, cell in rows.items() for one in leaderboard_cells.SETTINGS}
 
 
-FOUND = cells(fedavg=run([0.5, 0.6], rate=0.1), ditto=run([0.7, 0.9]), hetlora=run([0.5, 0.6]),
-              waffle=run([0.9, 0.9], scored=1))  # fmt: skip
-FOUND["apfl", "drift"] = run([1.0, 1.0])
+FOUND = cells(fedavg=cell([0.5, 0.6], rate=0.1), ditto=cell([0.7, 0.9]), hetlora=cell([0.5, 0.6]),
+              waffle=cell([0.9, 0.9], scored=False))  # fmt: skip
+FOUND["apfl", "drift"] = cell([1.0, 1.0], up=None)
 
 
 def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
@@ -48,23 +44,64 @@ def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
     assert left_out["fedrep"] == "not run"
     assert set(left_out) | set(names) == set(pfl.core.ALGORITHMS)
     with pytest.raises(pfl.InputError, match="finished cells of all 6 settings"):
-        leaderboard.select({("apfl", "drift"): run([1.0, 1.0])})
+        leaderboard.select({("apfl", "drift"): cell([1.0, 1.0])})
 
 
 def test_files(tmp_path):
-    leaderboard.write(tmp_path, FOUND, [0.01, 0.1, 0.3])
+    leaderboard.write(tmp_path, FOUND)
     page = (tmp_path / "README.md").read_text()
     assert "2 algorithms in six settings" in page and "7 rounds" in page
     assert "tries the learning\nrates 0.01, 0.1 and 0.3 with one seed" in page
     assert "Compile" not in page
     assert "| [`ditto`](../algorithms/ditto.md) | 1.0 | 80.00 ± " in page
     assert "rows, which choose it everywhere: `fedavg`." in page.replace("\n", " ")
-    rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open()))
+    rows = list(csv.DictReader((tmp_path / leaderboard_cells.CELLS).open()))
     assert len(rows) == len(FOUND)
     first = next(row for row in rows if row["algorithm"] == "ditto")
     assert first["accuracy_percent_seed_1"] == "90.0000" and first["learning_rate"] == "0.3"
+
+
+def test_the_page_is_made_again_from_its_file(tmp_path, capsys):
+    leaderboard.write(tmp_path, FOUND)
+    files = {path: path.read_text() for path in tmp_path.iterdir()}
+    assert leaderboard_cells.kept(tmp_path) == FOUND
+    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 0
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == files
+    (tmp_path / leaderboard_cells.CELLS).write_text("algorithm,setting\nditto,drift\n")
+    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 2
+    assert "is not a file of cells: KeyError" in capsys.readouterr().err
+    (tmp_path / leaderboard_cells.CELLS).unlink()
+    assert leaderboard.main(["leaderboard", str(tmp_path)]) == 2
+    assert "give folders of finished studies" in capsys.readouterr().err
+
+
+def test_cells_of_a_study(tmp_path, monkeypatch):
+    curve = np.array([[[0.1, one]] for one in (0.7, 0.9)])
+    values = {"algorithms": ["ditto"], "rounds": 7, "setting": [], "validation_fraction": 0.2}
+    one = SimpleNamespace(
+        algorithm="ditto", result=SimpleNamespace(curve=lambda: curve), seeds=(0, 1), num_clients=4,
+        config={"flags": {"comparison": values | {"learning_rate": 0.3}}},
+        summary={
+            "scored_clients": [0, 1, 2],
+            "traffic_mb_per_client_round": {"up": 0.204, "down": 2.0},
+            "training": {"learning_rate": 0.3},
+        },
+    )  # fmt: skip
+    monkeypatch.setattr(leaderboard_cells, "read", lambda _: one)
+    for study_ in ("a", "b"):
+        tuning = tmp_path / study_ / "tuning" / "drift" / "row"
+        for place in (tuning, tmp_path / study_ / "drift" / "row" / "ditto"):
+            place.mkdir(parents=True)
+        (tmp_path / study_ / "drift" / "row" / "ditto" / "summary.json").touch()
+        (tuning / "sweep.csv").write_text("learning_rate,seed\n1,0\n0.3,0\n1,1\n")
+    (found,) = leaderboard_cells.load([tmp_path / "a"]).items()
     words = ["--algorithms=ditto", "--rounds=7", "--validation_fraction=0.2", "--learning_rate=0.3"]
-    assert first["command"].split() == ["python", "-m", "experiments.run", *words]
+    command = f"python -m experiments.run {' '.join(words)}"
+    accuracies = {"0": 70.0, "1": 90.0}
+    expected = leaderboard_cells.Cell(accuracies, 0.3, (0.3, 1.0), 0.204, False, command)
+    assert found == (("ditto", "drift"), expected)
+    with pytest.raises(pfl.InputError, match="ditto, drift is in two of the folders"):
+        leaderboard_cells.load([tmp_path / "a", tmp_path / "b"])
 
 
 def test_times_of_the_benchmark(tmp_path):
@@ -73,7 +110,7 @@ def test_times_of_the_benchmark(tmp_path):
     measured["ratios"] = []
     file = tmp_path / leaderboard.TIMINGS
     file.write_text(json.dumps({"i": measured}))
-    leaderboard.write(tmp_path, FOUND, [0.1])
+    leaderboard.write(tmp_path, FOUND)
     page = (tmp_path / "README.md").read_text()
     assert "| MB up | Round | Compile |" in page and "medians of 3 turns, on a CPU\n" in page
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| [`")]
@@ -81,7 +118,7 @@ def test_times_of_the_benchmark(tmp_path):
     times["ditto"] = {"median": 0.5, "prepare": 4.04}
     measured["ratios"] = [{"what": of_fedavg("ditto"), "value": 2.4}]
     file.write_text(json.dumps({"i": measured}))
-    leaderboard.write(tmp_path, FOUND, [0.1])
+    leaderboard.write(tmp_path, FOUND)
     assert "| 0.20 | 2.40 | 4.0 |" in (tmp_path / "README.md").read_text()
     for other in ({"i": measured | {"quick": True}}, {"a": measured}):
         file.write_text(json.dumps(other))
@@ -89,19 +126,29 @@ def test_times_of_the_benchmark(tmp_path):
             leaderboard.timings(tmp_path)
 
 
-def test_learning_rates_are_those_of_the_studies(tmp_path):
-    """Two studies' rows, each with the same rates in its tuning."""
-    for study_, row, rates in (("a", "local", "1 0.3"), ("b", "ditto", "0.3 1"), ("c", "x", "1")):
-        place = tmp_path / study_ / "tuning" / "drift" / row
-        place.mkdir(parents=True)
-        lines = [f"{row},{rate},0,50.0,50.0" for rate in rates.split()]
-        heading = "algorithm,learning_rate,seed,validation_percent,test_percent"
-        (place / "sweep.csv").write_text("\n".join([heading, *lines]))
-    assert leaderboard.tried([tmp_path / "a", tmp_path / "b"]) == [0.3, 1.0]
-    with pytest.raises(pfl.InputError, match="have different learning rates"):
-        leaderboard.tried([tmp_path / "a", tmp_path / "c"])
-    with pytest.raises(pfl.InputError, match="has no tuning"):
-        leaderboard.tried([tmp_path])
+def test_cells_that_were_not_tuned_alike(tmp_path):
+    other = replace(cell([0.5, 0.6]), tried=(0.1, 0.3))
+    with pytest.raises(pfl.InputError, match="drift and apfl, dirichlet tried different"):
+        leaderboard_cells.tuned_alike(
+            {("ditto", "drift"): cell([0.7, 0.9]), ("apfl", "dirichlet"): other}
+        )
+    with pytest.raises(pfl.InputError, match=r"sweep.csv does not exist"):
+        leaderboard_cells.tried(tmp_path)
+
+
+def test_the_documentation_has_the_page_of_its_file(tmp_path):
+    docs = ROOT / "docs" / "leaderboard"
+    for name in (leaderboard_cells.CELLS, leaderboard.TIMINGS):
+        (tmp_path / name).write_bytes((docs / name).read_bytes())
+    leaderboard.write(tmp_path, leaderboard_cells.kept(tmp_path))
+    assert (tmp_path / leaderboard_cells.CELLS).read_text() == (
+        docs / leaderboard_cells.CELLS
+    ).read_text()
+    rows, shown = (
+        [line for line in (place / "README.md").read_text().splitlines() if line.startswith("| [")]
+        for place in (tmp_path, docs)
+    )
+    assert rows == shown and len(rows) > 70
 
 
 def test_the_page_states_the_preset():
@@ -109,9 +156,9 @@ def test_the_page_states_the_preset():
     assert known["train_samples"].value == 300 and known["local_epochs"].value == 2
     assert known["dataset"].value == "fashion_mnist" and known["validation_fraction"].value == 0.2
     given = [word.split(":")[0] for word in known["setting"].value]
-    assert given == list(leaderboard.SETTINGS)
+    assert given == list(leaderboard_cells.SETTINGS)
 
 
 def test_without_any_run(tmp_path):
     with pytest.raises(pfl.InputError, match="has no finished cell"):
-        leaderboard.load([tmp_path])
+        leaderboard_cells.load([tmp_path])

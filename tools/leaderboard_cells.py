@@ -1,0 +1,175 @@
+"""Cells of the leaderboard: from its file, from studies, and back into the file."""
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import fedjax_pfl as pfl
+from experiments.cli import flags, identity
+from experiments.figures.loading import read
+from experiments.figures.runs import Run
+from experiments.study import TUNING
+
+SETTINGS = {
+    "dirichlet": "Dirichlet",
+    "grouped": "Grouped",
+    "pathological": "Pathological",
+    "sampled": "100 clients, sampled",
+    "features": "Feature shift",
+    "drift": "Drift",
+}
+CELLS = "leaderboard.csv"
+SEED = "accuracy_percent_seed_"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An algorithm's results in a setting.
+
+    Attributes:
+      accuracies: percent after the last round, by seed.
+      learning_rate: the one that was chosen.
+      tried: the learning rates to choose from.
+      mb_up: of a client in a round; None where it was not kept.
+      scored: whether all clients have a model.
+      command: repeats the run.
+    """
+
+    accuracies: Mapping[str, float]
+    learning_rate: float
+    tried: tuple[float, ...]
+    mb_up: float | None
+    scored: bool
+    command: str
+
+
+Cells = Mapping[tuple[str, str], Cell]  # by algorithm and setting
+
+
+def kept(folder: Path) -> dict[tuple[str, str], Cell]:
+    """Return the cells of the folder's file; without one there are none.
+
+    Raises:
+      InputError: it is not a file of cells.
+    """
+    file = folder / CELLS
+    if not file.exists():
+        return {}
+    found: dict[tuple[str, str], Cell] = {}
+    try:
+        with file.open(encoding="utf-8", newline="") as lines:
+            for row in csv.DictReader(lines):
+                found[row["algorithm"], row["setting"]] = Cell(
+                    {k[len(SEED) :]: float(v) for k, v in row.items() if k.startswith(SEED)},
+                    float(row["learning_rate"]),
+                    tuple(map(float, row["tried"].split())),
+                    float(row["mb_up"]) if row["mb_up"] else None,
+                    row["scored"] == "all",
+                    row["command"],
+                )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise pfl.InputError(f"{file} is not a file of cells: {error!r}.") from None
+    return found
+
+
+def load(folders: Sequence[Path]) -> dict[tuple[str, str], Cell]:
+    """Return the finished cells of studies.
+
+    Raises:
+      InputError: no finished cell, or one of two studies.
+    """
+    found: dict[tuple[str, str], Cell] = {}
+    for folder in folders:
+        for summary in sorted(folder.glob("*/*/*/summary.json")):
+            setting, row = summary.parts[-4:-2]
+            if setting == TUNING or setting not in SETTINGS:
+                continue
+            run = read(summary.parent)
+            if (run.algorithm, setting) in found:
+                raise pfl.InputError(f"{run.algorithm}, {setting} is in two of the folders.")
+            found[run.algorithm, setting] = cell(run, tried(folder / TUNING / setting / row))
+    if folders and not found:
+        raise pfl.InputError(f"{', '.join(map(str, folders))} has no finished cell of the study.")
+    return found
+
+
+def cell(run: Run, rates: tuple[float, ...]) -> Cell:
+    """Return the cell of a finished run that chose among these learning rates."""
+    last = 100 * np.asarray(run.result.curve()[:, 0, -1], float)
+    accuracies = {str(seed): float(x) for seed, x in zip(run.seeds, last, strict=True)}
+    return Cell(
+        accuracies,
+        run.summary["training"]["learning_rate"],
+        rates,
+        run.summary["traffic_mb_per_client_round"]["up"],
+        len(run.summary["scored_clients"]) == run.num_clients,
+        command(run),
+    )
+
+
+def tried(folder: Path) -> tuple[float, ...]:
+    """Return the learning rates of a row's tuning.
+
+    Raises:
+      InputError: the folder has no such file.
+    """
+    file = folder / "sweep.csv"
+    if not file.exists():
+        raise pfl.InputError(f"{file} does not exist: which learning rates were tried?")
+    with file.open(encoding="utf-8") as lines:
+        return tuple(sorted({float(one["learning_rate"]) for one in csv.DictReader(lines)}))
+
+
+def tuned_alike(cells: Cells) -> tuple[float, ...]:
+    """Return the learning rates that every cell tried.
+
+    Raises:
+      InputError: cells tried different ones.
+    """
+    found = {one.tried: place for place, one in cells.items()}
+    if len(found) > 1:
+        first, second, *_ = (", ".join(place) for place in found.values())
+        raise pfl.InputError(f"{first} and {second} tried different learning rates.")
+    return next(iter(found))
+
+
+def command(run: Run) -> str:
+    """Return the command that repeats a run: its flags that differ from their defaults."""
+    usual, words = flags.parse(["run"]), []
+    for group in run.config["flags"].values():
+        for name, value in group.items():
+            if name in identity.NEUTRAL or name not in usual or value == usual[name].default:
+                continue
+            if name in flags.repeated():
+                words += [f"--{name}={word}" for word in value]
+            elif isinstance(value, bool):
+                words.append(f"--{'' if value else 'no'}{name}")
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, list) else value
+                words.append(f"--{name}={text}")
+    return f"python -m experiments.run {shlex.join(words)}"
+
+
+def as_csv(cells: Cells) -> str:
+    """Return the CSV file: a line for each cell."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    seeds = list(next(iter(cells.values())).accuracies)
+    heading = [f"{SEED}{seed}" for seed in seeds]
+    facts = ["learning_rate", "tried", "mb_up", "scored", "command"]
+    writer.writerow(["algorithm", "setting", *heading, *facts])
+    order = {setting: at for at, setting in enumerate(SETTINGS)}
+    for name, setting in sorted(cells, key=lambda one: (one[0], order[one[1]])):
+        one = cells[name, setting]
+        writer.writerow([
+            name, setting, *(f"{one.accuracies[seed]:.4f}" for seed in seeds), one.learning_rate,
+            " ".join(f"{rate:g}" for rate in one.tried),
+            "" if one.mb_up is None else f"{one.mb_up:.4g}",
+            "all" if one.scored else "some", one.command,
+        ])  # fmt: skip
+    return file.getvalue()
