@@ -12,7 +12,7 @@ from fedjax_pfl.results import harm
 from fedjax_pfl.results.comparison_plots import sorted_gains
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.notes import grouped
-from fedjax_pfl.results.table import Column, Table
+from fedjax_pfl.results.table import Column, Table, latex_escaped
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY
 
@@ -61,6 +61,19 @@ class Section:
         parts = [f"## {self.title}", *(table.to_markdown() for table in self.tables)]
         parts += [f"![{self.title}]({self.name}.png)"] if self.picture is not None else []
         return "\n\n".join([*parts, *self.paragraphs()])
+
+    def to_latex(self) -> str:
+        """Format as floats for the packages booktabs and graphicx, with the notes below."""
+        floats = [("table", replace(table, notes=[]).to_latex("c")) for table in self.tables]
+        if self.picture is not None:
+            picture = rf"\includegraphics[width=\linewidth]{{{self.name}.png}}"
+            floats.append(("figure", f"{picture}\n"))
+        parts = [
+            f"\\begin{{{kind}}}\n\\centering\n\\caption{{{latex_escaped(self.title)}}}\n"
+            f"{body}\\end{{{kind}}}\n"
+            for kind, body in floats
+        ]
+        return "\n".join([*parts, *(f"{latex_escaped(one)}\n" for one in self.paragraphs())])
 
 
 def sections(report: Report, tuned: Tuned | None = None) -> list[Section]:
@@ -154,9 +167,7 @@ def _costs(report: Report) -> Section:
 
 def write(report: Report, folder: Path, parts: Sequence[Section], command: str) -> None:
     """Write `study.md`, `.tex`, `.html` and `.csv`, and the sections' numbers and pictures."""
-    latex = []
     for part in parts:
-        latex += [f"% {part.title}\n{table.to_latex('c')}" for table in part.tables]
         if part.name and part.tables:
             numbers = pd.concat([table.to_pandas() for table in part.tables])
             text = numbers.to_csv(index=False, lineterminator="\r\n")
@@ -164,7 +175,7 @@ def write(report: Report, folder: Path, parts: Sequence[Section], command: str) 
         if part.picture is not None:
             write_picture(folder / f"{part.name}.png", part.picture)
     text = "\n\n".join(["# Study", f"```bash\n{command}\n```", *(p.to_markdown() for p in parts)])
-    write_text(folder / "study.tex", "\n".join(latex))
+    write_text(folder / "study.tex", "\n".join(part.to_latex() for part in parts))
     write_text(folder / "study.csv", report.numbers.to_csv(index=False, lineterminator="\r\n"))
     write_text(folder / "study.html", html_page.page("Study", text, folder))
     write_text(folder / "study.md", f"{text}\n")

@@ -115,7 +115,12 @@ def test_text(finished):
     assert "|  | no attack | sign flip |" in text
     assert "fedavg, median: aggregator median." in text
     assert "sign flip. All rows: 1 of 4 clients are Byzantine" in text
-    assert r"\begin{tabular}" in (finished / "study.tex").read_text()
+    latex = (finished / "study.tex").read_text()
+    assert r"\caption{Accuracy \%: mean over 3 of 4 clients after the last round}" in latex
+    assert r"\includegraphics[width=\linewidth]{study.png}" in latex
+    assert "fedavg, median: aggregator median." in latex and "%" not in latex.replace(r"\%", "")
+    for kind in ("table", "tabular", "figure"):
+        assert latex.count(rf"\begin{{{kind}}}") == latex.count(rf"\end{{{kind}}}") > 0
 
 
 def test_who_is_harmed(finished):
