@@ -45,7 +45,7 @@ class FedALA(fedavg.FedAvg):
       threshold: of the standard deviation.
       most_passes: of a first adaptation; the published code has no such bound.
       who: "everyone" (the published code): at the end of a round, which is the beginning of the
-        next, all clients download the new model, adapt and keep theta_hat. "selected" (the paper):
+        next, all clients download the new model, adapt and keep theta_hat. "drawn" (the paper):
         the cohort at the beginning of its round.
     """
 
@@ -56,7 +56,7 @@ class FedALA(fedavg.FedAvg):
     percent: int = core.static(default=80)
     threshold: float = 0.1
     most_passes: int = core.static(default=30)
-    who: Literal["everyone", "selected"] = core.static(default="everyone")
+    who: Literal["everyone", "drawn"] = core.static(default="everyone")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def reads(self) -> str:
@@ -64,7 +64,7 @@ class FedALA(fedavg.FedAvg):
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def absent_kept(self) -> bool:
-        return self.who == "selected"
+        return self.who == "drawn"
 
     absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
@@ -123,7 +123,7 @@ class FedALA(fedavg.FedAvg):
     def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
-        if self.who == "selected":
+        if self.who == "drawn":
             return after
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 

@@ -31,7 +31,7 @@ class FedRod(fedavg.FedAvg):
     models are scored after aggregation, before they are trained locally.
 
     Attributes:
-      personal_rate: weight of the personal loss, which does not reach body and generic head: with
+      personal_weight: weight of the personal loss, which does not reach body and generic head: with
         SGD, the ratio of the personal head's rate to the others' (weight decay excepted).
       score_trained: also score the trained models before aggregation; the state then holds them.
     """
@@ -39,11 +39,13 @@ class FedRod(fedavg.FedAvg):
     needs_classes = True  # of the balanced softmax
     unprotected = ("the class counts of its loss",)
 
-    personal_rate: float = 1.0
+    personal_weight: float = 1.0
     score_trained: bool = core.static(default=False)
 
     def validate(self):
-        core.require(self.personal_rate >= 0, "personal_rate", self.personal_rate, "at least 0")
+        core.require(
+            self.personal_weight >= 0, "personal_weight", self.personal_weight, "at least 0"
+        )
 
     def prepare(self, federation):
         return super().prepare(federation.with_personal_head())
@@ -62,7 +64,7 @@ class FedRod(fedavg.FedAvg):
             )
             both = lax.stop_gradient(generic) + personal
             loss = task.mean_loss(generic + log_counts(client, generic.dtype), batch)
-            loss += self.personal_rate * task.mean_loss(both, batch)
+            loss += self.personal_weight * task.mean_loss(both, batch)
             seen = training.ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
             return training.Forward(loss, {**model, **statistics}, seen)
 

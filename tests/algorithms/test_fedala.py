@@ -32,13 +32,13 @@ from tests.references.local_sgd import sgd
 # Settings, and the network and its upper layers.
 VARIANTS = {
     "everyone": ({}, None, ("head",)),
-    "selected-two-layers": (
-        {"who": "selected", "layers": 2, "percent": 50, "weight_rate": 3.0, "threshold": 0.02},
+    "drawn-two-layers": (
+        {"who": "drawn", "layers": 2, "percent": 50, "weight_rate": 3.0, "threshold": 0.02},
         FourLayers,
         ("hidden_c", "head"),
     ),
 }
-QUICK = [("partial-map", "everyone"), ("full-vmap", "selected-two-layers")]
+QUICK = [("partial-map", "everyone"), ("full-vmap", "drawn-two-layers")]
 
 
 def algorithm(**settings):
@@ -103,7 +103,7 @@ def test_reference(pattern, variant):
         assert_steps(record, case.cohorts[t], batches[t])
         present = case.present(t)[:, None]
         assert (record["up"] == present).all()
-        received = present if "selected" in variant else np.ones_like(present)
+        received = present if "drawn" in variant else np.ones_like(present)
         assert (record["down"] == received).all()
         assert record["down"].dtype == record["up"].dtype
     assert any(np.ptp(own["head"]["kernel"]) > 0.1 for own in wanted[-1]["weights"])
@@ -186,7 +186,7 @@ def test_who_takes_passes_and_how_many():
 
     That is clients 1, 3 and 2.
     """
-    ours = algorithm(who="selected", weight_rate=0, threshold=0.01, most_passes=12)
+    ours = algorithm(who="drawn", weight_rate=0, threshold=0.01, most_passes=12)
     federation = toy_federation((7, 5, 0, 10, 4), model=Noisy(), diverging=1, stragglers={3: 1})
     _, after, passes = adapting(ours)(ours.prepare(federation))
     assert passes.tolist() == [12, 1, 0, 0, 12]
@@ -232,7 +232,7 @@ class Growing(nn.Module):
 
 def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
     """It learns weights on huge samples; its training overflows after a few steps."""
-    ours = algorithm(who="selected", most_passes=1)
+    ours = algorithm(who="drawn", most_passes=1)
     sizes, training = (4, 5, 3), {"model": Growing(), "local_epochs": 8}
     federation = ours.prepare(toy_federation(sizes, diverging=1, **training))
     step, first = round_of(ours, federation)
@@ -250,8 +250,8 @@ def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("check", ["partial_participation", "divergence"])
-def test_absent_and_diverged_clients_keep_all_where_the_selected_adapt(check):
-    CHECKS[check](algorithm(who="selected"))
+def test_absent_and_diverged_clients_keep_all_where_the_drawn_adapt(check):
+    CHECKS[check](algorithm(who="drawn"))
 
 
 @pytest.mark.thorough
@@ -289,5 +289,5 @@ def test_a_table_says_that_absent_clients_adapt():
     sampled = toy_federation(participation=0.6)
     told = "all clients adapt in every round, drawn or not"
     assert algorithm().remarks(algorithm().prepare(sampled)) == [told]
-    for ours, federation in ((algorithm(who="selected"), sampled), (algorithm(), toy_federation())):
+    for ours, federation in ((algorithm(who="drawn"), sampled), (algorithm(), toy_federation())):
         assert not ours.remarks(ours.prepare(federation))

@@ -15,7 +15,7 @@ from tests.algorithms.norms import ConvNorm, assert_everyones
 from tests.engine.finals import final_in
 from tests.references import fedrod, network
 
-VARIANTS = {"plain": {}, "slower-and-trained": {"personal_rate": 0.5, "score_trained": True}}
+VARIANTS = {"plain": {}, "slower-and-trained": {"personal_weight": 0.5, "score_trained": True}}
 # Of an incomplete batch at the end of a client's samples, which is dropped, classes count too: a
 # published form counts what its loader gives.
 QUICK = [("partial-map", "plain"), ("full-vmap", "slower-and-trained"), ("full-map-drop", "plain")]
@@ -40,8 +40,8 @@ def joined(model):
 @over(PATTERNS, QUICK, VARIANTS)
 def test_reference(pattern, variant):
     case, states, records = rounds_of(pattern, variant)
-    common, rate = case.common(), VARIANTS[variant].get("personal_rate", 1.0)
-    wanted = fedrod.run(case.initial(), case.clients(), 3, **common, personal_rate=rate)
+    common, rate = case.common(), VARIANTS[variant].get("personal_weight", 1.0)
+    wanted = fedrod.run(case.initial(), case.clients(), 3, **common, personal_weight=rate)
     last = [{**case.initial(), "personal_head": case.initial()["head"]}] * case.num_clients
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_everyones(state, models["personalized"], f"round {t}")
@@ -67,7 +67,7 @@ def test_personal_heads_are_not_sent():
 def test_the_generic_model_learns_nothing_from_personal_heads():
     """Whether these learn or stand still, in lanes of one program."""
     federation = toy_federation(model=TanhNetwork(), participation=0.6, momentum=0.5)
-    rates = {"personal_rate": (0.0, 1.0)}
+    rates = {"personal_weight": (0.0, 1.0)}
     result = pfl.simulate(algorithm(), federation, 2, settings=rates, seeds=(0,))
     models = result.final.models()
     generic = jax.tree.map(np.asarray, models["global"].model)

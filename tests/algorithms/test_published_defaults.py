@@ -315,7 +315,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "final_head_epochs": (0, OFF),
     },
     "fedrod": {
-        "personal_rate": (1.0, "paper: Algorithm 1, one rate for both heads"),
+        "personal_weight": (1.0, "paper: Algorithm 1, one rate for both heads"),
         "score_trained": (False, EXTRA_SCORE),
     },
     "fedrs": {

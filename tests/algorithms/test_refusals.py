@@ -274,8 +274,8 @@ REFUSED = {
         ({}, {"frozen": "head"}, "in turn, and params/head/bias is frozen"),
     ],
     "fedrod": [
-        ({"personal_rate": -1}, "personal_rate must be"),
-        ({"personal_rate": "nan"}, "personal_rate must be"),
+        ({"personal_weight": -1}, "personal_weight must be"),
+        ({"personal_weight": "nan"}, "personal_weight must be"),
         ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "fedrs": [

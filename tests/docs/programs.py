@@ -145,7 +145,7 @@ SCRIPTS = {
     "tools.settings_table": check_place,
     "tools.partition_gallery": check_place,
     "tools.claims": check_picture,
-    "tools.leaderboard": check_picture,
+    "tools.leaderboard": lambda words: check_place(words[:1]),
     "tools.reproduced_pages": check_picture,
     "tools.demo_picture": check_picture,
     "tools.speed_picture": check_picture,

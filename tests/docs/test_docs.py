@@ -33,7 +33,7 @@ PAPER = re.compile(
     r"(?:- \*\*Code:\*\* \[(?P<code>[\w.-]+/[\w.-]+)\]"
     r"\(https://github\.com/(?P=code)\)(?: \(\w{7}\))?\n)?\n"
 )
-STUDIES = "studies/"
+SMALL = "small/"
 
 
 @pytest.fixture(autouse=True)
@@ -174,8 +174,8 @@ def test_commands_run_the_algorithm(name):
         assert script == "experiments.run"
         assert name in flags.parse([script, *words]).algorithms, words
         presets += [word.partition("=")[2] for word in words if word.startswith("--preset=")]
-    small = [preset for preset in presets if preset.startswith(STUDIES) or "quick" in preset]
-    assert small, f"no small command: --preset={STUDIES}NAME, or a preset that has 'quick' in it"
+    small = [preset for preset in presets if preset.startswith(SMALL) or "quick" in preset]
+    assert small, f"no small command: --preset={SMALL}NAME, or a preset that has 'quick' in it"
     assert set(presets) - set(small), "no command of a paper's setting: --preset=PAPER/NAME"
 
 

@@ -6,7 +6,7 @@ from tests.references.averaging import average
 from tests.references.local_sgd import sgd
 from tests.references.network import flat, loss_and_gradient, mapped, subtract
 
-WHO = ("everyone", "selected")
+WHO = ("everyone", "drawn")
 
 
 def window(samples, percent, start):
@@ -118,12 +118,12 @@ def run(
       most_passes: the published code has no such bound.
       who: "everyone" (the published code): at the end of a round, which is the beginning of the
         next, all clients download the new model and adapt; absent ones keep what came out.
-        "selected": the cohort at the beginning of its round.
+        "drawn": the cohort at the beginning of its round.
       first_weight: of all elements before a client's first adaptation.
 
     Returns:
       After every round, "global"; "personalized": [N], theta_hat, that a client will train
-      ("everyone") or last trained ("selected") from; "trained": [N], what it last trained;
+      ("everyone") or last trained ("drawn") from; "trained": [N], what it last trained;
       "received": {client: what it trained from in this round}; "weights": [N], W_i; "passes":
       [N], those of this round's adaptation. A client whose model equals the received one does not
       adapt: nobody does in the first round.
@@ -157,7 +157,7 @@ def run(
     history = []
     for t in range(rounds):
         cohort, passes = list(cohorts[t]), [0] * count
-        if who == "selected":
+        if who == "drawn":
             for i in cohort:
                 adapt_client(i, t)
         received = {i: held[i] for i in cohort}

@@ -40,13 +40,13 @@ def personal_loss(model, own, x, y):
     return loss, {"kernel": inner.T @ slope, "bias": slope.sum(axis=0)}
 
 
-def train_client(model, own, batches, x, y, learning_rate, offset, personal_rate=1.0):
+def train_client(model, own, batches, x, y, learning_rate, offset, personal_weight=1.0):
     """Both losses of one forward pass, so both gradients are taken before either step."""
     for batch in batches:
         _, gradient = generic_loss(model, x[batch], y[batch], offset)
         _, of_own = personal_loss(model, own, x[batch], y[batch])
         model = subtract(model, scale(learning_rate, gradient))
-        own = {name: own[name] - personal_rate * learning_rate * of_own[name] for name in own}
+        own = {name: own[name] - personal_weight * learning_rate * of_own[name] for name in own}
     return model, own
 
 
@@ -62,7 +62,7 @@ def run(
     batches,
     learning_rate,
     personal_initial=None,
-    personal_rate=1.0,
+    personal_weight=1.0,
 ):
     """The server averages body and generic head; personal heads stay with their clients.
 
@@ -77,7 +77,7 @@ def run(
       batches: batches[t][i] is the list of batches of client i in round t.
       learning_rate: one rate per round.
       personal_initial: every client's first personal head; the common initial head by default.
-      personal_rate: the personal head's rate over the others'.
+      personal_weight: the personal head's rate over the others'.
 
     Returns:
       After every round, "global": the generic model, "personal_heads": [N], "personalized": [N],
@@ -92,7 +92,7 @@ def run(
         cohort, sent = list(cohorts[t]), {}
         for i in cohort:
             sent[i], own[i] = train_client(
-                model, own[i], batches[t][i], x, y, learning_rate[t], offsets[i], personal_rate
+                model, own[i], batches[t][i], x, y, learning_rate[t], offsets[i], personal_weight
             )
         if cohort:
             model = average([sent[i] for i in cohort], sizes, cohort)
