@@ -80,7 +80,7 @@ SPELLED: dict[str, Callable[[Group], None]] = {
         "secure_option", "an option of secure aggregation's numbers, such as levels=1024"
     ),
     "metrics": lambda group: group.names(
-        "metrics", [], f"metrics beside the headline: {metric_names()}, or your own"
+        "metrics", [], f"metrics beside the task's main metric: {metric_names()}, or your own"
     ),
     "initial_model": lambda group: group.text(
         "init_from",
@@ -94,7 +94,7 @@ SPELLED: dict[str, Callable[[Group], None]] = {
         0.0,
     ),
     "stragglers": lambda group: group.names(
-        "stragglers", [], "late clients and their delays in rounds, such as 0:1,3:2"
+        "stragglers", [], "stragglers and their delays in rounds, such as 0:1,3:2"
     ),
     "arrivals": lambda group: group.names(
         "arrivals", [], "clients that arrive later and their first rounds, such as 8:20,9:20"
@@ -166,10 +166,14 @@ def _rule(group: Group) -> None:
     group.integer("dominant_classes", None, "dominant classes of a group, if sampled", 1)
     group.integer("train_samples", None, "largest number of training samples of a client", 1)
     group.integer("test_samples", None, "largest number of test samples of a client", 1)
-    group.text("test_split", None, "'official', 'pooled', 'train' or 'auto' (the rule's choice)")
-    group.number(
-        "test_fraction", None, "part of a client's samples held out for testing, if pooled"
+    meaning = (
+        "test samples: 'official' deals the official ones by the same rule; 'pooled' deals all "
+        "samples and holds out a part of each client's, 'train' the training samples only; "
+        "'auto' is the rule's choice"
     )
+    group.text("test_split", None, meaning)
+    meaning = "fraction of a client's samples held out, with --test_split=pooled or train"
+    group.number("test_fraction", None, meaning)
     group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
     group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
     # Further options of single rules, given as text and parsed by the rule's own types.
@@ -245,7 +249,10 @@ def _run(group: Group) -> None:
     group.switch("keep_state", False, meaning)
     meaning = "continue a run whose code has changed (--import_file, revisions), with a note"
     group.switch("accept_changed_code", False, meaning)
-    meaning = f"number that the table leads with: {', '.join(HEADLINES)}; see docs/migrating.md"
+    meaning = (
+        "how scores of clients and rounds become the number that leads the table: "
+        f"{', '.join(HEADLINES)}; see docs/migrating.md"
+    )
     group.text("headline", FIRST, meaning)
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files during the run")

@@ -69,7 +69,7 @@ def split_new_clients(
 
 
 def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -> pd.DataFrame:
-    """Return the task's headline by seed, client, part of its samples and number of local steps.
+    """Return the task's main metric by seed, client, part of its samples and number of local steps.
 
     `own` are the algorithm's own options of local training.
     """

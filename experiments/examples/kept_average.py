@@ -34,9 +34,10 @@ class KeptAverage(core.Algorithm):
     def round(self, ctx, state):
         own = ctx.cohort.gather(state.models)
         trained, cohort, loss = ctx.train(own)
+        sent = ctx.upload(trained, own, cohort=cohort)  # what the server receives
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        average = ctx.average(weights, ctx.upload(trained, own), onto=trained)
-        kept = jax.tree.map(lambda w, m: self.keep * w + (1 - self.keep) * m, trained, average)
+        average = ctx.average(weights, sent, onto=sent)
+        kept = jax.tree.map(lambda w, m: self.keep * w + (1 - self.keep) * m, sent, average)
         models = cohort.scatter(state.models, kept)
         return State(models), ctx.record(cohort, mixing=weights, clients={"train_loss": loss})
 

@@ -22,7 +22,7 @@ from ..figures.scores import chosen_clients, one_number
 from ..outputs import line_styles
 
 SETTING = "setting"
-WORST = Measure("worst_tenth")
+WORST = Measure("worst_decile")
 # Measures of test scores in the round that is best on validation samples: whether each client has
 # its own.
 VALIDATED = {"validation_round": False, "own_validation_round": True}
@@ -94,8 +94,8 @@ class Report:
 
     Attributes:
       runs: by (row, setting), column by column.
-      requested: names of `COSTS`, "worst_tenth", metrics, or scalars that runs record; by default
-        the task's measure and "worst_tenth".
+      requested: names of `COSTS`, "worst_decile", metrics, or scalars that runs record; by default
+        the task's measure and "worst_decile".
       x: of the figure, "setting" or a measure.
     """
 

@@ -114,12 +114,13 @@ class Krum(Aggregator):
 
     Attributes:
       selected: how many; 0 is n - f (multi-Krum).
-      neighbours: distances to n - f - `neighbours` others are summed.
+      excluded: an update's score is the sum of its squared distances to the n - f - `excluded`
+        nearest others: 2 is the paper's Krum, 1 byzfl's.
     """
 
     f: int = 1
     selected: int = 1
-    neighbours: int = static(default=2)
+    excluded: int = static(default=2)
 
     def needed(self):
         return 2 * self.f + 3
@@ -127,7 +128,7 @@ class Krum(Aggregator):
     def coefficients(self, gram, weights, mask, key):
         several = jnp.sum(mask) - self.f
         selected = jnp.where(jnp.asarray(self.selected) == 0, several, self.selected)
-        return robust.krum(gram, mask, self.f, selected, self.neighbours)
+        return robust.krum(gram, mask, self.f, selected, self.excluded)
 
 
 @struct
@@ -258,7 +259,7 @@ class Bulyan(Aggregator):
     """Krum's selection, then the values nearest to the median of every coordinate."""
 
     f: int = 1
-    neighbours: int = static(default=2)
+    excluded: int = static(default=2)
 
     by_coordinate = True
 
@@ -267,7 +268,7 @@ class Bulyan(Aggregator):
 
     def combined(self, updates, weights, mask, key, senders):
         gram = similarity.gram(updates, updates)
-        return robust.bulyan(gram, updates, mask, self.f, self.neighbours), None
+        return robust.bulyan(gram, updates, mask, self.f, self.excluded), None
 
 
 @struct
@@ -276,25 +277,25 @@ class _Grouped(Aggregator):
 
     Attributes:
       then: the rule, see `AFTER_MEANS`.
-      neighbours, radius, smoothing: its options, if it has them.
+      excluded, radius, smoothing: its options, if it has them.
     """
 
     f: int = 1
     then: str = static(default="krum")
-    neighbours: int = static(default=2)
+    excluded: int = static(default=2)
     radius: Scalar | float = 10.0
     smoothing: Scalar | float = 0.1
 
     @property
     def rule(self) -> Aggregator:
         rule: Any = AFTER_MEANS[self.then](f=self.f)
-        options = (one for one in ("neighbours", "radius", "smoothing") if hasattr(rule, one))
+        options = (one for one in ("excluded", "radius", "smoothing") if hasattr(rule, one))
         return replace(rule, **{one: getattr(self, one) for one in options})
 
     def validate(self, members):
         super().validate(members)
         default: Any = type(self)()
-        for one in ("neighbours", "radius", "smoothing"):
+        for one in ("excluded", "radius", "smoothing"):
             if getattr(self, one) != getattr(default, one) and not hasattr(self.rule, one):
                 raise InputError(f"The rule {self.then!r} has no option {one}: leave it out.")
 

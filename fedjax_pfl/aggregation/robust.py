@@ -24,8 +24,8 @@ def pairwise_squares(gram: Matrix) -> Matrix:
     return jnp.maximum(norms[:, None] + norms[None, :] - 2 * gram, 0)
 
 
-def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, neighbours: int = 2) -> PerMember:
-    """Return each member's sum of the n - f - `neighbours` smallest squared distances, [M].
+def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, excluded: int = 2) -> PerMember:
+    """Return each member's sum of the n - f - `excluded` smallest squared distances, [M].
 
     Absent members score infinity. Blanchard et al., NeurIPS 2017, sum n - f - 2 distances;
     some implementations sum n - f - 1.
@@ -33,19 +33,19 @@ def krum_scores(gram: Matrix, mask: Mask, f: Scalar | int, neighbours: int = 2) 
     count = jnp.sum(mask)
     others = mask[:, None] & mask[None, :] & ~jnp.eye(len(mask), dtype=bool)
     ordered = jnp.sort(jnp.where(others, pairwise_squares(gram), jnp.inf), axis=1)
-    nearest = jnp.arange(len(mask)) < count - f - neighbours
+    nearest = jnp.arange(len(mask)) < count - f - excluded
     scores = jnp.sum(jnp.where(nearest, ordered, 0), axis=1)
     return jnp.where(mask, scores, jnp.inf)
 
 
 def krum(
-    gram: Matrix, mask: Mask, f: Scalar | int, selected: Scalar | int = 1, neighbours: int = 2
+    gram: Matrix, mask: Mask, f: Scalar | int, selected: Scalar | int = 1, excluded: int = 2
 ) -> PerMember:
     """Return equal weights [M] of the `selected` members with the lowest Krum scores.
 
     Krum selects one, multi-Krum n - f. Ties go to the lower index.
     """
-    rank = _rank(krum_scores(gram, mask, f, neighbours))
+    rank = _rank(krum_scores(gram, mask, f, excluded))
     return mixing.normalize((rank < selected).astype(gram.dtype), mask)
 
 
@@ -228,14 +228,14 @@ def trimmed_mean(stack: Stack, mask: Mask, f: Scalar | int) -> Tree:
     return _sorted(of, stack, mask)
 
 
-def bulyan(gram: Matrix, stack: Stack, mask: Mask, f: Scalar | int, neighbours: int = 2) -> Tree:
+def bulyan(gram: Matrix, stack: Stack, mask: Mask, f: Scalar | int, excluded: int = 2) -> Tree:
     """Bulyan (El Mhamdi et al., ICML 2018): Krum selects n - 2f updates one after another, then
     every coordinate is the mean of the n - 4f selected values that are nearest to their median."""
     count = jnp.sum(mask)
 
     def select(i, state):
         left, chosen = state
-        best = jnp.argmin(krum_scores(gram, left, f, neighbours))
+        best = jnp.argmin(krum_scores(gram, left, f, excluded))
         take = (i < count - 2 * f) & (jnp.arange(len(mask)) == best)
         return left & ~take, chosen | take
 

@@ -7,7 +7,7 @@ from fedjax_pfl.execution.platforms import resolve_platform
 from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import InputError, shown
 
-CLIENT_AXES = ("auto", "map", "vmap", "a chunk size such as 8")
+CLIENT_AXES = ("auto", "map", "vmap", "a number of lanes such as 8")
 SEED_AXES = ("auto", "map", "vmap")
 CLIENT_STATES = ("device", "host", "auto")
 MODELS = 32  # enough to fill a matrix product where an algorithm mixes for evaluation
@@ -108,8 +108,8 @@ def resolve_execution(
     fills (docs/engineering_log.md).
 
     Raises:
-      InputError: neither "auto", "map", "vmap" nor a positive chunk size; too many devices; a mesh
-        that does not fit them; an unknown platform.
+      InputError: neither "auto", "map", "vmap" nor a positive number of lanes; too many devices; a
+        mesh that does not fit them; an unknown platform.
     """
     platform = resolve_platform(platform)
     on_cpu = platform == "cpu"

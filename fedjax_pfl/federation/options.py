@@ -211,10 +211,12 @@ class ScoringOptions(Group):
 
 @dataclass(frozen=True)
 class ExecutionOptions(Group):
-    """Options of execution on devices; results are equal to rounding."""
+    """Options of execution on devices; results are equal up to rounding."""
 
     client_execution: str | int = option(
-        "auto", "execution of clients: 'map', 'vmap', a chunk size or 'auto'"
+        "auto",
+        "execution of clients: 'map' (one after the other), 'vmap' (side by side), the number of "
+        "clients that a device runs side by side, or 'auto'",
     )
     seed_execution: str = option("auto", "execution of seeds: {choices}", choices=SEED_AXES)
     devices: int = option(1, "devices that share the clients, or the runs, see mesh", low=1)

@@ -24,10 +24,14 @@ class ParticipationOptions(Group):
         1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
     )
     stragglers: Mapping[int, int] | None = option(
-        None, "delay in rounds of each late client, such as {0: 1, 3: 2}"
+        None, "delay in rounds of each straggler, such as {0: 1, 3: 2}"
     )
     straggler_schedule: str = option(
-        "code", "cycle of a straggler: {choices}", choices=STRAGGLER_SCHEDULES
+        "code",
+        "rounds of a straggler with delay d: {choices}. 'code' (PLGA's): its upload arrives d "
+        "rounds after it begins, the next round is on time, a cycle of d + 2; 'paper' (PLGA's "
+        "text): without the round on time, a cycle of d + 1",
+        choices=STRAGGLER_SCHEDULES,
     )
     arrivals: Mapping[int, int] | None = option(
         None, "first round, counted from 1, of each client that arrives later, such as {0: 20}"

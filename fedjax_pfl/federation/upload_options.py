@@ -40,7 +40,9 @@ class PrivacyOptions(Group):
         noun="a finite number",
     )
     dp_noise: float = option(
-        0.0, "noise multiplier: the noise's deviation over the clip", within="[0, inf)",
+        0.0,
+        "noise multiplier: the noise's standard deviation divided by the clip",
+        within="[0, inf)",
         noun="a finite number",
     )  # fmt: skip
     dp_epsilon: float | None = option(

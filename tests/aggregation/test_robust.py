@@ -56,8 +56,8 @@ def found(stack, mask, gram, f):
     even, selected = mask / jnp.sum(mask), jnp.sum(mask) - f
     return {
         "squares": robust.pairwise_squares(gram),
-        "krum": [robust.krum(gram, mask, f, neighbours=k) for k in (1, 2)],
-        "multi-krum": [robust.krum(gram, mask, f, selected, neighbours=k) for k in (1, 2)],
+        "krum": [robust.krum(gram, mask, f, excluded=k) for k in (1, 2)],
+        "multi-krum": [robust.krum(gram, mask, f, selected, excluded=k) for k in (1, 2)],
         "median": robust.geometric_median(gram, even, steps=4, smoothing=0.1),
         "median from zero": robust.geometric_median(gram, even, 4, 0.1, start_at_mean=False),
         "clipping": [robust.centred_clipping(gram, even, 1.5, steps) for steps in (1, 3)],
@@ -98,8 +98,8 @@ def test_rules(f, absent):
 def found_in_the_example(stack, mask, gram):
     return {
         "trimmed mean": robust.trimmed_mean(stack, mask, 1),
-        "krum": robust.krum(gram, mask, 1, neighbours=1),
-        "multi-krum": robust.krum(gram, mask, 1, selected=2, neighbours=1),
+        "krum": robust.krum(gram, mask, 1, excluded=1),
+        "multi-krum": robust.krum(gram, mask, 1, selected=2, excluded=1),
         "nearest neighbours": robust.nearest_neighbour_mixing(gram, mask, 1),
         "median": robust.geometric_median(gram, mask / 3, 3, 0.1, start_at_mean=False),
     }
@@ -265,7 +265,7 @@ AFTER = {
 def after_means():
     """Each rule over means, in one program."""
     rules = {
-        (name, then): AGGREGATORS[name](f=1, then=then, neighbours=1, radius=2.0, smoothing=9.0)
+        (name, then): AGGREGATORS[name](f=1, then=then, excluded=1, radius=2.0, smoothing=9.0)
         for name in ("nnm", "bucketing")
         for then in AFTER_MEANS
     }

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.testing import check_algorithm
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,9 +47,15 @@ def test_data_partition_model(tmp_path, monkeypatch):
 
 
 def test_algorithm():
+    """All upload what the server receives, too, and not only the first, which runs the suite."""
+    before = set(pfl.core.ALGORITHMS)
     blocks = [block for block in ALGORITHM if "check_algorithm(PulledToMean())" not in block]
     assert len(blocks) == len(ALGORITHM) - 1
     assert run_blocks(blocks)["result"].rounds == 5
+    added = [pfl.make_algorithm(name) for name in set(pfl.core.ALGORITHMS) - before]
+    assert len(added) > 4
+    for algorithm in added:
+        check_algorithm(algorithm, only="uploads", show=None)
 
 
 @pytest.mark.slow

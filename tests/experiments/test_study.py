@@ -24,7 +24,7 @@ WORDS = [
     "--num_seeds=2",
     "--eval_every=2",
     "--compilation_cache=",
-    "--measures=accuracy,worst_tenth,attackers_weight,megabytes_up",
+    "--measures=accuracy,worst_decile,attackers_weight,megabytes_up",
 ]
 SETTINGS = ["--setting=no attack:", "--setting=sign flip: --attack=sign_flip --attackers=3"]
 ROWS = [
@@ -66,7 +66,7 @@ def test_numbers(finished):
             for seed in range(2):
                 at = row, setting, seed
                 assert found["accuracy", *at] == pytest.approx(scores[seed].mean())
-                assert found["worst_tenth", *at] == pytest.approx(scores[seed].min())
+                assert found["worst_decile", *at] == pytest.approx(scores[seed].min())
                 assert found["megabytes_up", *at] == pytest.approx(2 * 650 * 4 / 1e6)
                 weight = found["attackers_weight", *at]
                 if setting == "sign flip" and row == "fedavg":
@@ -209,7 +209,7 @@ def test_a_figure_against_a_measure(finished):
     sent = made.numbers.query("measure == 'megabytes_up'").groupby("setting")["value"].mean()
     np.testing.assert_allclose(line.get_xdata(), sorted(sent))
     assert axes.get_xlabel() == "megabytes up (lower is better)"
-    assert report.Report(runs).measures == ("accuracy", "worst_tenth")
+    assert report.Report(runs).measures == ("accuracy", "worst_decile")
     with pytest.raises(InputError, match="Did you mean 'accuracy'"):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
 
