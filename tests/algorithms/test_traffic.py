@@ -91,7 +91,7 @@ TRAFFIC = [
     ("lg_fedavg", {}, 1, 1, 2),
     ("pfl_da", {}, 1, 1, 4),  # own head, then body and shared head
     ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
-    ("fedala", {"who": "selected"}, 1, 1, 2),
+    ("fedala", {"who": "drawn"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     # With the training before the first round, whose model is sent to all.

@@ -128,7 +128,7 @@ OPTIONS = [
     ("fedproto", {"moment": "last_epoch"}),
     ("pfedhn", {"form": "mean_vjp"}),
     ("sfl", {"graph": "neighbours"}),
-    ("fedala", {"who": "selected"}),
+    ("fedala", {"who": "drawn"}),
     ("apple", {"initial": "independent"}),
 ]
 
