@@ -8,7 +8,6 @@ has times, too.
 """
 
 import json
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +17,12 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from experiments.benchmarks.cases import of_fedavg
-from experiments.cli import flags, shell
+from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
-from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, kept, load, tuned_alike
+from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
 TEXT = """\
 # Leaderboard
@@ -52,8 +51,9 @@ differs: some rows score what a client receives, others a model after local trai
 in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
 
 The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
-differ by less than {reach:.0f} do not differ significantly. MB up are those of a client in a round
-of the first setting. On the site, a click on a heading sorts the table.
+differ by less than {reach:.0f} do not differ significantly. The settings share one data set, so
+they are not independent, and even larger differences may be chance. MB up are those of a client in
+a round of the first setting. On the site, a click on a heading sorts the table.
 [leaderboard.csv](leaderboard.csv) has each cell by seed with the command that repeats it.{times}
 
 {table}
@@ -193,10 +193,10 @@ def page(name: str) -> str:
 
 def write(folder: Path, cells: Cells) -> None:
     """Write the page and the CSV file."""
+    check(cells)
     any_cell, measured = next(iter(cells.values())), timings(folder)
     names, left_out = select(cells)
-    rounds = flags.parse(["run", *shlex.split(any_cell.command)[3:]])["rounds"].value
-    *most, last = (f"{rate:g}" for rate in tuned_alike(cells))
+    *most, last = (f"{rate:g}" for rate in any_cell.tried)
     times = ""
     if measured is not None:
         turns = len(measured["timings"]["fedavg"]["seconds"])
@@ -206,8 +206,8 @@ def write(folder: Path, cells: Cells) -> None:
         )
     reasons = [f"`{name}` ({why})" for name, why in left_out.items()]
     text = TEXT.format(
-        count=len(names), rounds=rounds, seeds=len(any_cell.accuracies),
-        rates=f"{', '.join(most)} and {last}", times=times,
+        count=len(names), rounds=any_cell.flags()["rounds"].value, seeds=len(any_cell.accuracies),
+        rates=" and ".join([", ".join(most), last] if most else [last]), times=times,
         reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
         table=table(cells, names, measured).to_markdown(),
         left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",

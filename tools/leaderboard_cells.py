@@ -6,11 +6,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
 from experiments.cli import flags, identity
+from experiments.cli.config import ExperimentConfig
 from experiments.figures.loading import read
 from experiments.figures.runs import Run
 from experiments.study import TUNING
@@ -47,6 +50,10 @@ class Cell:
     scored: bool
     command: str
 
+    def flags(self) -> ExperimentConfig:
+        """Return the flags of the command."""
+        return flags.parse(["run", *shlex.split(self.command)[3:]])
+
 
 Cells = Mapping[tuple[str, str], Cell]  # by algorithm and setting
 
@@ -63,8 +70,11 @@ def kept(folder: Path) -> dict[tuple[str, str], Cell]:
     found: dict[tuple[str, str], Cell] = {}
     try:
         with file.open(encoding="utf-8", newline="") as lines:
-            for row in csv.DictReader(lines):
-                found[row["algorithm"], row["setting"]] = Cell(
+            for row in csv.DictReader(lines, strict=True):
+                place = row["algorithm"], row["setting"]
+                if place in found:
+                    raise ValueError(f"{', '.join(place)} is there twice")
+                found[place] = Cell(
                     {k[len(SEED) :]: float(v) for k, v in row.items() if k.startswith(SEED)},
                     float(row["learning_rate"]),
                     tuple(map(float, row["tried"].split())),
@@ -72,9 +82,36 @@ def kept(folder: Path) -> dict[tuple[str, str], Cell]:
                     row["scored"] == "all",
                     row["command"],
                 )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, csv.Error) as error:
         raise pfl.InputError(f"{file} is not a file of cells: {error!r}.") from None
     return found
+
+
+def check(cells: Cells) -> None:
+    """Raise `InputError` unless all cells are comparable.
+
+    They have known algorithms and settings, accuracies of the same seeds, and learning rates chosen
+    from the same ones; the commands of a setting differ in nothing but these and the algorithm.
+    """
+    first = next(iter(cells.values()))
+    commands: dict[str, tuple[str, Any]] = {}
+    for (name, setting), one in cells.items():
+        where = f"{name}, {setting}"
+        if name not in pfl.core.ALGORITHMS or setting not in SETTINGS:
+            raise pfl.InputError(f"{where}: no such algorithm or setting; remove its lines.")
+        values = np.array(list(one.accuracies.values()))
+        if list(one.accuracies) != list(first.accuracies) or not np.all(abs(values - 50) <= 50):
+            seeds = ", ".join(first.accuracies)
+            raise pfl.InputError(f"{where} needs an accuracy in 0..100 for each seed of {seeds}.")
+        if one.tried != first.tried or one.learning_rate not in one.tried:
+            raise pfl.InputError(f"{where} did not choose among the learning rates of other cells.")
+        try:
+            known = identity.run_identity(one.flags(), {"algorithms": "", "learning_rate": ""})
+        except (pfl.InputError, ValueError, absl.flags.Error) as error:
+            raise pfl.InputError(f"The command of {where} can't be read: {error}") from None
+        another, usual = commands.setdefault(setting, (name, known))
+        if known != usual:
+            raise pfl.InputError(f"{where} was run with other flags than {another}.")
 
 
 def load(folders: Sequence[Path]) -> dict[tuple[str, str], Cell]:
@@ -116,26 +153,17 @@ def tried(folder: Path) -> tuple[float, ...]:
     """Return the learning rates of a row's tuning.
 
     Raises:
-      InputError: the folder has no such file.
+      InputError: the folder has no such file, or other hyperparameters were tried.
     """
     file = folder / "sweep.csv"
     if not file.exists():
         raise pfl.InputError(f"{file} does not exist: which learning rates were tried?")
     with file.open(encoding="utf-8") as lines:
-        return tuple(sorted({float(one["learning_rate"]) for one in csv.DictReader(lines)}))
-
-
-def tuned_alike(cells: Cells) -> tuple[float, ...]:
-    """Return the learning rates that every cell tried.
-
-    Raises:
-      InputError: cells tried different ones.
-    """
-    found = {one.tried: place for place, one in cells.items()}
-    if len(found) > 1:
-        first, second, *_ = (", ".join(place) for place in found.values())
-        raise pfl.InputError(f"{first} and {second} tried different learning rates.")
-    return next(iter(found))
+        rows = csv.DictReader(lines)
+        names = list(rows.fieldnames or ())
+        if names[1 : names.index("seed") if "seed" in names else None] != ["learning_rate"]:
+            raise pfl.InputError(f"{file} has other hyperparameters than learning_rate.")
+        return tuple(sorted({float(one["learning_rate"]) for one in rows}))
 
 
 def command(run: Run) -> str:
@@ -167,7 +195,7 @@ def as_csv(cells: Cells) -> str:
     for name, setting in sorted(cells, key=lambda one: (one[0], order[one[1]])):
         one = cells[name, setting]
         writer.writerow([
-            name, setting, *(f"{one.accuracies[seed]:.4f}" for seed in seeds), one.learning_rate,
+            name, setting, *(round(one.accuracies[seed], 6) for seed in seeds), one.learning_rate,
             " ".join(f"{rate:g}" for rate in one.tried),
             "" if one.mb_up is None else f"{one.mb_up:.4g}",
             "all" if one.scored else "some", one.command,

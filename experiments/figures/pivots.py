@@ -84,7 +84,8 @@ class Pivot:
     def emphasis(self, column: str) -> dict[str, str]:
         """Return the emphasis of a column: best rows bold, second best underlined."""
         cells = {row: values for (row, other), values in self.cells.items() if other == column}
-        means = {row: float(self.measure.shown(float(one.mean()))) for row, one in cells.items()}
+        known = {row: mean for row, one in cells.items() if np.isfinite(mean := float(one.mean()))}
+        means = {row: float(self.measure.shown(mean)) for row, mean in known.items()}
         order = sorted(set(means.values()), reverse=self.measure.higher)[:2]
         if len(means) < 2:
             return {}
@@ -106,7 +107,7 @@ class Pivot:
         return replace(made, notes=self.notes, emphasis=emphasis)
 
     def ranking(self) -> tuple[Ranking, list[str]]:
-        """Return the ranking of the rows with columns as blocks, and notes on these.
+        """Return the ranking of the rows with columns as blocks, and notes on what is left out.
 
         Raises:
           InputError: too few columns that all rows have.
@@ -122,6 +123,8 @@ class Pivot:
         made = Ranking(rows, whole, scores.reshape(len(whole), len(rows)), self.measure)
         left = [one for one in columns if one not in whole]
         notes = [f"Left out, as not all rows have them: {', '.join(left)}."] if left else []
+        absent = [one for one in self.axes[0] if one not in rows] if self.axes else []
+        notes += [f"Left out, as they have no score: {', '.join(absent)}."] if absent else []
         if len({self.data.get(one, one) for one in whole}) < len(whole):
             notes.append(
                 "Some blocks share a data set and are not independent: p-values are too small."

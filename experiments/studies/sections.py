@@ -114,7 +114,7 @@ def _ranks(report: Report) -> list[Section]:
         ranking, notes = report.pivot(report.measures[0]).ranking()
     except InputError as error:
         return [Section(title, notes=[str(error)])]
-    table = ranking.table(next(iter(report.baselines), None))
+    table = ranking.table(next((one for one in report.baselines if one in ranking.names), None))
     table = replace(table, notes=[*table.notes, *notes])
     return [Section(title, "ranks", [table], picture=ranking.plot())]
 

@@ -76,13 +76,14 @@ class Ranking:
         """[n, k]: 1 for the best of a block; ties have their mean rank."""
         from scipy import stats  # slow import
 
-        scores = np.round(self.scores, self._decimals)
+        scores = self._rounded(self.scores.T).T
         return np.asarray(stats.rankdata(-self.measure.toward(scores), axis=1))
 
-    @cached_property
-    def _decimals(self) -> int:
-        """Decimals of six digits of the largest score: equal means of float32 scores tie."""
-        return 6 - int(np.ceil(np.log10(max(np.abs(self.scores).max(), 1e-9))))
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
+        """Round [..., n] to six digits of a block's largest score: means of float32 scores tie."""
+        largest = np.maximum(np.abs(self.scores).max(axis=1), 1e-9)
+        unit = 10.0 ** (np.ceil(np.log10(largest)) - 6)
+        return np.round(values / unit) * unit
 
     @property
     def mean_ranks(self) -> np.ndarray:
@@ -131,7 +132,7 @@ class Ranking:
         base = self.scores[:, list(self.names).index(baseline)]
         others = [name for name in self.names if name != baseline]
         columns = [self.scores[:, list(self.names).index(name)] for name in others]
-        values = [signed_ranks_p(np.round(column - base, self._decimals)) for column in columns]
+        values = [signed_ranks_p(self._rounded(column - base)) for column in columns]
         return {
             name: (p, adjusted)
             for name, p, adjusted in zip(others, values, holm(values), strict=True)

@@ -115,10 +115,11 @@ class Table:
     def to_markdown(self) -> str:
         """Format as a table of GitHub's Markdown, without notes.
 
-        Where cells are bold, an asterisk in a cell is escaped.
+        A bar in a cell is escaped, and where cells are bold an asterisk, too.
         """
 
         def escaped(text: str) -> str:
+            text = text.replace("|", r"\|")
             return text.replace("*", r"\*") if self.emphasis else text
 
         first, *others = self._visible
@@ -175,10 +176,14 @@ def _unnested(value: Any) -> Any:
     return " ".join(map(str, value)) if isinstance(value, list) else value
 
 
+_LATEX_FORMS = str.maketrans({
+    **{c: f"\\{c}" for c in "%_&#${}"},
+    "\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}",
+    "±": r"$\pm$", "↓": r"$\downarrow$",
+})  # fmt: skip
+
+
 def latex_escaped(text: str) -> str:
     """Escape text for LaTeX."""
-    return (
-        "".join(f"\\{c}" if c in "%_&#" else c for c in text)
-        .replace("±", r"$\pm$")
-        .replace("↓", r"$\downarrow$")
-    )
+    return text.translate(_LATEX_FORMS)

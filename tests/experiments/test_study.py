@@ -2,15 +2,19 @@
 
 import csv
 import shutil
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import run, study
 from experiments.cli import flags, presets
 from experiments.figures.loading import read
-from experiments.studies import report
+from experiments.figures.pivots import Pivot
+from experiments.studies import report, sections
 from fedjax_pfl.utils.errors import InputError
 
 from .conftest import drawing
@@ -210,8 +214,27 @@ def test_a_figure_against_a_measure(finished):
     np.testing.assert_allclose(line.get_xdata(), sorted(sent))
     assert axes.get_xlabel() == "megabytes up (lower is better)"
     assert report.Report(runs).measures == ("accuracy", "worst_decile")
+    numbers = made.numbers.copy()
+    numbers.loc[numbers["measure"].eq("accuracy").idxmax(), "value"] = np.nan
+    made.__dict__["numbers"] = numbers  # the first seed of the first setting
+    first, second = made.table("accuracy").cells[1][1:]
+    assert first == "- ± -" and float(second.split(" ± ")[0]) > 0
     with pytest.raises(InputError, match="Did you mean 'accuracy'"):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
+
+
+def test_ranks_without_a_score_of_the_first_baseline():
+    lines = [(row, f"{k}", 0, score + k / 10) for row, score in (("fedavg", 1), ("ditto", 2))
+             for k in range(5)]  # fmt: skip
+    frame = pd.DataFrame(lines, columns=["row", "setting", "seed", "value"])
+    pivot = Pivot(frame, "std", [], "", axes=(["local", "fedavg", "ditto"], []))
+    made: Any = SimpleNamespace(
+        styles={"local": 0, "fedavg": 1}, runs={("fedavg", f"{k}"): None for k in range(5)},
+        pivot=lambda _: pivot, measures=["x"], baselines=["local", "fedavg"],
+    )  # fmt: skip
+    (section,) = sections._ranks(made)
+    assert section.tables[0].cells[0][2] == "p vs fedavg"
+    assert "Left out, as they have no score: local." in section.paragraphs()
 
 
 @pytest.mark.parametrize(("words", "text"), [

@@ -134,6 +134,14 @@ def test_equal_means_of_single_precision_tie():
     assert p == 1
 
 
+def test_blocks_of_other_scales():
+    scores = np.array([[60_000.0, 50_000.0], *[[0.02, 0.01]] * 4, [0.01 + 1e-9, 0.01]])
+    made = ranking(scores)
+    np.testing.assert_array_equal(made.ranks, [[1, 2]] * 5 + [[1.5, 1.5]])
+    ((p, _),) = made.wilcoxon(made.names[1]).values()
+    assert p == 2 / 2**5
+
+
 def test_agreement_and_ties_of_all_blocks():
     same = ranking(np.tile([3.0, 2.0, 1.0], (6, 1))).friedman()
     assert same.statistic == pytest.approx(12) and same.f_statistic == np.inf

@@ -59,6 +59,16 @@ def test_latex():
     assert TABLE.to_latex("c").splitlines()[1] == r"\begin{tabular}{lccc}"
 
 
+def test_names_with_special_characters():
+    table = Table.of_cells(["", "x|y"], [[r"a\b^2 ~{$c} <d> |e #1 &", "1"]])
+    assert table.to_markdown().splitlines()[0] == r"|  | x\|y |"
+    wanted = (
+        r"a\textbackslash{}b\textasciicircum{}2 \textasciitilde{}\{\$c\} "
+        r"\textless{}d\textgreater{} \textbar{}e \#1 \& & 1 \\"
+    )
+    assert table.to_latex().splitlines()[4] == wanted
+
+
 @pytest.mark.parametrize("missing", ["", "-"])
 def test_csv_and_pandas_have_every_value(missing):
     heading, *rows = csv.reader(TABLE.to_csv(missing).splitlines())

@@ -58,7 +58,7 @@ def test_files(tmp_path):
     rows = list(csv.DictReader((tmp_path / leaderboard_cells.CELLS).open()))
     assert len(rows) == len(FOUND)
     first = next(row for row in rows if row["algorithm"] == "ditto")
-    assert first["accuracy_percent_seed_1"] == "90.0000" and first["learning_rate"] == "0.3"
+    assert first["accuracy_percent_seed_1"] == "90.0" and first["learning_rate"] == "0.3"
 
 
 def test_the_page_is_made_again_from_its_file(tmp_path, capsys):
@@ -93,7 +93,7 @@ def test_cells_of_a_study(tmp_path, monkeypatch):
         for place in (tuning, tmp_path / study_ / "drift" / "row" / "ditto"):
             place.mkdir(parents=True)
         (tmp_path / study_ / "drift" / "row" / "ditto" / "summary.json").touch()
-        (tuning / "sweep.csv").write_text("learning_rate,seed\n1,0\n0.3,0\n1,1\n")
+        (tuning / "sweep.csv").write_text("algorithm,learning_rate,seed\nx,1,0\nx,0.3,0\nx,1,1\n")
     (found,) = leaderboard_cells.load([tmp_path / "a"]).items()
     words = ["--algorithms=ditto", "--rounds=7", "--validation_fraction=0.2", "--learning_rate=0.3"]
     command = f"python -m experiments.run {' '.join(words)}"
@@ -126,14 +126,35 @@ def test_times_of_the_benchmark(tmp_path):
             leaderboard.timings(tmp_path)
 
 
-def test_cells_that_were_not_tuned_alike(tmp_path):
-    other = replace(cell([0.5, 0.6]), tried=(0.1, 0.3))
-    with pytest.raises(pfl.InputError, match="drift and apfl, dirichlet tried different"):
-        leaderboard_cells.tuned_alike(
-            {("ditto", "drift"): cell([0.7, 0.9]), ("apfl", "dirichlet"): other}
-        )
+def test_cells_that_cannot_be_compared(tmp_path):
+    fine, other = cell([0.7, 0.9]), "--algorithms=ditto --rounds=8"
+    three = {"0": 1.0, "1": 2.0, "2": 3.0}
+    for place, changed, said in (
+        (("ditto", "drift"), replace(fine, tried=(0.1, 0.3)), "did not choose among"),
+        (("ditto", "drift"), replace(fine, learning_rate=1.0), "did not choose among"),
+        (("ditto", "drift"), replace(fine, accuracies=three), "for each seed of 0, 1"),
+        (("ditto", "drift"), cell([0.7, 2.0]), "an accuracy in 0..100"),
+        (("ditto", "drift"), cell([0.7, np.nan]), "an accuracy in 0..100"),
+        (("dito", "drift"), fine, "no such algorithm or setting"),
+        (("ditto", "rain"), fine, "no such algorithm or setting"),
+        (("ditto", "drift"), replace(fine, command=f"a b c {other}"), "other flags than fedavg"),
+        (("ditto", "drift"), replace(fine, command="a b c --rounds='8"), "can't be read: No clos"),
+        (("ditto", "drift"), replace(fine, command="a b c --round=x"), "can't be read"),
+    ):
+        with pytest.raises(pfl.InputError, match=said):
+            leaderboard.write(tmp_path, {("fedavg", "drift"): fine, place: changed})
+    assert not list(tmp_path.iterdir())
     with pytest.raises(pfl.InputError, match=r"sweep.csv does not exist"):
         leaderboard_cells.tried(tmp_path)
+    (tmp_path / "sweep.csv").write_text("algorithm,learning_rate,feddwa.top_k,seed\nx,1,2,0\n")
+    with pytest.raises(pfl.InputError, match="other hyperparameters than learning_rate"):
+        leaderboard_cells.tried(tmp_path)
+    leaderboard.write(tmp_path, FOUND)
+    with (tmp_path / leaderboard_cells.CELLS).open("a+") as file:
+        file.seek(0)
+        file.write(file.readlines()[-1])
+    with pytest.raises(pfl.InputError, match="is there twice"):
+        leaderboard_cells.kept(tmp_path)
 
 
 def test_the_documentation_has_the_page_of_its_file(tmp_path):
