@@ -196,10 +196,12 @@ class Report:
         """Return the numbers of a measure by row and setting."""
         measure = self.measure(name)
         frame = self.numbers.query("measure == @name").drop(columns="measure")
-        known = frame["value"].notna().groupby([frame["row"], frame[SETTING]]).transform("any")
-        frame = frame[known]  # of a cell with a score, NaN of a seed stays in sight
-        of_cells = frame.groupby(["row", SETTING])["value"]
-        if frame["value"].notna().all() and np.allclose(of_cells.min(), of_cells.max()):
+        found = frame.dropna()
+        scored = set(zip(found["row"], found[SETTING], strict=True))
+        # Of a cell with a score, NaN of a seed stays in sight.
+        frame = frame.loc[[at in scored for at in zip(frame["row"], frame[SETTING], strict=True)]]
+        extremes = frame.groupby(["row", SETTING])["value"].agg(["min", "max"])
+        if len(found) == len(frame) and np.allclose(*extremes.T.values):
             frame = frame.drop_duplicates(["row", SETTING])  # the same for all seeds
         frame = frame.rename(columns={"value": measure.column})
         data = {setting: str(run.settings["dataset"]) for (_, setting), run in self.runs.items()}
