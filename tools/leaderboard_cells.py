@@ -110,8 +110,9 @@ def check(cells: Cells) -> None:
         except (pfl.InputError, ValueError, absl.flags.Error) as error:
             raise pfl.InputError(f"The command of {where} can't be read: {error}") from None
         another, usual = commands.setdefault(setting, (name, known))
-        if known != usual:
-            raise pfl.InputError(f"{where} was run with other flags than {another}.")
+        other = sorted(flag for flag in known | usual if known.get(flag) != usual.get(flag))
+        if other:
+            raise pfl.InputError(f"{where} differs from {another} in flags: {', '.join(other)}.")
 
 
 def load(folders: Sequence[Path]) -> dict[tuple[str, str], Cell]:

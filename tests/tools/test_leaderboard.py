@@ -137,7 +137,11 @@ def test_cells_that_cannot_be_compared(tmp_path):
         (("ditto", "drift"), cell([0.7, np.nan]), "an accuracy in 0..100"),
         (("dito", "drift"), fine, "no such algorithm or setting"),
         (("ditto", "rain"), fine, "no such algorithm or setting"),
-        (("ditto", "drift"), replace(fine, command=f"a b c {other}"), "other flags than fedavg"),
+        (
+            ("ditto", "drift"),
+            replace(fine, command=f"a b c {other}"),
+            "fedavg in flags: rounds",
+        ),
         (("ditto", "drift"), replace(fine, command="a b c --rounds='8"), "can't be read: No clos"),
         (("ditto", "drift"), replace(fine, command="a b c --round=x"), "can't be read"),
     ):
