@@ -112,12 +112,12 @@ def algorithm_name(
     raise unknown_name(kind, name, among, hint=hint, ones_own=own)
 
 
-def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algorithm:
+def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
     """Make a registered algorithm and validate its hyperparameters.
 
     Args:
       name: name of the algorithm, in any spelling that `algorithm_name` accepts.
-      settings: hyperparameters by name; strings are converted to the field's type.
+      hyperparameters: values by name; strings are converted to the field's type.
 
     Raises:
       InputError: unknown algorithm or hyperparameter, a value of the wrong type or out of range.
@@ -126,7 +126,7 @@ def make_algorithm(name: str, settings: Mapping[str, Any] | None = None) -> Algo
     cls = ALGORITHMS[name]
     known = {field.name: field for field in fields(cls)}
     values = {}
-    for key, value in (settings or {}).items():
+    for key, value in (hyperparameters or {}).items():
         if key not in known:
             if not known:
                 raise InputError(f"Algorithm {name!r} has no hyperparameters, got {key!r}.")
