@@ -161,10 +161,10 @@ class FedAsync(FedAvgAsync):
         are averaged by sample counts; punctual ones are unchanged. "original": the uploads of a
         round are applied one after the other, in the order of permanent ids, with
         a = alpha s(staleness).
-      alpha: .8 in PLGA's published code, .6 or .9 in Xie et al.
+      alpha: 0.8 in PLGA's published code, 0.6 or 0.9 in Xie et al.
       decay: s of the original mode: "constant" 1, "poly" (x + 1)^-decay_rate, "hinge" 1 up to
         x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
-      decay_rate: a, .5 for poly and 10 for hinge in Xie et al.
+      decay_rate: a, 0.5 for poly and 10 for hinge in Xie et al.
       decay_start: b, 4 in Xie et al.
       proximal: rho of the local loss's rho/2 |w - w_start|^2.
     """

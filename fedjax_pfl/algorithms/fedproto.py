@@ -43,7 +43,7 @@ class FedProto(core.Algorithm):
     of each of its classes and the number of samples, and P_c is the mean over the senders.
 
     Attributes:
-      weight: lambda; the authors take 1, and .1 on CIFAR-10.
+      weight: lambda; the authors take 1, and 0.1 on CIFAR-10.
       distance: "matched", |z - P_y|^2 / d, averaged over the samples of classes with a prototype;
         "batch", the same sum over the number of all samples (the published code); "class_means",
         the sum over classes of |mean of z - P_c|^2 / d (the paper).

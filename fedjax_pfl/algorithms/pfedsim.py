@@ -28,7 +28,7 @@ class PFedSim(core.Algorithm):
     """pFedSim: FedAvg at first, then bodies mixed by the similarity of clients' classifiers.
 
     After the warm-up a client trains from its own head and the body sum_j a_ij theta_j of the last
-    models of all clients, where a_ij is proportional to -log(1 - S_ij), S_ii = .9999. S_ij is the
+    models of all clients, where a_ij is proportional to -log(1 - S_ij), S_ii = 0.9999. S_ij is the
     mean over classes of the cosine of both classifiers' weights for the class, at least 0; it is
     updated in rounds in which both clients take part, and pairs that never did have no weight.
 

@@ -146,7 +146,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedadagrad": FEDOPT
     | {
-        "server_rate": (0.1, "ours: the paper tunes it on every task, .03 to 10"),
+        "server_rate": (0.1, "ours: the paper tunes it on every task, 0.03 to 10"),
         "b1": (0.0, "paper: section 5"),
     },
     "fedadam": ADAM,
@@ -154,7 +154,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weight_rate": (1.0, "code: system/main.py:97"),
         "layers": (1, "code: system/main.py:99, two tensors: one layer"),
         "percent": (80, "code: system/main.py:98"),
-        "threshold": (0.1, "code: system/utils/ALA.py:20; README.md:103 says .01"),
+        "threshold": (0.1, "code: system/utils/ALA.py:20; README.md:103 says 0.01"),
         "most_passes": (30, "ours: the authors have no bound; losses settle after 11 at least"),
         "who": ("everyone", "code: system/flcore/servers/serverala.py sends to all clients"),
     },
@@ -164,7 +164,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
             0.0,
             "ours: 0 stands for sigma / (N - 1), the most that keeps xi_ii from below 0",
         ),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("own", "paper: Algorithm 1 goes on from w_i"),
     },
     "fedasync": {
@@ -214,7 +214,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
     "fedcac": {
-        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; 0.4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
     },
     "fedcross": {
@@ -242,7 +242,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "new_client_passes": (1, "code: aggregator.py, update_test_clients"),
     },
     "fedexp": {
-        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),
+        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; 0.1 on synthetic data"),
         "average_last": (True, "code: main.py:431"),
         "weighting": ("size", "code: main.py:347-362"),
     },
@@ -300,7 +300,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "inheritance": (0.9, "code: algorithms/fedphp.py:258"),
     },
     "fedproto": {
-        "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has .1 on CIFAR-10"),
+        "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has 0.1 on CIFAR-10"),
         "distance": ("matched", "ours: near lib/update.py:171, without samples that have no class"),
         "moment": ("after", "paper: Algorithm 1"),
         "weighting": ("size", "paper: the mean of prototypes by sample counts"),
@@ -319,7 +319,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "score_trained": (False, EXTRA_SCORE),
     },
     "fedrs": {
-        "alpha": (0.5, "code: train_lab.py:166, of .9, .5 and .1"),
+        "alpha": (0.5, "code: train_lab.py:166, of 0.9, 0.5 and 0.1"),
         "factors": ("shares", "code: algorithms/fedrs.py:185"),
     },
     "fedsam": {
@@ -340,7 +340,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
@@ -431,7 +431,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "pfedme": {
         "pull": (15.0, "code: main.py:71"),
         "inner_steps": (5, "code: main.py:77"),
-        "personal_rate": (0.05, "code: README.md:111; main.py:78 has .09, others .01 and .1"),
+        "personal_rate": (0.05, "code: README.md:111; main.py:78 has 0.09, others 0.01 and 0.1"),
         "server_rate": (1.0, "code: main.py:70"),
         "decay": (1e-3, "code: FLAlgorithms/optimizers/fedoptimizer.py:50"),
         "weighting": ("size", "code: FLAlgorithms/servers/serverbase.py:66"),
@@ -453,7 +453,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "learned_share": (0.05, "code: options.py:42, adjbeta"),
     },
     "spfl": SPFL,
-    "spfl_w": SPFL | {"memory": (0.0, "code: the cleaned file; aggregation_v4_1_1.py:236 has .6")},
+    "spfl_w": SPFL | {"memory": (0.0, "code: the cleaned file; aggregation_v4_1_1.py:236 has 0.6")},
     "waffle": {
         "server_rate": (1.0, "ours: not stated; SCAFFOLD's, which it extends"),
         "alice": (0, "paper: section 3, agent 0"),

@@ -63,11 +63,11 @@ def test_summary(result):
 
 def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
     accuracy = np.full((2, 1, 3, 5), np.nan)
-    accuracy[:, 0, :, :2] = [[0.9, 0.1], [0.4, 0.8], [0.2, 0.9]]  # means .5, .6, .55
+    accuracy[:, 0, :, :2] = [[0.9, 0.1], [0.4, 0.8], [0.2, 0.9]]  # means 0.5, 0.6, 0.55
     accuracy[1] *= 0.5
     crafted = replace(result, scores={"personalized/test/accuracy": accuracy})
     shown = crafted.summary()["accuracy"]
-    np.testing.assert_allclose(shown["best_mean"], (0.6 + 0.3) / 2)  # not (.9 + .9) / 2 = .9
+    np.testing.assert_allclose(shown["best_mean"], (0.6 + 0.3) / 2)  # not (0.9 + 0.9) / 2 = 0.9
     np.testing.assert_allclose(shown["final_mean"], (0.55 + 0.275) / 2)
 
 

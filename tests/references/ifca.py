@@ -24,7 +24,7 @@ def balanced(draws, clients, x, y, share=None):
     Args:
       draws: sets of K models.
       clients: dicts with "samples".
-      share: by default .35 for two models and .1 for four, as published; .4 / K for other K > 1.
+      share: by default 0.35 for two models and 0.1 for four, as published; 0.4 / K for other K > 1.
     """
     best, most = None, -1.0
     for models in draws:
