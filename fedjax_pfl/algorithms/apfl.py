@@ -47,7 +47,7 @@ class Apfl(fedavg.Weighted):
       alpha <- alpha - eta <v - w, grad f_b(m)>, clipped to [0, 1]
 
     The personalized model is the mixture with the server's new w. Running statistics of
-    normalisation layers are mixed as parameters are.
+    normalization layers are mixed as parameters are.
 
     Attributes:
       alpha: every client's first alpha_i.

@@ -29,7 +29,7 @@ class Apple(core.Algorithm):
 
     On every minibatch both take a step along their gradients at the same point, with g the gradient
     at w_i: c_i moves along q_ii g, and q_ij along <g, c_j> + lambda(t) mu (q_ij - n_j / n). The
-    others' cores stay as downloaded. Only cores are sent. Relations are neither normalised nor
+    others' cores stay as downloaded. Only cores are sent. Relations are neither normalized nor
     kept positive.
 
     The cores' rate and momentum are those of local training; the published ones are 0.01 and 0.9.

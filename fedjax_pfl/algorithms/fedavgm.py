@@ -13,7 +13,7 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server: v <- beta v + (w - sum_i p_i w_i), w <- w - eta_s v.
 
-    Only parameters have momentum; running statistics of normalisation layers are averaged. A round
+    Only parameters have momentum; running statistics of normalization layers are averaged. A round
     without uploads leaves w and v unchanged.
 
     Attributes:

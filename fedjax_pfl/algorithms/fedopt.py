@@ -27,7 +27,7 @@ class FedOpt(Weighted):
     """FedAvg with an adaptive server step along D = sum_i p_i u_i - w.
 
     Algorithm 2: m <- b1 m + (1 - b1) D; v by the algorithm's rule; w <- w + eta m / (sqrt(v) +
-    tau). Only parameters have moments; running statistics of normalisation layers are averaged. A
+    tau). Only parameters have moments; running statistics of normalization layers are averaged. A
     round without uploads leaves w, m and v unchanged and does not count.
 
     Optax's Adam, Yogi and RSS differ: they correct m and v for bias, add tau to the corrected root

@@ -77,9 +77,9 @@ class Ifca(core.Algorithm):
                 "ifca begins with different models, but the initial model gives every parameter: "
                 "leave some layer out of it, such as the head."
             )
-        if self.averaging == "gradients" and federation.plan.normalised:
+        if self.averaging == "gradients" and federation.plan.normalized:
             raise core.InputError(
-                "ifca's averaging=gradients updates no running statistics of normalisation layers: "
+                "ifca's averaging=gradients updates no running statistics of normalization layers: "
                 "take averaging=models, or a network without such layers."
             )
 

@@ -25,7 +25,7 @@ PUBLISHED = 0.006  # p_d for 100 rounds on MNIST, A and C (WAFFLE's Table 3)
 
 @core.struct
 class State(fedavg.State):
-    alpha: Any = core.per_client()  # [N], unnormalised weights
+    alpha: Any = core.per_client()  # [N], unnormalized weights
 
 
 @core.struct
