@@ -162,7 +162,7 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
                 pooled = np.where(there > 0, result.pooled(model)[:, setting], np.nan)
                 table[f"{name}_pooled"] = pooled
             if not result.clients["participated"].all():
-                over = partial(result.participants, model, split)
+                over = partial(result.participant_mean, model, split)
                 table[f"{name}_participants"] = over()[:, setting]
                 table[f"{name}_next_participants"] = over(coming=True)[:, setting]
                 if split == "test" and pools:

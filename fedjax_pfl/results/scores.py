@@ -132,7 +132,7 @@ class Scored(Measurements):
         known = np.take_along_axis(judged, chosen, axis=2) > -np.inf
         return np.where(known, values, np.nan)[:, :, 0]
 
-    def participants(
+    def participant_mean(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
     ) -> np.ndarray:
         """Return the headline over the clients of the round just scored, [S, H, E].

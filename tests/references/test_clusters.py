@@ -143,7 +143,7 @@ def test_two_kinds_of_clients_get_a_model_each(setting):
     for i in (1, 3):
         own = setting["clients"][i]["samples"]
         y[own] = (y[own] + 2) % 4
-    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup": 1}
+    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup_rounds": 1}
     history = ifca.run(**common)
     assert history[0]["clusters"] == {0: 0, 1: 1, 2: 0, 3: 1}
     for models in history:
