@@ -34,13 +34,13 @@ from .cli.parsing import FlagValues, parse_words
 from .outputs.run_files import atomic_write
 
 USAGE = f"""\
-Measure speed.
+Measure the speed of simulations, beside a PyTorch loop over the clients.
 
   {start.called("benchmark")} --case=a,c --output=speed.json
   {start.called("benchmark")} --list
 
-Every case runs in its own process; its contestants take turns. Nothing is downloaded: images are
-random.
+Every case runs in its own process; the compared programs take turns. Nothing is downloaded: images
+are random.
 """
 
 
@@ -50,10 +50,10 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     group = Group(values, "benchmark")
     group.names("case", ["a"], "cases to measure, or all")
     group.switch("list", False, "list the cases")
-    group.switch("help", False, "show this")
-    group.integer("repeats", 5, "turns of every contestant", 1)
-    group.integer("rounds", 2, "rounds of a turn, whose median counts", 1)
-    group.switch("quick", False, "tiny workloads, only to see that it runs")
+    group.switch("help", False, "print this and exit")
+    group.integer("repeats", 5, "turns of each compared program", 1)
+    group.integer("rounds", 2, "rounds of a turn; their median is reported", 1)
+    group.switch("quick", False, "tiny workloads that only show that everything runs")
     group.switch("torch", True, "measure the PyTorch loop as well")
     meaning = "strategies of the client axis in cases a, b and g"
     group.names("client_execution", ["auto"], meaning)

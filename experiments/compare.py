@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     group.text("baseline", None, meaning)
     meaning = "accuracy in percent, or value of another metric, to reach (default: none)"
     group.number("target", None, meaning)
-    group.text("metric", None, "a measure of the runs (default: what their task leads with)")
+    group.text("metric", None, "a measure of the runs (default: their task's main metric)")
     define_flags(group)
     meaning = "settings, such as dataset or dataset,alpha, whose values are the columns"
     group.text("pivot", None, f"{meaning} (default: a row for each run)")
@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     group.text("labels", None, meaning)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
     group.text("output_dir", None, meaning)
-    group.switch("help", False, "print this")
+    group.switch("help", False, "print this and exit")
     plugins.define(group)
     parse_words(values, argv)
     return values
@@ -73,7 +73,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Run the script."""
+    """Run the command."""
     args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n\n{args.module_help('compare')}")

@@ -64,7 +64,7 @@ def parse(argv: Sequence[str]) -> ExperimentConfig:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Run the script."""
+    """Run the command."""
     args = parse(argv)
     if args.help:
         print(f"{USAGE}\n{flags.define(define).module_help('plan')}\n{BELOW}")

@@ -58,11 +58,11 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     meaning = "make all tables, those with the fewest runs first, and a report"
     group.switch("all", False, meaning)
     meaning = (
-        "'small' (minutes, not comparable), 'medium' (nearer to it), 'network' (the paper's "
-        "network and rates, fewer samples and rounds) or 'full' (the paper's)"
+        "'small' (minutes), 'medium' (more samples, the paper's clients), 'network' (the paper's "
+        "network and rates, fewer samples and rounds) or 'full' (the paper's setting)"
     )
     group.text("scale", "small", meaning)
-    meaning = "'paper' or 'code', where they differ (default: as the presets have it)"
+    meaning = "'paper' or 'code', whose setting counts where they differ (default: the preset's)"
     group.text("reading", None, meaning)
     group.names("columns", [], "columns of the table (default: all)")
     group.names("rows", [], "rows of the table (default: all)")
@@ -70,10 +70,10 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     group.names("stand_in", [], meaning)
     meaning = "folder of the tables (default: those of this package)"
     group.text("tables", str(paper_tables.FOLDER), meaning)
-    meaning = "folder of saved cells, which are not run again; finished ones are added"
+    meaning = "folder of saved cells: these are not run again, and finished cells are added"
     group.text("saved_cells", None, meaning)
     group.switch("list", False, "print the tables, their settings and rows")
-    group.switch("help", False, "print this", short_name="h")
+    group.switch("help", False, "print this and exit", short_name="h")
     return values, parse_words(values, argv, positional=None)[0]
 
 
@@ -316,7 +316,7 @@ def catalogue(folder: Path) -> str:
 
 @shell.script(shell.GOES_ON, "with the missing runs")
 def main(argv: list[str]) -> int:
-    """Run the script."""
+    """Run the command."""
     args, more = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n\n{args.module_help('reproduce')}\n\n{AFTER}")

@@ -66,7 +66,7 @@ def define(values: absl.flags.FlagValues) -> None:
     known = f"{', '.join(study_report.COSTS)}, a metric, or a scalar that all runs record"
     usual = "(default: the task's measure and its worst tenth)"
     group.names("measures", [], f"a table each: {known} {usual}")
-    meaning = "what the figure has along x: 'setting' or one of --measures"
+    meaning = "horizontal axis of the figure: 'setting' or one of --measures"
     group.text("x", study_report.SETTING, meaning)
     sweep.define_grid(group)
     group.integer("tuning_seeds", 1, "seeds, from the first, with which --grid is tried", 1)

@@ -90,7 +90,8 @@ def lists(root: Path) -> dict[Path, str]:
         if one.channels or one.unprotected
     )
     head = re.escape("| What | Algorithms |\n|---|---|\n")
-    beside = re.escape("| Algorithm | Sends beside uploads | Uses without noise |\n|---|---|---|\n")
+    beside = "| Algorithm | Clients also send | Statistics without noise |\n|---|---|---|\n"
+    beside = re.escape(beside)
     rules = (
         ("docs/algorithms/README.md", rf"(?<={head})(\|.*\n)*", seen),
         ("docs/algorithms/README.md", rf"(?<={beside})(\|.*\n)*", told),

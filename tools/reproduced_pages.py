@@ -35,7 +35,7 @@ from fedjax_pfl.results.table import Table
 
 INDEX, COSTS = "README.md", "costs.csv"
 SAID = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
-INTRODUCTION = """# The papers' tables, measured
+INTRODUCTION = """# Reproduced tables of the papers
 
 [The papers' tables again](../reproduce.md), as far as they have been run, each with its verdict:
 how the order of the rows agrees with the paper's, and, where numbers can be compared, how near they
@@ -114,7 +114,7 @@ def mark_all(docs: Path) -> None:
             write_text(page, mark(page.read_text(encoding="utf-8"), facts))
 
 
-COSTING = f"""## What they cost at full scale
+COSTING = f"""## Costs at full scale
 
 Local training of all runs of a table, counted from the paper's networks, rounds, partitions and
 seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps (the report of a

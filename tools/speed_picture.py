@@ -17,7 +17,7 @@ from fedjax_pfl.results.plots import COLOURS
 from fedjax_pfl.utils.errors import InputError
 
 ROW = re.compile(
-    r"^\| \((\w)\) (.+?) \| time relative to the PyTorch loop \| \**(\.\d+)", re.MULTILINE
+    r"^\| \((\w)\) (.+?) \| time relative to the PyTorch loop \| \**(\d*\.\d+)", re.MULTILINE
 )
 NAMES = {"a": "CNN", "b": "CNN with batch norm"}  # other cases have short names in the table
 

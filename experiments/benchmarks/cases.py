@@ -140,7 +140,7 @@ def cnn(plan: Plan) -> Report:
 
 
 def batch_norm(plan: Plan) -> Report:
-    """The same with batch normalisation, on 32x32x3."""
+    """The same with batch normalization, on 32x32x3."""
     return _against_torch(plan, Workload(model="cnn_bn", shape=(32, 32, 3)), 0.6)
 
 

@@ -12,7 +12,7 @@ class Workload:
     """One experiment, the same for every contestant: FedAvg's local SGD on random images.
 
     Attributes:
-      model: "cnn" (4 layers), "cnn_bn" (the same with batch normalisation), "mlp" or "softmax".
+      model: "cnn" (4 layers), "cnn_bn" (the same with batch normalization), "mlp" or "softmax".
       shape: of one image, [h, w, c].
       num_clients: N.
       train, test: samples of each client.

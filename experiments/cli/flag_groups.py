@@ -19,6 +19,8 @@ class Integers(flags.IntegerParser):
     def __init__(self, name: str, low: int, high: int = LIMIT - 1):
         super().__init__(low, high)
         self.name, self.allowed = name, f"a whole number of at least {low} and below {high + 1:,}"
+        if high == LIMIT - 1:
+            self.syntactic_help = f"an integer of at least {low}"
 
     def parse(self, argument) -> int:
         try:
@@ -56,12 +58,20 @@ class Group:
 
     def text(self, name: str, default: str | None, meaning: str) -> None:
         flags.DEFINE_string(name, default, meaning, **self.place)
+        self._hide_empty(name)
 
     def names(self, name: str, default: Sequence[str] | None, meaning: str) -> None:
         flags.DEFINE_list(name, default, meaning, **self.place)
+        self._hide_empty(name)
 
     def pairs(self, name: str, meaning: str) -> None:
         flags.DEFINE_multi_string(name, [], meaning, **self.place)
+        self._hide_empty(name)
+
+    def _hide_empty(self, name: str) -> None:
+        """Omit an empty default from --help: the meaning says what applies without the flag."""
+        if not self.values[name].default:
+            self.values[name].default_as_str = None
 
     def integer(
         self, name: str, default: int | None, meaning: str, low: int, high: int = LIMIT - 1

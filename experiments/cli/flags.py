@@ -282,7 +282,7 @@ def distributed(values: flags.FlagValues) -> None:
 
 def _help(group: Group) -> None:
     group.switch("list", False, "print the algorithms, data sets, partitions, models, and exit")
-    group.switch("help", False, "print this, and exit", short_name="h")
+    group.switch("help", False, "print this and exit", short_name="h")
 
 
 def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> FlagValues:

@@ -32,7 +32,7 @@ class SensorNetwork(nn.Module):
 
 @pfl.models.register_model("sensor_network")
 def sensor_network(input_shape, num_classes, initializer, *, width: int = 16, kernel: int = 9):
-    """Two convolutions along time and their mean, initialised as Flax does."""
+    """Two convolutions along time and their mean, initialized as Flax does."""
     windows = len(input_shape) == 3 and input_shape[1] == 1
     require(windows, "Shape of a sample", input_shape, "(time, 1, channels) for sensor_network")
     return SensorNetwork(num_classes, width, kernel)

@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     group = Group(values, "figures")
     group.names("runs", [], "folders of finished runs")
     group.names("algorithms", [], "algorithms to draw (default: all)")
-    meaning = "a measure of the runs, such as macro_f1 (default: what their task leads with)"
+    meaning = "a measure of the runs, such as macro_f1 (default: their task's main metric)"
     group.text("metric", None, meaning)
     group.text("output", None, "a new PNG, PDF or SVG file")
     group.text("data", None, "a new CSV file for the numbers")
@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     group.names("colors", [], "colours of algorithms, such as spfl=#d62728,feddwa=black")
     group.switch("overwrite", False, "replace files of --output and --data that exist")
     group.switch("list", False, "print all figures and their options")
-    group.switch("help", False, "print this")
+    group.switch("help", False, "print this and exit")
     plugins.define(group)
     group = Group(values, "options")
     known = {name: default for plot in FIGURES.values() for name, default in plot.options.items()}
@@ -206,7 +206,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
 
 @shell.script()
 def main(argv: list[str]) -> int:
-    """Run the script."""
+    """Run the command."""
     name, args = parse(argv)
     if args["help"].value:
         print(f"{USAGE}\n")

@@ -36,11 +36,11 @@ def find(
       folders: an algorithm's folder, a comparison's, or one of many comparisons; * and ? match
         names.
       algorithms: only these; all by default.
-      metric: the measure that is shown; by default the headline of their task.
+      metric: the measure that is shown; by default the main metric of their task.
 
     Raises:
       InputError: no such folder, nothing finished in it, an algorithm that none of them ran, a
-        metric that one of them lacks, or runs of tasks with several headlines.
+        metric that one of them lacks, or runs of tasks with several main metrics.
     """
     runs: dict[Path, Run] = {}
     for word in folders:
@@ -76,7 +76,7 @@ def measured(runs: Sequence[Run], metric: str | None) -> list[Run]:
     """Return the runs with the measure to show.
 
     Raises:
-      InputError: a run lacks it, or they have several headlines and none is chosen.
+      InputError: a run lacks it, or they have several main metrics and none is chosen.
     """
     runs = [replace(run, metric=metric) for run in runs]
     for run in runs:

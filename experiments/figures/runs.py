@@ -40,7 +40,7 @@ class Run:
       folder: with `summary.json` in it.
       config: content of its `config.json`.
       summary: content of its `summary.json`.
-      metric: name of the measure that is shown, or None for the headline of its task.
+      metric: name of the measure that is shown, or None for its task's main metric.
     """
 
     folder: Path

@@ -151,14 +151,15 @@ class Choice:
 
 def define_flags(group: Group) -> None:
     """Define the flags of a `Choice`, and --headline."""
-    group.text("score", "final", f"{', '.join(SCORES)}")
-    group.text("model", "personalized", "model that was scored")
-    group.text("split", "test", "samples it was scored on")
+    group.text("score", "final", f"rounds that count: {', '.join(SCORES)}")
+    group.text("model", "personalized", "model whose scores are taken, such as global")
+    group.text("split", "test", "split of the scores, such as test")
     meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
     group.text("headline", FIRST, meaning)
     group.text("average", "clients", f"mean over {' or '.join(AVERAGES)}")
-    group.text("clients", "", "numbers of the clients (default: those that all runs score)")
-    group.switch("different_data", False, "rows on other data or partitions")
+    meaning = "ids of the clients to average over (default: those that all runs score)"
+    group.text("clients", "", meaning)
+    group.switch("different_data", False, "allow rows on other data or partitions")
 
 
 def choice_of(values: absl.flags.FlagValues) -> Choice:

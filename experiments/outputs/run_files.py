@@ -7,7 +7,7 @@ OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to co
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/gains.png            sorted gains over `local` and `fedavg`, where one of them is a row
-OUTPUT/accuracy.png, partition.png  the first by the name of the task's headline, such as mse.png
+OUTPUT/accuracy.png, partition.png  the first by the name of the main metric, such as mse.png
 OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
 OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
 OUTPUT/clients.csv          where clients have names: those, samples, scores (`clients_table`)
@@ -162,7 +162,7 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
                 pooled = np.where(there > 0, result.pooled(model)[:, setting], np.nan)
                 table[f"{name}_pooled"] = pooled
             if not result.clients["participated"].all():
-                over = partial(result.participants, model, split)
+                over = partial(result.participant_mean, model, split)
                 table[f"{name}_participants"] = over()[:, setting]
                 table[f"{name}_next_participants"] = over(coming=True)[:, setting]
                 if split == "test" and pools:

@@ -27,10 +27,10 @@ class Outcome:
       algorithm: its name.
       setting: value by name of the grid.
       seeds: of its runs.
-      validation, test: the task's headline, accuracies in percent, by seed, as ranked.
+      validation, test: the task's main metric, accuracies in percent, by seed, as ranked.
       clients: ids of the clients of the mean test accuracy.
       remarks: its result's remarks.
-      measure: that headline.
+      measure: that metric.
       by_client: validation and test scores of each client, [S, N] each.
     """
 

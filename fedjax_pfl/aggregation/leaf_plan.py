@@ -61,7 +61,7 @@ class LeafPlan:
         everything = (True,) * len(self.paths)
 
         def allowed(path: str) -> bool:
-            if policy == "shared" or block_name(path) not in self.normalised:
+            if policy == "shared" or block_name(path) not in self.normalized:
                 return True
             return policy == "affine_shared" and trainable(path)
 
@@ -73,7 +73,7 @@ class LeafPlan:
         )
 
     @cached_property
-    def normalised(self) -> frozenset[str]:
+    def normalized(self) -> frozenset[str]:
         """Paths of modules with running statistics: the batch-norm layers."""
         return frozenset(block_name(path) for path in self.paths if not trainable(path))
 
@@ -96,7 +96,7 @@ class LeafPlan:
         layers: dict[str, list[str]] = {}
         for name in names:
             module = name.split("/")[depth]
-            if layers and module not in layers and name in self.normalised:
+            if layers and module not in layers and name in self.normalized:
                 module = next(reversed(layers))
             layers.setdefault(module, []).append(name)
         return (*map(tuple, layers.values()), (self.head,))

@@ -47,7 +47,7 @@ class Apfl(fedavg.Weighted):
       alpha <- alpha - eta <v - w, grad f_b(m)>, clipped to [0, 1]
 
     The personalized model is the mixture with the server's new w. Running statistics of
-    normalisation layers are mixed as parameters are.
+    normalization layers are mixed as parameters are.
 
     Attributes:
       alpha: every client's first alpha_i.
@@ -55,7 +55,7 @@ class Apfl(fedavg.Weighted):
         "first_epoch", at "every_step", or "never".
       form: "parameters" are mixed (the paper), or "logits" (the published code). There w steps
         first; v steps on the loss of alpha f(v) + (1 - alpha) f(w), and alpha moves along
-        <v - w, alpha grad_v + (1 - alpha) grad_w> + .02 alpha of that loss, with the new v and w.
+        <v - w, alpha grad_v + (1 - alpha) grad_w> + 0.02 alpha of that loss, with the new v and w.
       weighting: the server's mean by "size", or "uniform" (the published code).
     """
 

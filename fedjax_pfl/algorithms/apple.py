@@ -29,10 +29,10 @@ class Apple(core.Algorithm):
 
     On every minibatch both take a step along their gradients at the same point, with g the gradient
     at w_i: c_i moves along q_ii g, and q_ij along <g, c_j> + lambda(t) mu (q_ij - n_j / n). The
-    others' cores stay as downloaded. Only cores are sent. Relations are neither normalised nor
+    others' cores stay as downloaded. Only cores are sent. Relations are neither normalized nor
     kept positive.
 
-    The cores' rate and momentum are those of local training; the published ones are .01 and .9.
+    The cores' rate and momentum are those of local training; the published ones are 0.01 and 0.9.
     Private leaves of w_i are c_i's own. So are statistics: a mixture of variances could be < 0.
 
     Attributes:
@@ -120,7 +120,7 @@ class Apple(core.Algorithm):
 
     def penalty(self, t, total):
         """Return lambda(t) mu in round t of `total`."""
-        # The margin is for rounding: .64 of 100 rounds are 64 in single precision too.
+        # The margin is for rounding: 0.64 of 100 rounds are 64 in single precision too.
         last = jnp.floor(self.penalty_share * total * (1 + 1e-6))
         passed = t / jnp.maximum(last, 1)
         exponential = self.penalty_schedule == "exponential"

@@ -156,22 +156,22 @@ class FedAsync(FedAvgAsync):
     """FedAsync: w <- (1 - a) w + a w_i, where a falls with staleness (Xie et al. 2019).
 
     Attributes:
-      mode: "tick", as in PLGA's published code: a late client mixes its model with the server's,
+      mode: "plga", as in PLGA's published code: a late client mixes its model with the server's,
         v <- a v + (1 - a) w with a = alpha (staleness + 1)^-1/2, then keeps and sends it. Uploads
         are averaged by sample counts; punctual ones are unchanged. "original": the uploads of a
         round are applied one after the other, in the order of permanent ids, with
         a = alpha s(staleness).
-      alpha: .8 in PLGA's published code, .6 or .9 in Xie et al.
+      alpha: 0.8 in PLGA's published code, 0.6 or 0.9 in Xie et al.
       decay: s of the original mode: "constant" 1, "poly" (x + 1)^-decay_rate, "hinge" 1 up to
         x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
-      decay_rate: a, .5 for poly and 10 for hinge in Xie et al.
+      decay_rate: a, 0.5 for poly and 10 for hinge in Xie et al.
       decay_start: b, 4 in Xie et al.
       proximal: rho of the local loss's rho/2 |w - w_start|^2.
     """
 
     row_stochastic = False  # the rest of a row is the weight of the server's own model
 
-    mode: Literal["tick", "original"] = core.static(default="tick")
+    mode: Literal["plga", "original"] = core.static(default="plga")
     alpha: float = 0.8
     decay: Literal["poly", "hinge", "constant"] = core.static(default="poly")
     decay_rate: float = 0.5
@@ -182,10 +182,10 @@ class FedAsync(FedAvgAsync):
         core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
         for name in ("decay_rate", "decay_start", "proximal"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        if self.mode == "tick":
+        if self.mode == "plga":
             options = (self.decay, self.decay_rate, self.decay_start)
             as_is = ("poly", 0.5, 4.0)
-            core.require(options == as_is, "decay of mode 'tick'", options, f"{as_is}, as it is")
+            core.require(options == as_is, "decay of mode 'plga'", options, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
         pull = training.proximal(self.proximal)
@@ -207,7 +207,7 @@ class FedAsync(FedAvgAsync):
 
     def aggregate(self, ctx, turn, uploads, server):
         rate = self._rate(ctx, turn)
-        if self.mode == "tick":
+        if self.mode == "plga":
             server, weights = super().aggregate(ctx, turn, uploads, server)
             return server, weights * jnp.where(turn.late, rate, 1)
         rate = jnp.where(turn.arrives, rate, 0)

@@ -32,7 +32,7 @@ class CwFedAvg(core.Algorithm):
     there are fewer classes than clients, the two are applied one after the other: the class models
     are Q^T times the trained models.
 
-    Clients that did not take part are also re-initialised from the class models, as the published
+    Clients that did not take part are also re-initialized from the class models, as the published
     code does for all clients. Each is weighed by the class shares of the classifier that it
     uploaded last (before its first upload, of the initial one), and receives the new model when it
     next takes part.
@@ -50,7 +50,7 @@ class CwFedAvg(core.Algorithm):
 
     reads = "everyone"
     robust = "mean"  # of each class
-    absent_kept = False  # every client is re-initialised in each round
+    absent_kept = False  # every client is re-initialized in each round
     needs_classes = True
 
     wdr_weight: float = 10.0

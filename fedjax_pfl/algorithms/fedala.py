@@ -43,9 +43,9 @@ class FedALA(fedavg.FedAvg):
       layers: p, how many upper layers have weights, counted from the head.
       percent: s, size of the window in percent of the client's training samples.
       threshold: of the standard deviation.
-      most_passes: of a first adaptation; the published code has no such bound.
-      who: "everyone" (the published code): at the end of a round, which is the beginning of the
-        next, all clients download the new model, adapt and keep theta_hat. "drawn" (the paper):
+      max_passes: of a first adaptation; the published code has no such bound.
+      participants: "all" (the published code): at the end of a round, which is the beginning of the
+        next, all clients download the new model, adapt and keep theta_hat. "sampled" (the paper):
         the cohort at the beginning of its round.
     """
 
@@ -55,16 +55,16 @@ class FedALA(fedavg.FedAvg):
     layers: int = core.static(default=1)
     percent: int = core.static(default=80)
     threshold: float = 0.1
-    most_passes: int = core.static(default=30)
-    who: Literal["everyone", "drawn"] = core.static(default="everyone")
+    max_passes: int = core.static(default=30)
+    participants: Literal["all", "sampled"] = core.static(default="all")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def reads(self) -> str:
-        return "everyone" if self.who == "everyone" else "cohort"
+        return "everyone" if self.participants == "all" else "cohort"
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def absent_kept(self) -> bool:
-        return self.who == "drawn"
+        return self.participants == "sampled"
 
     absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
 
@@ -73,7 +73,7 @@ class FedALA(fedavg.FedAvg):
         core.require(self.layers >= 1, "layers", self.layers, "at least 1")
         core.require(1 <= self.percent <= 100, "percent", self.percent, "in 1..100")
         core.require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
-        core.require(self.most_passes >= 1, "most_passes", self.most_passes, "at least 1")
+        core.require(self.max_passes >= 1, "max_passes", self.max_passes, "at least 1")
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -85,7 +85,7 @@ class FedALA(fedavg.FedAvg):
     def remarks(self, federation):
         sampled = federation.participation.sampled(federation.num_clients)
         notes = "all clients adapt in every round, drawn or not"
-        return [*super().remarks(federation), *[notes] * (sampled and self.who == "everyone")]
+        return [*super().remarks(federation), *[notes] * (sampled and self.participants == "all")]
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -101,7 +101,7 @@ class FedALA(fedavg.FedAvg):
         return plan.select(model, lambda i: upper[i] and plan.compared(i))
 
     def round(self, ctx, state: State):
-        if self.who == "everyone":
+        if self.participants == "all":
             after: Any
             after, record = super().round(ctx, state)
             after, passes = self.adapt(ctx, after, after.models, ctx.everyone())
@@ -123,7 +123,7 @@ class FedALA(fedavg.FedAvg):
     def server_update(self, ctx, state: State, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
         after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
-        if self.who == "drawn":
+        if self.participants == "sampled":
             return after
         return replace(after, models=sent.cohort.scatter(state.models, sent.models))
 
@@ -139,7 +139,7 @@ class FedALA(fedavg.FedAvg):
         weights, passes = learnt_weights(
             replace(ctx, cohort=cohort), state.server, (upper, private), weights, active,
             percent=self.percent, rate=self.weight_rate, threshold=self.threshold,
-            limit=jnp.where(begun, 1, self.most_passes),
+            limit=jnp.where(begun, 1, self.max_passes),
         )  # fmt: skip
         mixed = jax.vmap(theta_hat, (0, None, 0, 0))(upper, state.server, private, weights)
         models = trees.where(active, mixed, own)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl import core, mixing, similarity, training, trees
 
-# With cosines of .9 to 1 the largest weight is exp(.1 sigma) times the least: 1.65 at this sigma.
+# With cosines of 0.9 to 1 the largest weight is exp(0.1 sigma) times the least: 1.65 at this sigma.
 TELLING = 5.0
 
 
@@ -110,7 +110,7 @@ class FedAMP(Attentive):
       alpha: alpha_k, the server's step in the weights. 0 is the largest with which no client can
         have a negative weight on itself, sigma / (N - 1).
       pull: lambda / alpha_k of the paper's local problem, as one number: it does not change with
-        the bound of alpha. FedDWA's comparison has lambda = .1 and alpha_k = 1.
+        the bound of alpha. FedDWA's comparison has lambda = 0.1 and alpha_k = 1.
       start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
     """
 

@@ -28,7 +28,7 @@ class FedAvg(core.Algorithm):
     """Federated averaging: w <- sum_i (n_i / n) LocalSGD(w).
 
     The mixing matrix has rank one. Private leaves stay with their clients: each client's model is
-    the server's shared leaves and its own private ones. Running statistics of normalisation layers
+    the server's shared leaves and its own private ones. Running statistics of normalization layers
     are averaged too; otherwise the server's model would be scored with its initial statistics.
 
     Algorithms that differ from FedAvg in one part of `round` override that part:

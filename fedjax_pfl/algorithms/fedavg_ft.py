@@ -17,14 +17,14 @@ class FedAvgFineTuned(FedAvg):
 
     Attributes:
       fine_tune_epochs: F, epochs of fine-tuning.
-      budget: fine-tune once, after the last round, for max(floor(F n_i / B), F) minibatches, as the
-        published code of Ditto does; otherwise F epochs whenever models are scored.
-      pull: with a budget, weight lambda of a term (lambda / 2) |v - w|^2 that keeps the copy v near
-        the server's model w.
+      final_only: fine-tune only after the last round, for max(floor(F n_i / B), F) minibatches, as
+        the published code of Ditto does; otherwise F epochs whenever models are scored.
+      pull: with `final_only`, weight lambda of a term (lambda / 2) |v - w|^2 that keeps the copy v
+        near the server's model w.
     """
 
     fine_tune_epochs: int = core.static(default=1)
-    budget: bool = core.static(default=False)
+    final_only: bool = core.static(default=False)
     pull: float = 0.0
 
     def validate(self):
@@ -33,10 +33,12 @@ class FedAvgFineTuned(FedAvg):
             self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
         )
         core.require(self.pull >= 0, "pull", self.pull, "at least 0")
-        core.require(self.budget or self.pull == 0, "pull", self.pull, "0 without budget=true")
+        core.require(
+            self.final_only or self.pull == 0, "pull", self.pull, "0 without final_only=true"
+        )
 
     def adaptation(self):
-        if not self.budget:
+        if not self.final_only:
             return training.Adaptation(epochs=self.fine_tune_epochs)
         return training.Adaptation(
             self.fine_tune_epochs, when="last", budget=True, proximal=self.pull

@@ -13,12 +13,12 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 class FedAvgM(FedAvg):
     """FedAvg with momentum on the server: v <- beta v + (w - sum_i p_i w_i), w <- w - eta_s v.
 
-    Only parameters have momentum; running statistics of normalisation layers are averaged. A round
+    Only parameters have momentum; running statistics of normalization layers are averaged. A round
     without uploads leaves w and v unchanged.
 
     Attributes:
-      server_momentum: beta. The paper tries 0, .7, .9, .97, .99 and .997; FL-bench uses .9
-        with Nesterov momentum, FedOpt's paper .9 without, FedDWA's comparison .1.
+      server_momentum: beta. The paper tries 0, 0.7, 0.9, 0.97, 0.99 and 0.997; FL-bench uses 0.9
+        with Nesterov momentum, FedOpt's authors 0.9 without, FedDWA's comparison 0.1.
       nesterov: w <- w - eta_s (w - sum_i p_i w_i + beta v).
       server_rate: eta_s.
     """

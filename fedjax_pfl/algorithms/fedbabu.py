@@ -21,7 +21,7 @@ class FedBabu(PartlyShared):
       weighting: "uniform" over the members (the authors), or by "size".
       fine_tune_epochs: local epochs of fine-tuning; the authors take 5, PFLlib 10.
       fine_tune_rate: its learning rate, independent of the rounds' schedule. The authors use
-        the last rate of their rounds: .1, divided by ten twice.
+        the last rate of their rounds: 0.1, divided by ten twice.
       fine_tune_momentum: of its SGD, which has no weight decay.
       part: the parameters that it trains: the "full" model, the "head" or the "body".
     """

@@ -27,7 +27,7 @@ class FedBN(PartlyShared):
 
     def check(self, federation):
         super().check(federation)
-        if not federation.plan.normalised:
+        if not federation.plan.normalized:
             raise core.InputError(
                 "fedbn keeps batch-norm layers with their clients, and this network has none: it "
                 f"would be fedavg{', with equal weights' * (self.weighting == 'uniform')}."

@@ -29,7 +29,7 @@ class FedCross(core.Algorithm):
       alpha: weight of the model itself; 1: the models never meet.
       partner: the collaborative model: the one of the "lowest" or "highest" cosine of weights, or
         "in_order", at a distance that grows by one in each round.
-      averaged_rounds: rounds at the beginning in which all w_i become the mean of all v_i.
+      warmup_rounds: rounds at the beginning in which all w_i become the mean of all v_i.
     """
 
     batch_norm = "shared"
@@ -37,13 +37,11 @@ class FedCross(core.Algorithm):
 
     alpha: float = 0.99
     partner: Literal["in_order", "highest", "lowest"] = core.static(default="lowest")
-    averaged_rounds: int = 0
+    warmup_rounds: int = 0
 
     def validate(self):
         core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
-        core.require(
-            self.averaged_rounds >= 0, "averaged_rounds", self.averaged_rounds, "at least 0"
-        )
+        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -72,7 +70,7 @@ class FedCross(core.Algorithm):
         itself, other = (jax.nn.one_hot(k, len(order), dtype=ctx.dtype) for k in (own, partner))
         crossed = self.alpha * itself + (1 - self.alpha) * other
         together = mixing.normalize(cohort.mask.astype(ctx.dtype))
-        weights = jnp.where(ctx.t < self.averaged_rounds, together, crossed)
+        weights = jnp.where(ctx.t < self.warmup_rounds, together, crossed)
         weights = jnp.where(cohort.mask[:, None], weights, 0)
 
         mixed = ctx.mix(weights, sent, onto=received)

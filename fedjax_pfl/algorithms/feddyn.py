@@ -46,7 +46,7 @@ class FedDyn(fedavg.FedAvg):
     compare its numbers with "average" or "everyone".
 
     Attributes:
-      alpha: .1, .01 or .001 in the paper, larger where clients take fewer steps. If it is too
+      alpha: 0.1, 0.01 or 0.001 in the paper, larger where clients take fewer steps. If it is too
         small for the steps, theta diverges.
       scaling: "equal", the same alpha for all clients (the paper); or "size", alpha n_mean / n_i
         with the mean over all clients (the code). The server uses alpha.

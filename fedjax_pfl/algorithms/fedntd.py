@@ -14,7 +14,7 @@ from fedjax_pfl.algorithms.fedavg import FedAvg
 
 @core.algorithm("fedntd")
 class FedNTD(FedAvg):
-    """FedNTD: FedAvg whose clients keep the received model's view of the wrong classes.
+    """FedNTD: FedAvg whose clients keep the received model's view of the not-true classes.
 
     Local loss f_i(y) + beta tau^2 KL(q_w || q_y), the mean over a minibatch. q are the softmax of
     the logits over tau without the sample's own class, of the model w as it was received, which is

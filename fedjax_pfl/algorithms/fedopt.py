@@ -27,7 +27,7 @@ class FedOpt(Weighted):
     """FedAvg with an adaptive server step along D = sum_i p_i u_i - w.
 
     Algorithm 2: m <- b1 m + (1 - b1) D; v by the algorithm's rule; w <- w + eta m / (sqrt(v) +
-    tau). Only parameters have moments; running statistics of normalisation layers are averaged. A
+    tau). Only parameters have moments; running statistics of normalization layers are averaged. A
     round without uploads leaves w, m and v unchanged and does not count.
 
     Optax's Adam, Yogi and RSS differ: they correct m and v for bias, add tau to the corrected root
@@ -77,7 +77,7 @@ class FedAdagrad(FedOpt):
     """FedAdagrad: FedOpt with v <- v + D^2.
 
     Attributes:
-      server_rate: eta, to be tuned: .1 was best on CIFAR-100 and EMNIST, .03 to 10 elsewhere.
+      server_rate: eta, to be tuned: 0.1 was best on CIFAR-100 and EMNIST, 0.03 to 10 elsewhere.
       b1: decay of m; 0, no momentum, in the paper.
       tau: adaptivity; the paper tries 1e-5 to 1e-1.
       v0: the first v, in units of tau^2; 1 as in the paper, 0 as in its code.
@@ -96,9 +96,9 @@ class FedAdam(FedOpt):
     """FedAdam: FedOpt with v <- b2 v + (1 - b2) D^2.
 
     Attributes:
-      server_rate: eta, to be tuned: the best rates of the paper range from .003 to 1.
+      server_rate: eta, to be tuned: the best rates of the paper range from 0.003 to 1.
       b1: decay of m.
-      b2: decay of v; .99 as in the paper, .999 in its code.
+      b2: decay of v; 0.99 as in the paper, 0.999 in its code.
       tau: adaptivity; the paper tries 1e-5 to 1e-1.
       v0: the first v, in units of tau^2; 1 as in the paper, 0 as in its code.
       bias_correction: use eta sqrt(1 - b2^t) / (1 - b1^t) in the server's round t = 1, 2, ...,

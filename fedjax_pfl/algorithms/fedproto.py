@@ -43,15 +43,15 @@ class FedProto(core.Algorithm):
     of each of its classes and the number of samples, and P_c is the mean over the senders.
 
     Attributes:
-      weight: lambda; the authors take 1, and .1 on CIFAR-10.
+      weight: lambda; the authors take 1, and 0.1 on CIFAR-10.
       distance: "matched", |z - P_y|^2 / d, averaged over the samples of classes with a prototype;
         "batch", the same sum over the number of all samples (the published code); "class_means",
         the sum over classes of |mean of z - P_c|^2 / d (the paper).
-      moment: when features are averaged: "after" training, in evaluation mode, over all training
-        samples (the paper); in the "last_epoch" of training, before each step (the published code).
+      feature_means: computed "after" training, in evaluation mode, over all training samples (the
+        paper); in the "last_epoch" of training, before each step (the published code).
       weighting: a client counts by "size", its samples of the class (the paper), or "uniform" (the
         published code).
-      rebuilt: drop the prototype of a class that no member has in this round, as in the
+      drop_missing: drop the prototype of a class that no member has in this round, as in the
         published code; otherwise the last one stays.
       eligible: the classes among which the nearest prototype is found: "all" that have one (the
         paper), or the client's "own" (the published code).
@@ -65,9 +65,9 @@ class FedProto(core.Algorithm):
 
     weight: float = 1.0
     distance: Literal["matched", "batch", "class_means"] = core.static(default="matched")
-    moment: Literal["after", "last_epoch"] = core.static(default="after")
+    feature_means: Literal["after", "last_epoch"] = core.static(default="after")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-    rebuilt: bool = core.static(default=False)
+    drop_missing: bool = core.static(default=False)
     eligible: Literal["own", "all"] = core.static(default="all")
 
     def validate(self):
@@ -93,7 +93,11 @@ class FedProto(core.Algorithm):
         return State(ctx.replicate(ctx.initial_model()), none)
 
     def round(self, ctx, state):
-        work = self.train_then_average if self.moment == "after" else self.average_while_training
+        work = (
+            self.train_then_average
+            if self.feature_means == "after"
+            else self.average_while_training
+        )
         trained, sums = work(ctx, ctx.cohort.gather(state.models), state.prototypes)
         width, none = sums.totals.shape[-1], jax.tree.map(jnp.zeros_like, sums)
         sums = ctx.upload(sums, none, "class_sums", trained.cohort, compressed=False)
@@ -156,7 +160,7 @@ class FedProto(core.Algorithm):
             holders = jnp.sum(sums.counts > 0, axis=0)
             means = jnp.sum(sums.means, axis=0) / jnp.maximum(holders, 1)[:, None]
         means = jnp.where(held[:, None], means.astype(last.means.dtype), last.means)
-        exist = last.exist & ~jnp.any(mask) if self.rebuilt else last.exist
+        exist = last.exist & ~jnp.any(mask) if self.drop_missing else last.exist
         return Prototypes(means, held | exist)
 
     def models(self, ctx, state, rows):

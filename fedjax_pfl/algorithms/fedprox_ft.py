@@ -25,5 +25,5 @@ class FedProxFineTuned(FedAvgFineTuned, FedProx):
 
     Attributes:
       mu, slow_fraction: of training, as in FedProx.
-      fine_tune_epochs, budget, pull: of the copies, as in FedAvg with fine-tuning.
+      fine_tune_epochs, final_only, pull: of the copies, as in FedAvg with fine-tuning.
     """

@@ -59,15 +59,15 @@ class Floco(fedavg.FedAvg):
     """Floco: FedAvg of a simplex of heads, in which similar clients have near points.
 
     A client's network has the head sum_e a_e H_e. In each step of training, a is drawn uniformly
-    from the simplex, and body and all H_e are trained. When a share `start` of the rounds is over,
-    all N clients train once, and their points b_i are found from their H: the first E principal
-    components of all clients are projected on the simplex, at the level at which clients lie
-    farthest apart. From then on, client i draws a from a neighbourhood of b_i of radius rho in the
-    1-norm. It predicts at b_i; before, at the centre of the simplex.
+    from the simplex, and body and all H_e are trained. After a share `warmup_fraction` of the
+    rounds, all N clients train once, and their points b_i are found from their H: the first E
+    principal components of all clients are projected on the simplex, at the level at which clients
+    lie farthest apart. From then on, client i draws a from a neighbourhood of b_i of radius rho in
+    the 1-norm. It predicts at b_i; before, at the centre of the simplex.
 
     Attributes:
       corners: E.
-      start: share of the rounds before clients have their points; 1: they never do.
+      warmup_fraction: share of the rounds before clients have their points; 1: they never do.
       rho: radius.
     """
 
@@ -79,12 +79,14 @@ class Floco(fedavg.FedAvg):
     uploads_per_round = 2
 
     corners: int = core.static(default=10)
-    start: float = 0.5
+    warmup_fraction: float = 0.5
     rho: float = 0.1
 
     def validate(self):
         core.require(self.corners >= 1, "corners", self.corners, "at least 1")
-        core.require(0 <= self.start <= 1, "start", self.start, "in [0, 1]")
+        core.require(
+            0 <= self.warmup_fraction <= 1, "warmup_fraction", self.warmup_fraction, "in [0, 1]"
+        )
         core.require(self.rho >= 0, "rho", self.rho, "at least 0")
 
     def prepare(self, federation):
@@ -92,11 +94,11 @@ class Floco(fedavg.FedAvg):
         return super().prepare(simplex)
 
     def round_remarks(self, federation, rounds):
-        begin = int(self.start * rounds)
+        begin = int(self.warmup_fraction * rounds)
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
     def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds + bool(self.start < 1))
+        return super().gradients(federation, rounds + bool(self.warmup_fraction < 1))
 
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
@@ -118,7 +120,7 @@ class Floco(fedavg.FedAvg):
 
     def begin(self, ctx):
         """Return the round, from 0, before which clients get their points."""
-        return jnp.floor(self.start * ctx.num_rounds).astype(jnp.int32)
+        return jnp.floor(self.warmup_fraction * ctx.num_rounds).astype(jnp.int32)
 
     def punctual(self, ctx):
         """Return which clients are never late, bool [N]: those that the server can wait for."""

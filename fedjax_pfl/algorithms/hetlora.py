@@ -43,7 +43,7 @@ class HetLoRA(fedavg.FedAvg):
     Attributes:
       gamma: part of a client's rank that is neither pulled nor pruned; 1 prunes nothing.
       pull: weight of the regularizer, the sum over layers of |A_tail| |B_tail|.
-      least_rank: smallest rank that pruning leaves; smaller ranks are not pruned.
+      min_rank: smallest rank that pruning leaves; smaller ranks are not pruned.
       weighting: the server's weights: "norm" of the clients' products, or "size" of their data.
     """
 
@@ -53,13 +53,13 @@ class HetLoRA(fedavg.FedAvg):
 
     gamma: float = 0.99
     pull: float = 0.01
-    least_rank: int = 1
+    min_rank: int = 1
     weighting: Literal["norm", "size"] = core.static(default="norm")
 
     def validate(self):
         core.require(0 < self.gamma <= 1, "gamma", self.gamma, "in (0, 1]")
         core.require(self.pull >= 0, "pull", self.pull, "at least 0")
-        core.require(self.least_rank >= 1, "least_rank", self.least_rank, "at least 1")
+        core.require(self.min_rank >= 1, "min_rank", self.min_rank, "at least 1")
 
     def check(self, federation):
         check_both_shared(self.name, federation)
@@ -87,7 +87,7 @@ class HetLoRA(fedavg.FedAvg):
 
     def kept(self, ranks):
         """Return how many of a client's first columns are neither pulled nor pruned."""
-        return jnp.floor(self.gamma * ranks + 1e-4).astype(jnp.int32)  # .84 * 75 is 62.99999
+        return jnp.floor(self.gamma * ranks + 1e-4).astype(jnp.int32)  # 0.84 * 75 is 62.99999
 
     def tails(self, params, rank, layers):
         """Return the sum over layers of |A_tail| |B_tail| of one client's adapters."""
@@ -112,7 +112,7 @@ class HetLoRA(fedavg.FedAvg):
         )
         tails = jax.vmap(lambda params, rank: self.tails(params, rank, layers))
         smaller = tails(models["params"], ranks) < tails(received["params"], ranks)
-        fewer = jnp.minimum(jnp.maximum(self.kept(ranks), self.least_rank), ranks)
+        fewer = jnp.minimum(jnp.maximum(self.kept(ranks), self.min_rank), ranks)
         before, ranks = ranks, jnp.where(smaller & cohort.mask, fewer, ranks)
         return Sent(truncated(models, ranks), cohort, loss, ranks=ranks, before=before)
 

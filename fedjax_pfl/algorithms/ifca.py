@@ -43,9 +43,9 @@ class Ifca(core.Algorithm):
       initial: the first models. "seeds": K independent draws. "balanced_redraw": redraw all until
         each fits a minimum fraction of the clients best (35 % with two models, 10 % with four,
         else 40 % / K, as in the published code); if 100 draws fail, the most even one.
-        "group_warmup": in the first `warmup` rounds each client trains the model of its random
-        group.
-      warmup: rounds with random groups; only for "group_warmup".
+        "group_warmup": in the first `warmup_rounds` rounds each client trains the model of its
+        random group.
+      warmup_rounds: rounds with random groups; only for "group_warmup".
       scored_by: samples by which a client's model is chosen for scoring: "train", or "test", which
         uses test labels (the published code on MNIST and CIFAR-10).
     """
@@ -59,7 +59,7 @@ class Ifca(core.Algorithm):
     averaging: Literal["models", "gradients"] = core.static(default="models")
     weighting: Literal["size", "uniform"] = core.static(default="size")
     initial: Literal["seeds", "balanced_redraw", "group_warmup"] = core.static(default="seeds")
-    warmup: int = 20
+    warmup_rounds: int = 20
     scored_by: Literal["train", "test"] = core.static(default="train")
 
     @property
@@ -68,7 +68,7 @@ class Ifca(core.Algorithm):
 
     def validate(self):
         core.require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
-        core.require(self.warmup >= 0, "warmup", self.warmup, "at least 0")
+        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -77,9 +77,9 @@ class Ifca(core.Algorithm):
                 "ifca begins with different models, but the initial model gives every parameter: "
                 "leave some layer out of it, such as the head."
             )
-        if self.averaging == "gradients" and federation.plan.normalised:
+        if self.averaging == "gradients" and federation.plan.normalized:
             raise core.InputError(
-                "ifca's averaging=gradients updates no running statistics of normalisation layers: "
+                "ifca's averaging=gradients updates no running statistics of normalization layers: "
                 "take averaging=models, or a network without such layers."
             )
 
@@ -141,7 +141,7 @@ class Ifca(core.Algorithm):
         takers = jax.nn.one_hot(choice, self.clusters, dtype=ctx.dtype).T  # [K, M]
         received = ctx.plan.with_private(trees.take(state.models, choice), own)
         values = {"cluster": choice}
-        warming_up = self.initial == "group_warmup" and ctx.t < self.warmup
+        warming_up = self.initial == "group_warmup" and ctx.t < self.warmup_rounds
         down = jnp.where(warming_up, 1, self.clusters)
         if self.averaging == "gradients":
             gradient, cohort = ctx.full_gradient(received, ctx.cohort)
@@ -169,7 +169,7 @@ class Ifca(core.Algorithm):
         """Return (z [M], the loss [M] of the chosen model, NaN during the warm-up)."""
         if self.initial != "group_warmup":
             return best_fitting(ctx, models, own)
-        free = ctx.t >= self.warmup
+        free = ctx.t >= self.warmup_rounds
         choice, loss = best_fitting(ctx, models, own, active=ctx.cohort.mask & free)
         groups = random_groups(ctx, self.clusters)[ctx.cohort.rows]
         return jnp.where(free, choice, groups), jnp.where(free, loss, jnp.nan)

@@ -64,7 +64,7 @@ class KnnPer(fedavg.FedAvg):
     Attributes:
       neighbours: k.
       weight: lambda; 0: FedAvg.
-      tuned: choose lambda from 0, .1, ..., 1 by each client's accuracy on its validation samples,
+      tuned: choose lambda from 0, 0.1, ..., 1 by each client's accuracy on its validation samples,
         the smallest of the best; `weight` is for clients without any.
       scale: sigma.
     """

@@ -169,7 +169,7 @@ class L2C(core.Algorithm):
     validation samples keeps a_i.
 
     Attributes:
-      logit_rate: of Adam; the authors' later code has .2 for attention.
+      logit_rate: of Adam; the authors' later code has 0.2 for attention.
       prune_after: T_0.
       neighbours: how many, besides the client itself; 0 is a tenth of all clients, at least one.
       whole_pass: take a step on each minibatch of a pass over the validation samples, at the model

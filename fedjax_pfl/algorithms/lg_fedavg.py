@@ -34,17 +34,17 @@ class LgFedAvg(PartlyShared):
       global_end: "last", the layers next to the output (the paper); or "first", those next to the
         input (the published code on CIFAR-10, with both convolutions).
       weighting: "uniform" over the members (the published code), or by "size".
-      warm_rounds: the number of first rounds that average all layers, as FedAvg does. The published
+      warmup_rounds: number of first rounds that average all layers, as FedAvg does. The published
         code begins with a model of FedAvg; 0 begins with the common initial model.
     """
 
     global_layers: int = core.static(default=1)
     global_end: Literal["last", "first"] = core.static(default="last")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-    warm_rounds: int = core.static(default=0)
+    warmup_rounds: int = core.static(default=0)
 
     def sharing(self):
-        return "all" if self.warm_rounds else self.global_rule()
+        return "all" if self.warmup_rounds else self.global_rule()
 
     def global_rule(self):
         """Return the rule of the global layers; a warm start shares the others at first."""
@@ -54,30 +54,30 @@ class LgFedAvg(PartlyShared):
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:
-        return 2 if self.warm_rounds else 1
+        return 2 if self.warmup_rounds else 1
 
     def validate(self):
         core.require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")
-        core.require(self.warm_rounds >= 0, "warm_rounds", self.warm_rounds, "at least 0")
+        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
 
     def check(self, federation):
         super().check(federation)
         self.check_layers("global_layers", federation)
         plan = federation.plan
-        if self.warm_rounds and plan.shared != plan.with_share("all").shared:
+        if self.warmup_rounds and plan.shared != plan.with_share("all").shared:
             raise core.InputError(
-                "lg_fedavg averages all layers in its warm_rounds: leave share to it, or take 0."
+                "lg_fedavg averages all layers in its warmup_rounds: leave share to it, or take 0."
             )
 
     def remarks(self, federation):
         notes = super().remarks(federation)
-        if self.warm_rounds:
-            count = "round" if self.warm_rounds == 1 else f"{self.warm_rounds} rounds"
+        if self.warmup_rounds:
+            count = "round" if self.warmup_rounds == 1 else f"{self.warmup_rounds} rounds"
             notes.append(f"averaged all layers in the first {count}")
         return notes
 
     def init(self, ctx):
-        if not self.warm_rounds:
+        if not self.warmup_rounds:
             return super().init(ctx)
         later = self._later(ctx)
         state, common = super().init(later), self._local(later.plan, ctx.initial_model())
@@ -85,17 +85,17 @@ class LgFedAvg(PartlyShared):
         return WarmState(state.server, state.private, None, common, own)
 
     def round(self, ctx, state: WarmState):
-        if not self.warm_rounds:
+        if not self.warmup_rounds:
             return super().round(ctx, state)
         later = self._later(ctx)
         after, record = super().round(later, state)
         shared = later.plan.shared_blocks
-        up = (ctx.t < self.warm_rounds) | shared
+        up = (ctx.t < self.warmup_rounds) | shared
         down = ~state.own[:, None] | shared
         return after, replace(record, up=record.up * up, down=record.down * down)
 
     def received(self, state: WarmState, rows):
-        if not self.warm_rounds:
+        if not self.warmup_rounds:
             return super().received(state, rows)
 
         def held(common, own):
@@ -109,9 +109,9 @@ class LgFedAvg(PartlyShared):
 
     def server_update(self, ctx, state: WarmState, mean, weights, sent):
         after = super().server_update(ctx, state, mean, weights, sent)
-        if not self.warm_rounds:
+        if not self.warmup_rounds:
             return after
-        warm, local = ctx.t < self.warm_rounds, self._local(ctx.plan, sent.models)
+        warm, local = ctx.t < self.warmup_rounds, self._local(ctx.plan, sent.models)
         held = core.Broadcast({"local": state.common})
         uploads = ctx.upload({"local": local}, held, "local", sent.cohort)["local"]
         common = ctx.aggregate(weights, uploads, onto=state.common)

@@ -15,23 +15,23 @@ class Local(core.Algorithm):
     """Local training: theta_i <- LocalSGD(theta_i). The mixing matrix is the identity.
 
     Attributes:
-      who: which clients train in a round. "everyone" ignores the participation, as sampling saves
-        communication and there is none. "drawn": the sampled clients, as with other algorithms;
-        a late client trains in its punctual rounds.
+      participants: which clients train in a round. "all" ignores the participation, as sampling
+        saves communication and there is none. "sampled": the sampled clients, as with other
+        algorithms; a late client trains in its punctual rounds.
     """
 
     sees = "nothing"
 
-    who: Literal["everyone", "drawn"] = core.static(default="everyone")
+    participants: Literal["all", "sampled"] = core.static(default="all")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def reads(self) -> str:
-        return "everyone" if self.who == "everyone" else "cohort"
+        return "everyone" if self.participants == "all" else "cohort"
 
     def remarks(self, federation):
         part = federation.participation
         sampled = part.sampled(federation.num_clients) or not part.punctual
-        if not sampled or self.who == "drawn":
+        if not sampled or self.participants == "sampled":
             return super().remarks(federation)
         return [*super().remarks(federation), "all clients train in every round, drawn or not"]
 
@@ -39,7 +39,7 @@ class Local(core.Algorithm):
         return State(ctx.replicate(ctx.initial_model()))
 
     def round(self, ctx, state):
-        cohort = ctx.everyone() if self.who == "everyone" else ctx.cohort
+        cohort = ctx.everyone() if self.participants == "all" else ctx.cohort
         trained = ctx.train(cohort.gather(state.models), cohort)
         models = trained.cohort.scatter(state.models, trained.models)
         record = ctx.record(trained.cohort, up=0, down=0, clients={"train_loss": trained.loss})

@@ -35,7 +35,7 @@ class Moon(fedavg.Weighted):
     it; a network of that form has it here, too.
 
     Attributes:
-      mu: weight of the term; the paper tunes it over .1, 1, 5, 10.
+      mu: weight of the term; the paper tunes it over 0.1, 1, 5, 10.
       tau: temperature of the term.
       weighting: of the average, by "size" (the paper), or "uniform".
     """

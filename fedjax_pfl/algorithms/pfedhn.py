@@ -93,7 +93,7 @@ class PFedHN(core.Algorithm):
         plan = federation.plan
         if not any(map(plan.compared, range(len(plan.paths)))):
             raise core.InputError("pfedhn generates what clients share, and that is nothing here.")
-        if plan.normalised and plan.batch_norm == "shared":
+        if plan.normalized and plan.batch_norm == "shared":
             raise core.InputError(
                 "pfedhn generates no running statistics: batch_norm must be 'affine_shared' or "
                 "'local', got 'shared'."

@@ -51,8 +51,8 @@ class PFedMe(fedavg.Weighted):
         Running statistics are averaged.
       decay: mu, in the published code only; added to the local optimizer's weight decay.
       weighting: p_i by "size" (the published code), or "uniform" (the paper).
-      who: "everyone", all N clients train in each round and the w_i of its members are averaged
-        (Alg. 1 and the published code); "drawn", only the members train.
+      participants: "all", all N clients train in each round and the w_i of its members are averaged
+        (Alg. 1 and the published code); "sampled", only the members train.
     """
 
     pull: float = 15.0
@@ -61,11 +61,11 @@ class PFedMe(fedavg.Weighted):
     server_rate: float = 1.0
     decay: float = 1e-3
     weighting: Literal["size", "uniform"] = core.static(default="size")
-    who: Literal["everyone", "drawn"] = core.static(default="everyone")
+    participants: Literal["all", "sampled"] = core.static(default="all")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def reads(self) -> str:
-        return "everyone" if self.who == "everyone" else "cohort"
+        return "everyone" if self.participants == "all" else "cohort"
 
     def validate(self):
         core.require(self.pull >= 0, "pull", self.pull, "at least 0")
@@ -86,7 +86,7 @@ class PFedMe(fedavg.Weighted):
     def remarks(self, federation):
         part = federation.participation
         sampled = part.sampled(federation.num_clients) or not part.punctual
-        if self.who == "drawn" or not sampled:
+        if self.participants == "sampled" or not sampled:
             return super().remarks(federation)
         return [*super().remarks(federation), "all clients train in every round, drawn or not"]
 
@@ -95,7 +95,7 @@ class PFedMe(fedavg.Weighted):
         return State(**vars(start), personal=ctx.replicate(ctx.initial_model()))
 
     def round(self, ctx, state):
-        if self.who == "everyone":
+        if self.participants == "all":
             drawn = ctx.cohort.spread(ctx.cohort.mask, False)
             ctx = replace(ctx, cohort=replace(ctx.everyone(), arrives=drawn))
         return super().round(ctx, state)

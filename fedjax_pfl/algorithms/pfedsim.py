@@ -28,7 +28,7 @@ class PFedSim(core.Algorithm):
     """pFedSim: FedAvg at first, then bodies mixed by the similarity of clients' classifiers.
 
     After the warm-up a client trains from its own head and the body sum_j a_ij theta_j of the last
-    models of all clients, where a_ij is proportional to -log(1 - S_ij), S_ii = .9999. S_ij is the
+    models of all clients, where a_ij is proportional to -log(1 - S_ij), S_ii = 0.9999. S_ij is the
     mean over classes of the cosine of both classifiers' weights for the class, at least 0; it is
     updated in rounds in which both clients take part, and pairs that never did have no weight.
 
@@ -36,7 +36,7 @@ class PFedSim(core.Algorithm):
     is the server's.
 
     Attributes:
-      warmup: share of the rounds that are FedAvg's; 1 is FedAvg.
+      warmup_fraction: share of the rounds that are FedAvg's; 1 is FedAvg.
     """
 
     needs_classes = True
@@ -44,10 +44,12 @@ class PFedSim(core.Algorithm):
     reads = "others"
     depends_on_num_rounds = True
 
-    warmup: float = 0.5
+    warmup_fraction: float = 0.5
 
     def validate(self):
-        core.require(0 <= self.warmup <= 1, "warmup", self.warmup, "in [0, 1]")
+        core.require(
+            0 <= self.warmup_fraction <= 1, "warmup_fraction", self.warmup_fraction, "in [0, 1]"
+        )
 
     def check(self, federation):
         self.check_whole_models(federation)
@@ -55,7 +57,7 @@ class PFedSim(core.Algorithm):
         training.classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
 
     def round_remarks(self, federation, rounds):
-        warm = int(self.warmup * rounds)
+        warm = int(self.warmup_fraction * rounds)
         return [f"the first {warm} of {rounds} rounds are FedAvg's"]
 
     def init(self, ctx):
@@ -64,7 +66,7 @@ class PFedSim(core.Algorithm):
         return State(ctx.plan.split(model)[0], ctx.replicate(model), never, unknown)
 
     def round(self, ctx, state):
-        personal = ctx.t >= jnp.floor(self.warmup * ctx.num_rounds)  # after the warm-up
+        personal = ctx.t >= jnp.floor(self.warmup_fraction * ctx.num_rounds)  # after the warm-up
         rows, stages = ctx.cohort.rows, ctx.plan.grouped("stages")
         own = self.own(ctx, state, rows)
         weights = jnp.where(personal, attention(ctx.cohort.gather(state.similarity), rows), 0)

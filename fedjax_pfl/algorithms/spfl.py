@@ -34,7 +34,7 @@ class Spfl(core.Algorithm):
     delta_j is the update of client j's local training. Under sampling all clients still take part
     in the routine; only the cohort is mixed.
 
-    Equation (7) has another factor, alpha |D_j| / |D| = .001, with which models cannot train. The
+    Equation (7) has another factor, alpha |D_j| / |D| = 0.001, with which models cannot train. The
     published code omits it, and so does this file.
 
     The models scored are w_i after the server's step ("personalized") and the client's trained
@@ -47,7 +47,7 @@ class Spfl(core.Algorithm):
         stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages, body
         and head, each mixed by its own S.
       layer_weights: weights of the layers' cosines in S; only kernels are compared. "auto" is the
-        published .5, .3, .2 for a body of three layers and equal weights for any other. Numbers
+        published 0.5, 0.3, 0.2 for a body of three layers and equal weights for any other. Numbers
         such as "0.6,0.4" give one for each layer of the body.
     """
 
@@ -183,8 +183,8 @@ class SpflW(Spfl):
     """SPFL-w: SPFL on weights, w_i <- sum_j softmax_j(S_ij) w_j', one matrix for all layers.
 
     Attributes:
-      layer_weights: as SPFL's, the head included: "auto" is .4, .2, .2, .2 for four layers.
-      memory: weight of the old S in a new measurement (.6 in one version of the published code);
+      layer_weights: as SPFL's, the head included: "auto" is 0.4, 0.2, 0.2, 0.2 for four layers.
+      memory: weight of the old S in a new measurement (0.6 in one version of the published code);
         0 discards it.
     """
 

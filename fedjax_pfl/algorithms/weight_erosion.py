@@ -25,7 +25,7 @@ PUBLISHED = 0.006  # p_d for 100 rounds on MNIST, A and C (WAFFLE's Table 3)
 
 @core.struct
 class State(fedavg.State):
-    alpha: Any = core.per_client()  # [N], unnormalised weights
+    alpha: Any = core.per_client()  # [N], unnormalized weights
 
 
 @core.struct
@@ -51,9 +51,9 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
 
     Attributes:
       alice: permanent id of the client served.
-      distance_penalty: p_d. WAFFLE's Table 3 has .006 to .0088 on MNIST and .6 to 1.1 on CIFAR-10,
-        one for each distribution, for 100 rounds. They are chosen so that the last other agent
-        loses its weight in the round in which WAFFLE gives Alice all weight.
+      distance_penalty: p_d. WAFFLE's Table 3 has 0.006 to 0.0088 on MNIST and 0.6 to 1.1 on
+        CIFAR-10, one for each distribution, for 100 rounds. They are chosen so that the last other
+        agent loses its weight in the round in which WAFFLE gives Alice all weight.
       size_penalty: p_s; WAFFLE's paper does not state it: 0.
     """
 

@@ -12,9 +12,9 @@ SCALINGS: dict[str, str] = {
     "digits": "x/16: scikit-learn's digits to 0..1",
     "raw": "x as it is (PLGA); the only one for token ids",
     "standard": "mean 0 and deviation 1 per channel, over the training samples",
-    "mnist": "(x/255 - .1307) / .3081: SPFL on MNIST and EMNIST",
-    "cifar": "x/255 by mean .4914 .4822 .4465, deviation .247 .243 .261: SPFL on CIFAR",
-    "feddwa_cifar": "the same mean, deviation .2023 .1994 .2010: FedDWA on CIFAR",
+    "mnist": "(x/255 - 0.1307) / 0.3081: SPFL on MNIST and EMNIST",
+    "cifar": "x/255 by mean 0.4914 0.4822 0.4465, deviation 0.247 0.243 0.261: SPFL on CIFAR",
+    "feddwa_cifar": "the same mean, deviation 0.2023 0.1994 0.2010: FedDWA on CIFAR",
 }
 
 _FIXED = {

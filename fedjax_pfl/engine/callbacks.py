@@ -18,7 +18,7 @@ class Progress(NamedTuple):
       round: rounds done.
       rounds: rounds of the run.
       accuracy: the last personalized test accuracy, the mean over runs and clients, or None; of
-        another task its headline measure.
+        another task its main metric.
       seconds: wall time since the first round, without compilation.
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.

@@ -1,4 +1,4 @@
-"""Early stopping when the validation headline no longer improves."""
+"""Early stopping when the validation metric no longer improves."""
 
 from typing import Any
 
@@ -9,13 +9,13 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.errors import InputError, require_whole
 
-WATCHED = "personalized/validation"  # the model and split whose headline counts
+WATCHED = "personalized/validation"  # the model and split whose main metric counts
 
 
 def checked_patience(
     patience: Any, algorithm: Algorithm, federation: Federation, adapt: Adaptation | None
 ) -> int | None:
-    """Check `patience`, a number of rounds without a better validation headline, or None.
+    """Check `patience`, a number of rounds without a better validation metric, or None.
 
     Raises:
       InputError: it is no whole number of at least 1, no client has validation samples, or models

@@ -104,7 +104,7 @@ def score_new_clients(
     steps: Sequence[int] = (0, 5, 20),
     fractions: Sequence[float] = (1.0,),
 ) -> np.ndarray:
-    """Return headlines of new clients' personalized models, [runs, fractions, steps, K].
+    """Return main metrics of new clients' personalized models, [runs, fractions, steps, K].
 
     Args:
       final: the end of a simulation in which they took no part.
@@ -118,7 +118,7 @@ def score_new_clients(
     """
     new_clients = on_devices(final.program.runs.algorithm.prepare(new_clients))
     size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
-    headline = objective.headline.name
+    main = objective.main_metric.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
 
     def marks_of(run, models, backbone, federation):
@@ -137,7 +137,7 @@ def score_new_clients(
             asked.schedule.validate()
             models = final.personalize(asked)
             marks = np.asarray(readable(scored(runs, models, backbone, new_clients)))
-            values = np.asarray(objective.values(marks, np.maximum(size, 1))[headline])
+            values = np.asarray(objective.values(marks, np.maximum(size, 1))[main])
             table.append(np.where(size > 0, values, np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)

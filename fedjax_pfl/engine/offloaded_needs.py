@@ -156,10 +156,12 @@ class OffloadedNeeds(Program):
     def _or(self) -> str:
         """Suggest the setting with which only members train, if the algorithm has one."""
         algorithm = self.runs.algorithm
-        if algorithm.hyperparameters().get("who") != "everyone":
+        if algorithm.hyperparameters().get("participants") != "all":
             return ""
-        choices = get_args(get_type_hints(type(algorithm))["who"])
-        return "".join(f", or {algorithm.name}.who={one}" for one in choices if one != "everyone")
+        choices = get_args(get_type_hints(type(algorithm))["participants"])
+        return "".join(
+            f", or {algorithm.name}.participants={one}" for one in choices if one != "all"
+        )
 
     @property
     def mesh(self) -> Mesh:

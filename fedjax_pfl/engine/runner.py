@@ -31,7 +31,7 @@ class ChunkRunner:
       matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
       checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
         rounds are continued, if its rounds are the same as the first ones of this.
-      patience: rounds without a better validation headline after which the simulation stops.
+      patience: rounds without a better validation metric after which the simulation stops.
       past: earlier rounds of the same simulation, which are continued.
 
     Attributes:

@@ -36,7 +36,7 @@ class Runs:
 
     Attributes:
       algorithm: with its hyperparameters.
-      seed: uint32; varies initialisation, cohorts and batches.
+      seed: uint32; varies initialization, cohorts and batches.
       numbers: used instead of the federation's of these names, see `Federation.numbers`.
       backbone: leaves of the network that no client's model holds, if they are there already.
     """
@@ -76,7 +76,7 @@ def over_runs(
 
     As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
     part waits for another where its clients have one device. With several all parts go the same
-    way, as what devices exchange must meet: `fn` is then vectorised over the parts, and a condition
+    way, as what devices exchange must meet: `fn` is then vectorized over the parts, and a condition
     that differs between them takes both branches.
 
     The number of runs need not be divided by that of parts. Their results are whole on all devices

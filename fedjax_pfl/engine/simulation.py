@@ -228,7 +228,7 @@ class Simulation:
             bits as without interruption.
           stop: called with a `Progress` after each chunk but the last; once it returns true, a
             checkpoint is written and the rounds end.
-          patience: number of rounds without a new best mean validation accuracy (or headline of
+          patience: number of rounds without a new best mean validation accuracy (or main metric of
             another task) of any run (seed and setting) after which the simulation ends.
 
         Returns:

@@ -52,31 +52,33 @@ class Adaptation(Group):
 
     epochs: int = option(
         1,
-        "local epochs after which copies of models are also scored",
+        "local epochs of adaptation: copies of the models train so long and are also scored",
         called="epochs of adaptation",
     )
-    steps: int | None = option(None, "local steps, instead of epochs", called="adapt_steps")
+    steps: int | None = option(
+        None, "local steps of adaptation, instead of epochs", called="adapt_steps"
+    )
     leaves: str = option(
         "all",
-        "trained part of these copies: {choices}",
+        "part of a copy that adaptation trains: {choices}",
         choices=ADAPTED_LEAVES,
         called="group of leaves to adapt",
     )
     when: str = option(
         "every",
-        "evaluations that score copies: {choices}",
+        "evaluations that also score adapted copies: {choices}",
         choices=MOMENTS,
         called="moment of adaptation",
     )
     learning_rate: float | None = option(
         None,
-        "learning rate of copies (default: the round's)",
+        "learning rate of adaptation (default: the round's)",
         noun="a finite number of",
         called="adapt_learning_rate",
     )
     batch_size: int | None = option(
         None,
-        "minibatch size of copies (default: as in a round)",
+        "minibatch size of adaptation (default: as in a round)",
         low=1,
         called="adapt_batch_size",
     )

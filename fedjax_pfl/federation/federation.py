@@ -68,7 +68,7 @@ class Federation:
       plan: blocks of the model, and which leaves are shared.
       execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
-      metrics: metrics beside the task's headline.
+      metrics: metrics beside the task's main metric.
       privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
@@ -106,9 +106,9 @@ class Federation:
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """The scored measures; the first is the task's headline."""
-        headline = self.network.objective.headline
-        return (headline, *(one.measure for one in self.metrics))
+        """The scored measures; the first is the task's main metric."""
+        main = self.network.objective.main_metric
+        return (main, *(one.measure for one in self.metrics))
 
     @property
     def task(self) -> Task:

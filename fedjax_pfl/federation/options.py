@@ -191,7 +191,7 @@ class ScoringOptions(Group):
 
     metrics: Sequence[str | Metric] | None = option(
         None,
-        "metrics beside the task's headline: names such as 'macro_f1', 'auc' or 'r2', or in "
+        "metrics beside the task's main metric: names such as 'macro_f1', 'auc' or 'r2', or in "
         "Python a Metric of a function (outputs, labels, valid)",
     )
 

@@ -27,7 +27,7 @@ class CNN(nn.Module):
       hidden: units of the one hidden layer "fc", or of several, "fc_0", "fc_1", ...
       initializer: "torch" or "flax".
       pooled: how many of the convolutions, from the first, are pooled; all by default.
-      norm: batch normalisation "bn_0", "bn_1", ... of the convolutions: None, "before_relu" (right
+      norm: batch normalization "bn_0", "bn_1", ... of the convolutions: None, "before_relu" (right
         after the convolution) or "after_pool" (last).
       dropout: rate after the last hidden layer.
     """
@@ -44,7 +44,7 @@ class CNN(nn.Module):
 
     def setup(self):
         if self.norm not in NORMS:
-            raise unknown_name("place of batch normalisation", self.norm, NORMS[1:])
+            raise unknown_name("place of batch normalization", self.norm, NORMS[1:])
         size, init = (self.kernel, self.kernel), self.initializer
         self.conv = [
             Conv(c, size, p, init) for c, p in zip(self.channels, _paddings(self), strict=True)

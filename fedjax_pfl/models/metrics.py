@@ -92,7 +92,7 @@ def _check(name: Any, better: Any) -> None:
 
 
 def names_for(objective: Objective) -> list[str]:
-    """Return the names of a task's metrics except its headline."""
+    """Return the names of a task's metrics except its main metric."""
     own = [one.name for one in objective.measures[1:]]
     own += [PER_CLASS] if objective.classes else []
     return own + [n for n, one in METRICS.items() if not one.tasks or objective.name in one.tasks]
@@ -128,7 +128,7 @@ def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tup
                 f"Metric {one!r} is for {tasks}; the data set's task is {objective.name}, which "
                 f"has {', '.join(known)}."
             )
-        elif one == objective.headline.name:
+        elif one == objective.main_metric.name:
             continue  # is always there
         elif one not in known:
             near = suggestions(one, known)

@@ -1,4 +1,4 @@
-"""Batch normalisation whose statistics are client state, with PyTorch's conventions."""
+"""Batch normalization whose statistics are client state, with PyTorch's conventions."""
 
 import flax.linen as nn
 import jax
@@ -38,11 +38,11 @@ def _valid_only(x: jax.Array, valid: jax.Array | None) -> jax.Array:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over the valid samples of a batch, [B, ..., C].
+    """Batch normalization over the valid samples of a batch, [B, ..., C].
 
-    In training values are normalised with the batch's mean and biased variance, and the running
+    In training values are normalized with the batch's mean and biased variance, and the running
     mean and the running *unbiased* variance move towards the batch's by `momentum`. In evaluation
-    they are normalised with the running statistics. A batch without a valid sample changes nothing;
+    they are normalized with the running statistics. A batch without a valid sample changes nothing;
     with a single value per channel there is no unbiased variance, and only the mean changes.
 
     Parameters are "scale" and "bias", statistics "mean" and "var" of the collection "batch_stats",
@@ -83,7 +83,7 @@ class BatchNorm(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Normalisation of each sample over its pixels and the channels of a group, [B, ..., C].
+    """Normalization of each sample over its pixels and the channels of a group, [B, ..., C].
 
     It keeps no statistics. Parameters are "scale" and "bias", [C].
     """
@@ -104,7 +104,7 @@ class GroupNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Normalisation of every position over its channels, [..., C]; "scale" and "bias", [C]."""
+    """Normalization of every position over its channels, [..., C]; "scale" and "bias", [C]."""
 
     epsilon: float = 1e-6
 

@@ -1,7 +1,7 @@
 """Objectives: the loss and the measures of each task.
 
 Measures are sums over samples, which scoring adds up minibatch by minibatch. The first one is the
-task's headline. Metrics are functions of all outputs of a client's model, see `metrics`.
+task's main metric. Metrics are functions of all outputs of a client's model, see `metrics`.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Objective:
       classes: whether each sample has one class, which partitions and algorithms may use.
       marked: how many numbers of a sample are added up; 0 for one bool, which is counted.
       per_token: whether a model has outputs for each token of a text.
-      measures: the measures that `values` computes; the first is the headline.
+      measures: the measures that `values` computes; the first is the main metric.
     """
 
     name: ClassVar[str] = ""
@@ -37,7 +37,7 @@ class Objective:
     measures: ClassVar[tuple[Measure, ...]] = ()
 
     @property
-    def headline(self) -> Measure:
+    def main_metric(self) -> Measure:
         return self.measures[0]
 
     def shape(self, sample: tuple[int, ...], width: int) -> tuple[int, ...]:

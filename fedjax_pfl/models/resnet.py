@@ -10,7 +10,7 @@ from fedjax_pfl.models.normalization import BatchNorm
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, then batch normalisation; kernels above 1x1 keep the size."""
+    """A convolution without bias, then batch normalization; kernels above 1x1 keep the size."""
 
     features: int
     kernel: int = 3
@@ -35,7 +35,7 @@ class ResidualBlock(nn.Module):
       features: channels of its output.
       stride: of the first convolution and the shortcut.
       initializer: see `initializers`.
-      layer: a normalised convolution, `ConvNorm` or another one that is made and called like it.
+      layer: a normalized convolution, `ConvNorm` or another one that is made and called like it.
     """
 
     features: int

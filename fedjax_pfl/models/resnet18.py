@@ -1,4 +1,4 @@
-"""ResNet-18, with batch or group normalisation."""
+"""ResNet-18, with batch or group normalization."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ STEMS = ("small", "large")
 
 
 class ConvGroupNorm(nn.Module):
-    """A convolution without bias, then group normalisation; odd kernels keep the size."""
+    """A convolution without bias, then group normalization; odd kernels keep the size."""
 
     features: int
     kernel: int = 3
@@ -45,7 +45,7 @@ class ResNet18(nn.Module):
       widths: channels of the four stages.
       large: begin with a 7x7 convolution of stride 2 and 3x3 max pooling of stride 2, for large
         images; otherwise with a 3x3 convolution.
-      groups: of group normalisation; 0 for batch normalisation.
+      groups: of group normalization; 0 for batch normalization.
       initializer: "torch" or "flax".
     """
 
@@ -93,7 +93,7 @@ def _resnet18(input_shape, num_classes, initializer, *, stem: str = "small"):
 
 @register_model("resnet18_gn")
 def _resnet18_gn(input_shape, num_classes, initializer, *, stem: str = "small", groups: int = 2):
-    """ResNet-18 with group normalisation, of two groups as in adaptive federated optimization."""
+    """ResNet-18 with group normalization, of two groups as in adaptive federated optimization."""
     require_whole("groups", groups, 1)
     require(64 % groups == 0, "groups", groups, "a divisor of 64")
     return _made("resnet18_gn", input_shape, num_classes, initializer, stem, groups)

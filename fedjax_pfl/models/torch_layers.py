@@ -11,7 +11,7 @@ from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 IGNORED = "num_batches_tracked"
 KINDS = {
-    "conv": "convolutions", "matrix": "linear layers and embeddings", "norm": "normalisations",
+    "conv": "convolutions", "matrix": "linear layers and embeddings", "norm": "normalizations",
     "recurrent": "recurrent layers", "other": "other layers",
 }  # fmt: skip
 Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in order

@@ -77,7 +77,7 @@ def from_torch(
 
     Layers are matched by `names`, by the names of timm's and Hugging Face's vision transformers, by
     equal names (dots for slashes), and otherwise in their order among those of their kind:
-    convolutions, matrices (linear layers and embeddings), normalisation and recurrent layers. The
+    convolutions, matrices (linear layers and embeddings), normalization and recurrent layers. The
     axes of kernels are transposed, and the inputs of a dense layer after a flattened image
     permuted: these layers and the image's size are found in the traced network.
 

@@ -154,7 +154,7 @@ def accuracy_curves(
     setting: int = 0,
     styles: Mapping[str, int] | None = None,
 ) -> Figure:
-    """Plot mean accuracy (or the headline) over clients by round, a line for each result.
+    """Plot mean accuracy (or the main metric) over clients by round, a line for each result.
 
     The line is the mean over seeds, the band goes from the lowest seed to the highest.
 

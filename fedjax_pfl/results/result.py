@@ -79,7 +79,7 @@ class Result(Scored, Costs):
       stopped: "" if all rounds were simulated, "patience" if patience ended the simulation, "asked"
         if `stop` did.
       rounds_asked: number of requested rounds if the simulation ended early, else None.
-      measures: the measures of `scores`, see `Measure`; the first is the task's headline.
+      measures: the measures of `scores`, see `Measure`; the first is the task's main metric.
       client_names: names of the N clients, such as "north", or empty.
       setting_remarks: further notes on the rows of single settings, by setting, or ().
       privacy: what clients released under sample-level differential privacy, from which `epsilons`
@@ -115,7 +115,7 @@ class Result(Scored, Costs):
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """Return the numbers of one setting for a table; accuracies are fractions.
 
-        Those of the headline have its name, such as "accuracy".
+        Those of the main metric have its name, such as "accuracy".
 
         Raises:
           InputError: no round was scored.

@@ -13,7 +13,7 @@ class Scored(Measurements):
     """Scores with summaries."""
 
     def measure(self, name: str | None = None) -> Measure:
-        """Return the measure of a name; by default the task's headline.
+        """Return the measure of a name; by default the task's main metric.
 
         Raises:
           InputError: it was not measured.
@@ -27,7 +27,7 @@ class Scored(Measurements):
     def values(
         self, model: str = HEADLINE, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
-        """Return a measure of a named model, [S, H, E, N]; by default the task's headline.
+        """Return a measure of a named model, [S, H, E, N]; by default the task's main metric.
 
         Raises:
           InputError: no such model, split or metric was scored.
@@ -71,10 +71,10 @@ class Scored(Measurements):
         return mean
 
     def pooled(self, model: str = HEADLINE) -> np.ndarray:
-        """Return the headline over all test samples of scored clients, [S, H, E].
+        """Return the main metric over all test samples of scored clients, [S, H, E].
 
-        For classifiers all correct predictions over all samples; NaN where the headline is no mean
-        over samples, such as a perplexity.
+        For classifiers all correct predictions over all samples; NaN where the main metric is no
+        mean over samples, such as a perplexity.
         """
         accuracy = self.values(model).astype(np.float64)
         if not self.measure().pools:
@@ -108,7 +108,7 @@ class Scored(Measurements):
     def at_best_validation(
         self, per_client: bool = False, model: str = HEADLINE, metric: str | None = None
     ) -> np.ndarray:
-        """Return test scores in the round with the best validation headline, [S, H, N].
+        """Return test scores in the round with the best validation score, [S, H, N].
 
         The first of equal rounds counts.
 
@@ -132,10 +132,10 @@ class Scored(Measurements):
         known = np.take_along_axis(judged, chosen, axis=2) > -np.inf
         return np.where(known, values, np.nan)[:, :, 0]
 
-    def participants(
+    def participant_mean(
         self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
     ) -> np.ndarray:
-        """Return the headline over the clients of the round just scored, [S, H, E].
+        """Return the main metric, averaged over the clients of the round just scored, [S, H, E].
 
         Args:
           model, split: as of `values`.

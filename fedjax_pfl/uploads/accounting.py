@@ -20,7 +20,7 @@ MORE_ORDERS = (*range(11, 64), 80, 96, 128, 192, 256, 384, 512)
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *MORE_ORDERS)
 DENSE_ORDERS = (2, *(2.5 + k / 10 for k in range(85)), *MORE_ORDERS)
 LEAST_NOISE, MOST_NOISE = 0.05, 10_000
-# Steps of the discretised privacy loss; coarser ones are faster and round epsilon up by more.
+# Steps of the discretized privacy loss; coarser ones are faster and round epsilon up by more.
 GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
 DENSE = 0.1  # sampling rates from which the series of low fractional orders may not converge
 

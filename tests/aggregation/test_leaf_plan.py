@@ -239,7 +239,7 @@ def test_a_rule_of_ones_own_says_true_or_false(answer, said):
 
 
 class Grouped(nn.Module):
-    """Layers with and without normalisation, a module of two layers, a head that is not last."""
+    """Layers with and without normalization, a module of two layers, a head that is not last."""
 
     @nn.compact
     def __call__(self, x, train=False):
@@ -262,7 +262,7 @@ LAYERS = (("before", "stem", "norm_0"), ("block/a", "block/b"), ("zoom",), ("hea
 def test_layers_are_modules_in_the_networks_order():
     plan = plan_of(Grouped())
     assert plan.layers == (("before",), ("stem", "norm_0"), *LAYERS[1:])
-    assert plan.normalised == {"before", "norm_0"}
+    assert plan.normalized == {"before", "norm_0"}
     nested = {"params": {"net": {"a": {"w": jnp.zeros(2)}, "b": {"w": jnp.zeros(3)}}}}
     assert leaf_plan(nested).layers == (("net/a",), ("net/b",))
     deeper = {"params": {"net": {k: {"c": {"w": jnp.zeros(2)}} for k in "xyz"}}}

@@ -113,7 +113,7 @@ QUICK = ("cwfedavg", "sfl")
 def test_a_round_has_no_other_product(name):
     algorithm = pfl.make_algorithm(name)
     if algorithm.batch_norm == "local":
-        pytest.skip("its network has batch normalisation, which sums by a product")
+        pytest.skip("its network has batch normalization, which sums by a product")
     federation = toy_for(algorithm, model=Network(), dtype="float32")
     made = checked_program(algorithm, federation, 2)
     states = jax.eval_shape(program._start, made.runs, made.federation, np.int32(2))

@@ -1,4 +1,4 @@
-"""The references' network with a convolution and batch normalisation, as the library has it."""
+"""The references' network with a convolution and batch normalization, as the library has it."""
 
 import flax.linen as nn
 import jax
@@ -14,7 +14,7 @@ from tests.references import norm_network
 
 
 class ConvNorm(nn.Module):
-    """Samples of 4 numbers as images 2x2: convolution, batch normalisation, tanh, head."""
+    """Samples of 4 numbers as images 2x2: convolution, batch normalization, tanh, head."""
 
     def setup(self):
         self.conv = Conv(2, (3, 3), 1)

@@ -57,7 +57,7 @@ CASES = [
 
 # Options that change which clients work in a round, on which samples, or what a server does.
 OPTIONS = {
-    "local": {"who": "drawn"},
+    "local": {"participants": "sampled"},
     "cfl": {"mean_below": 1e9, "largest_above": 0, "first_split": 0},  # splits in every round
 }
 VARIANTS = [

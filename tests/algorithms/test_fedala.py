@@ -33,7 +33,13 @@ from tests.references.local_sgd import sgd
 VARIANTS = {
     "everyone": ({}, None, ("head",)),
     "drawn-two-layers": (
-        {"who": "drawn", "layers": 2, "percent": 50, "weight_rate": 3.0, "threshold": 0.02},
+        {
+            "participants": "sampled",
+            "layers": 2,
+            "percent": 50,
+            "weight_rate": 3.0,
+            "threshold": 0.02,
+        },
         FourLayers,
         ("hidden_c", "head"),
     ),
@@ -72,7 +78,7 @@ def window_batches(case, percent):
 
 
 def reference(case, settings, top):
-    names = ("weight_rate", "threshold", "most_passes", "who")
+    names = ("weight_rate", "threshold", "max_passes", "participants")
     return fedala.run(
         case.initial(),
         case.clients(),
@@ -186,7 +192,7 @@ def test_who_takes_passes_and_how_many():
 
     That is clients 1, 3 and 2.
     """
-    ours = algorithm(who="drawn", weight_rate=0, threshold=0.01, most_passes=12)
+    ours = algorithm(participants="sampled", weight_rate=0, threshold=0.01, max_passes=12)
     federation = toy_federation((7, 5, 0, 10, 4), model=Noisy(), diverging=1, stragglers={3: 1})
     _, after, passes = adapting(ours)(ours.prepare(federation))
     assert passes.tolist() == [12, 1, 0, 0, 12]
@@ -204,7 +210,7 @@ class Tilt(pfl.training.ExtraLoss):
 
 
 def test_extra_losses_are_part_of_what_weights_learn():
-    ours, ends = algorithm(weight_rate=0.1, most_passes=1), []
+    ours, ends = algorithm(weight_rate=0.1, max_passes=1), []
     adapt = adapting(ours)
     for weight in (0.0, 1.0):
         federation = toy_federation((4, 3), model=TanhNetwork(), extra_loss=Tilt(weight))
@@ -232,7 +238,7 @@ class Growing(nn.Module):
 
 def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
     """It learns weights on huge samples; its training overflows after a few steps."""
-    ours = algorithm(who="drawn", most_passes=1)
+    ours = algorithm(participants="sampled", max_passes=1)
     sizes, training = (4, 5, 3), {"model": Growing(), "local_epochs": 8}
     federation = ours.prepare(toy_federation(sizes, diverging=1, **training))
     step, first = round_of(ours, federation)
@@ -251,7 +257,7 @@ def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
 @pytest.mark.thorough
 @pytest.mark.parametrize("check", ["partial_participation", "divergence"])
 def test_absent_and_diverged_clients_keep_all_where_the_drawn_adapt(check):
-    CHECKS[check](algorithm(who="drawn"))
+    CHECKS[check](algorithm(participants="sampled"))
 
 
 @pytest.mark.thorough
@@ -259,7 +265,7 @@ def test_absent_and_diverged_clients_keep_all_where_the_drawn_adapt(check):
     "policy", ["affine_shared", pytest.param("shared", marks=pytest.mark.slow)]
 )
 def test_running_statistics_are_the_servers_or_the_clients_own(policy):
-    ours = algorithm(most_passes=1)
+    ours = algorithm(max_passes=1)
     federation = ours.prepare(toy_federation(model=ConvNorm(), batch_norm=policy))
     step, first = round_of(ours, federation)
     state = step(first, jnp.int32(0))
@@ -289,5 +295,8 @@ def test_a_table_says_that_absent_clients_adapt():
     sampled = toy_federation(participation=0.6)
     told = "all clients adapt in every round, drawn or not"
     assert algorithm().remarks(algorithm().prepare(sampled)) == [told]
-    for ours, federation in ((algorithm(who="drawn"), sampled), (algorithm(), toy_federation())):
+    for ours, federation in (
+        (algorithm(participants="sampled"), sampled),
+        (algorithm(), toy_federation()),
+    ):
         assert not ours.remarks(ours.prepare(federation))

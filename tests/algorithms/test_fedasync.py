@@ -17,7 +17,7 @@ from tests.references import fedasync
 
 # FedAsync's settings and those of its reference.
 VARIANTS = {
-    "tick": ({}, {}),
+    "plga": ({}, {}),
     "poly": (
         {"mode": "original", "alpha": 0.6, "decay_rate": 0.9},
         {"mode": "original", "alpha": 0.6, "kind": "poly", "a": 0.9},
@@ -37,11 +37,11 @@ VARIANTS = {
         {"mode": "original", "decay": "constant"},
         {"mode": "original", "kind": "constant"},
     ),
-    "tick-pulled": ({"alpha": 0.5, "proximal": 0.3}, {"alpha": 0.5, "rho": 0.3}),
+    "plga-pulled": ({"alpha": 0.5, "proximal": 0.3}, {"alpha": 0.5, "rho": 0.3}),
 }
 
 
-QUICK = [("code-map", "tick"), ("paper-vmap", "hinge")]
+QUICK = [("code-map", "plga"), ("paper-vmap", "hinge")]
 
 
 # test_the_originals_decays has the other decays too.

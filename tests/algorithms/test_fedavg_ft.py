@@ -27,7 +27,7 @@ def test_fedavg_ft(pattern):
 
 
 @pytest.mark.thorough
-def test_fedavg_ft_on_a_budget():
+def test_fedavg_ft_after_the_last_round():
     """Once after the last round, a number of minibatches of each client, near the server's."""
     case = Case(participation=0.6)
     schedule = replace(case.federation.schedule, epochs=2)
@@ -40,7 +40,7 @@ def test_fedavg_ft_on_a_budget():
         tuning_budget=(2, schedule.batch_size),
         tuning_pull=0.7,
     )
-    settings = {"fine_tune_epochs": 2, "budget": True, "pull": 0.7}
+    settings = {"fine_tune_epochs": 2, "final_only": True, "pull": 0.7}
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", settings))
     for record, models in zip(records, wanted, strict=True):
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)

@@ -1,4 +1,4 @@
-"""FedBN against its reference: a network with a convolution and batch normalisation."""
+"""FedBN against its reference: a network with a convolution and batch normalization."""
 
 import jax
 import pytest
@@ -57,7 +57,7 @@ def test_batch_norm_stays_and_does_not_travel():
         assert leaf.shape == (5, 5) and abs(leaf - leaf[:1]).max() > 1e-6  # each client's own
 
 
-def test_without_normalisation_it_would_be_fedavg_and_is_refused():
+def test_without_normalization_it_would_be_fedavg_and_is_refused():
     """The program itself is FedAvg's, weights apart."""
     text = "this network has none: it would be fedavg"
     with pytest.raises(pfl.InputError, match=f"{text}, with equal weights"):

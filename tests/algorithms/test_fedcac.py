@@ -88,7 +88,7 @@ def test_ties_at_the_threshold_and_entries_that_did_not_move():
 def test_who_collaborates():
     """The nearest pair is left in round beta; equal overlaps are all of them, until then."""
     overlap = jnp.asarray([[1.0, 0.9, 0.5, 0.1], [0.9, 1, 0.6, 1], [0.5, 0.6, 1, 1], [1] * 4])
-    present = jnp.array([True, True, True, False])  # mean 2 / 3, largest .9
+    present = jnp.array([True, True, True, False])  # mean 2 / 3, largest 0.9
     one = FedCAC(beta=4)
 
     def pairs(t, overlap=overlap):

@@ -13,7 +13,7 @@ from tests.references import fedcross
 
 VARIANTS = {
     "lowest": {},
-    "in_order": {"partner": "in_order", "alpha": 0.6, "averaged_rounds": 1},
+    "in_order": {"partner": "in_order", "alpha": 0.6, "warmup_rounds": 1},
     "highest": {"partner": "highest", "alpha": 0.8},
 }
 
@@ -47,7 +47,7 @@ def compare(case, settings):
         for i, j in models["partners"].items():
             matrix[i, i] = alpha
             matrix[i, j] += 1 - alpha
-        if t < settings.get("averaged_rounds", 0):
+        if t < settings.get("warmup_rounds", 0):
             present = case.present(t)
             matrix[present] = present / present.sum()
         np.testing.assert_allclose(record["matrices"]["mixing"], matrix, 1e-9)
@@ -62,7 +62,7 @@ def test_reference(pattern, variant):
     ("late", "settings"),
     [
         ({1: 1, 3: 2}, {"partner": "in_order", "alpha": 0.7}),
-        ({0: 1, 1: 1, 3: 2, 4: 1}, {"alpha": 0.7, "averaged_rounds": 2}),
+        ({0: 1, 1: 1, 3: 2, 4: 1}, {"alpha": 0.7, "warmup_rounds": 2}),
     ],
     ids=["in_order", "lowest"],
 )
@@ -75,7 +75,7 @@ def test_models_of_late_members_wait(late, settings):
 
 def test_averaged_rounds_of_equal_clients_are_fedavg():
     federation = toy_federation((4, 4, 4), (2, 2, 2), validation_size=0)
-    ours = states_of(algorithm(averaged_rounds=9), federation, 3)[-1].models
+    ours = states_of(algorithm(warmup_rounds=9), federation, 3)[-1].models
     plain = states_of(pfl.make_algorithm("fedavg"), federation, 3)[-1].server
     for k in range(3):
         assert_close(jax.tree.map(lambda leaf, k=k: leaf[k], ours), plain, f"model {k}")

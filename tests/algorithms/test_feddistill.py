@@ -52,7 +52,7 @@ def test_reference(pattern, variant):
 def test_without_the_term_it_is_local_training():
     federation = sampled_federation()
     states, ours = run_rounds(algorithm(weight=0), federation)
-    local, theirs = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
+    local, theirs = run_rounds(pfl.make_algorithm("local", {"participants": "sampled"}), federation)
     assert_close(states[-1].models, local[-1].models, "models")
     mine, plain = (records[-1]["clients"]["train_loss"] for records in (ours, theirs))
     np.testing.assert_allclose(mine, plain, 1e-9)

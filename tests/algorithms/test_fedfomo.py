@@ -24,7 +24,7 @@ from tests.algorithms.harness import (
 )
 from tests.references import fedfomo
 
-CHANCE, FALL = 0.6, 0.25  # three rounds explore with .6, .35 and .1
+CHANCE, FALL = 0.6, 0.25  # three rounds explore with 0.6, 0.35 and 0.1
 VARIANTS = {
     "two": {"downloads": 2},
     "three-l1-raw": {"downloads": 3, "norm": "l1", "affinity": "raw"},

@@ -65,7 +65,7 @@ def test_without_regularization_it_is_local_training():
     ours, local = (
         states_of(one, federation, 3)[-1]
         for one in (
-            algorithm(coupling=0, ridge=0), pfl.make_algorithm("local", {"who": "drawn"})
+            algorithm(coupling=0, ridge=0), pfl.make_algorithm("local", {"participants": "sampled"})
         )
     )  # fmt: skip
     assert_close(ours.models, local.models, "own", 1e-12)

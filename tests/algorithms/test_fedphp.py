@@ -85,5 +85,5 @@ def test_who_diverges_keeps_its_private_model():
 def test_private_models_inherit_no_more_after_the_usual_rounds():
     federation = toy_federation(participation=0.6)
     ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(4), None)
-    kept = algorithm().kept(ctx, jnp.arange(4))  # K = int(.6 * 4) = 2
+    kept = algorithm().kept(ctx, jnp.arange(4))  # K = int(0.6 * 4) = 2
     np.testing.assert_allclose(kept, [0, 0.45, 0.9, 0.9], 1e-12)

@@ -39,9 +39,9 @@ VARIANTS = {
     "published": {
         "weight": 0.7,
         "distance": "batch",
-        "moment": "last_epoch",
+        "feature_means": "last_epoch",
         "weighting": "uniform",
-        "rebuilt": True,
+        "drop_missing": True,
         "eligible": "own",
     },
     "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "own"},
@@ -89,7 +89,7 @@ def compare(case, settings):
         assert_steps(record, case.cohorts[t], common["batches"][t])
         assert_sent(record, case, states[t].prototypes.exist, models["sent"])
         present = case.present(t)
-        if settings.get("moment") != "last_epoch":
+        if settings.get("feature_means") != "last_epoch":
             seen = record["clients"]["forward_samples"]
             np.testing.assert_array_equal(seen, case.sizes * present)
 
@@ -156,21 +156,21 @@ def test_the_term_and_its_slope(distance):
 
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
-@pytest.mark.parametrize("rebuilt", [False, True])
-def test_the_servers_means(weighting, rebuilt):
+@pytest.mark.parametrize("drop_missing", [False, True])
+def test_the_servers_means(weighting, drop_missing):
     """Also of clients that hold alike, whose mean is theirs: not divided by their number again."""
     rng = np.random.default_rng(5)
     counts = np.array([[3, 0, 0], [1, 0, 2], [0, 0, 0]])  # the last one is absent
     totals = rng.normal(size=(3, CLASSES, WIDTH)) * (counts > 0)[..., None]
     before, exist = rng.normal(size=(CLASSES, WIDTH)), np.array([True, True, False])
     sent = [(totals[i] / np.maximum(counts[i], 1)[:, None], counts[i]) for i in (0, 1)]
-    wanted, there = fedproto.aggregated(sent, before, exist, weighting, rebuilt)
-    one = algorithm(weighting=weighting, rebuilt=rebuilt)
+    wanted, there = fedproto.aggregated(sent, before, exist, weighting, drop_missing)
+    one = algorithm(weighting=weighting, drop_missing=drop_missing)
     aggregated, last = jax.jit(one.aggregated), ours.Prototypes(before, exist)
     result = aggregated(last, ClassSums(totals, counts), np.array([True, True, False]))
     np.testing.assert_array_equal(result.exist, there)
     np.testing.assert_allclose(result.means, wanted, 1e-12)
-    assert there.tolist() == [True, not rebuilt, True]
+    assert there.tolist() == [True, not drop_missing, True]
     alike = ClassSums(np.full_like(totals, 6), np.full_like(counts, 4))
     np.testing.assert_allclose(aggregated(last, alike, np.ones(3, bool)).means, 1.5, 1e-15)
     none = ClassSums(np.zeros_like(totals), np.zeros_like(counts))

@@ -13,8 +13,8 @@ from tests.references import fedprox_ft
 # Settings of the algorithm, and the reference's.
 VARIANTS = {
     "epochs": ({}, {}),
-    "budget": (
-        {"fine_tune_epochs": 2, "budget": True, "pull": 0.4},
+    "final-only": (
+        {"fine_tune_epochs": 2, "final_only": True, "pull": 0.4},
         {"tuning_budget": (2, 4), "tuning_pull": 0.4},
     ),
 }
@@ -24,7 +24,7 @@ def algorithm(**settings):
     return pfl.make_algorithm("fedprox_ft", settings)
 
 
-@over(PATTERNS, [("partial-map", "epochs"), ("full-vmap", "budget")], VARIANTS)
+@over(PATTERNS, [("partial-map", "epochs"), ("full-vmap", "final-only")], VARIANTS)
 def test_reference(pattern, variant):
     """Copies follow the loss alone: the term of training is none of theirs."""
     case, (settings, tuning) = Case(**PATTERNS[pattern] | {"scored": True}), VARIANTS[variant]
@@ -75,5 +75,5 @@ def test_without_fine_tuning_it_is_fedprox_to_the_bit():
 def test_readers_of_a_table_are_told():
     federation = toy_federation()
     assert algorithm().remarks(federation) == ["scored after 1 local epoch on a copy"]
-    (told,) = algorithm(budget=True).remarks(federation)
+    (told,) = algorithm(final_only=True).remarks(federation)
     assert told.endswith("on a copy, after the last round only")

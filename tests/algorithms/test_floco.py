@@ -22,7 +22,11 @@ from tests.engine.finals import final_in
 from tests.references import floco
 
 CORNERS = 3
-VARIANTS = {"default": {}, "late-wide": {"start": 0.7, "rho": 0.8}, "at-once": {"start": 0.0}}
+VARIANTS = {
+    "default": {},
+    "late-wide": {"warmup_fraction": 0.7, "rho": 0.8},
+    "at-once": {"warmup_fraction": 0.0},
+}
 QUICK = [("partial-map", "default"), ("full-vmap", "late-wide"), ("partial-map", "at-once")]
 
 
@@ -66,7 +70,7 @@ def simplex_of(params):
 @over(PATTERNS, QUICK, VARIANTS)
 def test_reference(pattern, variant):
     case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    begin = int(np.floor(settings.get("start", 0.5) * 3))
+    begin = int(np.floor(settings.get("warmup_fraction", 0.5) * 3))
     common = case.common()
     every = case.batches("projection", starts=case.everyone)
     first_draws = draws_of(case, every, "projection")[begin]
@@ -123,7 +127,7 @@ def assert_new_clients(case, states, ours):
 
 def test_who_is_late_neither_trains_for_the_projection_nor_sends_kernels():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
-    _, (record,) = run_rounds(algorithm(start=0.0), federation, 1, scored=())
+    _, (record,) = run_rounds(algorithm(warmup_fraction=0.0), federation, 1, scored=())
     asked = np.array([1, 1, 1, 0, 1])
     for name in ("local_steps", "numbers_up"):
         np.testing.assert_array_equal(record["clients"][name] > 0, asked)
@@ -133,7 +137,7 @@ def test_who_is_late_neither_trains_for_the_projection_nor_sends_kernels():
 
 def test_one_corner_is_fedavg():
     federation = sampled_federation()
-    ours = states_of(algorithm(corners=1, start=1.0), federation)[-1]
+    ours = states_of(algorithm(corners=1, warmup_fraction=1.0), federation)[-1]
     plain = states_of(pfl.make_algorithm("fedavg"), federation)[-1]
     assert_close(ours.server["params"]["head"], plain.server["params"]["head"], "head")
     assert_close(ours.server["params"]["hidden"], plain.server["params"]["hidden"], "body")
@@ -161,5 +165,5 @@ def test_points_of_few_and_many_clients(clients, count):
 
 def test_points_do_not_decay():
     federation = sampled_federation(weight_decay=0.3, momentum=0.5)
-    states = states_of(algorithm(start=1.0), federation, 2)
+    states = states_of(algorithm(warmup_fraction=1.0), federation, 2)
     np.testing.assert_array_equal(states[-1].private["params"]["point"], 1 / CORNERS)

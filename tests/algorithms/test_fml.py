@@ -43,7 +43,7 @@ def test_without_teaching_it_is_fedavg_and_local_training():
     federation = sampled_federation()
     states, records = run_rounds(algorithm(alpha=1, beta=1), federation)
     averaged, plain = run_rounds(pfl.make_algorithm("fedavg"), federation)
-    local, _ = run_rounds(pfl.make_algorithm("local", {"who": "drawn"}), federation)
+    local, _ = run_rounds(pfl.make_algorithm("local", {"participants": "sampled"}), federation)
     assert_close(states[-1].server, averaged[-1].server, "server")
     assert_close(states[-1].own, local[-1].models, "own")
     for record, other in zip(records, plain, strict=True):  # losses of meme models

@@ -30,7 +30,7 @@ from tests.references.local_sgd import sgd
 
 VARIANTS = {
     "three": {"clusters": 3},
-    "warm-uniform": {"initial": "group_warmup", "warmup": 1, "weighting": "uniform"},
+    "warm-uniform": {"initial": "group_warmup", "warmup_rounds": 1, "weighting": "uniform"},
     "gradients-by-test": {"averaging": "gradients", "scored_by": "test"},
     "balanced": {"initial": "balanced_redraw"},
 }
@@ -94,7 +94,7 @@ def test_reference(pattern, variant):
         chosen = [models["clusters"].get(i, np.nan) for i in range(5)]
         np.testing.assert_array_equal(record["clients"]["cluster"], chosen)
         assert (record["up"] == present[:, None]).all()
-        free = t >= settings.get("warmup", 0)  # before, the server names the one to take
+        free = t >= settings.get("warmup_rounds", 0)  # before, the server names the one to take
         assert (record["down"] == (number if free else 1) * present[:, None]).all()
         searched = present & free
         np.testing.assert_array_equal(

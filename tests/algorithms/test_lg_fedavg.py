@@ -53,8 +53,8 @@ def test_reference_with_a_warm_start():
     """FedAvg in the first round; then clients keep their layers, which begin as the average."""
     case = Case(participation=0.4)
     common = case.common()
-    wanted = lg_fedavg.run(case.initial(), case.clients(), 3, **common, warm_rounds=1)
-    algorithm = pfl.make_algorithm("lg_fedavg", {"warm_rounds": 1})
+    wanted = lg_fedavg.run(case.initial(), case.clients(), 3, **common, warmup_rounds=1)
+    algorithm = pfl.make_algorithm("lg_fedavg", {"warmup_rounds": 1})
     states, records = case.run_rounds(algorithm)
     began = np.zeros(case.num_clients, bool)
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
@@ -85,7 +85,7 @@ def test_with_all_layers_it_is_fedavg_and_with_none_local_training(end):
     federation = sampled_federation()
     plain, alone = (
         run_rounds(pfl.make_algorithm(*made), federation, 2)[0][-1]
-        for made in (["fedavg"], ["local", {"who": "drawn"}])
+        for made in (["fedavg"], ["local", {"participants": "sampled"}])
     )
     settings = {"global_end": end, "global_layers": 2, "weighting": "size"}
     ours = states_of(pfl.make_algorithm("lg_fedavg", settings), federation, 2)[-1]
@@ -98,7 +98,9 @@ def test_with_all_layers_it_is_fedavg_and_with_none_local_training(end):
 @pytest.mark.slow
 def test_warm_rounds_leave_private_batch_norm_with_its_client():
     """Warm to the end, it averages all other layers with equal weights: FedBN."""
-    bn, lg = (pfl.make_algorithm(*made) for made in (["fedbn"], ["lg_fedavg", {"warm_rounds": 3}]))
+    bn, lg = (
+        pfl.make_algorithm(*made) for made in (["fedbn"], ["lg_fedavg", {"warmup_rounds": 3}])
+    )
     federation = toy_for(bn, participation=0.6, batch_norm="local")
     wanted, ours = (states_of(algorithm, federation, 3)[-1] for algorithm in (bn, lg))
     assert_close(lg.received(ours, np.arange(5)), everyones(wanted, 5), "models", 1e-12)
@@ -106,6 +108,6 @@ def test_warm_rounds_leave_private_batch_norm_with_its_client():
 
 
 def test_a_warm_start_shares_all_layers_at_first():
-    warm = pfl.make_algorithm("lg_fedavg", {"warm_rounds": 1})
+    warm = pfl.make_algorithm("lg_fedavg", {"warmup_rounds": 1})
     pfl.Simulation(warm, toy_federation()).check()
     assert warm.remarks(toy_federation()) == ["averaged all layers in the first round"]

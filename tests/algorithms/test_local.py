@@ -16,13 +16,13 @@ from tests.algorithms.harness import (
 from tests.references import local
 
 
-@over(PATTERNS, [("partial-map", "everyone"), ("full-vmap", "everyone"), ("partial-map", "drawn")],
-      ("everyone", "drawn"))  # fmt: skip
+@over(PATTERNS, [("partial-map", "all"), ("full-vmap", "all"), ("partial-map", "sampled")],
+      ("all", "sampled"))  # fmt: skip
 def test_local(pattern, variant):
     case = Case(**PATTERNS[pattern])
-    cohorts = case.everyone if variant == "everyone" else case.cohorts
+    cohorts = case.everyone if variant == "all" else case.cohorts
     wanted = local.run(case.initial(), case.clients(), 3, **case.common(cohorts=cohorts))
-    states, records = case.run_rounds(pfl.make_algorithm("local", {"who": variant}))
+    states, records = case.run_rounds(pfl.make_algorithm("local", {"participants": variant}))
     rounds = zip(states[1:], records, wanted, cohorts, case.batches(), strict=True)
     for state, record, models, cohort, batches in rounds:
         assert_models(state.models, models["personalized"], "personalized")
@@ -37,6 +37,6 @@ def test_local_of_the_drawn_with_late_clients(pattern):
     """Without a server nothing arrives late: they train in their punctual rounds alone."""
     case = Case(**LATE_PATTERNS[pattern])
     wanted = local.run(case.initial(), case.clients(), 3, **case.common())
-    states = case.states_of(pfl.make_algorithm("local", {"who": "drawn"}))
+    states = case.states_of(pfl.make_algorithm("local", {"participants": "sampled"}))
     for state, models in zip(states[1:], wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")

@@ -36,7 +36,7 @@ def test_without_a_pull_it_is_local_training():
     federation = toy_federation(validation_size=0, local_epochs=2)
     ours, local = (
         states_of(one, federation, 3)[-1]
-        for one in (algorithm(pull=0), pfl.make_algorithm("local", {"who": "drawn"}))
+        for one in (algorithm(pull=0), pfl.make_algorithm("local", {"participants": "sampled"}))
     )
     assert_close(ours.own, local.models, "own", 1e-12)
 

@@ -69,7 +69,7 @@ def test_new_clients_adapt_the_servers_model():
 
 
 def by_hand(start, federation, settings):
-    """(params, statistics, mean loss) of one step with momentum that has no past, and decay .1."""
+    """(params, statistics, mean loss) of one step with momentum that has no past, and decay 0.1."""
     count = 3 if settings else 2
     batches, rng = batches_of_a_step(
         federation, replace(federation.schedule, batches_per_step=count)

@@ -24,7 +24,7 @@ VARIANTS = {
         "decay": 0.2,
         "weighting": "uniform",
     },
-    "drawn": {"inner_steps": 2, "server_rate": 0.7, "who": "drawn"},
+    "drawn": {"inner_steps": 2, "server_rate": 0.7, "participants": "sampled"},
 }
 
 
@@ -50,7 +50,7 @@ def largest(one, other):
 )
 def test_reference(pattern, variant):
     settings = VARIANTS[variant]
-    case, everyone = Case(**PATTERNS[pattern]), settings.get("who") != "drawn"
+    case, everyone = Case(**PATTERNS[pattern]), settings.get("participants") != "sampled"
     wanted = reference(case.initial(), case, 3, settings)
     states, records = case.run_rounds(algorithm(**settings))
     batches = case.batches()
@@ -171,4 +171,8 @@ def test_remarks():
     sampled = toy_federation(participation=0.6)
     told = ["all clients train in every round, drawn or not"]
     assert algorithm().remarks(sampled) == told
-    assert algorithm(who="drawn").remarks(sampled) == algorithm().remarks(toy_federation()) == []
+    assert (
+        algorithm(participants="sampled").remarks(sampled)
+        == algorithm().remarks(toy_federation())
+        == []
+    )

@@ -20,7 +20,7 @@ from tests.algorithms.harness import (
 from tests.references import pfedsim
 
 ROUNDS = 4  # in the third one, similarities first count
-VARIANTS = {"quarter": {"warmup": 0.3}, "none": {"warmup": 0.0}}
+VARIANTS = {"quarter": {"warmup_fraction": 0.3}, "none": {"warmup_fraction": 0.0}}
 
 
 def algorithm(**settings):
@@ -30,7 +30,7 @@ def algorithm(**settings):
 @over(PATTERNS, [("partial-map", "quarter"), ("full-vmap", "none")], VARIANTS)
 def test_reference(pattern, variant):
     case, settings = Case(rounds=ROUNDS, **PATTERNS[pattern]), VARIANTS[variant]
-    common, warm = case.common(), int(ROUNDS * settings["warmup"])
+    common, warm = case.common(), int(ROUNDS * settings["warmup_fraction"])
     wanted = pfedsim.run(case.initial(), case.clients(), ROUNDS, **common, warm=warm)
     states, records = case.run_rounds(algorithm(**settings))
     mixed = 0
@@ -62,7 +62,7 @@ def test_reference(pattern, variant):
 
 def test_a_warm_up_without_end_is_fedavg_to_the_bit():
     federation = sampled_federation()
-    states, records = run_rounds(algorithm(warmup=1), federation)
+    states, records = run_rounds(algorithm(warmup_fraction=1), federation)
     wanted, scored = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
         assert_close(state.server, other.server, "server", 0)
@@ -96,14 +96,14 @@ def test_opposite_classifiers_are_not_similar():
 
 
 def test_a_reader_is_told_how_long_the_warm_up_is():
-    one = algorithm(warmup=0.25)
+    one = algorithm(warmup_fraction=0.25)
     assert one.round_remarks(sampled_federation(), 10) == ["the first 2 of 10 rounds are FedAvg's"]
 
 
 @pytest.mark.thorough
 def test_new_clients_begin_with_the_servers_model():
     case = Case(rounds=3)
-    state = case.states_of(algorithm(warmup=0.4))[-1]
+    state = case.states_of(algorithm(warmup_fraction=0.4))[-1]
     ctx = pfl.Context(case.federation, case.key, jnp.int32(2), jnp.int32(3), case.cohort(2))
     start = algorithm().new_client_start(ctx, state)
     assert_close(start["params"], state.server["params"], "start", 0)

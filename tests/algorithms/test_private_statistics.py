@@ -29,7 +29,7 @@ AS_FEDAVG = {
 
 
 def clients_and_new_ones():
-    """Two equal clients and a new one, of a network with batch normalisation."""
+    """Two equal clients and a new one, of a network with batch normalization."""
     sizes = ((4, 4, 4), (2, 2, 2))
     whole = toy_federation(*sizes, model=ConvNorm(), batch_norm="affine_shared")
     return pfl.engine.split_new_clients(whole, 1)

@@ -69,7 +69,7 @@ FEDPROX = {
 }
 FINE_TUNING = {
     "fine_tune_epochs": (1, "ours: papers that fine-tune once do not say how long; one pass"),
-    "budget": (False, OFF),
+    "final_only": (False, OFF),
     "pull": (0.0, "Ditto's code: lam is 0 unless a command sets it, main.py:144"),
 }
 FEDOPT = {
@@ -146,7 +146,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedadagrad": FEDOPT
     | {
-        "server_rate": (0.1, "ours: the paper tunes it on every task, .03 to 10"),
+        "server_rate": (0.1, "ours: the paper tunes it on every task, 0.03 to 10"),
         "b1": (0.0, "paper: section 5"),
     },
     "fedadam": ADAM,
@@ -154,9 +154,9 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weight_rate": (1.0, "code: system/main.py:97"),
         "layers": (1, "code: system/main.py:99, two tensors: one layer"),
         "percent": (80, "code: system/main.py:98"),
-        "threshold": (0.1, "code: system/utils/ALA.py:20; README.md:103 says .01"),
-        "most_passes": (30, "ours: the authors have no bound; losses settle after 11 at least"),
-        "who": ("everyone", "code: system/flcore/servers/serverala.py sends to all clients"),
+        "threshold": (0.1, "code: system/utils/ALA.py:20; README.md:103 says 0.01"),
+        "max_passes": (30, "ours: the authors have no bound; losses settle after 11 at least"),
+        "participants": ("all", "code: system/flcore/servers/serverala.py sends to all clients"),
     },
     "fedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
@@ -164,11 +164,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
             0.0,
             "ours: 0 stands for sigma / (N - 1), the most that keeps xi_ii from below 0",
         ),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("own", "paper: Algorithm 1 goes on from w_i"),
     },
     "fedasync": {
-        "mode": ("tick", "code: Algorithms/users/userFedAsync.py"),
+        "mode": ("plga", "code: Algorithms/users/userFedAsync.py"),
         "alpha": (0.8, "code: Algorithms/users/userFedAsync.py:19"),
         "decay": ("poly", "code: Algorithms/users/userFedAsync.py:19"),
         "decay_rate": (0.5, "code: Algorithms/users/userFedAsync.py:19"),
@@ -190,7 +190,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "hetlora": {
         "gamma": (0.99, "paper: HetLoRA's decay factor"),
         "pull": (0.01, "ours: a third party's configuration for GLUE"),
-        "least_rank": (1, "ours: no smallest rank"),
+        "min_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },
     "feddpa": {
@@ -214,13 +214,13 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "fedbn": {"weighting": ("uniform", "code: federated/fed_digits.py:247")},
     "fedcac": {
-        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; .4 for CIFAR-100"),
+        "tau": (0.5, "Fling: flzoo, its configuration for CIFAR-10; 0.4 for CIFAR-100"),
         "beta": (100.0, "Fling: flzoo, its configuration for CIFAR-10; 170 for CIFAR-100"),
     },
     "fedcross": {
         "alpha": (0.99, "PFLlib: system/main.py:498"),
         "partner": ("lowest", "PFLlib: system/main.py:499"),
-        "averaged_rounds": (0, "PFLlib: system/main.py:497"),
+        "warmup_rounds": (0, "PFLlib: system/main.py:497"),
     },
     "feddbe": {
         "kappa": (50.0, "code: system/run_me.sh, -klw 50"),
@@ -242,7 +242,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "new_client_passes": (1, "code: aggregator.py, update_test_clients"),
     },
     "fedexp": {
-        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; .1 on synthetic data"),
+        "epsilon": (1e-3, "code: main.py:121, CIFAR-10; 0.1 on synthetic data"),
         "average_last": (True, "code: main.py:431"),
         "weighting": ("size", "code: main.py:347-362"),
     },
@@ -300,11 +300,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "inheritance": (0.9, "code: algorithms/fedphp.py:258"),
     },
     "fedproto": {
-        "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has .1 on CIFAR-10"),
+        "weight": (1.0, "code: lib/options.py:69, README.md:24; README.md:32 has 0.1 on CIFAR-10"),
         "distance": ("matched", "ours: near lib/update.py:171, without samples that have no class"),
-        "moment": ("after", "paper: Algorithm 1"),
+        "feature_means": ("after", "paper: Algorithm 1"),
         "weighting": ("size", "paper: the mean of prototypes by sample counts"),
-        "rebuilt": (False, "paper: Algorithm 1"),
+        "drop_missing": (False, "paper: Algorithm 1"),
         "eligible": ("all", "paper: the nearest of all global prototypes"),
     },
     "fedprox": FEDPROX,
@@ -319,7 +319,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "score_trained": (False, EXTRA_SCORE),
     },
     "fedrs": {
-        "alpha": (0.5, "code: train_lab.py:166, of .9, .5 and .1"),
+        "alpha": (0.5, "code: train_lab.py:166, of 0.9, 0.5 and 0.1"),
         "factors": ("shares", "code: algorithms/fedrs.py:185"),
     },
     "fedsam": {
@@ -340,14 +340,17 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = .1 / 1"),
+        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
     "heurpfedla": PFEDLA | {"retained": (1, "paper: Tables 1 and 2")},
     "floco": {
         "corners": (10, "adap/flower@08266e0: baselines/floco/README.md, by the authors"),
-        "start": (0.5, "adap/flower@08266e0: baselines/floco/README.md, 250 of 500 rounds"),
+        "warmup_fraction": (
+            0.5,
+            "adap/flower@08266e0: baselines/floco/README.md, 250 of 500 rounds",
+        ),
         "rho": (0.1, "adap/flower@08266e0: baselines/floco/README.md, for five folds"),
     },
     "ifca": {
@@ -355,7 +358,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "averaging": ("models", "code: cifar/train_cluster_cifar_tf.py"),
         "weighting": ("size", "ours: as FedAvg, which is IFCA of one cluster then"),
         "initial": ("seeds", "paper: Algorithm 1"),
-        "warmup": (20, "code: femnist/ifca/models/main.py:115"),
+        "warmup_rounds": (20, "code: femnist/ifca/models/main.py:115"),
         "scored_by": ("train", "paper: Algorithm 1"),
     },
     "knnper": {
@@ -386,10 +389,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "global_layers": (1, "PFLlib: serverlg.py:13; the authors' README.md:60 has 3 and 2"),
         "global_end": ("last", "code: main_lg.py:46"),
         "weighting": ("uniform", "code: main_lg.py:109"),
-        "warm_rounds": (0, "ours: all algorithms begin alike; main_lg.py:42 loads FedAvg's"),
+        "warmup_rounds": (0, "ours: all algorithms begin alike; main_lg.py:42 loads FedAvg's"),
     },
     "lga": LGA,
-    "local": {"who": ("everyone", "ours: training alone needs no cohort")},
+    "local": {"participants": ("all", "ours: training alone needs no cohort")},
     "moon": {
         "mu": (1.0, "code: main.py:42; paper: section 4.1, 5 on CIFAR-10 and 1 elsewhere"),
         "tau": (0.5, "code: main.py:44; paper: section 4.1"),
@@ -431,13 +434,18 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "pfedme": {
         "pull": (15.0, "code: main.py:71"),
         "inner_steps": (5, "code: main.py:77"),
-        "personal_rate": (0.05, "code: README.md:111; main.py:78 has .09, others .01 and .1"),
+        "personal_rate": (0.05, "code: README.md:111; main.py:78 has 0.09, others 0.01 and 0.1"),
         "server_rate": (1.0, "code: main.py:70"),
         "decay": (1e-3, "code: FLAlgorithms/optimizers/fedoptimizer.py:50"),
         "weighting": ("size", "code: FLAlgorithms/servers/serverbase.py:66"),
-        "who": ("everyone", "code: FLAlgorithms/servers/serverpFedMe.py:55; paper: Algorithm 1"),
+        "participants": (
+            "all",
+            "code: FLAlgorithms/servers/serverpFedMe.py:55; paper: Algorithm 1",
+        ),
     },
-    "pfedsim": {"warmup": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")},
+    "pfedsim": {
+        "warmup_fraction": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")
+    },
     "pfl_da": {"pull": (1.0, "PFLlib: system/main.py:447, lamda")},
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},
@@ -453,7 +461,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "learned_share": (0.05, "code: options.py:42, adjbeta"),
     },
     "spfl": SPFL,
-    "spfl_w": SPFL | {"memory": (0.0, "code: the cleaned file; aggregation_v4_1_1.py:236 has .6")},
+    "spfl_w": SPFL | {"memory": (0.0, "code: the cleaned file; aggregation_v4_1_1.py:236 has 0.6")},
     "waffle": {
         "server_rate": (1.0, "ours: not stated; SCAFFOLD's, which it extends"),
         "alice": (0, "paper: section 3, agent 0"),

@@ -80,8 +80,8 @@ REFUSED = {
         ({"percent": 0}, r"percent must be in 1\.\.100, got 0"),
         ({"percent": 101}, r"percent must be in 1\.\.100, got 101"),
         ({"threshold": -0.1}, r"threshold must be at least 0, got -0\.1"),
-        ({"most_passes": 0}, "most_passes must be at least 1, got 0"),
-        ({"who": "nobody"}, "who.*'nobody'"),
+        ({"max_passes": 0}, "max_passes must be at least 1, got 0"),
+        ({"participants": "none"}, "participants.*'none'"),
         ({}, {"share": "body"}, "fedala averages whole models"),
     ],
     "fedamp": [
@@ -94,11 +94,11 @@ REFUSED = {
         ({"start": "global"}, "start.*'global'"),
         ({}, {"share": "none"}, "fedamp mixes what clients share"),
     ],
-    "fedasync": [({"decay_start": 9}, "decay of mode 'tick'")],
+    "fedasync": [({"decay_start": 9}, "decay of mode 'plga'")],
     "fedavg_ft": [
-        ({"budget": "yes"}, "budget.*'yes'"),
-        ({"budget": True, "pull": -1}, "pull must be at least 0, got -1"),
-        ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
+        ({"final_only": "yes"}, "final_only.*'yes'"),
+        ({"final_only": True, "pull": -1}, "pull must be at least 0, got -1"),
+        ({"pull": 0.1}, "pull must be 0 without final_only=true, got 0.1"),
     ],
     "fedas": [
         ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
@@ -131,7 +131,7 @@ REFUSED = {
     ],
     "fedcross": [
         ({"alpha": 1.1}, r"alpha must be in \[0, 1\], got 1\.1"),
-        ({"averaged_rounds": -1}, "averaged_rounds must be at least 0, got -1"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
         ({"partner": "nearest"}, "partner.*'nearest'"),
         ({}, {"share": "body"}, "fedcross averages whole models"),
     ],
@@ -241,7 +241,7 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0"),
         ({"weight": "nan"}, "weight must be"),
         ({"distance": "match"}, "distance.*'match'"),
-        ({"moment": "before"}, "moment.*'before'"),
+        ({"feature_means": "before"}, "feature_means.*'before'"),
         ({"eligible": "mine"}, "eligible.*'mine'"),
     ],
     "fedprox": [
@@ -263,7 +263,7 @@ REFUSED = {
     "fedprox_ft": [
         ({"mu": -1}, "mu must be at least 0, got -1"),
         ({"fine_tune_epochs": -1}, "fine_tune_epochs must be at least 0, got -1"),
-        ({"pull": 0.1}, "pull must be 0 without budget=true, got 0.1"),
+        ({"pull": 0.1}, "pull must be 0 without final_only=true, got 0.1"),
     ],
     "fedrep": [
         ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
@@ -305,12 +305,12 @@ REFUSED = {
     "heurpfedla": [({"retained": 0}, {"share": "none"}, "share")],
     "floco": [
         ({"corners": 0}, "corners must be at least 1, got 0"),
-        ({"start": 1.5}, r"start must be in \[0, 1\], got 1\.5"),
+        ({"warmup_fraction": 1.5}, r"warmup_fraction must be in \[0, 1\], got 1\.5"),
         ({"rho": -1}, "rho must be at least 0, got -1"),
     ],
     "ifca": [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),
-        ({"warmup": -1}, "warmup must be at least 0, got -1"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
         ({"initial": "seed"}, "Unknown value of ifca.initial 'seed'. Did you mean 'seeds'"),
         ({}, {"share": "body"}, "ifca averages whole models"),
         (
@@ -336,8 +336,8 @@ REFUSED = {
         ({"global_layers": -1}, "global_layers must be at least 0, got -1"),
         ({"global_layers": 3}, r"global_layers must be in 0\.\.2.*\(fc_0, head\), got 3"),
         ({"global_end": "top"}, "global_end.*'top'"),
-        ({"warm_rounds": -1}, "warm_rounds must be at least 0, got -1"),
-        ({"warm_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
+        ({"warmup_rounds": -1}, "warmup_rounds must be at least 0, got -1"),
+        ({"warmup_rounds": 1}, {"share": "head"}, "leave share to it, or take 0"),
     ],
     "feddistill": [
         ({"weight": -1}, "weight must be at least 0, got -1"),
@@ -410,12 +410,12 @@ REFUSED = {
             {"pull": 100, "decay": 0},
             r"personal_rate must be below 2 / \(pull \+ decay\) = 0\.02: theta .*, got 0\.05",
         ),
-        ({"who": "all"}, "who.*'all'"),
+        ({"participants": "drawn"}, "participants.*'drawn'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
         ({}, {"share": "body"}, "pfedme averages whole models"),
     ],
     "pfedsim": [
-        ({"warmup": 1.5}, r"warmup must be in \[0, 1\], got 1\.5"),
+        ({"warmup_fraction": 1.5}, r"warmup_fraction must be in \[0, 1\], got 1\.5"),
         ({}, {"share": "body"}, "pfedsim averages whole models"),
     ],
     "pfl_da": [

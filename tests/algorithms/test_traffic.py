@@ -91,7 +91,7 @@ TRAFFIC = [
     ("lg_fedavg", {}, 1, 1, 2),
     ("pfl_da", {}, 1, 1, 4),  # own head, then body and shared head
     ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
-    ("fedala", {"who": "drawn"}, 1, 1, 2),
+    ("fedala", {"participants": "sampled"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
     ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
     # With the training before the first round, whose model is sent to all.
@@ -103,7 +103,7 @@ TRAFFIC = [
     ("pfedhn", {"form": "mean_vjp"}, 1, 1, 2),
     ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
     ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
-    ("pfedme", {"who": "drawn"}, 1, 1, 10),
+    ("pfedme", {"participants": "sampled"}, 1, 1, 10),
     ("fedmtl", {}, 1, 1, 2),
     ("fedamp", {}, 1, 1, 2),  # the server knows the last models
     ("heurfedamp", {}, 1, 1, 2),
@@ -113,7 +113,7 @@ TRAFFIC = [
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
     ("fedcac", {}, 1, 1, 2),
     ("pfedsim", {}, 1, 1, 2),
-    ("floco", {"start": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
+    ("floco", {"warmup_fraction": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 ELSEWHERE = {
     "ccvr",  # all clients send something after the last round: tests/algorithms/test_ccvr.py

@@ -25,7 +25,7 @@ def raw_weights(update, alice=0, present=None, t=49, total=100, **options):
 
 
 def test_the_librarys_vector():
-    weights = raw_weights([[0.0], [1.0], [2.0], [3.0]])  # round 50 of 100: Omega = Psi = .5
+    weights = raw_weights([[0.0], [1.0], [2.0], [3.0]])  # round 50 of 100: Omega = Psi = 0.5
     np.testing.assert_allclose(weights, [0.583333, 0.416667, 0, 0], atol=1e-6)
 
 

@@ -341,7 +341,7 @@ def test_noise_of_an_epsilon(order):
         found, noise = result.epsilons(setting), result.privacy["noise"][setting]
         assert (found <= wanted).all() and (found > 0.995 * wanted).all()
         np.testing.assert_allclose(noise[1], noise_for(wanted, 1e-3, 3), 1e-3)  # in every batch
-        assert noise[1] > noise[3]  # rate .4, nine steps
+        assert noise[1] > noise[3]  # rate 0.4, nine steps
     said = "Poisson sampling" if order == "poisson" else "fixed minibatches accounted as Poisson"
     assert said in repr(result) and said in result.table()
 

@@ -199,7 +199,7 @@ def test_poisson_cohorts_have_a_public_denominator():
 
 
 def test_numbers_of_secure_aggregation():
-    """Of 51 values from -.2 to .2: larger numbers are cut, others are rounded to a neighbour."""
+    """Of 51 values from -0.2 to 0.2: larger numbers are cut, others are rounded to a neighbour."""
     options = {"secure_bits": 8, "secure_options": {"span": 0.2, "levels": 50}}
     for before, trained, sent, after, present, _ in run(2, **options):
         assert np.abs(trained - before).max() > 0.2

@@ -122,13 +122,13 @@ OPTIONS = [
     ("feddwa", {"guidance": "last"}),
     ("feddwa", {"guidance": "extrapolate"}),
     ("spfl", {"weighting": "paper"}),
-    ("lg_fedavg", {"warm_rounds": 2}),
+    ("lg_fedavg", {"warmup_rounds": 2}),
     ("waffle", {"distance": "gradient"}),
     ("fedasync", {"mode": "original"}),
-    ("fedproto", {"moment": "last_epoch"}),
+    ("fedproto", {"feature_means": "last_epoch"}),
     ("pfedhn", {"form": "mean_vjp"}),
     ("sfl", {"graph": "neighbours"}),
-    ("fedala", {"who": "drawn"}),
+    ("fedala", {"participants": "sampled"}),
     ("apple", {"initial": "independent"}),
 ]
 
@@ -204,7 +204,7 @@ class _Names(list):
 
 
 SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
-SENDING += [("lg_fedavg", {"warm_rounds": 2})]
+SENDING += [("lg_fedavg", {"warmup_rounds": 2})]
 SENDING += [(name, {}) for name in sorted(pfl.core.ALGORITHMS)]
 
 

@@ -107,7 +107,7 @@ def test_the_preset_sets_what_there_is():
     assert args.set == [
         "ditto.pull=0",
         "ditto.personal_epochs=1",
-        "local.who=drawn",
+        "local.participants=sampled",
         "fedprox.mu=0.1",
     ]
     for name in pfl.core.ALGORITHMS:

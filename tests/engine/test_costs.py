@@ -44,7 +44,7 @@ NETWORKS = {
 def test_steps_and_predictions_by_hand(name):
     """Backward costs twice the forward pass, but the gradient of the inputs is not needed.
 
-    What is more than the products are biases, activations, pooling and normalisation, and two
+    What is more than the products are biases, activations, pooling and normalization, and two
     operations on every parameter for the update.
     """
     shape, products = NETWORKS[name]

@@ -46,7 +46,7 @@ def test_federate():
     [
         ("feddwa", {"guidance_epochs": MANY}),
         ("fedavg_ft", {"fine_tune_epochs": MANY}),
-        ("fedavg_ft", {"fine_tune_epochs": MANY, "budget": True}),
+        ("fedavg_ft", {"fine_tune_epochs": MANY, "final_only": True}),
         ("fedupdate", {"fine_tune_steps": 2**31 - 1}),
     ],
 )

@@ -133,7 +133,7 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
 
 def test_copies_of_models_that_are_there_at_the_end_alone_are_scored_there():
     """Not copies of the zeros that stand for the algorithm's own adapted models before."""
-    algorithm = pfl.make_algorithm("fedavg_ft", {"budget": True})
+    algorithm = pfl.make_algorithm("fedavg_ft", {"final_only": True})
     federation = toy_federation(dtype="float32", validation_size=0)
     result = pfl.simulate(algorithm, federation, 2, adapt=Adaptation(steps=0))
     copies, own = result.scores["adapted/test/loss"], result.scores["personalized/test/loss"]

@@ -76,7 +76,7 @@ CASES = {
     "perfedavg_async": {},
     "pfedla": {},
 }
-SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"who": "drawn"}}
+SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"participants": "sampled"}}
 
 
 SECOND = ("heurfedamp", "perfedavg_async")  # of kinds that another case shows
@@ -174,9 +174,9 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         pytest.param("apple", {}, "apple needs models", marks=pytest.mark.thorough),
         pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
         ("cwfedavg", {}, "cwfedavg needs models"),
-        ("local", {}, "local needs models.*'device', or local.who=drawn"),
-        ("fedala", {}, "fedala needs .*or fedala.who=drawn"),
-        ("pfedme", {}, "pfedme needs .*take client_state='device', or pfedme.who=drawn"),
+        ("local", {}, "local needs models.*'device', or local.participants=sampled"),
+        ("fedala", {}, "fedala needs .*or fedala.participants=sampled"),
+        ("pfedme", {}, "pfedme needs .*take client_state='device', or pfedme.participants=sampled"),
         ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
     ],
 )

@@ -63,11 +63,11 @@ def test_summary(result):
 
 def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
     accuracy = np.full((2, 1, 3, 5), np.nan)
-    accuracy[:, 0, :, :2] = [[0.9, 0.1], [0.4, 0.8], [0.2, 0.9]]  # means .5, .6, .55
+    accuracy[:, 0, :, :2] = [[0.9, 0.1], [0.4, 0.8], [0.2, 0.9]]  # means 0.5, 0.6, 0.55
     accuracy[1] *= 0.5
     crafted = replace(result, scores={"personalized/test/accuracy": accuracy})
     shown = crafted.summary()["accuracy"]
-    np.testing.assert_allclose(shown["best_mean"], (0.6 + 0.3) / 2)  # not (.9 + .9) / 2 = .9
+    np.testing.assert_allclose(shown["best_mean"], (0.6 + 0.3) / 2)  # not (0.9 + 0.9) / 2 = 0.9
     np.testing.assert_allclose(shown["final_mean"], (0.55 + 0.275) / 2)
 
 
@@ -84,12 +84,12 @@ def test_accuracy_over_those_who_take_part(result):
         eval_rounds=np.array([1, 3, 4]),
     )
     half = np.array([[1], [0.5]])
-    np.testing.assert_allclose(crafted.participants()[:, 0], half * [0.15, np.nan, 0.6])
+    np.testing.assert_allclose(crafted.participant_mean()[:, 0], half * [0.15, np.nan, 0.6])
     coming = half * [0.3, 0.6, np.nan]  # rounds 2 and 4
-    np.testing.assert_allclose(crafted.participants(coming=True)[:, 0], coming)
+    np.testing.assert_allclose(crafted.participant_mean(coming=True)[:, 0], coming)
     pooled = half * [(0.2 * 2 + 0.4 * 1) / 3, (0.4 * 1 + 0.8 * 4) / 5, np.nan]
-    np.testing.assert_allclose(crafted.participants(coming=True, pooled=True)[:, 0], pooled)
-    np.testing.assert_allclose(result.participants(), result.curve())  # everybody, always
+    np.testing.assert_allclose(crafted.participant_mean(coming=True, pooled=True)[:, 0], pooled)
+    np.testing.assert_allclose(result.participant_mean(), result.curve())  # everybody, always
 
 
 def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():

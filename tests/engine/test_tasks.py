@@ -100,7 +100,7 @@ def _nats(o, y):
 def test_scores_are_those_of_each_client_s_test_samples(task):
     data, federation, result = simulated(task)
     assert result.measures == federation.measures
-    assert result.measures[0] == OBJECTIVES[task].headline
+    assert result.measures[0] == OBJECTIVES[task].main_metric
     for name, fn in CASES[task].items():
         got = result.values(metric=name)[0, 0, -1]
         wanted = [np.nan if o is None else fn(*o) for o in outputs(data, federation, result)]

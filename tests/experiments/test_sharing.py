@@ -33,7 +33,7 @@ class Small(nn.Module):
 def small_network():
     @register_model("small_normed")
     def make(input_shape, num_classes, initializer):
-        """Linear, batch normalisation, ReLU, linear."""
+        """Linear, batch normalization, ReLU, linear."""
         return Small(num_classes)
 
     yield

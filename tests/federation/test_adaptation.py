@@ -91,7 +91,7 @@ def test_copies_of_clients_own_models_stay_near_them():
 
 
 def test_a_table_says_that_a_budget_is_spent_at_the_end():
-    algorithm = pfl.make_algorithm("fedavg_ft", {"budget": True})
+    algorithm = pfl.make_algorithm("fedavg_ft", {"final_only": True})
     (told,) = algorithm.remarks(toy_federation(dtype="float32"))
     assert told.endswith("on a copy, after the last round only")
     (told,) = pfl.make_algorithm("fedavg_ft").remarks(toy_federation(dtype="float32"))

@@ -176,7 +176,7 @@ def test_rounds_to_recover():
         measure=lambda: ACCURACY,
     )
     first, second = changes(made)
-    assert first.rounds_to_recover == 4  # .2 + .9 * .6 = .74
+    assert first.rounds_to_recover == 4  # 0.2 + 0.9 * 0.6 = 0.74
     assert second.rounds_to_recover == np.inf
     assert drift.change(scores, range(1, 9), 1, 5)[3] == 4
     assert first.means()["rounds_to_recover"] == 4 and second.means()["rounds_to_recover"] is None

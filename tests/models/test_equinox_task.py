@@ -122,4 +122,4 @@ def test_two_rounds():
         losses = result.scores["personalized/test/loss"]
         assert np.isfinite(losses).all()
         assert (losses[:, 0, -1] < losses[:, 0, 0]).any()
-    assert federation(net).plan.normalised == {"bn"}
+    assert federation(net).plan.normalized == {"bn"}

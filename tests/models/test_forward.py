@@ -1,7 +1,7 @@
 """What the networks compute, against forward passes written with XLA's own operations.
 
-Scales of batch normalisation alternate in sign and every bias lies below zero, so that no two of
-ReLU, pooling and normalisation commute unnoticed; one sample of the batch is masked out.
+Scales of batch normalization alternate in sign and every bias lies below zero, so that no two of
+ReLU, pooling and normalization commute unnoticed; one sample of the batch is masked out.
 """
 
 from functools import partial

@@ -32,7 +32,7 @@ def test_gradient_of_max_pool_goes_to_the_first_of_equals(size):
     np.testing.assert_array_equal(got, wanted)
 
 
-def test_torch_initialisation():
+def test_torch_initialization():
     model = jax.jit(Dense(400).init)(KEY, np.zeros((1, 25), np.float32))["params"]
     kernel, bias = np.asarray(model["kernel"]), np.asarray(model["bias"])
     for values in (kernel, bias):
@@ -43,14 +43,14 @@ def test_torch_initialisation():
     assert 0.099 < np.abs(conv).max() <= 0.1  # 1 / sqrt(5 * 5 * 4)
 
 
-def test_torch_initialisation_draws_the_numbers_of_a_shaped_draw():
+def test_torch_initialization_draws_the_numbers_of_a_shaped_draw():
     draw, shape = initializers("torch", 16)[0], (3, 4, 5)
     uniform = partial(jax.random.uniform, shape=shape, minval=-0.25, maxval=0.25)
     kernel, shaped = jax.jit(lambda key: (draw(key, shape), uniform(key)))(KEY)
     np.testing.assert_array_equal(kernel, shaped)
 
 
-def test_flax_initialisation():
+def test_flax_initialization():
     model = jax.jit(Dense(400, "flax").init)(KEY, np.zeros((1, 25), np.float32))["params"]
     assert not np.asarray(model["bias"]).any()
     assert abs(np.asarray(model["kernel"]).std() - 0.2) < 0.01

@@ -123,7 +123,7 @@ def test_two_rounds_are_the_twins():
     twin = federation(Twin(), initial_model=flat)
     assert [name.partition("/")[0] for name in ours.plan.blocks] == list(twin.plan.blocks)
     assert ours.plan.head == "head"
-    assert {name.partition("/")[0] for name in ours.plan.normalised} == {"bn"}
+    assert {name.partition("/")[0] for name in ours.plan.normalized} == {"bn"}
     algorithm = pfl.make_algorithm("fedavg")
     losses = [
         pfl.simulate(algorithm, one, rounds=2, seeds=(0,)).scores["personalized/test/loss"]

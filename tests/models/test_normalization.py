@@ -1,4 +1,4 @@
-"""Batch normalisation against NumPy in float64, and what its three policies share."""
+"""Batch normalization against NumPy in float64, and what its three policies share."""
 
 from functools import partial
 
@@ -25,7 +25,7 @@ EPSILON, MOMENTUM = 1e-5, 0.1
 
 
 class Reference:
-    """Batch normalisation as PyTorch has it, of rows [n, C], with its gradients by hand."""
+    """Batch normalization as PyTorch has it, of rows [n, C], with its gradients by hand."""
 
     def __init__(self, scale, bias, mean, var):
         self.scale, self.bias = np.array(scale, float), np.array(bias, float)
@@ -40,16 +40,16 @@ class Reference:
         if n > 1:
             self.var = (1 - MOMENTUM) * self.var + MOMENTUM * biased * n / (n - 1)
         self.inverse = 1 / np.sqrt(biased + EPSILON)
-        self.normalised = centred * self.inverse
-        return self.scale * self.normalised + self.bias
+        self.normalized = centred * self.inverse
+        return self.scale * self.normalized + self.bias
 
     def backward(self, slope):
         """(gradient of the rows, of the scale, of the bias)."""
         inner = slope * self.scale
         through_mean = inner.mean(0)
-        through_var = self.normalised * (inner * self.normalised).mean(0)
+        through_var = self.normalized * (inner * self.normalized).mean(0)
         rows = self.inverse * (inner - through_mean - through_var)
-        return rows, (slope * self.normalised).sum(0), slope.sum(0)
+        return rows, (slope * self.normalized).sum(0), slope.sum(0)
 
     def evaluate(self, rows):
         return self.scale * (rows - self.mean) / np.sqrt(self.var + EPSILON) + self.bias
@@ -67,7 +67,7 @@ def reference_of(tree):
 
 
 @jax.jit
-def normalised(tree, x, valid):
+def normalized(tree, x, valid):
     """(output, new running statistics) in training."""
     return BatchNorm().apply(tree, x, True, valid, mutable=["batch_stats"])
 
@@ -75,7 +75,7 @@ def normalised(tree, x, valid):
 @jax.jit
 @partial(jax.value_and_grad, argnums=(0, 1), has_aux=True)
 def sloped(params, x, tree, slope, valid):
-    out, new = normalised({**tree, "params": params}, x, valid)
+    out, new = normalized({**tree, "params": params}, x, valid)
     return (out * slope).sum(), (out, new)
 
 
@@ -109,7 +109,7 @@ def test_batches_without_a_sample_or_with_one_value():
     tree, x = jax.tree.map(np.float32, (variables(3, rng), rng.normal(size=(4, 3))))
 
     def after(valid):
-        out, new = normalised(tree, x, np.array(valid))
+        out, new = normalized(tree, x, np.array(valid))
         assert np.isfinite(out).all()
         return new["batch_stats"]
 
@@ -138,10 +138,10 @@ def test_lanes_are_loops():
     x, valid = rng.normal(size=(5, 4, 3)), rng.random((5, 4)) < 0.6
 
     with jax.enable_x64(True):
-        together = jax.jit(jax.vmap(normalised, (None, 0, 0)))(tree, x, valid)
+        together = jax.jit(jax.vmap(normalized, (None, 0, 0)))(tree, x, valid)
         for i in range(5):
             lane = jax.tree.map(lambda leaf, i=i: leaf[i], together)
-            assert_close(lane, normalised(tree, x[i], valid[i]), f"lane {i}")
+            assert_close(lane, normalized(tree, x[i], valid[i]), f"lane {i}")
 
 
 def test_half_precision_keeps_its_statistics():
@@ -161,11 +161,11 @@ def test_initialising_moves_nothing():
     assert_close(tree["batch_stats"], {"mean": np.zeros(2), "var": np.ones(2)}, "statistics", 0)
 
 
-# FedAvg of a network with batch normalisation, everything by hand.
+# FedAvg of a network with batch normalization, everything by hand.
 
 
 class NormNet(nn.Module):
-    """A linear layer, batch normalisation, ReLU, a head."""
+    """A linear layer, batch normalization, ReLU, a head."""
 
     hidden: int = 4
     num_classes: int = 3

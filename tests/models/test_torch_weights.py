@@ -73,7 +73,7 @@ class OfNnx(nnx.Module):
 
 
 class OfTwoNorms(nn.Module):
-    """Batch normalisation of a flattened image, too."""
+    """Batch normalization of a flattened image, too."""
 
     @nn.compact
     def __call__(self, x, train: bool = False):
@@ -100,7 +100,7 @@ def test_a_network_of_this_package_gives_the_same_outputs():
     assert_close(outputs(OWN, pfl.models.from_torch(state, OWN, SHAPE), IMAGES), wanted)
 
 
-def test_strides_and_a_normalised_flat_image():
+def test_strides_and_a_normalized_flat_image():
     state = torch.state_of(c=(3, 2, 3, 3), b=(3 * 4 * 5,), out=(5, 3 * 4 * 5))
     del state["c.bias"]
     x = torch.flatten(torch.conv2d(IMAGES, state, "c", padding=1, stride=2))

@@ -6,7 +6,7 @@ from tests.references.averaging import average
 from tests.references.local_sgd import sgd
 from tests.references.network import flat, loss_and_gradient, mapped, subtract
 
-WHO = ("everyone", "drawn")
+PARTICIPANTS = ("all", "sampled")
 
 
 def window(samples, percent, start):
@@ -94,8 +94,8 @@ def run(
     weight_rate=1.0,
     threshold=0.1,
     window_size=10,
-    most_passes=30,
-    who="everyone",
+    max_passes=30,
+    participants="all",
     first_weight=1.0,
 ):
     """FedAvg whose clients mix the received model into their own, element by element.
@@ -115,21 +115,21 @@ def run(
       weight_rate: eta.
       threshold, window_size: the weights of a client's first adaptation are learnt until the
         last `window_size` losses have a standard deviation below the threshold.
-      most_passes: the published code has no such bound.
-      who: "everyone" (the published code): at the end of a round, which is the beginning of the
+      max_passes: the published code has no such bound.
+      participants: "all" (the published code): at the end of a round, which is the beginning of the
         next, all clients download the new model and adapt; absent ones keep what came out.
-        "drawn": the cohort at the beginning of its round.
+        "sampled": the cohort at the beginning of its round.
       first_weight: of all elements before a client's first adaptation.
 
     Returns:
       After every round, "global"; "personalized": [N], theta_hat, that a client will train
-      ("everyone") or last trained ("drawn") from; "trained": [N], what it last trained;
+      ("all") or last trained ("sampled") from; "trained": [N], what it last trained;
       "received": {client: what it trained from in this round}; "weights": [N], W_i; "passes":
       [N], those of this round's adaptation. A client whose model equals the received one does not
       adapt: nobody does in the first round.
     """
-    if who not in WHO:
-        raise ValueError(f"Unknown clients {who!r}. Valid: {', '.join(WHO)}.")
+    if participants not in PARTICIPANTS:
+        raise ValueError(f"Unknown clients {participants!r}. Valid: {', '.join(PARTICIPANTS)}.")
     count = len(clients)
     ones = mapped(lambda leaf: np.full_like(leaf, first_weight), {k: initial[k] for k in top})
     model, weights, begun = initial, [ones] * count, [False] * count
@@ -149,7 +149,7 @@ def run(
                 first=not begun[i],
                 threshold=threshold,
                 window_size=window_size,
-                most=most_passes,
+                most=max_passes,
             )
             begun[i] = True
         adapted[i] = held[i]
@@ -157,7 +157,7 @@ def run(
     history = []
     for t in range(rounds):
         cohort, passes = list(cohorts[t]), [0] * count
-        if who == "drawn":
+        if participants == "sampled":
             for i in cohort:
                 adapt_client(i, t)
         received = {i: held[i] for i in cohort}
@@ -165,7 +165,7 @@ def run(
             held[i] = trained[i] = sgd(held[i], batches[t][i], x, y, learning_rate[t])
         if cohort:
             model = average([trained[i] for i in cohort], sizes, cohort)
-        if who == "everyone":
+        if participants == "all":
             for i in range(count):
                 adapt_client(i, t)
         history.append(

@@ -3,7 +3,7 @@
 from tests.references.arrivals import Clients, averaged
 from tests.references.network import combine
 
-MODES = ("tick", "original")
+MODES = ("plga", "original")
 DECAYS = ("constant", "poly", "hinge")
 
 
@@ -36,7 +36,7 @@ def run(
     arrivals,
     batches,
     learning_rate,
-    mode="tick",
+    mode="plga",
     alpha=0.8,
     kind="poly",
     a=0.5,
@@ -48,7 +48,7 @@ def run(
     Args:
       initial, clients, rounds, x, y, sizes, starts, arrivals, batches, learning_rate: as in
         `fedavg_async.run`.
-      mode: "tick", the PLGA code's: a late client's v becomes sa v + (1 - sa) w with
+      mode: "plga", the PLGA code's: a late client's v becomes sa v + (1 - sa) w with
         sa = alpha s(staleness), on its side, before it is sent; then the round's arrivals are
         averaged by their clients' sizes. A punctual one sends v as it is.
         "original": one arrival after the other, in the clients' order, w <- (1 - sa) w + sa v.
@@ -58,7 +58,7 @@ def run(
 
     Returns:
       After every round, "global": w; "personalized": [N], every client's own model: what it
-      trained last, or in "tick" what became of that when it was sent late.
+      trained last, or in "plga" what became of that when it was sent late.
     """
     if mode not in MODES:
         raise ValueError(f"Unknown mode {mode!r}. Valid: {', '.join(MODES)}.")
@@ -69,7 +69,7 @@ def run(
         state.train(starts[t], t, server, batches, x, y, learning_rate[t], pull=rho)
         lateness = {k: state.staleness(k, t) for k in arrivals[t]}
         shares = {k: alpha * decay(kind, late, a, b) for k, late in lateness.items()}
-        if mode == "tick":
+        if mode == "plga":
             for k in (k for k, late in lateness.items() if late > 0):
                 pair = [state.trained[k], server]
                 state.trained[k] = combine([shares[k], 1.0 - shares[k]], pair)

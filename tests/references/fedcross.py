@@ -26,14 +26,14 @@ def collaborator(i, models, t, partner):
 
 def run(
     initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, dealt, alpha=0.99,
-    partner="lowest", averaged_rounds=0,
+    partner="lowest", warmup_rounds=0,
 ):  # fmt: skip
     """Rounds in which each middleware model is trained by one member.
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       dealt: per round, the member that trains each middleware model; None trains nobody's.
-      alpha, partner, averaged_rounds: hyperparameters.
+      alpha, partner, warmup_rounds: hyperparameters.
 
     Returns:
       After every round, "models": the middleware models, "global": their mean, "partners": the
@@ -47,7 +47,7 @@ def run(
         for place, k in enumerate(at):
             other = collaborator(place, back, t, partner)
             partners[dealt[t][k]] = dealt[t][at[other]]
-            if t < averaged_rounds:
+            if t < warmup_rounds:
                 models[k] = combine([1 / len(back)] * len(back), back)
             else:
                 models[k] = combine([alpha, 1 - alpha], [back[place], back[other]])

@@ -1,4 +1,4 @@
-"""FedDyn: dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1)."""
+"""FedDyn: dynamic regularization (Acar et al., ICLR 2021, Algorithm 1)."""
 
 import numpy as np
 

@@ -13,7 +13,7 @@ from tests.references.network import (
 )
 
 DISTANCES = ("matched", "batch", "class_means")
-MOMENTS = ("after", "last_epoch")
+FEATURE_MEANS = ("after", "last_epoch")
 
 
 def prototype_loss(inner, y, prototypes, exists, over="matched"):
@@ -61,7 +61,7 @@ def class_means(inner, y, classes):
     return sums / np.maximum(counts, 1)[:, None], counts
 
 
-def aggregated(sent, prototypes, exists, weighting="size", rebuilt=False):
+def aggregated(sent, prototypes, exists, weighting="size", drop_missing=False):
     """The server's prototypes after a round: means over this round's holders of each class.
 
     Args:
@@ -69,13 +69,13 @@ def aggregated(sent, prototypes, exists, weighting="size", rebuilt=False):
       prototypes, exists: the server's before.
       weighting: holders count by their samples of the class (the paper, without its further
         division by the number of holders), or are "uniform" (the published code).
-      rebuilt: a class that nobody holds in this round loses its prototype (the published code);
-        otherwise it keeps the old one.
+      drop_missing: a class that nobody holds in this round loses its prototype (the published
+        code); otherwise it keeps the old one.
     """
     if not sent:
         return prototypes, exists
     prototypes = prototypes.copy()
-    exists = np.zeros_like(exists) if rebuilt else exists.copy()
+    exists = np.zeros_like(exists) if drop_missing else exists.copy()
     for c in range(len(exists)):
         holders = [(means[c], counts[c]) for means, counts in sent if counts[c] > 0]
         if holders:
@@ -114,10 +114,10 @@ def run(
     learning_rate,
     weight=1.0,
     over="matched",
-    moment="after",
+    feature_means="after",
     last_epoch_steps=None,
     weighting="size",
-    rebuilt=False,
+    drop_missing=False,
     sizes=None,
 ):
     """Models stay with their clients; classes' mean features are averaged, and held against.
@@ -132,10 +132,10 @@ def run(
       learning_rate: one rate per round.
       weight: lambda.
       over: see `prototype_loss`.
-      moment: when features are collected: "after" training, of all training samples (the paper);
+      feature_means: "after" training, of all training samples (the paper);
         "last_epoch", in the steps of the last local epoch, before each step (the published code).
       last_epoch_steps: [i], how many of the last batches of a client belong to its last epoch.
-      weighting, rebuilt: see `aggregated`.
+      weighting, drop_missing: see `aggregated`.
       sizes: unused: counts of the classes are used instead.
 
     Returns:
@@ -143,8 +143,8 @@ def run(
       "sent": {client: (means [C, d], counts [C])}, "classes": bool [N, C], the classes of each
       client's training samples.
     """
-    if moment not in MOMENTS:
-        raise ValueError(f"Unknown moment {moment!r}. Valid: {', '.join(MOMENTS)}.")
+    if feature_means not in FEATURE_MEANS:
+        raise ValueError(f"Unknown {feature_means!r}. Valid: {', '.join(FEATURE_MEANS)}.")
     width, count = np.shape(initial["head"]["kernel"])
     prototypes, exists = np.zeros((count, width)), np.zeros(count, bool)
     owned = np.array([np.isin(np.arange(count), y[c["samples"]]) for c in clients])
@@ -156,19 +156,21 @@ def run(
             params, seen, labels = models[i], [np.zeros((0, width))], [np.zeros(0, int)]
             walk = batches[t][i]
             for k, batch in enumerate(walk):
-                if moment == "last_epoch" and k >= len(walk) - last_epoch_steps[i]:
+                if feature_means == "last_epoch" and k >= len(walk) - last_epoch_steps[i]:
                     seen.append(features(params, x[batch]))
                     labels.append(y[batch])
                 _, gradient = loss_gradient(
                     params, x[batch], y[batch], prototypes, exists, weight, over
                 )
                 params = subtract(params, scale(learning_rate[t], gradient))
-            if moment == "after":
+            if feature_means == "after":
                 own = clients[i]["samples"]
                 seen, labels = [features(params, x[own])], [y[own]]
             sent[i] = class_means(np.concatenate(seen), np.concatenate(labels), count)
             models[i] = params
-        prototypes, exists = aggregated(list(sent.values()), prototypes, exists, weighting, rebuilt)
+        prototypes, exists = aggregated(
+            list(sent.values()), prototypes, exists, weighting, drop_missing
+        )
         history.append(
             {
                 "personalized": list(models),

@@ -89,10 +89,10 @@ def run(
     draws,
     first_draws,
     learning_rate,
-    start=0.5,
+    warmup_fraction=0.5,
     rho=0.1,
 ):
-    """FedAvg at random points; clients have points of their own from round floor(start R) on.
+    """FedAvg at random points; points of clients from round floor(warmup_fraction R) on.
 
     Args:
       initial: "head" has the kernels [E, d, C].
@@ -100,14 +100,14 @@ def run(
       first_batches: [i], of all clients before the round in which they get points.
       draws: draws[t][i][k]: of step k, (exponential numbers [E], direction [E], share).
       first_draws: [i][k], likewise for `first_batches`.
-      start, rho: see the algorithm.
+      warmup_fraction, rho: see the algorithm.
 
     Returns:
       After every round, "global": the simplex, "points": [N, E].
     """
     count = len(initial["head"]["kernel"])
     points = [np.full(count, 1 / count) for _ in clients]
-    model, begin, history = initial, int(np.floor(start * rounds)), []
+    model, begin, history = initial, int(np.floor(warmup_fraction * rounds)), []
     for t in range(rounds):
         rate = learning_rate[t]
         if t == begin:

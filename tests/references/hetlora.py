@@ -23,7 +23,7 @@ def run(
     factor=1.0,
     gamma=0.99,
     pull=0.01,
-    least_rank=1,
+    min_rank=1,
     weighting="norm",
 ):
     """Truncated adapters are trained with a pulled tail, pruned, padded and averaged.
@@ -34,7 +34,7 @@ def run(
       base: the hidden layer's frozen kernel and bias.
       ranks: the clients' ranks before the first round.
       factor: alpha / largest rank.
-      gamma, pull, least_rank: part of the rank that is kept, weight of the regularizer, floor.
+      gamma, pull, min_rank: part of the rank that is kept, weight of the regularizer, floor.
       weighting: "norm" or "size".
 
     Returns:
@@ -58,7 +58,7 @@ def run(
                 }
                 own = {**step, "hidden": hidden}
             if tail(own["hidden"], first) < tail(begun["hidden"], first):
-                ranks[i] = min(max(first, least_rank), ranks[i])
+                ranks[i] = min(max(first, min_rank), ranks[i])
             trained.append(cut(own, ranks[i]))
         if cohort:
             norms = [np.linalg.norm(m["hidden"]["lora_a"] @ m["hidden"]["lora_b"]) for m in trained]

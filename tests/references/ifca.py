@@ -24,7 +24,7 @@ def balanced(draws, clients, x, y, share=None):
     Args:
       draws: sets of K models.
       clients: dicts with "samples".
-      share: by default .35 for two models and .1 for four, as published; .4 / K for other K > 1.
+      share: by default 0.35 for two models and 0.1 for four, as published; 0.4 / K for other K > 1.
     """
     best, most = None, -1.0
     for models in draws:
@@ -54,7 +54,7 @@ def run(
     weighting="size",
     scored_by="train",
     groups=None,
-    warmup=0,
+    warmup_rounds=0,
 ):
     """Every participant takes the model that fits it best; each model is the mean of its takers'.
 
@@ -72,8 +72,8 @@ def run(
       weighting: of models, "size", n_i over the takers' sum, or "uniform" as published.
       scored_by: the samples by which the models to be scored are chosen, "train", or "test" as the
         published code does for MNIST and CIFAR.
-      groups, warmup: in the first `warmup` rounds client i takes model groups[i] instead; the
-        published code does so for 20 rounds with random groups.
+      groups, warmup_rounds: in the first `warmup_rounds` rounds client i takes model groups[i]
+        instead; the published code does so for 20 rounds with random groups.
 
     Returns:
       After every round, "personalized": [N models], chosen among the new ones, "choices": [N],
@@ -88,7 +88,7 @@ def run(
     history = []
     for t in range(rounds):
         clusters = {
-            i: groups[i] if t < warmup else choose(models, clients[i]["samples"], x, y)
+            i: groups[i] if t < warmup_rounds else choose(models, clients[i]["samples"], x, y)
             for i in cohorts[t]
         }
         renewed = list(models)

@@ -34,7 +34,7 @@ def probabilities(model, own, asked, x, y, neighbours, scale, weight):
 
 
 def best_weight(model, own, asked, x, y, neighbours, scale):
-    """The smallest of 0, .1, ..., 1 with the most correct predictions of `asked`."""
+    """The smallest of 0, 0.1, ..., 1 with the most correct predictions of `asked`."""
     best, most = 0.0, -1
     for weight in np.arange(11) / 10:
         mixed = probabilities(model, own, asked, x, y, neighbours, scale, weight)

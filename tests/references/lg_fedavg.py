@@ -10,7 +10,7 @@ def run(
     *,
     shared=("head",),
     weighting="uniform",
-    warm_rounds=0,
+    warmup_rounds=0,
     **training,
 ):
     """The global layers are averaged uniformly; every client's representation stays with it.
@@ -18,16 +18,16 @@ def run(
     Args:
       initial, clients, rounds, **training: as in `partly_shared.run`.
       shared: names of the global layers.
-      warm_rounds: how many rounds of FedAvg, with the same weights, make the first model.
+      warmup_rounds: how many rounds of FedAvg, with the same weights, make the first model.
       weighting: "uniform" (the code's division by the number of participants), or "size".
 
     Returns:
       After every round, {"personalized": [N models]}.
     """
     by_round = ("cohorts", "batches", "learning_rate")
-    warm = {name: training[name][:warm_rounds] for name in by_round}
-    later = {name: training[name][warm_rounds:] for name in by_round}
-    count = min(warm_rounds, rounds)
+    warm = {name: training[name][:warmup_rounds] for name in by_round}
+    later = {name: training[name][warmup_rounds:] for name in by_round}
+    count = min(warmup_rounds, rounds)
     history = partly_shared.run(
         initial, clients, count, shared=list(initial), weighting=weighting, **training | warm
     )

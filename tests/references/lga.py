@@ -46,7 +46,7 @@ def similarity(server_move, client_move, stage="tensor"):
     return result
 
 
-def normalised(values):
+def normalized(values):
     """Eqs. (9) and (13): Stilde = e^S / (e + e^S)."""
     return mapped(lambda s: np.exp(s) / (np.e + np.exp(s)), values)
 
@@ -68,7 +68,7 @@ def predicted(trained, start, after, server, *, stage="tensor", equation=11, raw
     move = subtract(trained, start)
     factor = similarity(subtract(after, start), move, stage)
     if not raw_cosine:
-        factor = normalised(factor)
+        factor = normalized(factor)
     base = server if equation == 11 else start
     drift = subtract(server, after)
     return mapped(lambda f, s, d, g: f + s * d * d * g + d, base, factor, move, drift)
@@ -138,7 +138,7 @@ def run(
             guesses[k] = predicted(
                 v, w0, w1, server, stage=stage, equation=equation, raw_cosine=raw_cosine
             )
-            weights = normalised(similarity(subtract(w1, w0), subtract(v, w0), stage))
+            weights = normalized(similarity(subtract(w1, w0), subtract(v, w0), stage))
             personalized[k] = personal(guesses[k], w0, server, weights)
 
         for k in stale:
@@ -146,7 +146,7 @@ def run(
         server = averaged({k: state.trained[k] for k in sorted(here)}, sizes, server)
         for k in fresh:
             v, w0 = state.trained[k], state.start[k]
-            weights = normalised(similarity(subtract(server, w0), subtract(v, w0), stage))
+            weights = normalized(similarity(subtract(server, w0), subtract(v, w0), stage))
             personalized[k] = personal(v, w0, server, weights)
         history.append(
             {

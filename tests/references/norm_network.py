@@ -1,7 +1,7 @@
-"""A network with a convolution and batch normalisation, in training and in evaluation mode.
+"""A network with a convolution and batch normalization, in training and in evaluation mode.
 
 Inputs are images [n, h, w, c]: a convolution whose zero padding keeps the size, batch
-normalisation of its channels, tanh, a linear head on all values. Parameters and statistics are one
+normalization of its channels, tanh, a linear head on all values. Parameters and statistics are one
 dict of layers, so that `network`'s arithmetic holds for them:
 
     {"conv": {"kernel": [k, k, c, f], "bias": [f]},
@@ -44,7 +44,7 @@ def kernel_gradient(x, slope, size):
 
 
 def logits(model, x):
-    """Evaluation mode: normalised with the running statistics."""
+    """Evaluation mode: normalized with the running statistics."""
     sums = convolution(x, model["conv"]["kernel"], model["conv"]["bias"])
     norm = model["bn"]
     normal = (sums - norm["mean"]) / np.sqrt(norm["var"] + EPSILON)
@@ -55,7 +55,7 @@ def logits(model, x):
 def training_loss(model, x, y):
     """Training mode: (mean cross-entropy, its gradient, the statistics after the batch).
 
-    Normalised with the batch's mean and biased variance. The running mean and the running unbiased
+    Normalized with the batch's mean and biased variance. The running mean and the running unbiased
     variance move a tenth of the way; the variance does not move where a channel has one value.
     """
     conv, norm, head = model["conv"], model["bn"], model["head"]

@@ -65,7 +65,7 @@ def random_hypernetwork(rng, *, embedding, hidden, blocks, clients, depth=3, wei
     return vector, {"trunk": trunk, "output": output}
 
 
-def normalised(scores, weighting):
+def normalized(scores, weighting):
     """Weights over the clients from one output layer's scores [N].
 
     "relu_norm" with no positive score gives 1/N.
@@ -80,9 +80,9 @@ def normalised(scores, weighting):
     raise ValueError(f"Unknown weighting {weighting!r}. Valid: {', '.join(WEIGHTINGS)}.")
 
 
-def normalised_vjp(scores, cotangent, weighting):
+def normalized_vjp(scores, cotangent, weighting):
     """The cotangent of the scores, from that of the weights; at a score of 0, ReLU' = 0."""
-    weights = normalised(scores, weighting)
+    weights = normalized(scores, weighting)
     centred = cotangent - cotangent @ weights
     if weighting == "softmax":
         return weights * centred
@@ -103,7 +103,7 @@ def forward(vector, psi):
 
 def hypernetwork(vector, psi, weighting="softmax"):
     """Eq. (4): alpha_i [L, N], every row non-negative and summing to 1."""
-    return np.array([normalised(row, weighting) for row in forward(vector, psi)[1]])
+    return np.array([normalized(row, weighting) for row in forward(vector, psi)[1]])
 
 
 def hypernetwork_vjp(vector, psi, cotangent, weighting="softmax"):
@@ -116,7 +116,7 @@ def hypernetwork_vjp(vector, psi, cotangent, weighting="softmax"):
     back = np.zeros_like(inputs[-1])
     output = []
     for layer, row, of_row in zip(psi["output"], scores, cotangent, strict=True):
-        d_scores = normalised_vjp(row, of_row, weighting)
+        d_scores = normalized_vjp(row, of_row, weighting)
         output.append({"kernel": np.outer(inputs[-1], d_scores), "bias": d_scores})
         back = back + layer["kernel"] @ d_scores
     trunk = []

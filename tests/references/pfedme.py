@@ -35,7 +35,7 @@ def run(
     server_rate=1.0,
     decay=1e-3,
     weighting="size",
-    who="everyone",
+    participants="all",
 ):
     """Local models w_i move towards personal ones theta_i, which are nearby minima.
 
@@ -49,20 +49,20 @@ def run(
       server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i.
       decay: mu of the inner steps, which only the published code has.
       weighting: p_i by "size" (the published code) or "uniform" (the paper).
-      who: "everyone" trains and the cohort is averaged (Algorithm 1 and the published code);
-        "drawn", only the cohort trains.
+      participants: "all" train and the cohort is averaged (Algorithm 1 and the published code);
+        "sampled", only the cohort trains.
 
     Returns:
       After every round, "global": w, "personalized": [N], the last theta_i (at first the initial
       model), "trained": {client: w_i} of those that trained.
     """
-    if who not in ("drawn", "everyone"):
-        raise ValueError(f"Unknown {who!r}. Valid: drawn, everyone.")
+    if participants not in ("sampled", "all"):
+        raise ValueError(f"Unknown {participants!r}. Valid: sampled, all.")
     model, personal = initial, [initial for _ in clients]
     history = []
     for t in range(rounds):
         cohort, trained = list(cohorts[t]), {}
-        for i in cohort if who == "drawn" else range(len(clients)):
+        for i in cohort if participants == "sampled" else range(len(clients)):
             local = theta = model  # both begin at what was received
             for batch in batches[t][i]:
                 theta = nearby(

@@ -143,7 +143,7 @@ def test_two_kinds_of_clients_get_a_model_each(setting):
     for i in (1, 3):
         own = setting["clients"][i]["samples"]
         y[own] = (y[own] + 2) % 4
-    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup": 1}
+    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup_rounds": 1}
     history = ifca.run(**common)
     assert history[0]["clusters"] == {0: 0, 1: 1, 2: 0, 3: 1}
     for models in history:
@@ -159,7 +159,7 @@ def test_balanced_first_models(several):
 
     draws = [drawn(2, seed) for seed in range(12)]
     shares = [least(models) for models in draws]
-    assert 0.0 in shares and 0.5 in shares  # .25 of four clients would not do
+    assert 0.0 in shares and 0.5 in shares  # 0.25 of four clients would not do
     assert ifca.balanced(draws, clients, x, y) is draws[shares.index(0.5)]
     assert ifca.balanced(draws, clients, x, y, share=0.0) is draws[0]
     worse = [models for models, share in zip(draws, shares, strict=True) if share < 0.35]

@@ -50,11 +50,11 @@ def test_means_over_holders():
     made, there = fedproto.aggregated(sent, before, exists)
     np.testing.assert_allclose(made, [[3.0], [6.0], [3.0]], rtol=1e-15)
     np.testing.assert_array_equal(there, True)  # nobody holds class 1: the old one stays
-    made, there = fedproto.aggregated(sent, before, exists, "uniform", rebuilt=True)
+    made, there = fedproto.aggregated(sent, before, exists, "uniform", drop_missing=True)
     np.testing.assert_allclose(made[[0, 2]], [[2.5], [3.0]], rtol=1e-15)
     np.testing.assert_array_equal(there, [True, False, True])
     np.testing.assert_array_equal(before, [[5.0], [6.0], [7.0]])
-    made, there = fedproto.aggregated([], before, exists, rebuilt=True)
+    made, there = fedproto.aggregated([], before, exists, drop_missing=True)
     assert made is before and there is exists
     with pytest.raises(ValueError, match="Unknown weighting"):
         fedproto.aggregated(sent, before, exists, "loss")

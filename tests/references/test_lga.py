@@ -1,4 +1,4 @@
-"""LGA's and PLGA's reference: the predictor's limits, the normalised cosine, rounds by hand."""
+"""LGA's and PLGA's reference: the predictor's limits, the normalized cosine, rounds by hand."""
 
 import numpy as np
 import pytest
@@ -37,9 +37,9 @@ def models():
 # ------------------------------------------------------------------ the similarity
 
 
-def test_normalised_similarity_lies_between_its_extremes():
+def test_normalized_similarity_lies_between_its_extremes():
     values = {"head": {"bias": np.array([-1.0, 0.0, 1.0])}}
-    result = lga.normalised(values)["head"]["bias"]
+    result = lga.normalized(values)["head"]["bias"]
     np.testing.assert_allclose(result, [0.1192, 0.2689, 0.5], atol=5e-5)
 
 

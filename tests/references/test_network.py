@@ -32,7 +32,7 @@ def test_gradient_equals_central_differences(problem, hidden):
 
 
 def norm_model(rng):
-    """Random parameters and statistics of the network with batch normalisation."""
+    """Random parameters and statistics of the network with batch normalization."""
     normal = rng.normal
     return {
         "conv": {"kernel": normal(size=(3, 3, 2, 3)), "bias": normal(size=3)},

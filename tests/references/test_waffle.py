@@ -18,8 +18,8 @@ from tests.references.small import (
 def test_waffle_weights_of_the_worked_example():
     weights = waffle.raw_weights([0.0, 1.0, 2.0, 3.0], 0, 0.5, 0.5)
     np.testing.assert_allclose(weights, [0.5, 0.5 - 1 / 7, 0, 0], rtol=1e-14)
-    normalised = weights / weights.sum()
-    np.testing.assert_allclose(normalised, [0.583333, 0.416667, 0, 0], atol=5e-7)
+    normalized = weights / weights.sum()
+    np.testing.assert_allclose(normalized, [0.583333, 0.416667, 0, 0], atol=5e-7)
     moved = waffle.raw_weights([3.0, 1.0, 0.0, 2.0], 2, 0.5, 0.5)
     np.testing.assert_allclose(moved, weights[[3, 1, 0, 2]], rtol=1e-14)
     scaled = waffle.raw_weights([0.0, 1e-9, 2e-9, 3e-9], 0, 0.5, 0.5)

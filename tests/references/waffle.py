@@ -15,7 +15,7 @@ def personalization(number, total_rounds, delta_omega=3.2):
 
 
 def raw_weights(distances, alice, omega, psi):
-    """Algorithm 1, lines 3-6: eqs. (2) and (3), not normalised.
+    """Algorithm 1, lines 3-6: eqs. (2) and (3), not normalized.
 
     Where the denominator of eq. (3) is zero (all other agents equally far from Alice, hence
     always with two agents), so is every numerator, and the fraction is taken to be 0: all
@@ -111,10 +111,10 @@ def run(
       sizes: unused.
 
     Under sampling CalcWeights uses only the cohort: absent agents have a raw weight of 0 in
-    that round, and abar is normalised over the members present. Without Alice nothing changes.
+    that round, and abar is normalized over the members present. Without Alice nothing changes.
 
     Returns:
-      After every round, "alice": x; "weights": abar [N]; "raw": a [N], normalised but not
+      After every round, "alice": x; "weights": abar [N]; "raw": a [N], normalized but not
       smoothed; "distances": d [N], NaN for the absent; "control": c; "controls": [N], the agents'
       c_i. A round without Alice repeats the one before, with "weights" of 0.
     """

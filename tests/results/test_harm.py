@@ -34,7 +34,7 @@ def test_every_number(results):
     assert gains.seeds == (0, 1) and gains.clients.tolist() == [0, 1, 2, 3]
     wanted = np.array([[0.1, -0.1, -0.05, 0], [0, -0.1, -0.06, -0.1]])
     np.testing.assert_allclose(gains.values, wanted, atol=1e-12)
-    # One of 10 samples at a mean of .45: .157; at .95: .069. 5 and 6 of 100 near .47: .0499.
+    # One of 10 samples at a mean of 0.45: 0.157; at 0.95: 0.069. 5 and 6 of 100 near 0.47: 0.0499.
     np.testing.assert_allclose(gains.errors[0], np.sqrt([
         0.55 * 0.45 / 10, 0.45 * 0.55 / 10, 0.475 * 0.525 / 100, 0.9 * 0.1 / 100
     ]))  # fmt: skip

@@ -20,7 +20,9 @@ def result():
     dataset = pfl.dataset_from_arrays("mine", x, x[:, 0] * 2, task="regression")
     partition = pfl.Partition.from_lists(*np.arange(30).reshape(2, 3, 5).tolist())
     federation = pfl.federate(dataset, partition, "softmax", participation=0.7)
-    made = pfl.simulate(pfl.make_algorithm("local", {"who": "drawn"}), federation, 3, seeds=[0])
+    made = pfl.simulate(
+        pfl.make_algorithm("local", {"participants": "sampled"}), federation, 3, seeds=[0]
+    )
     values = made.scores[NAME].copy()
     values[..., 2] = np.inf
     values[:, :, -1, 0] = np.inf
@@ -37,7 +39,7 @@ def test_the_last_round_is_the_last_one(result):
 
 def test_participants(result):
     there = result.clients["participated"][0, 0].astype(bool)
-    found = result.participants()[0, 0]
+    found = result.participant_mean()[0, 0]
     for t in range(3):
         assert found[t] == pytest.approx(result.values()[0, 0, t][there[t]].mean())
 

@@ -138,7 +138,7 @@ def test_local_says_that_all_train_whoever_is_drawn():
     local = pfl.make_algorithm("local")
     assert tuple(local.remarks(federation(stragglers={1: 1}))) == all_train
     assert local.remarks(federation()) == []
-    drawn = simulated("local", {"who": "drawn"}, rounds=1, participation=0.5)
+    drawn = simulated("local", {"participants": "sampled"}, rounds=1, participation=0.5)
     assert drawn.remarks == () and drawn.clients["participated"].sum() == 3
     other = simulated("fedavg", rounds=1, participation=0.5)
     for name in ("participated", "local_steps"):

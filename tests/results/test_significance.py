@@ -12,7 +12,7 @@ from fedjax_pfl.results.significance import Ranking, holm, signed_ranks_p
 from tests.experiments.written_runs import finals, write_run
 
 # Demsar, Statistical comparisons of classifiers over multiple data sets, JMLR 7 (2006), Table 6:
-# AUC on 14 data sets. The last two of "voting" are .975 in print, with the ranks 2 and 3.
+# AUC on 14 data sets. The last two of "voting" are 0.975 in print, with the ranks 2 and 3.
 NAMES = ("C4.5", "C4.5+m", "C4.5+cf", "C4.5+m+cf")
 AUC = np.array([
     [0.763, 0.768, 0.771, 0.798],

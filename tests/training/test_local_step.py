@@ -324,7 +324,7 @@ def test_the_noise_of_two_clients_is_independent():
     models = states_of(pfl.make_algorithm("local"), federation, 1)[-1].models
     first = np.concatenate([np.ravel(x[0]) for x in jax.tree.leaves(models)])
     second = np.concatenate([np.ravel(x[1]) for x in jax.tree.leaves(models)])
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.4  # of 43 parameters, with one key above .99
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.4  # of 43 parameters, with one key above 0.99
 
 
 def noisy(learning_rate):

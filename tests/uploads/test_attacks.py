@@ -71,7 +71,7 @@ def test_gaussian_has_the_deviation_of_the_own_update():
 
 
 def test_z_of_the_paper():
-    """Baruch et al.: n = 25, m = 5 gives z = .25335."""
+    """Baruch et al.: n = 25, m = 5 gives z = 0.25335."""
     np.testing.assert_allclose(attacks.hiding_z(25, 5), 0.25335, atol=1e-5)
 
 

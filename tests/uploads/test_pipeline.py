@@ -118,7 +118,7 @@ def test_noise_follows_the_permanent_id():
 
 
 def test_the_adaptive_bound_follows_the_papers_rule():
-    """C exp(-.2 (share of updates within C - .5)); the counts' noise is subtracted out here."""
+    """C exp(-0.2 (share of updates within C - 0.5)); the counts' noise is subtracted out here."""
     stage = private(4.0, 0.0, adaptive=AdaptiveClip(count_noise=0.0))
     _, after = received(stage, memory=stage.first_memory({}))
     norms = np.linalg.norm(stacks()[2], axis=1)[MASK]
@@ -130,7 +130,7 @@ def test_the_adaptive_bound_follows_the_papers_rule():
 
 
 def test_noise_of_an_adaptive_bound():
-    """Four members: updates have z_D C / 2, with z_D of z = .3 and 2 s_b = .4; counts have s_b."""
+    """Of four members: updates have z_D C / 2, z_D from z = 0.3 and 2 s_b = 0.4; counts s_b."""
     stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
     sent, held, updates = stacks()
     memory = stage.first_memory({})

@@ -20,7 +20,7 @@ def dirichlet(
     """Dir(alpha) per class over clients, with a size cap: PFLlib, cwFedAVG, FedDWA's practical-2.
 
     Class after class, shares of the clients are drawn from Dir(alpha); clients that already hold
-    |D|/N samples or more get none and the others' shares are renormalised. The draw is repeated
+    |D|/N samples or more get none and the others' shares are renormalized. The draw is repeated
     until every client has `min_size` samples. If no draw reaches it, the nearest one is used, and
     samples of the largest clients' largest classes move to clients with too few;
     `options["fallback_used"]` reports this. FedDWA (IJCAI 2023, B.2) takes test_fraction=0.2.
@@ -173,7 +173,7 @@ def cut(total: int, shares: np.ndarray) -> np.ndarray:
 def _dirichlet_counts(histogram, num_clients: int, alpha: float, rng, capped: bool) -> np.ndarray:
     counts = np.zeros((num_clients, len(histogram)), np.int64)
     for c in np.flatnonzero(histogram):
-        # Renormalised parts of a Dirichlet vector are a Dirichlet vector of those parts, so drawing
+        # Renormalized parts of a Dirichlet vector are a Dirichlet vector of those parts, so drawing
         # only for the open clients is the same law, and the sum is never zero.
         limit = histogram.sum() / num_clients if capped else np.inf
         free = np.flatnonzero(counts.sum(axis=1) < limit)

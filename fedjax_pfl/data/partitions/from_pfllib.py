@@ -21,7 +21,7 @@ def import_pfllib(
 
     Those NPZ files contain pickled Python objects, which are never loaded. If you trust them, the
     three lines of `pfllib_files.PFLLIB_EXPORT` write `ID.plain.npz` with the plain arrays x and y
-    beside each, which are read here. PFLlib saves normalised copies of the samples, so they are
+    beside each, which are read here. PFLlib saves normalized copies of the samples, so they are
     converted back to pixels and looked up in the pool. Equal samples of the pool are used in
     order; `options["ambiguous_samples"]` counts such choices.
 

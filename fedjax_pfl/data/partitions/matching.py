@@ -112,10 +112,10 @@ def _digest(sample: np.ndarray) -> bytes:
 
 
 def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) -> np.ndarray:
-    """Convert samples, perhaps normalised or with channels first, to the pool's form.
+    """Convert samples, perhaps normalized or with channels first, to the pool's form.
 
     Args:
-      x: [n, ...], uint8 pixels or normalised floats; for a pool of floats, floats of the pool.
+      x: [n, ...], uint8 pixels or normalized floats; for a pool of floats, floats of the pool.
       dataset: the data set of the pool.
       what: the samples' name in messages.
       mean: pixels are 255 * (x * std + mean).
@@ -144,6 +144,6 @@ def pixels(x: np.ndarray, dataset: Dataset, what: str, mean: float, std: float) 
     if not fits:
         raise InputError(
             f"The {what} aren't pixels: 255 * (x * {std} + {mean}) must be whole numbers 0..255. "
-            "Give the mean and std of the script that normalised them."
+            "Give the mean and std of the script that normalized them."
         )
     return rounded.astype(np.uint8)

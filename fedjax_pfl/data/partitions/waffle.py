@@ -46,14 +46,14 @@ def waffle(
     distribution "C" is B here; shares other than A leave some samples unused.
 
     Args:
-      distribution: labels of the agents; a star adds concept shift. All but A and A* need 10
-        classes.
+      distribution: label distribution of the agents; "A*", "B*" and "C*" add concept shift. All
+        but A and A* need 10 classes.
       rotation: "right" (section 3's words), "left" (as Table 2 lists C), or "auto": left for C.
-      sample_shares: sizes of the agents: "A" equal; "B" .21 .06 .11 .06 .11 .06 .16 .06 .11 .06;
-        "C" .1 but agents 4, 5 and 6 with .2 .05 .05. B and C need 10 agents.
-      concept_shift: each agent's random change of labels: a "permutation" of all, or a
-        "transposition", which swaps two; refused without a star.
-      alice: the agent whose labels stay; refused without a star.
+      sample_shares: shares of the ten agents' samples in percent: "A" equal; "B" 21, 6, 11, 6, 11,
+        6, 16, 6, 11, 6; "C" 10, but 20, 5, 5 for agents 4, 5, 6. B and C need 10 agents.
+      concept_shift: each agent's change of labels in A*, B* and C*: a "permutation" of all, or a
+        "transposition", which swaps two.
+      alice: the agent whose labels do not change in A*, B* and C*.
     """
     starred = str(distribution).endswith("*")
     base = str(distribution).removesuffix("*")

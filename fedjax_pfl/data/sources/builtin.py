@@ -53,7 +53,7 @@ def load_digits(data_dir: Path | None) -> Dataset:
     bundled=True,
 )
 def load_diabetes(data_dir: Path | None) -> Dataset:
-    """The diabetes regression of scikit-learn, standardised."""
+    """The diabetes regression of scikit-learn, standardized."""
     from sklearn import datasets  # slow import: only where it is used
 
     arrays: Any = datasets.load_diabetes(return_X_y=True)

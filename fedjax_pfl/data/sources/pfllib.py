@@ -18,7 +18,7 @@ CHANNELS = (1, 3)
     needs="the folder that PFLlib wrote",
 )
 def load_pfllib(folder: Path) -> Dataset:
-    """All clients' training samples, then all their test samples, as PFLlib normalised them.
+    """All clients' training samples, then all their test samples, as PFLlib normalized them.
 
     Images are stored channels first and are transposed. `read_partition(folder, dataset)` reads
     the clients' split from the same folder.
@@ -43,5 +43,5 @@ def load_pfllib(folder: Path) -> Dataset:
         parts[split] = x, np.concatenate(labels)
     return dataset_from_arrays(
         folder.resolve().name, *parts["train"], *parts["test"],
-        num_classes=config.get("num_classes"), note="normalised by PFLlib",
+        num_classes=config.get("num_classes"), note="normalized by PFLlib",
     )  # fmt: skip

@@ -91,7 +91,7 @@ def load_recordings(
         first, owner = np.concatenate(begins[split]), np.concatenate(owners[split])
         if split == "train" and not len(first):
             raise InputError(
-                f"No recording in {data_dir} has a window of {window} moments to train on: the "
+                f"No recording in {data_dir} has a window of {window} time steps to train on: the "
                 f"longest has {lengths.max()}, {tested:g} of them for testing."
             )
         require_memory(f"The windows of {data_dir}", 4 * len(first) * window * signal.shape[1])

@@ -25,7 +25,7 @@ class Source(NamedTuple):
         source that reads many data sets by name.
       named: whether the text after the colon in "SOURCE:..." is such a name instead of a path.
       bundled: whether it needs no files, so that nothing may follow the colon.
-      natural: whether its samples belong to known clients, so that scripts partition by column.
+      natural: whether its samples belong to known clients, so that commands partition by column.
       needs: what `data_dir` must be, such as "a file"; empty if `data_dir` may be missing.
     """
 

@@ -45,7 +45,7 @@ def build_vocabulary(
     change the ids.
 
     Args:
-      tokens: tokenised training texts.
+      tokens: tokenized training texts.
       max_tokens: largest number of ids, the two reserved ones included.
       min_frequency: tokens that occur less often get no id.
     """

@@ -1,4 +1,4 @@
-"""Other tools' folders, recognised by the names in them."""
+"""Other tools' folders, recognized by the names in them."""
 
 import json
 import pickle

@@ -20,7 +20,7 @@ def test_strata_are_held_out_to_the_nearest_sample():
     p = make_partition("waffle", toy(1797), 10, 0)
     train, test = counts(p, toy(1797)), counts(p, toy(1797), "test")
     np.testing.assert_allclose(test, 0.25 * (train + test), atol=1)
-    assert p.sizes("test").sum() == 450  # of 1,797: .2504
+    assert p.sizes("test").sum() == 450  # of 1,797: 0.2504
     # Equal claims: another class gives the odd sample in every client.
     p = make_partition("pathological", toy(2200), 10, 0, classes_per_client=10, test_split="pooled")
     odd = counts(p, toy(2200), "test") - 5

@@ -83,7 +83,7 @@ def test_pfllib_refuses_pickles_and_reads_what_its_script_exports(tmp_path):
     assert not p.allow_overlap
 
 
-def test_pfllib_other_normalisation(tmp_path):
+def test_pfllib_other_normalization(tmp_path):
     write_pfllib(tmp_path, DATA, ".plain.npz", mean=0.1307, std=0.3081)
     with pytest.raises(InputError, match=r"train samples of client 0 in .* aren't pixels: 255"):
         import_partition("pfllib", tmp_path, DATA)

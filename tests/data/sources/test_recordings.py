@@ -69,7 +69,7 @@ def test_overlapping_windows_and_no_tests(tmp_path):
         (
             {},
             {"window": 13},
-            "No recording in .* has a window of 13 moments .* longest has 16, 0.2",
+            "No recording in .* has a window of 13 time steps .* longest has 16, 0.2",
         ),
         ({}, {"window": 0}, "window must be a whole number of at least 1, got 0"),
         ({}, {"test_fraction": 1}, r"test_fraction must be in \[0, 1\), got 1"),

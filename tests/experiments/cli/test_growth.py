@@ -35,7 +35,7 @@ def stamps(folder):
 
 
 def check_equal_but_for_rounding(ours, theirs):
-    """Seeds that are simulated together are vectorised together: sums may round differently."""
+    """Seeds that are simulated together are vectorized together: sums may round differently."""
     assert (ours.seeds, ours.remarks) == (theirs.seeds, theirs.remarks)
     for group in ("scores", "clients", "matrices"):
         for name, values in getattr(theirs, group).items():

@@ -47,7 +47,7 @@ BEFORE_0_4 = [
     "fedproto.eligible=own",
     "fedrep.head_epochs=1",
     "fedrep.weighting=size",
-    "pfedme.who=drawn",
+    "pfedme.participants=sampled",
 ]
 
 

@@ -253,7 +253,7 @@ def test_every_reading_changes_runs_that_exist(name, reading):
 def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
     """The small rate takes the place of the code's; what remains is said."""
     table = reproduce_tables.load("cwfedavg/1")
-    assert "learning rate .005" in table.differences("code")
+    assert "learning rate 0.005" in table.differences("code")
     assert not any("rate" in said for said in table.differences("code", "small"))
     assert table.readings("small") == ["code"], "FedAMP's and FedFomo's settings"
     only = replace(table, row=tuple(replace(line, reading={}) for line in table.row))
