@@ -15,8 +15,8 @@ from fedjax_pfl.data.image_decoding import decode_images
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, index_list, pixels
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.rule_registry import integer, is_number
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import is_number
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 _LABELS = ("label", "labels", "fine_label", "character")
 
@@ -54,7 +54,7 @@ def import_flower(
     """
     inside = is_number(test_fraction) and 0 <= test_fraction < 1
     require(inside, "test_fraction", test_fraction, "a number at least 0 and below 1")
-    seed = integer("seed", seed, 0)
+    seed = require_whole("seed", seed, 0)
     matcher = Matcher(dataset)
     if path.is_dir():
         train, test = _read_folder(path, dataset, matcher, index_column)

@@ -299,8 +299,7 @@ class Partition:
         Raises:
           InputError: fraction outside its range, or validation samples exist already.
         """
-        integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        require(integer and seed >= 0, "Validation seed", seed, "a whole number of at least 0")
+        seed = require_whole("Validation seed", seed, 0, bits=63)
         number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
         fits = number and 0 <= fraction < 1
         require(fits, "Validation fraction", fraction, "a number of at least 0 and below 1")

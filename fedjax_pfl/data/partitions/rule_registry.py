@@ -7,7 +7,6 @@ such as one per class. Hold-outs and caps take the same fraction of every stratu
 sample, so they keep the shares of the rule.
 """
 
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -20,8 +19,15 @@ from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
-from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.utils.conversions import keyword_defaults
+from fedjax_pfl.utils.errors import (
+    InputError,
+    require,
+    require_name,
+    require_whole,
+    shown,
+    unknown_name,
+)
 from fedjax_pfl.utils.registries import F, registering
 
 
@@ -207,14 +213,14 @@ def make_partition(
     common = {name: resolved[name] for name in COMMON_OPTIONS}
     own = {name: value for name, value in resolved.items() if name not in COMMON_OPTIONS}
     if num_clients is not None or not RULES[rule].natural:
-        num_clients = integer("num_clients", num_clients, 1)
-    seed = integer("seed", seed, 0, limit=2**63)
+        num_clients = require_whole("num_clients", num_clients, 1)
+    seed = require_whole("seed", seed, 0, bits=63)
     fraction = common["test_fraction"]
     in_range = is_number(fraction) and 0 <= fraction < 1
     require(in_range, "test_fraction", fraction, "a number at least 0 and below 1")
     for name in ("train_samples", "test_samples"):
         if common[name] is not None:
-            common[name] = integer(name, common[name], 1)
+            common[name] = require_whole(name, common[name], 1)
     common["test_split"] = _test_split(common["test_split"], RULES[rule], dataset)
     official = common["test_split"] == "official"
     if official:
@@ -284,19 +290,6 @@ def _samples(dataset: Dataset, labels, inputs, start: int, stop: int, what: str)
     idx = np.arange(start, stop)
     seen = None if inputs is None else inputs[start:stop]
     return Samples(idx, labels[start:stop], dataset.num_classes, what, columns, seen)
-
-
-def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:
-    """Return `value` as an integer in low..high, or below `limit` if `high` is None."""
-    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer >= {low}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    inside = number >= low and (high is None or number <= high) and not isinstance(value, bool)
-    require(inside, name, value, allowed)
-    require(number < limit, name, value, f"an integer below {limit}")
-    return number
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -74,7 +74,7 @@ def test_options_that_the_mode_does_not_read(data, rule, options, needed):
         ("shards", {"shards_per_client": 2**31 - 1}, "10 clients of 2147483647 shards need 21474"),
         ("pat", {"min_size": 10**9}, "min_size must be at most 40 for 10 clients"),
         ("pfedla_noniid1", {"samples_per_client": 10**9}, "but there are enough for 40"),
-        ("dirichlet", {"max_retries": 10**30}, "max_retries must be an integer below 2147483648"),
+        ("dirichlet", {"max_retries": 10**30}, "max_retries must be a whole number below 2.31"),
         ("dirichlet", {"alpha": 10**400}, "alpha must be a finite number above 0"),
         (
             "dirichlet",
