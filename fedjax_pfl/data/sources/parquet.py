@@ -6,9 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import batches, open_parquet, read_columns
+from fedjax_pfl.data.arrow_files import (
+    batches,
+    holds_images,
+    image_bytes,
+    integers,
+    open_parquet,
+    read_columns,
+)
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.columns import column_names
+from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
@@ -124,45 +132,30 @@ def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
 
 def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
     """Yield (name in messages, encoded image); fills in the labels on the way."""
-    from pyarrow import types  # slow import: only where it is used
-
     done = 0
     for path, file in opened:
         schema = file.schema_arrow
+        check_header(path, schema.names)
         image = _column(path, schema, columns[0], _IMAGE_COLUMNS, "image bytes")
         label = _column(path, schema, columns[1], _LABEL_COLUMNS, "integer labels")
         kind = schema.field(image).type
-        struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-        stored = kind.field("bytes").type if struct else kind
-        if not (types.is_binary(stored) or types.is_large_binary(stored)):
+        if not holds_images(kind):
             raise InputError(f"Column {image!r} of {path} must hold image bytes, got {kind}.")
-        if not types.is_integer(schema.field(label).type):
-            held = schema.field(label).type
-            raise InputError(f"Column {label!r} of {path} must hold integer labels, got {held}.")
         row = 0
         for batch in batches(path, file, [image, label]):
-            numbers = batch.column(label)
-            if numbers.null_count:
-                raise InputError(f"Column {label!r} of {path} has rows without a label.")
-            labels[done : done + len(numbers)] = numbers.to_numpy(zero_copy_only=False)
-            done += len(numbers)
-            for value in batch.column(image):
+            labels[done : done + len(batch)] = integers(path, batch, label)
+            done += len(batch)
+            for content in image_bytes(batch.column(image)):
                 row += 1
-                encoded = value["bytes"] if struct and value.is_valid else value
-                if not encoded.as_py():
+                if not content:
                     raise InputError(f"Row {row} of {path} has no image bytes.")
-                yield f"Row {row} of {path}", encoded.as_py()
+                yield f"Row {row} of {path}", content
 
 
 def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: str) -> str:
     candidates = usual if name is None else (str(name),)
     for candidate in candidates:
-        times = schema.names.count(candidate)
-        if times > 1:
-            raise InputError(
-                f"{path} has {times} columns called {candidate!r}: rename all but one."
-            )
-        if times:
+        if candidate in schema.names:
             return candidate
     option = "image_column" if usual is _IMAGE_COLUMNS else "label_column"
     raise InputError(

@@ -248,7 +248,7 @@ def test_flower_parquet_files_and_their_faults(tmp_path):
     with pytest.raises(InputError, match=r"neither a column 'index' .* columns found: row"):
         import_partition("flower", tmp_path, DATA)
     pq.write_table(pa.table({"row": [50]}), tmp_path / "client-1.parquet")
-    with pytest.raises(InputError, match=r"Column 'row' in .* must be in 0\.\.49"):
+    with pytest.raises(InputError, match=r"Column 'row' of .* must be in 0\.\.49"):
         import_partition("flower", tmp_path, DATA, index_column="row")
     (tmp_path / "client-1.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(InputError, match="can't be read as a Parquet file"):
