@@ -93,6 +93,12 @@ def keyword_defaults(function: Callable) -> dict[str, Any]:
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
+def accepted(function: Callable, **options: Any) -> dict[str, Any]:
+    """Return those of the options that a function has parameters for."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
+
+
 def defined_at(function: Any) -> tuple[str, str]:
     """Return (module, name) of a function's definition, which repeated definitions share.
 
