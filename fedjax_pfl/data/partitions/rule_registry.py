@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.partition_checks import require_room
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import (
     InputError,
@@ -242,9 +242,9 @@ def make_partition(
             )
     # One stream per purpose, so that a cap or another test split doesn't change the plan.
     plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
-    _require_table(num_clients, dataset.num_classes)
+    require_room(num_clients or 0, dataset.num_classes)
     plan = RULES[rule].plan(train, num_clients, plan_rng, **own)
-    _require_table(len(plan.names), dataset.num_classes)
+    require_room(len(plan.names), dataset.num_classes)
     check_read(options, plan.unread)
     dealt = plan.deal(train, train_rng)
     if official:
@@ -278,11 +278,6 @@ def check_read(options: Mapping[str, Any], unread: Mapping[str, str]) -> None:
             raise InputError(
                 f"{name} is read with {needed} only: leave it out, got {options[name]!r}."
             )
-
-
-def _require_table(num_clients: int | None, num_classes: int) -> None:
-    what = f"A table of {num_clients or 0:,} clients and {num_classes:,} classes"
-    require_memory(what, 8 * (num_clients or 0) * num_classes)
 
 
 def _samples(dataset: Dataset, labels, inputs, start: int, stop: int, what: str) -> Samples:

@@ -129,8 +129,8 @@ def test_importers_refuse_options_they_do_not_read(tmp_path):
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda p: p.validate(400, 10, POOL.train_y / 2), "Type of the labels must be integer, go"),
-        (lambda p: p.validate(0, 10, []), "Type of the labels|Number of samples must be at least"),
+        (lambda p: p.validate(400, 10, POOL.train_y / 2), "whole numbers in 0..9, got 'float64"),
+        (lambda p: p.validate(0, 10, []), "Number of samples must be at least"),
         (lambda p: p.validate(400, "a", POOL.train_y), "num_classes must be a whole number of at"),
     ],
 )
