@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.ragged import Ragged
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 # change(samples [k, ...], labels [k], which attacker, of how many) -> (samples, labels)
@@ -53,17 +54,9 @@ def poison(
     poisoned = replace(
         dataset, test_x=np.concatenate(new_x), test_y=np.concatenate(new_y), columns={}
     )
-    changed = Partition.from_lists(
-        train,
-        partition.test.lists(),
-        partition.split("validation").lists(),
-        label_map=partition.label_map,
-        turns=partition.turns,
-        rule=partition.rule,
-        options={**partition.options, "attackers": clients},
-        allow_overlap=partition.allow_overlap,
-        names=partition.names,
-    )
+    options = {**partition.options, "attackers": clients}
+    # The samples of `dataset` are corrupted already.
+    changed = replace(partition, train=Ragged.of(train), corruption=None, options=options)
     return poisoned, changed
 
 
