@@ -16,7 +16,7 @@ from fedjax_pfl.data.partitions.from_flower import import_flower
 from fedjax_pfl.data.partitions.from_pfllib import import_pfllib
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
-from fedjax_pfl.data.sources.leaf import is_leaf
+from fedjax_pfl.data.sources.leaf import leaf_files
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
@@ -92,7 +92,7 @@ def detect_tool(place: Path) -> str | None:
         return "pfllib"
     if is_flbench(place):
         return "flbench"
-    if is_leaf(place):
+    if leaf_files(place):
         return "leaf"
     numbered = any(re.search(r"\d$", entry.stem) for entry in place.iterdir())
     return "flower" if numbered else None

@@ -113,15 +113,12 @@ def load_cinic10(
       image_size: size of all images; None means as stored.
     """
     require(valid in ("unused", "train"), "valid", valid, "'unused' or 'train'")
-    places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
-    for root in places:
-        if (root / "train").is_dir():
-            train = ["train", "valid"] if valid == "train" else ["train"]
-            _need_folders("cinic10", root, [*train, "test"])
-            parts = [root / name for name in train]
-            return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
+    train = ["train", "valid"] if valid == "train" else ["train"]
     way = "set data_dir to CINIC-10's folder, which holds train, valid and test"
-    raise not_found("cinic10", places, way)
+    places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
+    root = _root("cinic10", places, [*train, "test"], way)
+    parts = [root / name for name in train]
+    return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
 
 
 @register_dataset("tiny_imagenet", "Tiny-ImageNet: 110,000 images 64x64 of 200 classes in folders")
@@ -135,12 +132,9 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
       data_dir: the folder, or one with tiny-imagenet-200 or tiny_imagenet in it.
       image_size: size of all images; None means as stored (64x64).
     """
+    way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
     places = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
-    root = next((place for place in places if (place / "train").is_dir()), None)
-    if root is None:
-        way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
-        raise not_found("tiny_imagenet", places, way)
-    _need_folders("tiny_imagenet", root, ["train", "val"])
+    root = _root("tiny_imagenet", places, ["train", "val"], way)
     classes = _subfolders(root / "train")
     train = _labelled([root / "train"], classes, inner="images")
     test = _annotated(root / "val", classes)
@@ -159,10 +153,15 @@ def _refuse_parts(root: Path) -> None:
         )
 
 
-def _need_folders(name: str, root: Path, required: list[str]) -> None:
+def _root(name: str, places: list[Path], required: list[str], way: str) -> Path:
+    """Return the first place with a folder `train`, which must have all required folders."""
+    root = next((place for place in places if (place / "train").is_dir()), None)
+    if root is None:
+        raise not_found(name, places, way)
     missing = [folder for folder in required if not (root / folder).is_dir()]
     if missing:
         raise InputError(f"Data set {name!r} in {root} lacks the folder {', '.join(missing)}.")
+    return root
 
 
 def _class_folders(name, root, train, test, image_size, channels) -> Dataset:
