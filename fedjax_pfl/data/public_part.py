@@ -1,5 +1,9 @@
-"""The public part of a data set, which a base model is pretrained on, and the rest for clients."""
+"""The public part of a data set, which a base model is pretrained on, and the rest for clients.
 
+Hashes of single samples tell which of them a base model was trained on.
+"""
+
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -104,3 +108,16 @@ def _only(dataset: Dataset, chosen: np.ndarray, note: str, renumber: bool) -> Da
 
 def _named(names: tuple[str, ...], kept: np.ndarray) -> tuple[str, ...]:
     return tuple(names[k] if names else str(k) for k in kept.tolist())
+
+
+def sample_hashes(samples: np.ndarray) -> np.ndarray:
+    """Return the first 64 bits of a hash of each stored sample, uint64 [n].
+
+    A sample that is stored otherwise, such as resized or scaled, has another hash.
+
+    Args:
+      samples: [n, ...].
+    """
+    rows = np.ascontiguousarray(samples, samples.dtype.newbyteorder("<")).reshape(len(samples), -1)
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path, reading, require_file
-from fedjax_pfl.data.sample_hashes import sample_hashes
+from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
