@@ -53,14 +53,12 @@ class Converted:
       missing: paths of the leaves without a value.
       unused: names of values without a leaf.
       misfits: descriptions of values with another shape than their leaf.
-      pairs: pairs of a PyTorch layer's name and the network's.
     """
 
     values: dict[str, np.ndarray]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
     misfits: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
 
 
 def from_torch(
@@ -188,8 +186,7 @@ def converted(
             values[path] = array
     every = [path for leaves in own_layers.values() for path, _ in leaves.values()]
     missing = tuple(path for path in every if path not in values)
-    known = tuple((layer, own) for layer, own in pairs.items() if own is not None)
-    return Converted(values, missing, tuple(unused), tuple(misfits), known)
+    return Converted(values, missing, tuple(unused), tuple(misfits))
 
 
 def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]:
