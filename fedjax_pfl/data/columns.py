@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
 
 
@@ -44,10 +45,7 @@ def checked_columns(
 
 
 def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
-    try:
-        column = np.asarray(values)
-    except ValueError:  # lists of several lengths
-        column = np.asarray(None)
+    column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):
         column = column.astype(str)

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.utils.conversions import as_array, finite_float32
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
@@ -245,11 +246,8 @@ def dataset_from_arrays(
 
 
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
-    try:
-        x = np.asarray(x)
-    except ValueError:
-        lists, allowed = "lists of several lengths", "samples of one shape"
-        raise refused(f"The {what}", lists, allowed) from None
+    given, x = x, as_array(x)
+    require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
@@ -260,12 +258,7 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite: caught below
-            x = x.astype(np.float32)
-        bad = np.count_nonzero(~np.isfinite(x))
-        require(
-            bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32"
-        )
+        x = finite_float32(what, x)
     return x[..., None] if x.ndim == 3 else x
 
 

@@ -15,6 +15,7 @@ from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import InputError, require, shown
 
 # LEAF's letters, in the order of its classes; it counts them from 0, here the first two ids are
@@ -151,10 +152,7 @@ def _users(path: Path) -> Iterator[tuple[str, list, list]]:
 def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     if all(isinstance(one, str) for one in (*x, *y)):
         return _letters(what, x, y)
-    try:
-        samples, labels = np.array(x), np.array(y)
-    except ValueError:  # lists of several lengths
-        samples = labels = np.array(None)
+    samples, labels = as_array(x), as_array(y)
     numbers = samples.dtype.kind in "iuf" and samples.ndim == 2
     integers = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool(np.all(labels % 1 == 0))
     if not (numbers and integers):

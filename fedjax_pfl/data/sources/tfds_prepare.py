@@ -87,8 +87,9 @@ def prepare_tfds(
                 f"{missing} in {source} or {source / family} to be prepared; not all are there."
             )
         if not _cached(urls, downloads) and (reason := _unreachable(urls[0])):
+            host = urls[0].split("/")[2]
             raise InputError(
-                f"TFDS data set {name!r} isn't prepared in {place}, and {_host(urls[0])} can't be "
+                f"TFDS data set {name!r} isn't prepared in {place}, and {host} can't be "
                 f"reached ({reason}). Without a network: put {', '.join(files)} into "
                 f"{place / family} (from {urls[0].rpartition('/')[0]}/), set data_dir to a folder "
                 "where it is prepared, or take 'digits', which needs no file."
@@ -112,10 +113,6 @@ def _cached(urls: list[str], downloads: Path) -> bool:
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             known.update(json.loads(path.read_text()).get("urls", ()))
     return set(urls) <= known
-
-
-def _host(url: str) -> str:
-    return url.split("/")[2]
 
 
 def _unreachable(url: str) -> str | None:
