@@ -63,7 +63,6 @@ def test_parquet_columns(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "labels", "message"),
     [
-        ([colour(), colour((5, 5))], [0, 1], r"Row 2 of .* has 5x5 pixels .* but Row 1 of"),
         ([colour(), colour()], [0, None], "Column 'label' of .* has rows without a value"),
         ([colour(), colour()], [0, 10], r"'cifar10_jpeg' must be in 0\.\.9, got '0\.\.10'"),
         ([], pa.array([], pa.int64()), r"train\.parquet has no rows"),
@@ -96,20 +95,13 @@ def test_bad_parquet_files(tmp_path):
         load_dataset("cifar10_jpeg", tmp_path)
     with pytest.raises(InputError, match=r"holds no \.parquet files"):
         load_dataset("parquet", tmp_path)
-    with pytest.raises(InputError, match="needs the path of a folder: write parquet:PATH"):
-        load_dataset("parquet")
     path = tmp_path / "test.parquet"
     write_parquet(path, [colour((40, 40))] * 3, [0, 1, 2])
-    with pytest.raises(InputError, match=r"has no train\*\.parquet; Parquet files found: test\.p"):
-        load_dataset("parquet", tmp_path)
     good = path.read_bytes()
     for damaged in (b"", b"PAR1", good[:-9], good[:9] + b"\xff" * 400 + good[409:]):
         (tmp_path / "train.parquet").write_bytes(damaged)
         with pytest.raises(InputError, match=r"train\.parquet"):
             load_dataset("parquet", tmp_path)
-    (tmp_path / "train.parquet").write_bytes(good[:-9])
-    with pytest.raises(InputError, match=r"train\.parquet can't be read as a Parquet file: "):
-        load_dataset("parquet", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["image", "label"])
