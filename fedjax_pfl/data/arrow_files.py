@@ -16,11 +16,7 @@ _PARQUET, _STREAM = "a Parquet file", "an Arrow stream"
 
 
 def open_parquet(path: Path):
-    """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet.
-
-    Raises:
-      InputError: not a regular file, or not a Parquet file.
-    """
+    """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet."""
     import pyarrow.parquet  # slow import: only where it is used
 
     require_file(path)
@@ -87,11 +83,7 @@ def _values(path: Path, batch, name: str) -> np.ndarray:
 
 
 def integers(path: Path, batch, name: str) -> np.ndarray:
-    """Return a column of integers of a record batch [rows].
-
-    Raises:
-      InputError: a column of another type, or without a value in some row.
-    """
+    """Return a column of integers of a record batch [rows]."""
     from pyarrow import types  # slow import: only where it is used
 
     kind = batch.schema.field(name).type

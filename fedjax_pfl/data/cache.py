@@ -83,9 +83,6 @@ def hash_of_listing(files: Iterable[Path], root: Path, recipe: str) -> str:
       files: the files, in the order in which they are decoded.
       root: the folder that contains them.
       recipe: what else the arrays depend on.
-
-    Raises:
-      InputError: a file that can't be read or isn't regular.
     """
     files = list(files)
     digest = hashlib.sha256(recipe.encode() + b"\n" + os.fsencode(root.resolve()))

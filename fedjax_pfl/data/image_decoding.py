@@ -27,9 +27,6 @@ def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
     """Convert `image_size` to (height, width); a number means a square, None any size.
 
     As text it is "64" or, height first, "32x48".
-
-    Raises:
-      InputError: another form, or not in 1..4096.
     """
     if image_size is None:
         return None

@@ -124,11 +124,7 @@ class Backdoor:
         return x, y
 
     def triggered(self, x: np.ndarray, quarter: int | None = None) -> np.ndarray:
-        """Return images [k, h, w, c] with the trigger, or one quarter of it.
-
-        Raises:
-          InputError: samples that are no images, or too small ones.
-        """
+        """Return images [k, h, w, c] with the trigger, or one quarter of it."""
         if x.ndim != 4 or min(x.shape[1:3]) < self.size:
             raise InputError(
                 f"A backdoor must have images of at least {self.size}x{self.size} pixels, got "

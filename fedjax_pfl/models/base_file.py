@@ -59,11 +59,7 @@ def write_base(
 
 
 def read_facts(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the facts of a safetensors file and the hashes of seen samples; ({}, []) without.
-
-    Raises:
-      InputError: no such file, or a damaged one.
-    """
+    """Return the facts of a safetensors file and the hashes of seen samples; ({}, []) without."""
     require_file(path)
     with reading(path, "a safetensors file"), safetensors.safe_open(path, "numpy") as file:
         text = (file.metadata() or {}).get(FACTS)

@@ -86,9 +86,6 @@ def initial_values(
       task: the task of the network.
       model: shapes of its model, fixed leaves included.
       inputs: shape of a batch.
-
-    Raises:
-      InputError: a value or a file that can't be read, or values that don't fit.
     """
     arrays, of_a_run = read(source)
     if looks_like_torch(arrays, model):
@@ -135,11 +132,7 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
 
 
 def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the global model of the first seed in a run's file of final models.
-
-    Raises:
-      InputError: the run has no global model.
-    """
+    """Return the global model of the first seed in a run's file of final models."""
     shared = {name for name in ("global", "backbone") if str(arrays.get(f"axes/{name}")) == "seed"}
     if "global" not in shared:
         raise InputError(f"{path} holds models of single clients, and no global one to begin with.")
@@ -154,9 +147,6 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file, in the order of their names: "2" before "10".
 
     The library returns them in no order, and PyTorch's layers are matched in order.
-
-    Raises:
-      InputError: no such file, or a damaged one.
     """
     content = read_bytes(path)
     with reading(path, "a safetensors file"):

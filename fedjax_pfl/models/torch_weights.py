@@ -145,10 +145,6 @@ def converted(
       inputs: shape of a batch.
       names: see `from_torch`.
       flattened: see `from_torch`.
-
-    Raises:
-      InputError: no such layer, different numbers of layers of a kind, or a dense layer with an
-        unknown order of inputs.
     """
     arrays, left_out = arrays_of(state_dict), ()
     own_layers, shapes = _own_layers(task, inputs)

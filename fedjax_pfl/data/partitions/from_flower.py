@@ -149,9 +149,6 @@ def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str
       dataset: the data set that was split.
       matcher: of that data set; finds images if there is no column of indices.
       index_column: name of that column.
-
-    Raises:
-      InputError: no such files, damaged ones, indices outside the pool, or unknown images.
     """
     files = sorted(part.glob("*.parquet")) if part.is_dir() else [part]
     arrow = [] if files else sorted(part.glob("*.arrow"))

@@ -40,9 +40,6 @@ def load_folder(
       data_dir: the folder.
       image_size: size of all images (see `fedjax_pfl.data.image_decoding.decode_images`).
       channels: 1 (grey), 3 (colour) or None for those of the first image.
-
-    Raises:
-      InputError: no such folder, no classes or images, or a file that isn't an image.
     """
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
@@ -74,9 +71,6 @@ def load_domains(
     Args:
       data_dir: the folder.
       image_size, channels: as of `folder`.
-
-    Raises:
-      InputError: no such folder, no domains or images, or classes that not all domains have.
     """
     if not data_dir.is_dir():
         raise InputError(

@@ -66,10 +66,6 @@ def load_parquet(
       label_column: integers 0..C-1; None takes `label`, `fine_label` or `labels`.
       num_classes: C; None takes the number of names in the file, else the largest label + 1.
       id_columns: columns for the rule `by_column`, such as "writer_id".
-
-    Raises:
-      InputError: no such folder or files, not a Parquet file, or a column or an image of the wrong
-        form.
     """
     if num_classes is not None:
         require_whole("num_classes", num_classes, 1)

@@ -47,9 +47,6 @@ def load_recordings(
       test_fraction: part of each recording for testing, in [0, 1).
       task: "classification"; "regression" for numbers to predict, [R] or [R, K]; "multi_label" for
         0 or 1, [R, K].
-
-    Raises:
-      InputError: no such file or arrays, or no recording is long enough.
     """
     require(task in TASKS, "task of recordings", task, ", ".join(map(repr, TASKS)))
     require_whole("window", window, 1)

@@ -50,9 +50,6 @@ def load_table(
       id_columns: columns for the rule `by_column`, such as "hospital".
       skip_columns: columns to leave out.
       task: "classification", or "regression" if the labels are numbers to predict.
-
-    Raises:
-      InputError: no such file, an unknown column, a value that isn't a number, or another task.
     """
     allowed = "'classification' or 'regression'; other tasks' samples can be an NPZ file"
     require(task in (CLASSES, "regression"), "task of a table", task, allowed)

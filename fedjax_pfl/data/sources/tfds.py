@@ -33,9 +33,6 @@ def load_tfds(data_dir: Path | None, name: str) -> Dataset:
     Args:
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
       name: TFDS's name, such as `mnist`, `emnist/balanced` or `cmaterdb:1.0.0`.
-
-    Raises:
-      InputError: not a name, not prepared and nothing to prepare it from, or not images and labels.
     """
     place = tfds_folder(data_dir)
     prepared = find_prepared(name, place)
