@@ -87,8 +87,7 @@ def shift_features(partition: Partition, shift: str, seed: int, **options: Any) 
     if partition.turns is not None or partition.corruption is not None:
         raise InputError("The partition has a feature shift already: shift it only once.")
     defaults = keyword_defaults(FEATURE_SHIFTS[shift])
-    texts = {name: str(value) for name, value in options.items()}
-    options = parse_options(texts, defaults, f"option of feature_shift {shift!r}")
+    options = parse_options(options, defaults, f"option of feature_shift {shift!r}")
     rng = np.random.default_rng([require_whole("seed", seed, 0, bits=63), 3])
     fields = FEATURE_SHIFTS[shift](partition.num_clients, rng, **options)
     facts = {"feature_shift": shift, **{f"shift_{name}": x for name, x in options.items()}}

@@ -19,13 +19,12 @@ from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.partition_checks import require_room
-from fedjax_pfl.utils.conversions import keyword_defaults
+from fedjax_pfl.utils.conversions import convert, keyword_defaults
 from fedjax_pfl.utils.errors import (
     InputError,
     require,
     require_name,
     require_whole,
-    shown,
     unknown_name,
 )
 from fedjax_pfl.utils.registries import F, registering
@@ -129,39 +128,26 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 
 def parse_options(
-    texts: Mapping[str, str], defaults: Mapping[str, Any], kind: str
+    values: Mapping[str, Any], defaults: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Convert options from text to the types of their defaults; a default of None is an integer's.
+    """Convert options to the types of their defaults; a default of None is an integer's.
 
     Args:
-      texts: text by name; "none" is None if that is the default.
+      values: text or values by name; "none" is None if that is the default.
       defaults: such as `rule_options(rule)`.
       kind: an option's name in messages.
 
     Raises:
-      InputError: an unknown name, or text that is not of the type.
+      InputError: an unknown name, or a value that is not of the type.
     """
     parsed = {}
-    for name, text in texts.items():
+    for name, value in values.items():
         if name not in defaults:
             raise unknown_name(kind, name, defaults)
-        parsed[name] = _parse(name, text.strip(), defaults[name])
+        value = value.strip() if isinstance(value, str) else value
+        of_type = int | None if defaults[name] is None else type(defaults[name])
+        parsed[name] = convert(name, value, of_type)
     return parsed
-
-
-def _parse(name: str, text: str, default):
-    if default is None and text.lower() == "none":
-        return None
-    if isinstance(default, bool):
-        known = {"true": True, "false": False}.get(text.lower())
-        require(known is not None, name, text, "true or false")
-        return known
-    types = {float: (float, "a number"), str: (str, "text")}
-    read, allowed = types.get(type(default), (int, "an integer"))
-    try:
-        return read(text)
-    except ValueError as error:
-        raise InputError(f"{name} must be {allowed}, got {shown(text)}.") from error
 
 
 def make_partition(

@@ -314,8 +314,8 @@ def test_options_from_text():
     }
     for name, value, message in (
         ("share", "x", "share must be a number, got 'x'"),
-        ("allow_overlap", "1", "allow_overlap must be true or false, got '1'"),
-        ("dominant_classes", "2.5", "dominant_classes must be an integer, got '2.5'"),
+        ("allow_overlap", "2", "allow_overlap must be true or false, got '2'"),
+        ("dominant_classes", "2.5", "dominant_classes must be a whole number, got '2.5'"),
         ("shaer", "1", "Unknown option 'shaer'. Did you mean 'share'"),
     ):
         with pytest.raises(InputError, match=message):
