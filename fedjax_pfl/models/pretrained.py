@@ -22,6 +22,7 @@ from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.base_file import SEEN, read_facts
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
+from fedjax_pfl.models.torch_layers import several
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, cut, require
@@ -70,8 +71,7 @@ class Match:
             ("taken in Flax's order, channels last, which shapes can't confirm", self.unclear),
         ):
             if names:
-                more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-                messages.append(f"{what}: {', '.join(names[:6])}{more}")
+                messages.append(f"{what}: {several(names)}")
         messages += [self.origin] if self.origin else []
         return "; ".join(messages)
 

@@ -13,7 +13,7 @@ from fedjax_pfl.data.partitions.dealing import (
     largest,
 )
 from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
-from fedjax_pfl.utils.errors import InputError, require, require_whole, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 
 @register_rule("iid", equal_sizes=True, needs_classes=False)
@@ -90,14 +90,13 @@ def grouped(
     """
     groups = require_whole("groups", groups, 1, num_clients)
     require(is_number(share) and 0 <= share <= 1, "share", share, "a number from 0 to 1")
+    require_name("dominant", dominant, ("contiguous", "sampled"))
     group_of = np.minimum(np.arange(num_clients) // (num_clients // groups), groups - 1)
     resolved = {"client_groups": group_of.tolist()}
     if dominant == "contiguous":
         resolved["dominant_classes"] = None
         unread = {"dominant_classes": "dominant='sampled'"}
         return Plan(_deal_blocks(group_of, share), resolved, unread=unread)
-    if dominant != "sampled":
-        raise unknown_name("dominant", dominant, ("contiguous", "sampled"))
     present = np.flatnonzero(samples.counts())
     each = require_whole("dominant_classes", dominant_classes, 1, len(present))
     sets = samples.class_sets(groups, each, rng)

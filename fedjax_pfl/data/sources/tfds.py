@@ -178,23 +178,18 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
             "with file_format='array_record', into another data_dir."
         ) from error
     count = len(source)
-    require_memory(f"The {count:,} labels of {builder.data_dir}", 16 * count)
-    x, y = None, np.empty(count, np.int64)
+    if count == 0:
+        raise InputError(f"Split {split!r} of {builder.data_dir} is empty.")
+    first = source[0][image]
+    require_memory(f"{count:,} images of the shape {first.shape}", count * (first.size + 16))
+    x, y = np.empty((count, *first.shape), np.uint8), np.empty(count, np.int64)
     order = np.arange(count)
-    stop = 0
-    while stop < count:
-        # The first one on its own: its size determines how many are read at once.
-        chunk = 1 if x is None else int(np.clip(_BYTES // max(x[0].size, 1), 1, _CHUNK))
-        rows = range(stop, min(stop + chunk, count))
-        stop = rows.stop
-        # One call for many rows takes less than half the time of one call for each.
-        examples = source.__getitems__(list(rows))
-        for i, example in zip(rows, examples, strict=True):
+    # One call for many rows takes less than half the time of one call for each.
+    chunk = int(np.clip(_BYTES // max(first.size, 1), 1, _CHUNK))
+    for start in range(0, count, chunk):
+        rows = range(start, min(start + chunk, count))
+        for i, example in zip(rows, source.__getitems__(list(rows)), strict=True):
             pixels = example[image]
-            if x is None:
-                what = f"{count:,} images of the shape {pixels.shape}"
-                require_memory(what, count * pixels.size)
-                x = np.empty((count, *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:] or pixels.dtype != np.uint8:
                 raise InputError(
                     f"Images of TFDS data set {name!r} must be uint8 of one shape, got "
@@ -203,8 +198,6 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
             x[i], y[i] = pixels, example[label]
             if builder.name in ("cifar10", "cifar100") and "id" in example:
                 order[i] = int(example["id"].decode().rpartition("_")[2])
-    if x is None:
-        raise InputError(f"Split {split!r} of {builder.data_dir} is empty.")
     if np.array_equal(order, np.arange(len(order))):
         return x, y
     back = np.argsort(order, kind="stable")
