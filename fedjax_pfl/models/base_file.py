@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -45,11 +44,9 @@ def write_base(
     """
     path = as_path("path", path)
     require(path.suffix == ".safetensors", "path", str(path), "a file NAME.safetensors")
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    arrays = {trees.path_name(at): np.ascontiguousarray(leaf) for at, leaf in flat}
     kept = {
-        name: array
-        for name, array in arrays.items()
+        name: np.ascontiguousarray(leaf)
+        for name, leaf in trees.by_path(model).items()
         if without is None or not f"{name}/".partition("/")[2].startswith(f"{without}/")
     }
     metadata = {FACTS: json.dumps(dict(facts), sort_keys=True)}

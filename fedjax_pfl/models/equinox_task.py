@@ -199,14 +199,13 @@ def _state_values(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
 
 def _parts(module: Any, kind: type) -> list[tuple[str, Any]]:
     """Return (path, part) of the parts of a module that are of a class."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=lambda x: isinstance(x, kind))
-    return [(trees.path_name(path), part) for path, part in leaves if isinstance(part, kind)]
+    parts = trees.by_path(module, lambda x: isinstance(x, kind))
+    return [(path, part) for path, part in parts.items() if isinstance(part, kind)]
 
 
 def _parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """Return (path, array) of the floating arrays of a module."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(module)
-    return ((trees.path_name(path), leaf) for path, leaf in leaves if _floating(leaf))
+    return ((path, leaf) for path, leaf in trees.by_path(module).items() if _floating(leaf))
 
 
 def _floating(leaf: Any) -> bool:

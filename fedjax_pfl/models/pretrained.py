@@ -123,12 +123,11 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
     filled = isinstance(source, Mapping) and len(source) > 0
     require(filled, "initial_model", type(source).__name__, allowed)
-    flat, _ = jax.tree_util.tree_flatten_with_path(source)
-    for path, leaf in flat:
+    arrays = trees.by_path(source)
+    for name, leaf in arrays.items():
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        name = f"initial_model at {trees.path_name(path)!r}"
-        require(numeric, name, type(leaf).__name__, "an array")
-    return {trees.path_name(path): leaf for path, leaf in flat}, False
+        require(numeric, f"initial_model at {name!r}", type(leaf).__name__, "an array")
+    return arrays, False
 
 
 def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -185,9 +184,7 @@ def matched(
       InputError: two values for a leaf, a value that isn't finite or has PyTorch's axes, or none
         that fits.
     """
-    leaves = {
-        trees.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
-    }
+    leaves = trees.by_path(model)
     values, misfits, unused = {}, {}, list(unused)
     for name, value in arrays.items():
         path = name.replace(".", "/")

@@ -32,7 +32,7 @@ from fedjax_pfl.models.torch_layers import (
     torch_layers_of,
 )  # fmt: skip
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.typing import Tree
 
 MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has
@@ -115,8 +115,7 @@ def from_torch(
 
 def looks_like_torch(arrays: Mapping[str, Any], model: Tree) -> bool:
     """Return whether names are a PyTorch module's, and not those of the network's own leaves."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    own = {trees.path_name(path) for path, _ in flat}
+    own = {*trees.by_path(model)}
     own |= {path.partition("/")[2] for path in own}
     marked = [name for name in arrays if name.rpartition(".")[2] in MARKS]
     return bool(marked) and not any(name.replace(".", "/") in own for name in marked)
@@ -155,8 +154,7 @@ def converted(
     torch_layers = torch_layers_of(arrays)
     turned = layouts(task, shapes, inputs)
     for layer, sizes in (flattened or {}).items():
-        if layer not in own_layers:
-            raise unknown_name("layer in flattened", layer, own_layers)
+        require_name("layer in flattened", layer, own_layers)
         labels = (*range(1, len(sizes)), CHANNELS)
         layout = Layout(labels, tuple(sizes)) if sizes else None
         leaves = own_layers[layer]
@@ -195,8 +193,7 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
         return model
 
     model = jax.eval_shape(noted, jax.random.key(0))
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    shapes = {trees.path_name(path): leaf for path, leaf in flat}
+    shapes = trees.by_path(model)
     layers: Layers = {}
     for path in order:
         layer, _, name = path.partition("/")[2].rpartition("/")
