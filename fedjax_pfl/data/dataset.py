@@ -196,8 +196,7 @@ def dataset_from_arrays(
     require_name("task", task, TASKS)
     require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
     if vocab_size is not None:
-        fits = type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCABULARY
-        require(fits, "vocab_size", vocab_size, f"an integer in 1..{MAX_VOCABULARY}")
+        vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -274,8 +273,7 @@ def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:
 def _num_classes(name: str, labels: np.ndarray, count: int | None) -> int:
     top = int(labels.max())
     if count is not None:
-        require_whole("num_classes", count, 1)
-        require(count <= MAX_CLASSES, "num_classes", count, f"at most {MAX_CLASSES}")
+        require_whole("num_classes", count, 1, MAX_CLASSES)
         require(top < count, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{count - 1}")
         return count
     present = np.unique(labels)

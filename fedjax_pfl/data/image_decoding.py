@@ -68,7 +68,8 @@ def decode_images(
     """
     fits = channels in (None, 1, 3) and not isinstance(channels, bool)
     require(fits, "channels", channels, "1 (grey), 3 (colour) or None")
-    out, first, all_grey = np.empty((0, 0, 0, 0), np.uint8), "", False
+    out: np.ndarray = np.empty((0, 0, 0, 0), np.uint8)
+    first, all_grey = "", False
     for i, (what, source) in enumerate(images):
         pixels, grey = _decode(what, source, image_size, out.shape[3] if i else channels)
         if i == 0:

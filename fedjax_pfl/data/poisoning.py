@@ -38,9 +38,7 @@ def poison(
     require(dataset.has_classes, "Task of poisoned data", dataset.task, "classification")
     clients = sorted(set(attackers))
     for client in clients:
-        require_whole("attacker", client, 0)
-        allowed = f"a client in 0..{partition.num_clients - 1}"
-        require(client < partition.num_clients, "attacker", client, allowed)
+        require_whole("attacker", client, 0, partition.num_clients - 1)
     samples, labels = dataset.pool()
     train = [partition.client("train", i) for i in range(partition.num_clients)]
     new_x, new_y, size = [dataset.test_x], [dataset.test_y], len(labels)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.conversions import convert, decimal
-from fedjax_pfl.utils.errors import InputError, refused, require, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, refused, require, require_name, shown
 
 ALLOWED = "classes:0-4,7, share:0.2 or column:NAME=VALUE,VALUE"
 
@@ -73,13 +73,11 @@ def _of_column(dataset: Dataset, text: str, seed: int) -> np.ndarray:
     name, equals, words = text.partition("=")
     if not equals:
         raise InputError(f"public must read {ALLOWED}, got {shown(f'column:{text}')}.")
-    if name not in dataset.columns:
-        raise unknown_name(f"column of {dataset.name!r}:", name, dataset.columns)
+    require_name(f"column of {dataset.name!r}:", name, dataset.columns)
     column = dataset.columns[name].astype(str)
     values = [word.strip() for word in words.split(",")]
     for value in values:
-        if value not in column:
-            raise unknown_name(f"value of the column {name!r}:", value, {*column.tolist()})
+        require_name(f"value of the column {name!r}:", value, {*column.tolist()})
     return np.isin(column, values)
 
 

@@ -118,8 +118,7 @@ class Partition:
 
     def client(self, split: str, i: int) -> np.ndarray:
         """Return the pool indices of client i in a split, int32."""
-        require_whole("Client", i, 0)
-        require(i < self.num_clients, "Client", i, f"in 0..{self.num_clients - 1}")
+        require_whole("Client", i, 0, self.num_clients - 1)
         ragged = self.split(split)
         return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
 

@@ -20,13 +20,7 @@ from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_o
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.partition_checks import require_room
 from fedjax_pfl.utils.conversions import convert, keyword_defaults
-from fedjax_pfl.utils.errors import (
-    InputError,
-    require,
-    require_name,
-    require_whole,
-    unknown_name,
-)
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 from fedjax_pfl.utils.registries import F, registering
 
 
@@ -142,8 +136,7 @@ def parse_options(
     """
     parsed = {}
     for name, value in values.items():
-        if name not in defaults:
-            raise unknown_name(kind, name, defaults)
+        require_name(kind, name, defaults)
         value = value.strip() if isinstance(value, str) else value
         of_type = int | None if defaults[name] is None else type(defaults[name])
         parsed[name] = convert(name, value, of_type)
@@ -178,8 +171,7 @@ def make_partition(
     """
     defaults = rule_options(rule)
     for name in options:
-        if name not in defaults:
-            raise unknown_name(f"option of partition rule {rule!r}", name, defaults)
+        require_name(f"option of partition rule {rule!r}", name, defaults)
     if RULES[rule].needs_classes and not dataset.has_classes:
         others = [name for name, one in RULES.items() if not one.needs_classes]
         raise InputError(

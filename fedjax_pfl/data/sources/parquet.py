@@ -21,7 +21,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.utils.errors import InputError, require_whole
+from fedjax_pfl.utils.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label", "labels")
@@ -67,8 +67,6 @@ def load_parquet(
       num_classes: C; None takes the number of names in the file, else the largest label + 1.
       id_columns: columns for the rule `by_column`, such as "writer_id".
     """
-    if num_classes is not None:
-        require_whole("num_classes", num_classes, 1)
     columns = (image_column, label_column)
     for place in (data_dir, data_dir / "data"):
         if any(place.glob("*.parquet")):

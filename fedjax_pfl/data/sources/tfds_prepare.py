@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 
 PREPARABLE = (
     "mnist",
@@ -57,8 +57,7 @@ def prepare_tfds(
       InputError: unknown name, a version that the installed TFDS doesn't have, missing or modified
         files, or no network.
     """
-    if name not in PREPARABLE:
-        raise unknown_name("TFDS data set that can be prepared here", name, PREPARABLE)
+    require_name("TFDS data set that can be prepared here", name, PREPARABLE)
     place = tfds_folder(as_path("data_dir", data_dir) if data_dir else None)
     source = as_path("source_dir", source_dir) if source_dir else None
     family, _, config = name.partition("/")

@@ -26,7 +26,7 @@ def test_sizes_and_clients():
     assert p.train.idx.dtype == np.int32
     assert p.train.offsets.tolist() == [0, 2, 3, 6]
     assert [one.tolist() for one in p.test.lists()] == [[2], [], [7]]
-    with pytest.raises(InputError, match=r"Client must be in 0\.\.2, got 3"):
+    with pytest.raises(InputError, match=r"Client must be a whole number in 0\.\.2, got 3"):
         p.client("train", 3)
     with pytest.raises(InputError, match="Unknown split 'val'"):
         p.sizes("val")

@@ -78,7 +78,7 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1], "0", "1.50")
     data = load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50")
     assert data.num_classes == 2
-    with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
+    with pytest.raises(InputError, match=r"num_classes must be a whole number in .*, got 0"):
         load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
     assert DATASETS["parquet"].text_options == [
         "image_size", "image_column", "label_column", "id_columns",

@@ -152,7 +152,7 @@ def test_bad_text_csv(tmp_path, content, message):
 @pytest.mark.parametrize("value", [0, True])
 def test_bad_options(tmp_path, option, value):
     (tmp_path / "a.csv").write_text("1,a\n0,b\n")
-    message = rf"{option} must be an integer in [13]\.\.16777216, got {value}"
+    message = rf"{option} must be a whole number in [13]\.\.16777216, got {value}"
     with pytest.raises(InputError, match=message):
         load_dataset("text_csv", tmp_path / "a.csv", **{option: value})
 
