@@ -246,13 +246,6 @@ def _decoded(name, root, train, test, classes, image_size, channels, note="") ->
     files = [file for file, _ in train + test]
     key = hash_of_listing(files, root, f"{size} {channels} {classes} {len(train)}")
     arrays = cached_arrays(name, root, key, make)
-    tests = (arrays["test_x"], arrays["test_y"]) if test else ()
     return dataset_from_arrays(
-        name,
-        arrays["train_x"],
-        arrays["train_y"],
-        *tests,
-        num_classes=len(classes),
-        class_names=classes,
-        note=note,
+        name, **arrays, num_classes=len(classes), class_names=classes, note=note
     )

@@ -103,10 +103,7 @@ def _load(
             parts.setdefault(column, []).append(values)
     return dataset_from_arrays(
         name,
-        arrays["train_x"],
-        arrays["train_y"],
-        arrays.get("test_x"),
-        arrays.get("test_y"),
+        **arrays,
         num_classes=classes,
         class_names=names if len(names) == classes else (),
         note=note,

@@ -18,7 +18,6 @@ from fedjax_pfl.utils.errors import InputError
 
 # NAME, NAME/CONFIG, each with :VERSION or without.
 _NAME = re.compile(r"(?P<name>[a-z0-9_]+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
-_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 _CHUNK = 4096
 _BYTES = 2**28
 
@@ -132,16 +131,13 @@ def _read(name: str, folder: Path) -> Dataset:
     arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, f"{image} {label}"), make)
     note = "in the order of TFDS"
     if family == "emnist" and config in EMNIST_CLASSES and "test" in splits:
-        return emnist_from_arrays(config, *(arrays[key] for key in _ARRAYS), note=note)
+        return emnist_from_arrays(config, **arrays, note=note)
     names = tuple(connector.names) if connector.num_classes else ()
     if "id" in features and family in ("cifar10", "cifar100"):
         note = ""
     return dataset_from_arrays(
         name,
-        arrays["train_x"],
-        arrays["train_y"],
-        arrays.get("test_x"),
-        arrays.get("test_y"),
+        **arrays,
         num_classes=connector.num_classes,
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
         note=note,
