@@ -16,11 +16,7 @@ _PARQUET, _STREAM = "a Parquet file", "an Arrow stream"
 
 
 def open_parquet(path: Path):
-    """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet.
-
-    Raises:
-      InputError: not a regular file, or not a Parquet file.
-    """
+    """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet."""
     import pyarrow.parquet  # slow import: only where it is used
 
     require_file(path)
@@ -75,11 +71,41 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
     parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
     for batch in batches(path, file, names):
         for name, part in parts.items():
-            column = batch.column(name)
-            if column.null_count:
-                raise InputError(f"Column {name!r} of {path} has rows without a value.")
-            part.append(column.to_numpy(zero_copy_only=False))
+            part.append(_values(path, batch, name))
     return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
+
+
+def _values(path: Path, batch, name: str) -> np.ndarray:
+    column = batch.column(name)
+    if column.null_count:
+        raise InputError(f"Column {name!r} of {path} has rows without a value.")
+    return column.to_numpy(zero_copy_only=False)
+
+
+def integers(path: Path, batch, name: str) -> np.ndarray:
+    """Return a column of integers of a record batch [rows]."""
+    from pyarrow import types  # slow import: only where it is used
+
+    kind = batch.schema.field(name).type
+    if not types.is_integer(kind):
+        raise InputError(f"Column {name!r} of {path} must hold integers, got {kind}.")
+    return _values(path, batch, name)
+
+
+def holds_images(kind) -> bool:
+    """Return whether a type is that of encoded images: bytes, or structs with a field `bytes`."""
+    from pyarrow import types  # slow import: only where it is used
+
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def image_bytes(column) -> Iterator[bytes]:
+    """Yield the encoded images of a column, b"" where there is none."""
+    for value in column:
+        value = value.as_py()
+        yield (value["bytes"] if isinstance(value, dict) else value) or b""
 
 
 def stream_batches(path: Path) -> Iterator:

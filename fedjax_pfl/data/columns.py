@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.conversions import as_array
+from fedjax_pfl.utils.errors import InputError, require, require_name
 
 
 def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
@@ -23,8 +24,7 @@ def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[
     require(isinstance(text, str), "id_columns", text, "names with commas between them")
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     for name in names:
-        if name not in known:
-            raise unknown_name(f"column of {where}:", name, known)
+        require_name(f"column of {where}:", name, known)
         require(names.count(name) == 1, "id_columns", text, f"names of which {name!r} is only one")
     return names
 
@@ -44,10 +44,7 @@ def checked_columns(
 
 
 def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
-    try:
-        column = np.asarray(values)
-    except ValueError:  # lists of several lengths
-        column = np.asarray(None)
+    column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):
         column = column.astype(str)

@@ -20,9 +20,6 @@ def read_rows(path: Path, columns: int | None = None, hint: str = "") -> list[li
       path: the file.
       columns: cells of every row; None for as many as the first row has, at least 2.
       hint: added to that number in messages.
-
-    Raises:
-      InputError: not a CSV file in UTF-8, or a row of another length.
     """
     # Python takes about ten bytes for each byte of a table of short cells.
     require_memory(f"The cells of {path}", 10 * require_file(path))

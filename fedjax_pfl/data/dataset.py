@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.utils.conversions import as_array, finite_float32
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
@@ -195,8 +196,7 @@ def dataset_from_arrays(
     require_name("task", task, TASKS)
     require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
     if vocab_size is not None:
-        fits = type(vocab_size) is int and 1 <= vocab_size <= MAX_VOCABULARY
-        require(fits, "vocab_size", vocab_size, f"an integer in 1..{MAX_VOCABULARY}")
+        vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)
     labels = partial(checked_labels, task=task, texts=train_x.shape[1:], vocab_size=vocab_size)
     train_y = labels(f"training labels of data set {name!r}", train_y, len(train_x))
@@ -245,11 +245,8 @@ def dataset_from_arrays(
 
 
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
-    try:
-        x = np.asarray(x)
-    except ValueError:
-        lists, allowed = "lists of several lengths", "samples of one shape"
-        raise refused(f"The {what}", lists, allowed) from None
+    given, x = x, as_array(x)
+    require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
         return _tokens(what, x, vocab_size)
     allowed = x.dtype == np.uint8 or x.dtype.kind == "f"
@@ -260,12 +257,7 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     require(x.ndim >= 2, f"Shape of the {what}", x.shape, "[n, d], [n, h, w] or [n, h, w, c]")
     require(0 not in x.shape[1:], f"Shape of the {what}", x.shape, "without an empty axis")
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite: caught below
-            x = x.astype(np.float32)
-        bad = np.count_nonzero(~np.isfinite(x))
-        require(
-            bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32"
-        )
+        x = finite_float32(what, x)
     return x[..., None] if x.ndim == 3 else x
 
 
@@ -281,8 +273,7 @@ def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:
 def _num_classes(name: str, labels: np.ndarray, count: int | None) -> int:
     top = int(labels.max())
     if count is not None:
-        require_whole("num_classes", count, 1)
-        require(count <= MAX_CLASSES, "num_classes", count, f"at most {MAX_CLASSES}")
+        require_whole("num_classes", count, 1, MAX_CLASSES)
         require(top < count, f"Labels of data set {name!r}", f"0..{top}", f"in 0..{count - 1}")
         return count
     present = np.unique(labels)

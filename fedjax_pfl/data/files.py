@@ -84,13 +84,11 @@ def reading(what: object, kind: str = "") -> Iterator[None]:
     except MemoryError as error:
         raise InputError(f"{what} takes more memory than there is.") from error
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and (error.errno is not None or not kind):
             name = error.filename or what
             raise InputError(f"{name} can't be read: {reason(error)}.") from error
         if kind:
             raise unreadable(what, kind, error) from error
-        if isinstance(error, OSError):
-            raise InputError(f"{what} can't be read: {reason(error)}.") from error
         raise
 
 

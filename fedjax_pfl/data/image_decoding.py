@@ -27,9 +27,6 @@ def parse_size(image_size: ImageSize) -> tuple[int, int] | None:
     """Convert `image_size` to (height, width); a number means a square, None any size.
 
     As text it is "64" or, height first, "32x48".
-
-    Raises:
-      InputError: another form, or not in 1..4096.
     """
     if image_size is None:
         return None
@@ -67,17 +64,18 @@ def decode_images(
 
     Raises:
       InputError: an image that can't be read, is too large, has another size than the first or
-        more than 8 bits a channel; images that together don't fit into memory; or another number
-        of images than `count`.
+        more than 8 bits a channel; or images that together don't fit into memory.
     """
     fits = channels in (None, 1, 3) and not isinstance(channels, bool)
     require(fits, "channels", channels, "1 (grey), 3 (colour) or None")
-    out, first, all_grey, done = np.empty((0, 0, 0, 0), np.uint8), "", False, 0
+    out: np.ndarray = np.empty((0, 0, 0, 0), np.uint8)
+    first, all_grey = "", False
     for i, (what, source) in enumerate(images):
         pixels, grey = _decode(what, source, image_size, out.shape[3] if i else channels)
         if i == 0:
             all_grey = channels is None and grey
-            first, out = what, _allocate(count, pixels)
+            require_memory(f"{count:,} images of {_size(pixels)} pixels", count * pixels.size)
+            first, out = what, np.empty((count, *pixels.shape), np.uint8)
         if all_grey and not grey:
             raise InputError(
                 f"{what} is coloured but {first} is grey: give channels=3 to make all coloured or "
@@ -88,20 +86,8 @@ def decode_images(
                 f"{what} has {_size(pixels)} pixels (width x height) but {first} has "
                 f"{_size(out[0])}: give image_size to bring all to one size."
             )
-        if i == count:
-            raise InputError(
-                f"There are more than the {count:,} images announced: {what} is one of them."
-            )
         out[i] = pixels
-        done = i + 1
-    if done != count:
-        raise InputError(f"There are {done:,} images where {count:,} were announced.")
     return out
-
-
-def _allocate(count: int, pixels: np.ndarray) -> np.ndarray:
-    require_memory(f"{count:,} images of {_size(pixels)} pixels", count * pixels.size)
-    return np.empty((count, *pixels.shape), np.uint8)
 
 
 def _size(pixels: np.ndarray) -> str:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from fedjax_pfl.utils.conversions import as_array, finite_float32
 from fedjax_pfl.utils.errors import require
 
 CLASSES = "classification"
@@ -31,10 +32,7 @@ def checked_labels(
     Raises:
       InputError: a shape, type or value that doesn't fit the task.
     """
-    try:
-        y = np.asarray(y)
-    except ValueError:  # lists of several lengths
-        y = np.asarray(None)
+    y = as_array(y)
     if task == "regression":
         return _numbers(what, y, count)
     if task == CLASSES and y.ndim == 2 and y.shape[1] == 1:
@@ -71,8 +69,4 @@ def _numbers(what: str, y: np.ndarray, count: int) -> np.ndarray:
     y = y[:, None] if y.ndim == 1 else y
     fits = y.ndim == 2 and y.shape[0] == count and y.shape[1] > 0
     require(fits, f"Shape of the {what}", y.shape, f"[{count}] or [{count}, K]")
-    with np.errstate(over="ignore"):
-        y = y.astype(np.float32)
-    bad = np.count_nonzero(~np.isfinite(y))
-    require(bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32")
-    return y
+    return finite_float32(what, y)

@@ -27,11 +27,7 @@ def is_pfllib(folder: Path) -> bool:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json, with an integer `num_clients`.
-
-    Raises:
-      InputError: the file is missing, damaged, or lacks that number.
-    """
+    """Return the content of config.json, with an integer `num_clients`."""
     path = folder / CONFIG
     config = read_json(path)
     count = config.get("num_clients") if isinstance(config, dict) else None
@@ -41,11 +37,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_clients(
     folder: Path, split: str, count: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield (name in messages, samples, labels) of each client's "train" or "test" file.
-
-    Raises:
-      InputError: a file is missing, or was not exported.
-    """
+    """Yield (name in messages, samples, labels) of each client's "train" or "test" file."""
     for client in range(count):
         path = folder / split / f"{client}.plain.npz"
         if not path.exists():

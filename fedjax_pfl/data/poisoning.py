@@ -13,6 +13,7 @@ import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
+from fedjax_pfl.data.partitions.ragged import Ragged
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 # change(samples [k, ...], labels [k], which attacker, of how many) -> (samples, labels)
@@ -37,9 +38,7 @@ def poison(
     require(dataset.has_classes, "Task of poisoned data", dataset.task, "classification")
     clients = sorted(set(attackers))
     for client in clients:
-        require_whole("attacker", client, 0)
-        allowed = f"a client in 0..{partition.num_clients - 1}"
-        require(client < partition.num_clients, "attacker", client, allowed)
+        require_whole("attacker", client, 0, partition.num_clients - 1)
     samples, labels = dataset.pool()
     train = [partition.client("train", i) for i in range(partition.num_clients)]
     new_x, new_y, size = [dataset.test_x], [dataset.test_y], len(labels)
@@ -53,17 +52,9 @@ def poison(
     poisoned = replace(
         dataset, test_x=np.concatenate(new_x), test_y=np.concatenate(new_y), columns={}
     )
-    changed = Partition.from_lists(
-        train,
-        partition.test.lists(),
-        partition.split("validation").lists(),
-        label_map=partition.label_map,
-        turns=partition.turns,
-        rule=partition.rule,
-        options={**partition.options, "attackers": clients},
-        allow_overlap=partition.allow_overlap,
-        names=partition.names,
-    )
+    options = {**partition.options, "attackers": clients}
+    # The samples of `dataset` are corrupted already.
+    changed = replace(partition, train=Ragged.of(train), corruption=None, options=options)
     return poisoned, changed
 
 
@@ -131,11 +122,7 @@ class Backdoor:
         return x, y
 
     def triggered(self, x: np.ndarray, quarter: int | None = None) -> np.ndarray:
-        """Return images [k, h, w, c] with the trigger, or one quarter of it.
-
-        Raises:
-          InputError: samples that are no images, or too small ones.
-        """
+        """Return images [k, h, w, c] with the trigger, or one quarter of it."""
         if x.ndim != 4 or min(x.shape[1:3]) < self.size:
             raise InputError(
                 f"A backdoor must have images of at least {self.size}x{self.size} pixels, got "

@@ -1,12 +1,16 @@
-"""The public part of a data set, which a base model is pretrained on, and the rest for clients."""
+"""The public part of a data set, which a base model is pretrained on, and the rest for clients.
 
+Hashes of single samples tell which of them a base model was trained on.
+"""
+
+import hashlib
 from dataclasses import replace
 
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.conversions import convert, decimal
-from fedjax_pfl.utils.errors import InputError, refused, require, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, refused, require, require_name, shown
 
 ALLOWED = "classes:0-4,7, share:0.2 or column:NAME=VALUE,VALUE"
 
@@ -69,13 +73,11 @@ def _of_column(dataset: Dataset, text: str, seed: int) -> np.ndarray:
     name, equals, words = text.partition("=")
     if not equals:
         raise InputError(f"public must read {ALLOWED}, got {shown(f'column:{text}')}.")
-    if name not in dataset.columns:
-        raise unknown_name(f"column of {dataset.name!r}:", name, dataset.columns)
+    require_name(f"column of {dataset.name!r}:", name, dataset.columns)
     column = dataset.columns[name].astype(str)
     values = [word.strip() for word in words.split(",")]
     for value in values:
-        if value not in column:
-            raise unknown_name(f"value of the column {name!r}:", value, {*column.tolist()})
+        require_name(f"value of the column {name!r}:", value, {*column.tolist()})
     return np.isin(column, values)
 
 
@@ -104,3 +106,16 @@ def _only(dataset: Dataset, chosen: np.ndarray, note: str, renumber: bool) -> Da
 
 def _named(names: tuple[str, ...], kept: np.ndarray) -> tuple[str, ...]:
     return tuple(names[k] if names else str(k) for k in kept.tolist())
+
+
+def sample_hashes(samples: np.ndarray) -> np.ndarray:
+    """Return the first 64 bits of a hash of each stored sample, uint64 [n].
+
+    A sample that is stored otherwise, such as resized or scaled, has another hash.
+
+    Args:
+      samples: [n, ...].
+    """
+    rows = np.ascontiguousarray(samples, samples.dtype.newbyteorder("<")).reshape(len(samples), -1)
+    digests = b"".join(hashlib.blake2b(row.tobytes(), digest_size=8).digest() for row in rows)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)

@@ -15,7 +15,7 @@ from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.sample_hashes import sample_hashes
+from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapter_layers import B

@@ -155,11 +155,10 @@ def _nnx_axes(part: Any) -> int:
 
 def equinox_layers(module: Any) -> Iterator[Layer]:
     """Yield the layers of an Equinox module that take adapters."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(module, is_leaf=_in_equinox)
-    for path, part in leaves:
+    for path, part in trees.by_path(module, _in_equinox).items():
         if _in_equinox(part):
             outputs, *inputs = part.weight.shape
-            yield tuple(trees.path_name(path).split("/")), math.prod(inputs), outputs
+            yield tuple(path.split("/")), math.prod(inputs), outputs
 
 
 def in_equinox(module: Any, params: Tree) -> Any:

@@ -116,9 +116,6 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
       alpha: the adapters' term is multiplied by alpha / rank; by 1 for None.
       pattern: pattern of the layers' names; several are separated by commas.
       ranks: ranks by client, see `Adapted`.
-
-    Raises:
-      InputError: unknown layer.
     """
     framework, every = _framework_and_layers(task, inputs)
     scale = 1.0 if alpha is None else alpha / rank

@@ -5,14 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path, reading, require_file
-from fedjax_pfl.data.sample_hashes import sample_hashes
+from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
@@ -45,11 +44,9 @@ def write_base(
     """
     path = as_path("path", path)
     require(path.suffix == ".safetensors", "path", str(path), "a file NAME.safetensors")
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    arrays = {trees.path_name(at): np.ascontiguousarray(leaf) for at, leaf in flat}
     kept = {
-        name: array
-        for name, array in arrays.items()
+        name: np.ascontiguousarray(leaf)
+        for name, leaf in trees.by_path(model).items()
         if without is None or not f"{name}/".partition("/")[2].startswith(f"{without}/")
     }
     metadata = {FACTS: json.dumps(dict(facts), sort_keys=True)}
@@ -59,11 +56,7 @@ def write_base(
 
 
 def read_facts(path: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the facts of a safetensors file and the hashes of seen samples; ({}, []) without.
-
-    Raises:
-      InputError: no such file, or a damaged one.
-    """
+    """Return the facts of a safetensors file and the hashes of seen samples; ({}, []) without."""
     require_file(path)
     with reading(path, "a safetensors file"), safetensors.safe_open(path, "numpy") as file:
         text = (file.metadata() or {}).get(FACTS)

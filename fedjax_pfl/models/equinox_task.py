@@ -13,8 +13,17 @@ import jax.numpy as jnp
 from flax import traverse_util
 
 from fedjax_pfl.models import adapter_layers
-from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
+from fedjax_pfl.models.task import (
+    EVALUATION,
+    FOREIGN,
+    Mode,
+    Outputs,
+    Task,
+    has_features,
+    watched_features,
+)
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -64,7 +73,7 @@ class EquinoxTask(Task):
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
         module, state = self._merged(model, mode[0])
-        if not _has_features(module):
+        if not has_features(module):
             raise self.no_head()
         features, _, state = _called(module, "features", state, inputs, *mode)
         return features, self._statistics(module, state, mode[0])
@@ -84,7 +93,7 @@ class EquinoxTask(Task):
         values = iter([_at(model["params"], name) for name, _ in _parameters(module)])
         module = jax.tree.map(lambda x: next(values) if _floating(x) else x, module)
         held = iter([_at(model[COLLECTION], name) for name, _ in _state_values(module, state)])
-        for index in _indices(module):
+        for _, index in _parts(module, eqx.nn.StateIndex):
             like = state.get(index)
             state = state.set(index, jax.tree.map(lambda x: _as(next(held), x.dtype), like))
         module = eqx.nn.inference_mode(module, not train)
@@ -151,15 +160,9 @@ def _called(
     takes_state = "state" in known
 
     def one(x, key):
-        options = {"key": key} if "key" in known else {}
-        seen = []
-        if method == "__call__" and _has_features(module):
-            features = module.features
-            spy = lambda *a, **k: seen.append(features(*a, **k)) or seen[-1]  # noqa: E731
-            object.__setattr__(module, "features", spy)
-        out = getattr(module, method)(x, **options, **({"state": state} if takes_state else {}))
-        if seen:
-            object.__delattr__(module, "features")
+        options = accepted(getattr(type(module), method), key=key, state=state)
+        with watched_features(module) as seen:
+            out = getattr(module, method)(x, **options)
         asked = seen[-1][0] if seen and isinstance(seen[-1], tuple) else (*seen, None)[0]
         return (*out, asked) if takes_state else (out, None, asked)
 
@@ -169,17 +172,11 @@ def _called(
     return out, asked, after if takes_state else state
 
 
-def _has_features(module: Any) -> bool:
-    """Return whether it has that method, and no number or layer of the name."""
-    return callable(getattr(type(module), "features", None))
-
-
 def _axis(module: Any) -> Any:
     """Return the name of the batch axis in layers that reduce over it."""
     eqx = _equinox()
 
-    layers = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.BatchNorm))
-    names = {layer.axis_name for layer in layers if isinstance(layer, eqx.nn.BatchNorm)}
+    names = {layer.axis_name for _, layer in _parts(module, eqx.nn.BatchNorm)}
     if len(names) > 1:
         several = ", ".join(sorted(map(repr, names)))
         raise InputError(
@@ -189,35 +186,26 @@ def _axis(module: Any) -> Any:
     return next(iter(names), AXIS)
 
 
-def _indices(module: Any) -> list[Any]:
-    """Return the module's `StateIndex`es."""
-    eqx = _equinox()
-
-    leaves = jax.tree.leaves(module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex))
-    return [leaf for leaf in leaves if isinstance(leaf, eqx.nn.StateIndex)]
-
-
 def _state_values(module: Any, state: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of a state, in the order of `_indices`.
+    """Yield (path, value) of a state, in the order of the module's `StateIndex`es.
 
     A path is the layer's path and one name, as in `bn/batch_state_index_0`, so that statistics are
     beside their layer's parameters.
     """
-    eqx = _equinox()
+    for path, index in _parts(module, _equinox().nn.StateIndex):
+        for number, value in enumerate(jax.tree.leaves(state.get(index))):
+            yield f"{path}_{number}", value
 
-    leaves, _ = jax.tree_util.tree_flatten_with_path(
-        module, is_leaf=lambda x: isinstance(x, eqx.nn.StateIndex)
-    )
-    for path, index in leaves:
-        if isinstance(index, eqx.nn.StateIndex):
-            for number, value in enumerate(jax.tree.leaves(state.get(index))):
-                yield f"{trees.path_name(path)}_{number}", value
+
+def _parts(module: Any, kind: type) -> list[tuple[str, Any]]:
+    """Return (path, part) of the parts of a module that are of a class."""
+    parts = trees.by_path(module, lambda x: isinstance(x, kind))
+    return [(path, part) for path, part in parts.items() if isinstance(part, kind)]
 
 
 def _parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """Return (path, array) of the floating arrays of a module."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(module)
-    return ((trees.path_name(path), leaf) for path, leaf in leaves if _floating(leaf))
+    return ((path, leaf) for path, leaf in trees.by_path(module).items() if _floating(leaf))
 
 
 def _floating(leaf: Any) -> bool:
@@ -236,4 +224,4 @@ def _nested(values: Any) -> Tree:
 
 
 def _at(tree: Tree, path: str) -> Any:
-    return functools.reduce(lambda part, name: part[name], path.split("/"), tree)
+    return trees.at(tree, path.split("/"))

@@ -91,8 +91,7 @@ def layouts(task: Task, shapes: Tree, inputs: jax.ShapeDtypeStruct) -> dict[str,
 
     with forms.for_platform("gpu"):  # convolutions as such
         traced = jax.make_jaxpr(logits)(shapes, inputs)
-    leaves, _ = jax.tree_util.tree_flatten_with_path(shapes)
-    params = [_Seen(frozenset({trees.path_name(path)})) for path, _ in leaves]
+    params = [_Seen(frozenset({path})) for path in trees.by_path(shapes)]
     by_path: dict[str, Layout] = {}
     _follow(traced.jaxpr, [*params, _Seen(data=True, labels=_labels(inputs.shape, 4))], by_path)
     return by_path

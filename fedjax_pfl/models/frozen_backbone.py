@@ -47,24 +47,16 @@ class FrozenBackbone(WrappedTask):
         if not self.fixed:
             return {}
         model = self.network.initial_model(key, inputs)
-        if self.base_dtype is None:
+        base_dtype = self.base_dtype
+        if base_dtype is None:
             return only(_replaced(model, self.values), self.fixed)
-        return self._held(only(model, self.fixed), self.base_dtype)
 
-    def _held(self, tree: Tree, base_dtype: str, at: tuple[str, ...] = ()) -> Tree:
-        """Return the fixed leaves in the type in which they are held: given ones are already."""
-        if isinstance(tree, Mapping):
-            return {
-                name: self._held(part, base_dtype, (*at, str(name))) for name, part in tree.items()
-            }
-
-        def leaf(rest, own):
-            path = "/".join((*at, trees.path_name(rest))).rstrip("/")
+        def leaf(path, own):
             trained = path.startswith("params/")  # statistics stay as they are
-            known = self.values.get(path)
+            known = self.values.get(path)  # in the type in which it is held
             return known if known is not None else held(own, base_dtype) if trained else own
 
-        return jax.tree_util.tree_map_with_path(leaf, tree)
+        return _mapped(leaf, only(model, self.fixed))
 
     def bound(self, values: Values, backbone: Tree) -> "FrozenBackbone":
         return replace(self, values=values, backbone=backbone)
@@ -175,18 +167,24 @@ def _filtered(tree: Tree, at: tuple[str, ...], keep: Callable[[str], bool]) -> T
     return filtered
 
 
-def _replaced(tree: Tree, values: Values, at: tuple[str, ...] = ()) -> Tree:
+def _replaced(tree: Tree, values: Values) -> Tree:
     """Return the tree with the values of some paths replaced."""
-    if not values:
-        return tree
-    if isinstance(tree, Mapping):
-        return {name: _replaced(part, values, (*at, str(name))) for name, part in tree.items()}
 
-    def leaf(rest, own):
-        path = "/".join((*at, trees.path_name(rest))).rstrip("/")
+    def leaf(path, own):
         return jnp.asarray(values[path], own.dtype) if path in values else own
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return _mapped(leaf, tree) if values else tree
+
+
+def _mapped(leaf: Callable[[str, Any], Any], tree: Tree, at: tuple[str, ...] = ()) -> Tree:
+    """Return `leaf(path, own)` for all leaves of nested dicts, keeping their order."""
+    if isinstance(tree, Mapping):
+        return {name: _mapped(leaf, part, (*at, str(name))) for name, part in tree.items()}
+
+    def inner(rest, own):
+        return leaf("/".join((*at, trees.path_name(rest))).rstrip("/"), own)
+
+    return jax.tree_util.tree_map_with_path(inner, tree)
 
 
 def _floating(leaf: jax.Array) -> bool:

@@ -165,11 +165,7 @@ class Dense(nn.Module):
 
 
 def _zeros(padding: int | str, kernel: Sequence[int], stride: int = 1) -> int:
-    """Return the number of zeros on each side of height and width.
-
-    Raises:
-      InputError: neither a number, "VALID", nor a "SAME" of one number.
-    """
+    """Return the number of zeros on each side of height and width."""
     if padding == "VALID":
         return 0
     if padding == "SAME" and stride == 1 and len(set(kernel)) == 1 and kernel[0] % 2:

@@ -5,8 +5,7 @@ from fedjax_pfl.models.dla import DLA
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.model_registry import MODELS, make_model, options_of, register_model
 from fedjax_pfl.models.recurrent import CharLSTM
-from fedjax_pfl.models.resnet import ResNet
-from fedjax_pfl.models.resnet18 import ResNet18
+from fedjax_pfl.models.resnet import ResNet, ResNet18
 from fedjax_pfl.models.text import FastText, TextCNN
 from fedjax_pfl.models.text_transformer import TextTransformer
 from fedjax_pfl.models.vit import ViT

@@ -1,7 +1,6 @@
 """Flax NNX modules as tasks: parameters, batch statistics and random streams are separated."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +8,17 @@ from typing import Any
 import jax
 
 from fedjax_pfl.models import adapter_layers, convolutions
-from fedjax_pfl.models.task import EVALUATION, FOREIGN, Mode, Outputs, Task
+from fedjax_pfl.models.task import (
+    EVALUATION,
+    FOREIGN,
+    Mode,
+    Outputs,
+    Task,
+    has_features,
+    watched_features,
+)
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -55,22 +64,18 @@ class NnxTask(Task):
         return _model(made, self.make.order if isinstance(self.make, Made) else _order(made))
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
-        module = self._merged(model, *mode)
-        seen = []
-        if _has_features(module):
-            features = module.features
-            vars(module)["features"] = lambda *a, **k: seen.append(features(*a, **k)) or seen[-1]
-        logits = module(inputs, **_options(type(module).__call__, *mode))
-        if _has_features(module):
-            del vars(module)["features"]
-        return Outputs(logits, _statistics(module, *mode), seen[-1] if seen else None)
+        module, (train, _, valid) = self._merged(model, *mode), mode
+        options = accepted(type(module).__call__, train=train, valid=valid)
+        with watched_features(module) as seen:
+            logits = module(inputs, **options)
+        return Outputs(logits, _statistics(module, train), seen[-1] if seen else None)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
-        module = self._merged(model, *mode)
-        if not _has_features(module):
+        module, (train, _, valid) = self._merged(model, *mode), mode
+        if not has_features(module):
             raise self.no_head()
-        features = module.features(inputs, **_options(type(module).features, *mode))
-        return features, _statistics(module, *mode)
+        options = accepted(type(module).features, train=train, valid=valid)
+        return module.features(inputs, **options), _statistics(module, train)
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         module = self._merged(model, *EVALUATION)
@@ -92,7 +97,7 @@ class NnxTask(Task):
                 streams += 1
             else:
                 name = "params" if isinstance(variable, nnx.Param) else COLLECTION
-                value = functools.reduce(lambda tree, part: tree[part], map(str, path), model[name])
+                value = trees.at(model[name], [str(part) for part in path])
             leaves.append((path, variable.replace(value)))
         module = nnx.merge(graph, nnx.from_flat_state(leaves))
         module.train() if train else module.eval()
@@ -134,18 +139,7 @@ def _shapes(make: Callable[..., Any]) -> tuple[Any, Any]:
     return nnx.split(nnx.eval_shape(lambda: make(rngs=nnx.Rngs(0))))
 
 
-def _has_features(module: Any) -> bool:
-    """Return whether it has that method, not a number or layer of the name."""
-    return inspect.isfunction(getattr(type(module), "features", None))
-
-
-def _options(method: Any, train: bool, rng: Any, valid: jax.Array | None) -> dict[str, Any]:
-    """Return the arguments for the mode that a method takes, by name."""
-    known = inspect.signature(method).parameters
-    return {k: v for k, v in {"train": train, "valid": valid}.items() if k in known}
-
-
-def _statistics(module: Any, train: bool, rng: Any, valid: Any) -> Tree:
+def _statistics(module: Any, train: bool) -> Tree:
     """Return the collection of statistics after a training pass, if any."""
     if not train:
         return {}

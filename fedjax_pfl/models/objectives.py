@@ -216,10 +216,6 @@ for _kind in (Classification, Regression, MultiLabel, NextToken):
 
 
 def objective_of(name: str) -> Objective:
-    """Return an objective by name.
-
-    Raises:
-      InputError: unknown name.
-    """
+    """Return an objective by name."""
     require_name("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

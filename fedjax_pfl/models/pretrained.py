@@ -22,6 +22,7 @@ from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.base_file import SEEN, read_facts
 from fedjax_pfl.models.flattening import Layout, layouts
 from fedjax_pfl.models.task import Task
+from fedjax_pfl.models.torch_layers import several
 from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, cut, require
@@ -70,8 +71,7 @@ class Match:
             ("taken in Flax's order, channels last, which shapes can't confirm", self.unclear),
         ):
             if names:
-                more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-                messages.append(f"{what}: {', '.join(names[:6])}{more}")
+                messages.append(f"{what}: {several(names)}")
         messages += [self.origin] if self.origin else []
         return "; ".join(messages)
 
@@ -86,9 +86,6 @@ def initial_values(
       task: the task of the network.
       model: shapes of its model, fixed leaves included.
       inputs: shape of a batch.
-
-    Raises:
-      InputError: a value or a file that can't be read, or values that don't fit.
     """
     arrays, of_a_run = read(source)
     if looks_like_torch(arrays, model):
@@ -126,20 +123,15 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
     filled = isinstance(source, Mapping) and len(source) > 0
     require(filled, "initial_model", type(source).__name__, allowed)
-    flat, _ = jax.tree_util.tree_flatten_with_path(source)
-    for path, leaf in flat:
+    arrays = trees.by_path(source)
+    for name, leaf in arrays.items():
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        name = f"initial_model at {trees.path_name(path)!r}"
-        require(numeric, name, type(leaf).__name__, "an array")
-    return {trees.path_name(path): leaf for path, leaf in flat}, False
+        require(numeric, f"initial_model at {name!r}", type(leaf).__name__, "an array")
+    return arrays, False
 
 
 def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the global model of the first seed in a run's file of final models.
-
-    Raises:
-      InputError: the run has no global model.
-    """
+    """Return the global model of the first seed in a run's file of final models."""
     shared = {name for name in ("global", "backbone") if str(arrays.get(f"axes/{name}")) == "seed"}
     if "global" not in shared:
         raise InputError(f"{path} holds models of single clients, and no global one to begin with.")
@@ -154,9 +146,6 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a safetensors file, in the order of their names: "2" before "10".
 
     The library returns them in no order, and PyTorch's layers are matched in order.
-
-    Raises:
-      InputError: no such file, or a damaged one.
     """
     content = read_bytes(path)
     with reading(path, "a safetensors file"):
@@ -195,9 +184,7 @@ def matched(
       InputError: two values for a leaf, a value that isn't finite or has PyTorch's axes, or none
         that fits.
     """
-    leaves = {
-        trees.path_name(path): leaf for path, leaf in jax.tree_util.tree_flatten_with_path(model)[0]
-    }
+    leaves = trees.by_path(model)
     values, misfits, unused = {}, {}, list(unused)
     for name, value in arrays.items():
         path = name.replace(".", "/")

@@ -1,10 +1,9 @@
 """Projection of a network's features before its head, as in contrastive methods."""
 
-import inspect
-
 import flax.linen as nn
 
 from fedjax_pfl.models.layers import Dense
+from fedjax_pfl.utils.conversions import accepted
 
 
 class Projection(nn.Module):
@@ -38,10 +37,8 @@ class Projected(nn.Module):
         self.head = self.network.head
 
     def features(self, x, train: bool = False, valid=None):
-        known = inspect.signature(self.network.features).parameters
-        mode = {"train": train, "valid": valid}
-        x = self.network.features(x, **{name: mode[name] for name in mode if name in known})
-        return self.projection(x)
+        options = accepted(self.network.features, train=train, valid=valid)
+        return self.projection(self.network.features(x, **options))
 
     def __call__(self, x, train: bool = False, valid=None):
         return self.head(self.features(x, train, valid))

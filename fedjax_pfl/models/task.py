@@ -4,8 +4,8 @@ A model is a dict of collections: `"params"`, and statistics if the network has 
 sees one client's model and one minibatch; the engine adds the client axis.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models import convolutions
 from fedjax_pfl.models.kernels import forms
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective
+from fedjax_pfl.utils.conversions import accepted
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Key, Tree
@@ -234,13 +235,10 @@ class LinenTask(Task):
 
     module: nn.Module
 
-    def _options(self, method, **options):
-        arguments = inspect.signature(getattr(type(self.module), method)).parameters
-        return {name: value for name, value in options.items() if name in arguments}
-
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         rngs = {"params": key, "dropout": key}
-        return dict(self.module.init(rngs, inputs, **self._options("__call__", train=False)))
+        options = accepted(type(self.module).__call__, train=False)
+        return dict(self.module.init(rngs, inputs, **options))
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         return self._called("__call__", model, inputs, *mode)
@@ -261,7 +259,7 @@ class LinenTask(Task):
         return logits
 
     def _called(self, method, model, inputs, train, rng, valid):
-        options = self._options(method, train=train, valid=valid)
+        options = accepted(getattr(type(self.module), method), train=train, valid=valid)
         statistics = [name for name in model if name != "params"] if train else []
         rngs = {"dropout": rng} if train and rng is not None else None
         with convolutions.in_linen():
@@ -296,6 +294,26 @@ class FunctionTask(Task):
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         return Outputs(self.apply_fn(model["params"], inputs), {})
+
+
+def has_features(module: Any) -> bool:
+    """Return whether a module has a method `features`, and no number or layer of the name."""
+    return callable(getattr(type(module), "features", None))
+
+
+@contextlib.contextmanager
+def watched_features(module: Any) -> Iterator[list[Any]]:
+    """Yield a list to which calls of a module's method `features` add their results."""
+    seen = []
+    if has_features(module):
+        features = module.features
+        spy = lambda *a, **k: seen.append(features(*a, **k)) or seen[-1]  # noqa: E731
+        object.__setattr__(module, "features", spy)
+    try:
+        yield seen
+    finally:
+        if has_features(module):
+            object.__delattr__(module, "features")
 
 
 # Functions (model, dtype) that make tasks of other libraries' modules; None for anything else.

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name
 
 IGNORED = "num_batches_tracked"
 KINDS = {
@@ -63,10 +63,8 @@ def paired(
 ) -> dict[str, str | None]:
     """Return the network's layer for each of PyTorch's layers, or None."""
     for layer, own in names.items():
-        if layer not in torch_layers:
-            raise unknown_name("layer of the state_dict", layer, torch_layers)
-        if own not in own_layers:
-            raise unknown_name("layer of the network", own, own_layers)
+        require_name("layer of the state_dict", layer, torch_layers)
+        require_name("layer of the network", own, own_layers)
     require(len(set(names.values())) == len(names), "names", dict(names), "different layers")
     pairs: dict[str, str | None] = dict(names)
     for layer in torch_layers:

@@ -32,7 +32,7 @@ from fedjax_pfl.models.torch_layers import (
     torch_layers_of,
 )  # fmt: skip
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.typing import Tree
 
 MARKS = ("weight", "running_mean", "running_var", IGNORED)  # names of leaves that only PyTorch has
@@ -53,14 +53,12 @@ class Converted:
       missing: paths of the leaves without a value.
       unused: names of values without a leaf.
       misfits: descriptions of values with another shape than their leaf.
-      pairs: pairs of a PyTorch layer's name and the network's.
     """
 
     values: dict[str, np.ndarray]
     missing: tuple[str, ...]
     unused: tuple[str, ...]
     misfits: tuple[str, ...]
-    pairs: tuple[tuple[str, str], ...]
 
 
 def from_torch(
@@ -117,8 +115,7 @@ def from_torch(
 
 def looks_like_torch(arrays: Mapping[str, Any], model: Tree) -> bool:
     """Return whether names are a PyTorch module's, and not those of the network's own leaves."""
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    own = {trees.path_name(path) for path, _ in flat}
+    own = {*trees.by_path(model)}
     own |= {path.partition("/")[2] for path in own}
     marked = [name for name in arrays if name.rpartition(".")[2] in MARKS]
     return bool(marked) and not any(name.replace(".", "/") in own for name in marked)
@@ -147,10 +144,6 @@ def converted(
       inputs: shape of a batch.
       names: see `from_torch`.
       flattened: see `from_torch`.
-
-    Raises:
-      InputError: no such layer, different numbers of layers of a kind, or a dense layer with an
-        unknown order of inputs.
     """
     arrays, left_out = arrays_of(state_dict), ()
     own_layers, shapes = _own_layers(task, inputs)
@@ -161,8 +154,7 @@ def converted(
     torch_layers = torch_layers_of(arrays)
     turned = layouts(task, shapes, inputs)
     for layer, sizes in (flattened or {}).items():
-        if layer not in own_layers:
-            raise unknown_name("layer in flattened", layer, own_layers)
+        require_name("layer in flattened", layer, own_layers)
         labels = (*range(1, len(sizes)), CHANNELS)
         layout = Layout(labels, tuple(sizes)) if sizes else None
         leaves = own_layers[layer]
@@ -188,8 +180,7 @@ def converted(
             values[path] = array
     every = [path for leaves in own_layers.values() for path, _ in leaves.values()]
     missing = tuple(path for path in every if path not in values)
-    known = tuple((layer, own) for layer, own in pairs.items() if own is not None)
-    return Converted(values, missing, tuple(unused), tuple(misfits), known)
+    return Converted(values, missing, tuple(unused), tuple(misfits))
 
 
 def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]:
@@ -202,8 +193,7 @@ def _own_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> tuple[Layers, Tree]
         return model
 
     model = jax.eval_shape(noted, jax.random.key(0))
-    flat, _ = jax.tree_util.tree_flatten_with_path(model)
-    shapes = {trees.path_name(path): leaf for path, leaf in flat}
+    shapes = trees.by_path(model)
     layers: Layers = {}
     for path in order:
         layer, _, name = path.partition("/")[2].rpartition("/")

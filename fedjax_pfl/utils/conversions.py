@@ -87,10 +87,33 @@ def is_list(value: Any) -> bool:
     return len(getattr(value, "shape", ())) == 1
 
 
+def as_array(values: Any) -> np.ndarray:
+    """Convert values to an array; an array of None for what has no shape, such as ragged lists."""
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        return np.asarray(None)
+
+
+def finite_float32(what: str, values: np.ndarray) -> np.ndarray:
+    """Convert numbers to float32; `InputError` if some are not finite in it."""
+    with np.errstate(over="ignore"):
+        values = values.astype(np.float32)
+    bad = np.count_nonzero(~np.isfinite(values))
+    require(bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32")
+    return values
+
+
 def keyword_defaults(function: Callable) -> dict[str, Any]:
     """Return the keyword-only parameters of a function and their defaults."""
     parameters = inspect.signature(function).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+
+def accepted(function: Callable, **options: Any) -> dict[str, Any]:
+    """Return those of the options that a function has parameters for."""
+    known = inspect.signature(function).parameters
+    return {name: value for name, value in options.items() if name in known}
 
 
 def defined_at(function: Any) -> tuple[str, str]:

@@ -162,21 +162,23 @@ def require_name(kind: str, value: object, valid: Iterable[str]) -> None:
         raise unknown_name(kind, value, valid)
 
 
-def require_whole(name: str, value: Any, low: int) -> int:
-    """Return `value` as an integer.
+def require_whole(name: str, value: Any, low: int, high: int | None = None, bits: int = 31) -> int:
+    """Return `value` as an integer in low..high, or below 2^bits if `high` is None.
 
     Booleans and arrays, including scalars, are refused: static values must be hashable.
 
     Raises:
-      InputError: `value` is not a whole number of at least `low` and below 2^31.
+      InputError: `value` is not such a whole number.
     """
     try:
         other = isinstance(value, bool) or hasattr(value, "__len__")
         number = low - 1 if other else operator.index(value)
     except TypeError:
         number = low - 1
-    require(number >= low, name, value, f"a whole number of at least {low}")
-    require(number < 2**31, name, value, "a whole number below 2^31")
+    allowed = f"of at least {low}" if high is None else f"in {low}..{high}"
+    inside = number >= low and (high is None or number <= high)
+    require(inside, name, value, f"a whole number {allowed}")
+    require(number < 2**bits, name, value, f"a whole number below 2^{bits}")
     return number
 
 

@@ -283,3 +283,9 @@ def row(stack: Stack, index: Scalar | int) -> Tree:
 def path_name(path) -> str:
     """Format a key path of `jax.tree_util` as "a/b/c"."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
+
+
+def by_path(tree: Tree, is_leaf: Callable[[Any], bool] | None = None) -> dict[str, Any]:
+    """Return the leaves of a tree by their paths, see `path_name`, in the tree's order."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
+    return {path_name(path): leaf for path, leaf in leaves}

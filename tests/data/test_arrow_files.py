@@ -12,7 +12,7 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_bad_files import parquet, png
+from tests.data.sources.test_bad_files import black, parquet
 from tests.data.test_hostile_files import POOL
 
 
@@ -30,7 +30,7 @@ def stream(folder, batch, compression=None):
 
 
 def test_offsets_beyond_the_end_of_an_arrow_file(tmp_path):
-    images = pa.array([{"bytes": png((4, 4 + i)), "path": None} for i in range(3)])
+    images = pa.array([{"bytes": black((4, 4 + i)), "path": None} for i in range(3)])
     batch = pa.record_batch({"img": images, "label": pa.array([0, 1, 0])})
     path = stream(tmp_path, batch)
     offsets = batch["img"].field("bytes").buffers()[1].to_pybytes()[: 4 * (len(batch) + 1)]
@@ -72,7 +72,7 @@ def test_more_rows_than_samples_are_not_read(tmp_path):
 
 
 def test_one_large_value_in_many_rows_is_read_in_small_pieces(tmp_path, monkeypatch):
-    value = png((4, 4)) + b"\0" * 2**20  # what follows an image is ignored
+    value = black((4, 4)) + b"\0" * 2**20  # what follows an image is ignored
     parquet(tmp_path, 40, labels=[0, 1] * 20, images=[value] * 40)
     assert (tmp_path / "train.parquet").stat().st_size < 100_000
     pool = pa.default_memory_pool()

@@ -53,7 +53,7 @@ def test_token_ids():
             input_scaling(name, data)
     bad = [
         ({"vocab_size": 3}, r"Token ids of the training .* must be in 0\.\.2, got '0\.\.3'"),
-        ({"vocab_size": 2**25}, r"vocab_size must be an integer in 1\.\."),
+        ({"vocab_size": 2**25}, r"vocab_size must be a whole number in 1\.\."),
         ({"vocab_size": 4, "train_x": ids / 1}, "must be integer token ids, got 'float64'"),
         ({"vocab_size": 4, "train_x": ids[0]}, r"must be \[n, length\]"),
     ]

@@ -66,7 +66,7 @@ def test_quarters_make_up_the_trigger():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: poison(*clients(), [3], LabelFlip(4)), "attacker must be a client in 0..2, got 3"),
+        (lambda: poison(*clients(), [3], LabelFlip(4)), "attacker must be a whole number in 0..2"),
         (lambda: LabelFlip(4, "swap"), "label flip 'swap'"),
         (lambda: Backdoor(share=0.0), "share must be"),
         (lambda: poison(*clients(), [0], Backdoor(size=7)), "at least 7x7 pixels"),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.sample_hashes import sample_hashes
+from fedjax_pfl.data.public_part import sample_hashes
 
 
 def dataset(**more):

@@ -122,6 +122,18 @@ def test_what_is_no_whole_number(given):
     require_whole("rounds", np.int64(1), 1)
 
 
+@pytest.mark.parametrize(
+    ("number", "limits", "allowed"),
+    [(4, (1, 3), "in 1..3"), (0, (1, 3), "in 1..3"), (2**31, (1,), "below 2^31"),
+     (2**63, (0, None, 63), "below 2^63")],
+)  # fmt: skip
+def test_ranges_of_whole_numbers(number, limits, allowed):
+    with pytest.raises(InputError) as error:
+        require_whole("seed", number, *limits)
+    assert str(error.value) == f"seed must be a whole number {allowed}, got {number}."
+    assert require_whole("seed", number // 2 + 1, *limits) == number // 2 + 1
+
+
 @pytest.mark.parametrize("given", [["a"], {"a": 1}, np.array(["a"]), None, 1.0, b"a"])
 def test_what_is_no_text_is_no_name(given):
     calls = [

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
+from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_whole, shown, unknown_name
 
 
 @register_rule("by_column", natural=True, needs_classes=False)
@@ -34,7 +34,8 @@ def by_column(
       clients_each: clients of each value.
     """
     column = _chosen(column, samples.columns)
-    least, each = integer("min_size", min_size, 1), integer("clients_each", clients_each, 1)
+    least = require_whole("min_size", min_size, 1)
+    each = require_whole("clients_each", clients_each, 1)
     values, counts = np.unique(samples.columns[column], return_counts=True)
     enough = np.flatnonzero(counts >= least * each)
     what = f"values of column {column!r} have {least * each} {samples.what} or more (min_size)"

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, apportion, deal_alike
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
 @register_rule("dirichlet", test_split="pooled")
@@ -136,8 +136,8 @@ def dirichlet_shares(count: int, alpha: float, rng: np.random.Generator) -> np.n
 
 def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: bool) -> Plan:
     check_alpha(alpha)
-    min_size = integer("min_size", min_size, 1)
-    max_retries = integer("max_retries", max_retries, 0)
+    min_size = require_whole("min_size", min_size, 1)
+    max_retries = require_whole("max_retries", max_retries, 0)
     check_min_size(min_size, num_clients, samples)
     histogram = samples.counts()
     counts, reached = nearest_draw(

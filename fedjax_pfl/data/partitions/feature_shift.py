@@ -9,10 +9,10 @@ import numpy as np
 from fedjax_pfl.data.corruptions import KINDS, STRENGTHS, corrupt
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.rule_registry import integer, parse_options
+from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.data.partitions.statistics import SPLITS
 from fedjax_pfl.utils.conversions import keyword_defaults, number
-from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 EVERY = "all"
 
@@ -51,7 +51,7 @@ def corruptions(
     """
     share = number("share of feature_shift 'corrupt'", share, "a fraction in [0, 1]", 0, 1)
     require_name("kind of corruption", kind, (EVERY, *KINDS))
-    strength = integer("strength of feature_shift 'corrupt'", strength, 0, STRENGTHS)
+    strength = require_whole("strength of feature_shift 'corrupt'", strength, 0, STRENGTHS)
     kinds = range(1, len(KINDS) + 1) if kind == EVERY else (KINDS.index(kind) + 1,)
     strengths = (strength,) if strength else range(1, STRENGTHS + 1)
     pairs = rng.permutation([(one, much) for one in kinds for much in strengths])
@@ -87,9 +87,8 @@ def shift_features(partition: Partition, shift: str, seed: int, **options: Any) 
     if partition.turns is not None or partition.corruption is not None:
         raise InputError("The partition has a feature shift already: shift it only once.")
     defaults = keyword_defaults(FEATURE_SHIFTS[shift])
-    texts = {name: str(value) for name, value in options.items()}
-    options = parse_options(texts, defaults, f"option of feature_shift {shift!r}")
-    rng = np.random.default_rng([integer("seed", seed, 0, limit=2**63), 3])
+    options = parse_options(options, defaults, f"option of feature_shift {shift!r}")
+    rng = np.random.default_rng([require_whole("seed", seed, 0, bits=63), 3])
     fields = FEATURE_SHIFTS[shift](partition.num_clients, rng, **options)
     facts = {"feature_shift": shift, **{f"shift_{name}": x for name, x in options.items()}}
     return replace(partition, options=partition.options | facts, **fields)

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, joined
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.utils.errors import InputError, require_whole
 
 
 @register_rule("shards")
@@ -23,7 +23,7 @@ def shards(
     Args:
       shards_per_client: shards of each client, 1 or more.
     """
-    each = integer("shards_per_client", shards_per_client, 1)
+    each = require_whole("shards_per_client", shards_per_client, 1)
     total = num_clients * each
     _check(samples, num_clients, each)
     owner = rng.permutation(total).reshape(num_clients, each)

@@ -8,15 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import batches, open_parquet, stream_batches
+from fedjax_pfl.data.arrow_files import (
+    batches,
+    holds_images,
+    image_bytes,
+    integers,
+    open_parquet,
+    stream_batches,
+)
+from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.image_decoding import decode_images
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, index_list, pixels
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.partitions.rule_registry import integer, is_number
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import is_number
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 _LABELS = ("label", "labels", "fine_label", "character")
 
@@ -54,7 +62,7 @@ def import_flower(
     """
     inside = is_number(test_fraction) and 0 <= test_fraction < 1
     require(inside, "test_fraction", test_fraction, "a number at least 0 and below 1")
-    seed = integer("seed", seed, 0)
+    seed = require_whole("seed", seed, 0)
     matcher = Matcher(dataset)
     if path.is_dir():
         train, test = _read_folder(path, dataset, matcher, index_column)
@@ -141,9 +149,6 @@ def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str
       dataset: the data set that was split.
       matcher: of that data set; finds images if there is no column of indices.
       index_column: name of that column.
-
-    Raises:
-      InputError: no such files, damaged ones, indices outside the pool, or unknown images.
     """
     files = sorted(part.glob("*.parquet")) if part.is_dir() else [part]
     arrow = [] if files else sorted(part.glob("*.arrow"))
@@ -155,30 +160,26 @@ def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str
         if rows > top + 1:
             raise InputError(f"{part} has more rows than the {top + 1} samples of the data set.")
         names = batch.schema.names
-        if names.count(index_column) == 1:
-            column = _numbers(part, batch, index_column)
+        check_header(part, names)
+        if index_column in names:
+            column = integers(part, batch, index_column)
             shown = f"{column.min()}..{column.max()}" if len(column) else None
             known = len(column) == 0 or (column.min() >= 0 and column.max() <= top)
-            require(known, f"Column {index_column!r} in {part}", shown, f"in 0..{top}")
+            require(known, f"Column {index_column!r} of {part}", shown, f"in 0..{top}")
             pieces.append(column.astype(np.int64))
             continue
-        images = [name for name in names if names.count(name) == 1 and _encoded(batch, name)]
+        images = [name for name in names if holds_images(batch.schema.field(name).type)]
         if len(images) != 1:
             raise InputError(
                 f"{part} has neither a column {index_column!r} of indices nor one of encoded "
                 f"images; columns found: {', '.join(names[:20])}."
             )
-        label = next((name for name in _LABELS if names.count(name) == 1), None)
-        labels.append(None if label is None else _numbers(part, batch, label))
-        channels = dataset.input_shape[-1]
-        values = batch.column(images[0]).to_pylist()
-        named = (
-            (f"Image {i} of {part}", (value or {}).get("bytes") or b"")
-            for i, value in enumerate(values, rows - len(batch))
-        )
-        what = f"images of {part}"
-        decoded = decode_images(named, len(batch), channels=channels)
-        pieces.append(pixels(decoded, dataset, what, 0.5, 0.5))
+        label = next((name for name in _LABELS if name in names), None)
+        labels.append(None if label is None else integers(part, batch, label))
+        contents = enumerate(image_bytes(batch.column(images[0])), rows - len(batch))
+        named = ((f"Image {i} of {part}", content) for i, content in contents)
+        decoded = decode_images(named, len(batch), channels=dataset.input_shape[-1])
+        pieces.append(pixels(decoded, dataset, f"images of {part}", 0.5, 0.5))
     if not pieces:
         return np.zeros(0, np.int64)
     if not labels:
@@ -191,25 +192,3 @@ def _read_rows(part: Path, dataset: Dataset, matcher: Matcher, index_column: str
 
 def _parquet(path: Path) -> Iterator:
     return batches(path, open_parquet(path))
-
-
-def _encoded(batch, name: str) -> bool:
-    """Return whether a column holds structs with the bytes of images."""
-    import pyarrow.types as types  # slow import: only where it is used
-
-    kind = batch.schema.field(name).type
-    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        return False
-    stored = kind.field("bytes").type
-    return types.is_binary(stored) or types.is_large_binary(stored)
-
-
-def _numbers(part: Path, batch, name: str) -> np.ndarray:
-    """Return a column of integers without gaps [rows]."""
-    import pyarrow.types as types
-
-    column = batch.column(name)
-    what = f"Column {name!r} in {part}"
-    require(types.is_integer(column.type), what, str(column.type), "integers")
-    require(column.null_count == 0, what, f"{column.null_count} gaps", "without gaps")
-    return column.to_numpy(zero_copy_only=False)

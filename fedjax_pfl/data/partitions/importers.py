@@ -16,9 +16,9 @@ from fedjax_pfl.data.partitions.from_flower import import_flower
 from fedjax_pfl.data.partitions.from_pfllib import import_pfllib
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
-from fedjax_pfl.data.sources.leaf import is_leaf
+from fedjax_pfl.data.sources.leaf import leaf_files
 from fedjax_pfl.utils.conversions import keyword_defaults
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 
 
 class Importer(NamedTuple):
@@ -63,12 +63,10 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
       InputError: an unknown source, files of another form, or samples that the
         data set doesn't have.
     """
-    if source not in IMPORTERS:
-        raise unknown_name("source of saved splits", source, IMPORTERS)
+    require_name("source of saved splits", source, IMPORTERS)
     known = IMPORTERS[source].options
     for name in options:
-        if name not in known:
-            raise unknown_name(f"option of importer {source!r}", name, known)
+        require_name(f"option of importer {source!r}", name, known)
     place = as_path("Path of a split", path)
     with reading(place):
         partition = IMPORTERS[source].load(place, dataset, **options)
@@ -92,7 +90,7 @@ def detect_tool(place: Path) -> str | None:
         return "pfllib"
     if is_flbench(place):
         return "flbench"
-    if is_leaf(place):
+    if leaf_files(place):
         return "leaf"
     numbered = any(re.search(r"\d$", entry.stem) for entry in place.iterdir())
     return "flower" if numbered else None

@@ -3,6 +3,7 @@
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ class Matcher:
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
         self.ambiguous: int = 0
-        self._places: dict[bytes, deque[int]] | None = None
 
     def match(self, x: np.ndarray, y: np.ndarray | None, what: str) -> np.ndarray:
         """Return the pool indices of samples, ascending.
@@ -38,8 +38,6 @@ class Matcher:
         if y is not None:
             fits = y.shape == (len(x),) and y.dtype.kind in "iu"
             require(fits, f"Labels of the {what}", f"{y.dtype} {y.shape}", f"{len(x)} integers")
-        if self._places is None:
-            self._places = self._index()
         matches, missing, labels = [], [], self.dataset.labels
         for k, key in enumerate(map(_digest, x)):
             places = self._places.get(key, deque())
@@ -58,7 +56,8 @@ class Matcher:
             )
         return np.sort(np.array(matches, np.int64))
 
-    def _index(self) -> dict[bytes, deque[int]]:
+    @cached_property
+    def _places(self) -> dict[bytes, deque[int]]:
         places = defaultdict(deque)
         for i, sample in enumerate(self.dataset.pool()[0]):
             places[_digest(sample)].append(i)

@@ -118,8 +118,7 @@ class Partition:
 
     def client(self, split: str, i: int) -> np.ndarray:
         """Return the pool indices of client i in a split, int32."""
-        require_whole("Client", i, 0)
-        require(i < self.num_clients, "Client", i, f"in 0..{self.num_clients - 1}")
+        require_whole("Client", i, 0, self.num_clients - 1)
         ragged = self.split(split)
         return ragged.idx[ragged.offsets[i] : ragged.offsets[i + 1]]
 
@@ -134,29 +133,17 @@ class Partition:
         Raises:
           InputError: labels outside 0..C-1, or fewer labels than the largest index needs.
         """
-        partition_checks.require_room(self, num_classes)
+        partition_checks.require_room(self.num_clients, num_classes)
+        labels = partition_checks.checked_labels(labels, num_classes)
         ragged = self.split(split)
-        owners, seen = ragged.owners(), self._labels(ragged, labels, num_classes)
+        needed = int(ragged.idx.max(initial=-1)) + 1
+        require(len(labels) >= needed, "Number of labels", len(labels), f"at least {needed}")
+        owners, seen = ragged.owners(), labels[ragged.idx]
         if self.label_map is not None:
             partition_checks.check_label_map(self, num_classes)
             seen = np.asarray(self.label_map)[owners, seen]
         flat = np.bincount(owners * num_classes + seen, minlength=self.num_clients * num_classes)
         return flat.reshape(self.num_clients, num_classes)
-
-    @staticmethod
-    def _labels(ragged: Ragged, labels: ArrayLike, num_classes: int) -> np.ndarray:
-        """Labels [total] of the samples that are listed."""
-        labels = np.asarray(labels)
-        known = labels.ndim == 1 and labels.dtype.kind in "iu"
-        what = f"a list of whole numbers in 0..{num_classes - 1}"
-        require(known, "Labels of the pool", f"{labels.dtype} {labels.shape}", what)
-        needed = int(ragged.idx.max(initial=-1)) + 1
-        require(len(labels) >= needed, "Number of labels", len(labels), f"at least {needed}")
-        seen = labels[ragged.idx]
-        low, high = int(seen.min(initial=0)), int(seen.max(initial=0))
-        inside = low >= 0 and high < num_classes
-        require(inside, "Labels of the pool", f"{low}..{high}", f"in 0..{num_classes - 1}")
-        return seen
 
     def _arrays(self) -> dict[str, np.ndarray]:
         arrays = {}
@@ -299,8 +286,7 @@ class Partition:
         Raises:
           InputError: fraction outside its range, or validation samples exist already.
         """
-        integer = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
-        require(integer and seed >= 0, "Validation seed", seed, "a whole number of at least 0")
+        seed = require_whole("Validation seed", seed, 0, bits=63)
         number = isinstance(fraction, int | float | np.floating) and not isinstance(fraction, bool)
         fits = number and 0 <= fraction < 1
         require(fits, "Validation fraction", fraction, "a number of at least 0 and below 1")

@@ -21,15 +21,10 @@ def validate(partition: Partition, num_samples: int, num_classes: int, labels: A
     """Check a partition against a pool; see `Partition.validate`."""
     check_offsets(partition)
     require_whole("num_classes", num_classes, 1)
-    require_room(partition, num_classes)
-    labels = np.asarray(labels)
-    shape, kind = labels.shape, labels.dtype
-    require(shape == (num_samples,), "Shape of the labels", shape, f"({num_samples},)")
-    require(kind.kind in "iu", "Type of the labels", str(kind), "integer")
+    require_room(partition.num_clients, num_classes)
     require(num_samples > 0, "Number of samples", num_samples, "at least 1")
-    low, high = int(np.min(labels)), int(np.max(labels))
-    inside = low >= 0 and high < num_classes
-    require(inside, "Labels", f"{low}..{high}", f"in 0..{num_classes - 1}")
+    count = len(checked_labels(labels, num_classes))
+    require(count == num_samples, "Number of labels", count, f"{num_samples}")
     for split in SPLITS:
         ragged = partition.split(split)
         outside = ragged.idx[(ragged.idx < 0) | (ragged.idx >= num_samples)]
@@ -74,6 +69,17 @@ def check_offsets(partition: Partition) -> None:
         require(ends == (0, len(idx)), name, ends, f"from 0 to {len(idx)}, the number of indices")
 
 
+def checked_labels(labels: ArrayLike, num_classes: int) -> np.ndarray:
+    """Return the labels of a pool [n]; `InputError` unless they are whole numbers in 0..C-1."""
+    labels = np.asarray(labels)
+    what = f"a list of whole numbers in 0..{num_classes - 1}"
+    known = labels.ndim == 1 and labels.dtype.kind in "iu"
+    require(known, "Labels of the pool", f"{labels.dtype} {labels.shape}", what)
+    low, high = int(labels.min(initial=0)), int(labels.max(initial=0))
+    require(low >= 0 and high < num_classes, "Labels of the pool", f"{low}..{high}", what)
+    return labels
+
+
 def check_label_map(partition: Partition, num_classes: int) -> None:
     """Raise `InputError` unless the label map is [N, C] with labels in 0..C-1."""
     expected = (partition.num_clients, num_classes)
@@ -102,7 +108,7 @@ def check_feature_shift(partition: Partition) -> None:
         require(not len(rows), called, rows[:1].tolist(), allowed)
 
 
-def require_room(partition: Partition, num_classes: int) -> None:
+def require_room(num_clients: int, num_classes: int) -> None:
     """Raise `InputError` if tables of clients and classes don't fit into memory."""
-    what = f"A table of {partition.num_clients:,} clients and {num_classes:,} classes"
-    require_memory(what, 8 * partition.num_clients * num_classes)
+    what = f"A table of {num_clients:,} clients and {num_classes:,} classes"
+    require_memory(what, 8 * num_clients * num_classes)

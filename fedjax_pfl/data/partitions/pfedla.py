@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts, joined, largest
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 USUAL_SIZE = 600  # a hundredth of CIFAR-10, CIFAR-100 and MNIST's training samples
 
@@ -35,7 +35,7 @@ def pfedla_noniid1(
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     sets = samples.class_sets(num_clients, each, rng)
     return _of_sets(samples, sets, samples_per_client, allow_overlap)
 
@@ -65,7 +65,7 @@ def pfedla_noniid2(
     """
     present = np.flatnonzero(samples.counts())
     require(len(present) > 1, "Number of classes for rule 'pfedla_noniid2'", len(present), "2+")
-    each = integer("dominant_classes", dominant_classes, 1, len(present) - 1)
+    each = require_whole("dominant_classes", dominant_classes, 1, len(present) - 1)
     inside = is_number(share) and 0 < share < 1
     require(inside, "share", share, "a number above 0 and below 1")
     sets = samples.class_sets(num_clients, each, rng)
@@ -104,11 +104,11 @@ def pfedla_fig5(
       samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
-    integer("num_clients", num_clients, 3)
+    require_whole("num_clients", num_clients, 3)
     present = np.flatnonzero(samples.counts())
     enough = len(present) >= 4
     require(enough, "Number of classes for rule 'pfedla_fig5'", len(present), "at least 4")
-    each = integer("classes_per_client", classes_per_client, 2, len(present) - 2)
+    each = require_whole("classes_per_client", classes_per_client, 2, len(present) - 2)
     target, outside = np.split(rng.permutation(present), [each])
     similar = np.concatenate([rng.permutation(target)[:-1], outside[:1]])
     # How many classes another client shares with the target: as in random sets, but at most each-2.
@@ -144,7 +144,7 @@ def pfedla_fig6(
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     window = (np.arange(num_clients)[:, None] + np.arange(each)) % len(present)
     return _of_sets(samples, np.sort(present[window]), samples_per_client, allow_overlap)
 
@@ -208,7 +208,7 @@ def _plan(samples, counts, low: int, size, allow_overlap, sets, separate) -> Pla
         return largest(0, top, fits)
 
     n = len(separate)
-    wanted = USUAL_SIZE if size is None else integer("samples_per_client", size, 1)
+    wanted = USUAL_SIZE if size is None else require_whole("samples_per_client", size, 1)
     most = largest_size(samples, min(wanted, len(samples.idx)))
     if most < (low if size is None else max(wanted, low)):
         remedy = "" if allow_overlap else ", or set allow_overlap"

@@ -10,8 +10,8 @@ from fedjax_pfl.data.partitions.dirichlet import (
     dirichlet_shares,
     nearest_draw,
 )
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
 @register_rule("pat", test_split="pooled")
@@ -42,9 +42,9 @@ def pat(
         `balance`.
     """
     present = np.flatnonzero(samples.counts())
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     require(isinstance(balance, bool), "balance", balance, "True or False")
-    min_size = integer("min_size", min_size, 1)
+    min_size = require_whole("min_size", min_size, 1)
     check_min_size(min_size, num_clients, samples)
     histogram = samples.counts()
     owners = -(-num_clients * each // len(present))
@@ -104,10 +104,10 @@ def exdir(
     """
     histogram = samples.counts()
     present = np.flatnonzero(histogram)
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     check_alpha(alpha)
-    min_size = integer("min_size", min_size, 1)
-    max_retries = integer("max_retries", max_retries, 0)
+    min_size = require_whole("min_size", min_size, 1)
+    max_retries = require_whole("max_retries", max_retries, 0)
     sets = samples.class_sets(num_clients, each, rng)
     owned = [np.flatnonzero(column) for column in samples.membership(sets).T]
     least = -(-min_size // each)  # of each class

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import require
 
 Lists: TypeAlias = Sequence[Any] | np.ndarray  # N sequences of whole numbers
@@ -45,10 +46,7 @@ class Ragged(NamedTuple):
 
 def _indices(client: int, indices: Sequence) -> np.ndarray:
     """One client's list as int32."""
-    try:
-        array = np.asarray(indices)
-    except (ValueError, TypeError, OverflowError):  # nested lists of several lengths
-        array = np.asarray(None)
+    array = as_array(indices)
     if array.shape == (0,):
         return np.zeros(0, np.int32)
     integers = array.dtype.kind in "iu" and array.ndim == 1

@@ -7,7 +7,6 @@ such as one per class. Hold-outs and caps take the same fraction of every stratu
 sample, so they keep the shares of the rule.
 """
 
-import operator
 import sys
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
-from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.utils.conversions import LIMIT, keyword_defaults
-from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.data.partitions.partition_checks import require_room
+from fedjax_pfl.utils.conversions import convert, keyword_defaults
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 from fedjax_pfl.utils.registries import F, registering
 
 
@@ -123,39 +122,25 @@ def rule_options(rule: str) -> dict[str, Any]:
 
 
 def parse_options(
-    texts: Mapping[str, str], defaults: Mapping[str, Any], kind: str
+    values: Mapping[str, Any], defaults: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
-    """Convert options from text to the types of their defaults; a default of None is an integer's.
+    """Convert options to the types of their defaults; a default of None is an integer's.
 
     Args:
-      texts: text by name; "none" is None if that is the default.
+      values: text or values by name; "none" is None if that is the default.
       defaults: such as `rule_options(rule)`.
       kind: an option's name in messages.
 
     Raises:
-      InputError: an unknown name, or text that is not of the type.
+      InputError: an unknown name, or a value that is not of the type.
     """
     parsed = {}
-    for name, text in texts.items():
-        if name not in defaults:
-            raise unknown_name(kind, name, defaults)
-        parsed[name] = _parse(name, text.strip(), defaults[name])
+    for name, value in values.items():
+        require_name(kind, name, defaults)
+        value = value.strip() if isinstance(value, str) else value
+        of_type = int | None if defaults[name] is None else type(defaults[name])
+        parsed[name] = convert(name, value, of_type)
     return parsed
-
-
-def _parse(name: str, text: str, default):
-    if default is None and text.lower() == "none":
-        return None
-    if isinstance(default, bool):
-        known = {"true": True, "false": False}.get(text.lower())
-        require(known is not None, name, text, "true or false")
-        return known
-    types = {float: (float, "a number"), str: (str, "text")}
-    read, allowed = types.get(type(default), (int, "an integer"))
-    try:
-        return read(text)
-    except ValueError as error:
-        raise InputError(f"{name} must be {allowed}, got {shown(text)}.") from error
 
 
 def make_partition(
@@ -186,8 +171,7 @@ def make_partition(
     """
     defaults = rule_options(rule)
     for name in options:
-        if name not in defaults:
-            raise unknown_name(f"option of partition rule {rule!r}", name, defaults)
+        require_name(f"option of partition rule {rule!r}", name, defaults)
     if RULES[rule].needs_classes and not dataset.has_classes:
         others = [name for name, one in RULES.items() if not one.needs_classes]
         raise InputError(
@@ -207,14 +191,14 @@ def make_partition(
     common = {name: resolved[name] for name in COMMON_OPTIONS}
     own = {name: value for name, value in resolved.items() if name not in COMMON_OPTIONS}
     if num_clients is not None or not RULES[rule].natural:
-        num_clients = integer("num_clients", num_clients, 1)
-    seed = integer("seed", seed, 0, limit=2**63)
+        num_clients = require_whole("num_clients", num_clients, 1)
+    seed = require_whole("seed", seed, 0, bits=63)
     fraction = common["test_fraction"]
     in_range = is_number(fraction) and 0 <= fraction < 1
     require(in_range, "test_fraction", fraction, "a number at least 0 and below 1")
     for name in ("train_samples", "test_samples"):
         if common[name] is not None:
-            common[name] = integer(name, common[name], 1)
+            common[name] = require_whole(name, common[name], 1)
     common["test_split"] = _test_split(common["test_split"], RULES[rule], dataset)
     official = common["test_split"] == "official"
     if official:
@@ -236,9 +220,9 @@ def make_partition(
             )
     # One stream per purpose, so that a cap or another test split doesn't change the plan.
     plan_rng, train_rng, test_rng = (np.random.default_rng([seed, purpose]) for purpose in range(3))
-    _require_table(num_clients, dataset.num_classes)
+    require_room(num_clients or 0, dataset.num_classes)
     plan = RULES[rule].plan(train, num_clients, plan_rng, **own)
-    _require_table(len(plan.names), dataset.num_classes)
+    require_room(len(plan.names), dataset.num_classes)
     check_read(options, plan.unread)
     dealt = plan.deal(train, train_rng)
     if official:
@@ -274,29 +258,11 @@ def check_read(options: Mapping[str, Any], unread: Mapping[str, str]) -> None:
             )
 
 
-def _require_table(num_clients: int | None, num_classes: int) -> None:
-    what = f"A table of {num_clients or 0:,} clients and {num_classes:,} classes"
-    require_memory(what, 8 * (num_clients or 0) * num_classes)
-
-
 def _samples(dataset: Dataset, labels, inputs, start: int, stop: int, what: str) -> Samples:
     columns = {name: values[start:stop] for name, values in dataset.columns.items()}
     idx = np.arange(start, stop)
     seen = None if inputs is None else inputs[start:stop]
     return Samples(idx, labels[start:stop], dataset.num_classes, what, columns, seen)
-
-
-def integer(name: str, value: Any, low: int, high: int | None = None, limit: int = LIMIT) -> int:
-    """Return `value` as an integer in low..high, or below `limit` if `high` is None."""
-    allowed = f"an integer from {low} to {high}" if high is not None else f"an integer >= {low}"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    inside = number >= low and (high is None or number <= high) and not isinstance(value, bool)
-    require(inside, name, value, allowed)
-    require(number < limit, name, value, f"an integer below {limit}")
-    return number
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

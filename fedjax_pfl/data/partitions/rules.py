@@ -12,8 +12,8 @@ from fedjax_pfl.data.partitions.dealing import (
     joined,
     largest,
 )
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, is_number, register_rule
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.data.partitions.rule_registry import Plan, is_number, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 
 @register_rule("iid", equal_sizes=True, needs_classes=False)
@@ -43,7 +43,7 @@ def pathological(
       classes_per_client: 1..C; the paper has 2 for CIFAR-10, 4 for EMNIST, 6 for CIFAR-100.
     """
     present = np.flatnonzero(samples.counts())
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     has = samples.membership(samples.class_sets(num_clients, each, rng))
 
     def deal(samples, rng):
@@ -88,18 +88,17 @@ def grouped(
       dominant_classes: classes per group when sampled (paper: CIFAR-10 3, CIFAR-100 20, Tiny 40);
         refused otherwise.
     """
-    groups = integer("groups", groups, 1, num_clients)
+    groups = require_whole("groups", groups, 1, num_clients)
     require(is_number(share) and 0 <= share <= 1, "share", share, "a number from 0 to 1")
+    require_name("dominant", dominant, ("contiguous", "sampled"))
     group_of = np.minimum(np.arange(num_clients) // (num_clients // groups), groups - 1)
     resolved = {"client_groups": group_of.tolist()}
     if dominant == "contiguous":
         resolved["dominant_classes"] = None
         unread = {"dominant_classes": "dominant='sampled'"}
         return Plan(_deal_blocks(group_of, share), resolved, unread=unread)
-    if dominant != "sampled":
-        raise unknown_name("dominant", dominant, ("contiguous", "sampled"))
     present = np.flatnonzero(samples.counts())
-    each = integer("dominant_classes", dominant_classes, 1, len(present))
+    each = require_whole("dominant_classes", dominant_classes, 1, len(present))
     sets = samples.class_sets(groups, each, rng)
     return Plan(_deal_sets(sets[group_of], share), resolved | {"dominant_sets": sets.tolist()})
 

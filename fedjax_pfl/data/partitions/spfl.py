@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 
 
 @register_rule("spfl", test_split="train", test_fraction=0.2)
@@ -29,7 +29,7 @@ def spfl(
       iid: whether all clients have the same classes.
     """
     present = np.flatnonzero(samples.counts())
-    each = integer("classes_per_client", classes_per_client, 1, len(present))
+    each = require_whole("classes_per_client", classes_per_client, 1, len(present))
     require(isinstance(iid, bool), "iid", iid, "True or False")
     rows = 1 if iid else num_clients
     sets = np.array([np.sort(rng.permutation(present)[:each]) for _ in range(rows)])

@@ -5,8 +5,8 @@ from typing import Literal
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, deal_counts
-from fedjax_pfl.data.partitions.rule_registry import Plan, integer, register_rule
-from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.data.partitions.rule_registry import Plan, register_rule
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole, unknown_name
 
 # Hundredths of the labels of agent 0, and of the samples of each agent.
 LABELS = {
@@ -62,7 +62,7 @@ def waffle(
     require_name("rotation", rotation, ("auto", "right", "left"))
     require_name("sample_shares", sample_shares, SHARES)
     require_name("concept_shift", concept_shift, ("permutation", "transposition"))
-    alice = integer("alice", alice, 0, num_clients - 1)
+    alice = require_whole("alice", alice, 0, num_clients - 1)
     num_classes = samples.num_classes
     if base != "A":
         allowed = "10, as its distributions list ten shares ('A' takes any number)"

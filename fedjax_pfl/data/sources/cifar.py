@@ -58,9 +58,6 @@ def read_cifar(name: str, place: Path) -> CifarParts | None:
     """Return the content of an archive, or of a folder with the files, their folder or archive.
 
     None if there is none of these.
-
-    Raises:
-      InputError: files are missing or damaged.
     """
     layout = LAYOUTS[name]
     if place.is_file():
@@ -75,11 +72,7 @@ def read_cifar(name: str, place: Path) -> CifarParts | None:
 
 
 def read_cifar_archive(name: str, path: Path) -> CifarParts:
-    """Read the .tar.gz of the binary version; nothing is written to disk.
-
-    Raises:
-      InputError: not such an archive, or a damaged one.
-    """
+    """Read the .tar.gz of the binary version; nothing is written to disk."""
     layout, content, kind = LAYOUTS[name], {}, "a .tar.gz archive"
     # Unpacked first: then no member's header makes tarfile read more than there is.
     unpacked = gunzip(read_bytes(path), str(path), kind)

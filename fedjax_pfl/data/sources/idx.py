@@ -109,9 +109,6 @@ def read_idx_folder(name: str, folder: Path, stems: Sequence[str]) -> list[np.nd
       name: name of the data set in messages.
       folder: the folder.
       stems: names of the four files, each of which may end in .gz.
-
-    Raises:
-      InputError: some of the files are missing or damaged.
     """
     files = {}
     for stem in stems:
@@ -127,11 +124,7 @@ def read_idx_folder(name: str, folder: Path, stems: Sequence[str]) -> list[np.nd
 
 
 def read_idx(path: Path, ndim: int) -> np.ndarray:
-    """Read an IDX file of unsigned bytes with `ndim` axes, gzip-compressed (.gz) or not.
-
-    Raises:
-      InputError: not such a file, another number of axes, or fewer or more values than announced.
-    """
+    """Read an IDX file of unsigned bytes with `ndim` axes, gzip-compressed (.gz) or not."""
     data = read_bytes(path)
     if path.suffix == ".gz":
         data = gunzip(data, str(path))

@@ -40,9 +40,6 @@ def load_folder(
       data_dir: the folder.
       image_size: size of all images (see `fedjax_pfl.data.image_decoding.decode_images`).
       channels: 1 (grey), 3 (colour) or None for those of the first image.
-
-    Raises:
-      InputError: no such folder, no classes or images, or a file that isn't an image.
     """
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
@@ -74,9 +71,6 @@ def load_domains(
     Args:
       data_dir: the folder.
       image_size, channels: as of `folder`.
-
-    Raises:
-      InputError: no such folder, no domains or images, or classes that not all domains have.
     """
     if not data_dir.is_dir():
         raise InputError(
@@ -113,15 +107,12 @@ def load_cinic10(
       image_size: size of all images; None means as stored.
     """
     require(valid in ("unused", "train"), "valid", valid, "'unused' or 'train'")
-    places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
-    for root in places:
-        if (root / "train").is_dir():
-            train = ["train", "valid"] if valid == "train" else ["train"]
-            _need_folders("cinic10", root, [*train, "test"])
-            parts = [root / name for name in train]
-            return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
+    train = ["train", "valid"] if valid == "train" else ["train"]
     way = "set data_dir to CINIC-10's folder, which holds train, valid and test"
-    raise not_found("cinic10", places, way)
+    places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
+    root = _root("cinic10", places, [*train, "test"], way)
+    parts = [root / name for name in train]
+    return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
 
 
 @register_dataset("tiny_imagenet", "Tiny-ImageNet: 110,000 images 64x64 of 200 classes in folders")
@@ -135,12 +126,9 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
       data_dir: the folder, or one with tiny-imagenet-200 or tiny_imagenet in it.
       image_size: size of all images; None means as stored (64x64).
     """
+    way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
     places = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
-    root = next((place for place in places if (place / "train").is_dir()), None)
-    if root is None:
-        way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
-        raise not_found("tiny_imagenet", places, way)
-    _need_folders("tiny_imagenet", root, ["train", "val"])
+    root = _root("tiny_imagenet", places, ["train", "val"], way)
     classes = _subfolders(root / "train")
     train = _labelled([root / "train"], classes, inner="images")
     test = _annotated(root / "val", classes)
@@ -159,10 +147,15 @@ def _refuse_parts(root: Path) -> None:
         )
 
 
-def _need_folders(name: str, root: Path, required: list[str]) -> None:
+def _root(name: str, places: list[Path], required: list[str], way: str) -> Path:
+    """Return the first place with a folder `train`, which must have all required folders."""
+    root = next((place for place in places if (place / "train").is_dir()), None)
+    if root is None:
+        raise not_found(name, places, way)
     missing = [folder for folder in required if not (root / folder).is_dir()]
     if missing:
         raise InputError(f"Data set {name!r} in {root} lacks the folder {', '.join(missing)}.")
+    return root
 
 
 def _class_folders(name, root, train, test, image_size, channels) -> Dataset:
@@ -253,13 +246,6 @@ def _decoded(name, root, train, test, classes, image_size, channels, note="") ->
     files = [file for file, _ in train + test]
     key = hash_of_listing(files, root, f"{size} {channels} {classes} {len(train)}")
     arrays = cached_arrays(name, root, key, make)
-    tests = (arrays["test_x"], arrays["test_y"]) if test else ()
     return dataset_from_arrays(
-        name,
-        arrays["train_x"],
-        arrays["train_y"],
-        *tests,
-        num_classes=len(classes),
-        class_names=classes,
-        note=note,
+        name, **arrays, num_classes=len(classes), class_names=classes, note=note
     )

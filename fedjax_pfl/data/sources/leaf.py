@@ -15,6 +15,7 @@ from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import InputError, require, shown
 
 # LEAF's letters, in the order of its classes; it counts them from 0, here the first two ids are
@@ -34,13 +35,8 @@ class _Part(NamedTuple):
     users: np.ndarray
 
 
-def is_leaf(folder: Path) -> bool:
-    """Return whether a folder has the file names of LEAF's preprocessing."""
-    return _files_of(folder) is not None
-
-
-def _files_of(folder: Path) -> Path | None:
-    """Return the folder of `train` and `test`: `folder` or its folder `data`; else None."""
+def leaf_files(folder: Path) -> Path | None:
+    """Return LEAF's folder of `train` and `test`: `folder` or its folder `data`; else None."""
     for place in (folder, folder / "data"):
         if any((place / "train").glob("*.json")) and not (place / "config.json").exists():
             return place
@@ -69,11 +65,11 @@ def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
         texts of words (Sent140, Reddit), or a task that the samples don't fit.
     """
     require(task in TASKS, "task of LEAF's data", task, " or ".join(map(repr, TASKS)))
-    folder = _files_of(data_dir)
+    folder = leaf_files(data_dir)
     if folder is None:
         raise InputError(f"{data_dir} has no train/*.json, as LEAF's preprocess.sh writes them.")
     train, test = (_read(folder / split) for split in ("train", "test"))
-    assert train is not None  # as `_files_of` found some
+    assert train is not None  # as `leaf_files` found some
     parts = [train] if test is None else [train, test]
     for part in parts[1:]:
         same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
@@ -156,10 +152,7 @@ def _users(path: Path) -> Iterator[tuple[str, list, list]]:
 def _arrays(what: str, x: list[Any], y: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     if all(isinstance(one, str) for one in (*x, *y)):
         return _letters(what, x, y)
-    try:
-        samples, labels = np.array(x), np.array(y)
-    except ValueError:  # lists of several lengths
-        samples = labels = np.array(None)
+    samples, labels = as_array(x), as_array(y)
     numbers = samples.dtype.kind in "iuf" and samples.ndim == 2
     integers = labels.ndim == 1 and labels.dtype.kind in "iuf" and bool(np.all(labels % 1 == 0))
     if not (numbers and integers):

@@ -6,14 +6,22 @@ from pathlib import Path
 
 import numpy as np
 
-from fedjax_pfl.data.arrow_files import batches, open_parquet, read_columns
+from fedjax_pfl.data.arrow_files import (
+    batches,
+    holds_images,
+    image_bytes,
+    integers,
+    open_parquet,
+    read_columns,
+)
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.columns import column_names
+from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.utils.errors import InputError, require_whole
+from fedjax_pfl.utils.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
 _LABEL_COLUMNS = ("label", "fine_label", "labels")
@@ -58,13 +66,7 @@ def load_parquet(
       label_column: integers 0..C-1; None takes `label`, `fine_label` or `labels`.
       num_classes: C; None takes the number of names in the file, else the largest label + 1.
       id_columns: columns for the rule `by_column`, such as "writer_id".
-
-    Raises:
-      InputError: no such folder or files, not a Parquet file, or a column or an image of the wrong
-        form.
     """
-    if num_classes is not None:
-        require_whole("num_classes", num_classes, 1)
     columns = (image_column, label_column)
     for place in (data_dir, data_dir / "data"):
         if any(place.glob("*.parquet")):
@@ -101,10 +103,7 @@ def _load(
             parts.setdefault(column, []).append(values)
     return dataset_from_arrays(
         name,
-        arrays["train_x"],
-        arrays["train_y"],
-        arrays.get("test_x"),
-        arrays.get("test_y"),
+        **arrays,
         num_classes=classes,
         class_names=names if len(names) == classes else (),
         note=note,
@@ -124,45 +123,30 @@ def _decode(files, columns, size, channels) -> tuple[np.ndarray, np.ndarray]:
 
 def _rows(opened, columns, labels: np.ndarray) -> Iterator[tuple[str, bytes]]:
     """Yield (name in messages, encoded image); fills in the labels on the way."""
-    from pyarrow import types  # slow import: only where it is used
-
     done = 0
     for path, file in opened:
         schema = file.schema_arrow
+        check_header(path, schema.names)
         image = _column(path, schema, columns[0], _IMAGE_COLUMNS, "image bytes")
         label = _column(path, schema, columns[1], _LABEL_COLUMNS, "integer labels")
         kind = schema.field(image).type
-        struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
-        stored = kind.field("bytes").type if struct else kind
-        if not (types.is_binary(stored) or types.is_large_binary(stored)):
+        if not holds_images(kind):
             raise InputError(f"Column {image!r} of {path} must hold image bytes, got {kind}.")
-        if not types.is_integer(schema.field(label).type):
-            held = schema.field(label).type
-            raise InputError(f"Column {label!r} of {path} must hold integer labels, got {held}.")
         row = 0
         for batch in batches(path, file, [image, label]):
-            numbers = batch.column(label)
-            if numbers.null_count:
-                raise InputError(f"Column {label!r} of {path} has rows without a label.")
-            labels[done : done + len(numbers)] = numbers.to_numpy(zero_copy_only=False)
-            done += len(numbers)
-            for value in batch.column(image):
+            labels[done : done + len(batch)] = integers(path, batch, label)
+            done += len(batch)
+            for content in image_bytes(batch.column(image)):
                 row += 1
-                encoded = value["bytes"] if struct and value.is_valid else value
-                if not encoded.as_py():
+                if not content:
                     raise InputError(f"Row {row} of {path} has no image bytes.")
-                yield f"Row {row} of {path}", encoded.as_py()
+                yield f"Row {row} of {path}", content
 
 
 def _column(path: Path, schema, name: str | None, usual: tuple[str, ...], what: str) -> str:
     candidates = usual if name is None else (str(name),)
     for candidate in candidates:
-        times = schema.names.count(candidate)
-        if times > 1:
-            raise InputError(
-                f"{path} has {times} columns called {candidate!r}: rename all but one."
-            )
-        if times:
+        if candidate in schema.names:
             return candidate
     option = "image_column" if usual is _IMAGE_COLUMNS else "label_column"
     raise InputError(

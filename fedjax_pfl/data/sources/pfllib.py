@@ -22,10 +22,6 @@ def load_pfllib(folder: Path) -> Dataset:
 
     Images are stored channels first and are transposed. `read_partition(folder, dataset)` reads
     the clients' split from the same folder.
-
-    Raises:
-      InputError: no such folder, files that are missing or not exported, samples of several
-        shapes, or texts.
     """
     config = read_config(folder)
     parts = {}

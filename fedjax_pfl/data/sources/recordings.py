@@ -47,9 +47,6 @@ def load_recordings(
       test_fraction: part of each recording for testing, in [0, 1).
       task: "classification"; "regression" for numbers to predict, [R] or [R, K]; "multi_label" for
         0 or 1, [R, K].
-
-    Raises:
-      InputError: no such file or arrays, or no recording is long enough.
     """
     require(task in TASKS, "task of recordings", task, ", ".join(map(repr, TASKS)))
     require_whole("window", window, 1)
@@ -78,18 +75,14 @@ def load_recordings(
         what = f"labels in {data_dir}"
         of_recording = checked_labels(what, labels, len(lengths), task, (), None)
 
-    begins = {"train": [], "test": []}  # of windows, in the signal
-    owners = {"train": [], "test": []}  # their recordings
     ends = np.cumsum(lengths)
-    for recording, (end, length) in enumerate(zip(ends, lengths, strict=True)):
-        cut = end - int(tested * length)
-        for split, (low, high) in {"train": (end - length, cut), "test": (cut, end)}.items():
-            begins[split].append(np.arange(low, high - window + 1, step))
-            owners[split].append(np.full(len(begins[split][-1]), recording))
+    cuts = ends - (tested * lengths).astype(np.int64)
     parts, who = [], []
-    for split in ("train", "test"):
-        first, owner = np.concatenate(begins[split]), np.concatenate(owners[split])
-        if split == "train" and not len(first):
+    for lows, highs in ((ends - lengths, cuts), (cuts, ends)):  # for training, for testing
+        begins = [np.arange(low, high - window + 1, step)
+                  for low, high in zip(lows, highs, strict=True)]  # fmt: skip
+        first, owner = np.concatenate(begins), np.repeat(np.arange(len(ends)), [*map(len, begins)])
+        if not parts and not len(first):
             raise InputError(
                 f"No recording in {data_dir} has a window of {window} time steps to train on: the "
                 f"longest has {lengths.max()}, {tested:g} of them for testing."

@@ -58,11 +58,7 @@ def register_dataset(
 
     Args:
       name: name of the data set.
-      description: one line.
-      named: see `Source`, like the following ones.
-      bundled: whether it needs no files.
-      natural: whether its samples belong to known clients.
-      needs: what `data_dir` must be; `load` then always gets a path.
+      description, named, bundled, natural, needs: see `Source`.
 
     Raises:
       InputError: the name is another data set's.

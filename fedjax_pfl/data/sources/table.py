@@ -12,7 +12,7 @@ from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES
 from fedjax_pfl.data.sources.source_registry import register_dataset
-from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown
 
 ENDINGS = (".csv", ".parquet")
 NO_NUMBER = "leave it out with skip_columns, or keep it for by_column with id_columns"
@@ -50,9 +50,6 @@ def load_table(
       id_columns: columns for the rule `by_column`, such as "hospital".
       skip_columns: columns to leave out.
       task: "classification", or "regression" if the labels are numbers to predict.
-
-    Raises:
-      InputError: no such file, an unknown column, a value that isn't a number, or another task.
     """
     allowed = "'classification' or 'regression'; other tasks' samples can be an NPZ file"
     require(task in (CLASSES, "regression"), "task of a table", task, allowed)
@@ -60,8 +57,7 @@ def load_table(
     names = list(tables[0].columns)
     ids = column_names(id_columns, names, tables[0].path)
     skipped = column_names(skip_columns, names, tables[0].path)
-    if label_column not in names:
-        raise unknown_name(f"column of {tables[0].path}:", label_column, names)
+    require_name(f"column of {tables[0].path}:", label_column, names)
     if label_column in (*ids, *skipped):
         raise InputError(f"Column {label_column!r} can't be the label and one that is kept aside.")
     features = [name for name in names if name not in (label_column, *ids, *skipped)]

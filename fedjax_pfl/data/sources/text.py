@@ -19,7 +19,7 @@ from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.utils.errors import InputError, require, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 PAD, UNKNOWN = 0, 1
 _RESERVED = ("<pad>", "<unk>")
@@ -173,8 +173,7 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
     require(task in (CLASSES, NEXT), "task of texts", task, f"{CLASSES!r} or {NEXT!r}")
     limits = {"max_tokens": 3, "max_length": 1, "min_frequency": 1}
     for (option, low), value in zip(limits.items(), sizes, strict=True):
-        fits = type(value) is int and low <= value <= MAX_VOCABULARY
-        require(fits, option, value, f"an integer in {low}..{MAX_VOCABULARY}")
+        require_whole(option, value, low, MAX_VOCABULARY)
     parts = [train] if test is None else [train, test]
     rows = sum(len(part.texts) for part in parts)
     what = f"{rows:,} texts of {max_length:,} tokens (max_length)"
@@ -244,8 +243,7 @@ def _places(
     label, text = (label or "label").lower(), (text or "").lower()
     columns = {name: header.index(name) for name in column_names(id_columns.lower(), header, path)}
     for name in filter(None, (label, text)):
-        if name not in header:
-            raise unknown_name(f"column of {path}:", name, header)
+        require_name(f"column of {path}:", name, header)
         require(name not in columns, "id_columns", id_columns, f"columns other than {name!r}")
     at = header.index(label)
     if text or "text" in header:

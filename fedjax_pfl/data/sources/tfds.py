@@ -18,7 +18,6 @@ from fedjax_pfl.utils.errors import InputError
 
 # NAME, NAME/CONFIG, each with :VERSION or without.
 _NAME = re.compile(r"(?P<name>[a-z0-9_]+)(/(?P<config>[\w.-]+))?(:(?P<version>\d+\.\d+\.\d+))?")
-_ARRAYS = ("train_x", "train_y", "test_x", "test_y")
 _CHUNK = 4096
 _BYTES = 2**28
 
@@ -33,9 +32,6 @@ def load_tfds(data_dir: Path | None, name: str) -> Dataset:
     Args:
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
       name: TFDS's name, such as `mnist`, `emnist/balanced` or `cmaterdb:1.0.0`.
-
-    Raises:
-      InputError: not a name, not prepared and nothing to prepare it from, or not images and labels.
     """
     place = tfds_folder(data_dir)
     prepared = find_prepared(name, place)
@@ -135,16 +131,13 @@ def _read(name: str, folder: Path) -> Dataset:
     arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, f"{image} {label}"), make)
     note = "in the order of TFDS"
     if family == "emnist" and config in EMNIST_CLASSES and "test" in splits:
-        return emnist_from_arrays(config, *(arrays[key] for key in _ARRAYS), note=note)
+        return emnist_from_arrays(config, **arrays, note=note)
     names = tuple(connector.names) if connector.num_classes else ()
     if "id" in features and family in ("cifar10", "cifar100"):
         note = ""
     return dataset_from_arrays(
         name,
-        arrays["train_x"],
-        arrays["train_y"],
-        arrays.get("test_x"),
-        arrays.get("test_y"),
+        **arrays,
         num_classes=connector.num_classes,
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
         note=note,
@@ -181,23 +174,18 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
             "with file_format='array_record', into another data_dir."
         ) from error
     count = len(source)
-    require_memory(f"The {count:,} labels of {builder.data_dir}", 16 * count)
-    x, y = None, np.empty(count, np.int64)
+    if count == 0:
+        raise InputError(f"Split {split!r} of {builder.data_dir} is empty.")
+    first = source[0][image]
+    require_memory(f"{count:,} images of the shape {first.shape}", count * (first.size + 16))
+    x, y = np.empty((count, *first.shape), np.uint8), np.empty(count, np.int64)
     order = np.arange(count)
-    stop = 0
-    while stop < count:
-        # The first one on its own: its size determines how many are read at once.
-        chunk = 1 if x is None else int(np.clip(_BYTES // max(x[0].size, 1), 1, _CHUNK))
-        rows = range(stop, min(stop + chunk, count))
-        stop = rows.stop
-        # One call for many rows takes less than half the time of one call for each.
-        examples = source.__getitems__(list(rows))
-        for i, example in zip(rows, examples, strict=True):
+    # One call for many rows takes less than half the time of one call for each.
+    chunk = int(np.clip(_BYTES // max(first.size, 1), 1, _CHUNK))
+    for start in range(0, count, chunk):
+        rows = range(start, min(start + chunk, count))
+        for i, example in zip(rows, source.__getitems__(list(rows)), strict=True):
             pixels = example[image]
-            if x is None:
-                what = f"{count:,} images of the shape {pixels.shape}"
-                require_memory(what, count * pixels.size)
-                x = np.empty((count, *pixels.shape), np.uint8)
             if pixels.shape != x.shape[1:] or pixels.dtype != np.uint8:
                 raise InputError(
                     f"Images of TFDS data set {name!r} must be uint8 of one shape, got "
@@ -206,8 +194,6 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
             x[i], y[i] = pixels, example[label]
             if builder.name in ("cifar10", "cifar100") and "id" in example:
                 order[i] = int(example["id"].decode().rpartition("_")[2])
-    if x is None:
-        raise InputError(f"Split {split!r} of {builder.data_dir} is empty.")
     if np.array_equal(order, np.arange(len(order))):
         return x, y
     back = np.argsort(order, kind="stable")

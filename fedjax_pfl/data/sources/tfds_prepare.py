@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES
-from fedjax_pfl.utils.errors import InputError, unknown_name
+from fedjax_pfl.utils.errors import InputError, require_name
 
 PREPARABLE = (
     "mnist",
@@ -57,8 +57,7 @@ def prepare_tfds(
       InputError: unknown name, a version that the installed TFDS doesn't have, missing or modified
         files, or no network.
     """
-    if name not in PREPARABLE:
-        raise unknown_name("TFDS data set that can be prepared here", name, PREPARABLE)
+    require_name("TFDS data set that can be prepared here", name, PREPARABLE)
     place = tfds_folder(as_path("data_dir", data_dir) if data_dir else None)
     source = as_path("source_dir", source_dir) if source_dir else None
     family, _, config = name.partition("/")
@@ -87,8 +86,9 @@ def prepare_tfds(
                 f"{missing} in {source} or {source / family} to be prepared; not all are there."
             )
         if not _cached(urls, downloads) and (reason := _unreachable(urls[0])):
+            host = urls[0].split("/")[2]
             raise InputError(
-                f"TFDS data set {name!r} isn't prepared in {place}, and {_host(urls[0])} can't be "
+                f"TFDS data set {name!r} isn't prepared in {place}, and {host} can't be "
                 f"reached ({reason}). Without a network: put {', '.join(files)} into "
                 f"{place / family} (from {urls[0].rpartition('/')[0]}/), set data_dir to a folder "
                 "where it is prepared, or take 'digits', which needs no file."
@@ -112,10 +112,6 @@ def _cached(urls: list[str], downloads: Path) -> bool:
         with contextlib.suppress(OSError, ValueError, AttributeError, TypeError, RecursionError):
             known.update(json.loads(path.read_text()).get("urls", ()))
     return set(urls) <= known
-
-
-def _host(url: str) -> str:
-    return url.split("/")[2]
 
 
 def _unreachable(url: str) -> str | None:

@@ -83,7 +83,7 @@ def test_test_samples_of_others():
 
 
 def test_only_natural_clients_may_be_left_uncounted():
-    with pytest.raises(InputError, match="num_clients must be an integer >= 1, got None"):
+    with pytest.raises(InputError, match="num_clients must be a whole number of at least 1, got N"):
         make_partition("iid", hospitals(), None, 0)
     bare = dataset_from_arrays("a", np.zeros((4, 1)), [0, 1, 0, 1])
     with pytest.raises(InputError, match="by_column needs a column of the data set, which has no"):

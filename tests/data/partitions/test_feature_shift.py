@@ -107,7 +107,7 @@ def test_turned_clients_train_and_are_scored_on_turned_images(shape):
         (lambda p: pfl.data.shift_features(p, "rotate", 0, share=1), "Unknown option .*'share'"),
         (lambda p: pfl.data.shift_features(p, "corrupt", 0, share=2), "share .* a fraction"),
         (lambda p: pfl.data.shift_features(p, "corrupt", 0, kind="frost"), "kind of corruption"),
-        (lambda p: pfl.data.shift_features(p, "corrupt", 0, strength=6), "an integer from 0 to 5"),
+        (lambda p: pfl.data.shift_features(p, "corrupt", 0, strength=6), "a whole number in 0..5"),
         (lambda p: replace(p, turns=np.ones(4)), "Turns must be an array of whole numbers"),
         (lambda p: replace(p, turns=np.full(4, 4)), "Turns must be in 0..3"),
         (lambda p: replace(p, turns=np.zeros(3, int)), "Shape of the turns"),

@@ -1,6 +1,5 @@
 """Splits of other tools: found again in the pool, or refused with a sentence."""
 
-import io
 import json
 import runpy
 
@@ -8,12 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.utils.errors import InputError
+from tests.data.sources.test_images import png
 
 SHAPE = (6, 5, 3)
 
@@ -201,10 +200,8 @@ def test_flower_json_refusals(tmp_path, content, message):
         import_partition("flower", path, DATA, test_fraction=0)
 
 
-def png(image):
-    buffer = io.BytesIO()
-    Image.fromarray(image).save(buffer, "PNG")
-    return {"bytes": buffer.getvalue(), "path": None}
+def encoded(image):
+    return {"bytes": png(image), "path": None}
 
 
 def write_arrow(folder, table):
@@ -220,11 +217,11 @@ def write_arrow(folder, table):
 def test_flower_folders_of_images(tmp_path):
     x, y = DATA.pool()
     for client, idx in enumerate(TRAIN):
-        rows = {"img": [png(x[i]) for i in idx], "label": [int(y[i]) for i in idx]}
+        rows = {"img": [encoded(x[i]) for i in idx], "label": [int(y[i]) for i in idx]}
         write_arrow(tmp_path / f"partition_{client}", pa.table(rows))
     p = import_partition("flower", tmp_path, DATA, test_fraction=0)
     assert lists_of(p)[0] == EXPECTED[0]
-    bad = {"img": [png(255 - x[0])], "label": [0]}
+    bad = {"img": [encoded(255 - x[0])], "label": [0]}
     write_arrow(tmp_path / "partition_3", pa.table(bad))
     with pytest.raises(InputError, match=r"1 of 1 images of .*partition_3 .* not in data set"):
         import_partition("flower", tmp_path, DATA)
@@ -248,7 +245,7 @@ def test_flower_parquet_files_and_their_faults(tmp_path):
     with pytest.raises(InputError, match=r"neither a column 'index' .* columns found: row"):
         import_partition("flower", tmp_path, DATA)
     pq.write_table(pa.table({"row": [50]}), tmp_path / "client-1.parquet")
-    with pytest.raises(InputError, match=r"Column 'row' in .* must be in 0\.\.49"):
+    with pytest.raises(InputError, match=r"Column 'row' of .* must be in 0\.\.49"):
         import_partition("flower", tmp_path, DATA, index_column="row")
     (tmp_path / "client-1.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(InputError, match="can't be read as a Parquet file"):

@@ -26,7 +26,7 @@ def test_sizes_and_clients():
     assert p.train.idx.dtype == np.int32
     assert p.train.offsets.tolist() == [0, 2, 3, 6]
     assert [one.tolist() for one in p.test.lists()] == [[2], [], [7]]
-    with pytest.raises(InputError, match=r"Client must be in 0\.\.2, got 3"):
+    with pytest.raises(InputError, match=r"Client must be a whole number in 0\.\.2, got 3"):
         p.client("train", 3)
     with pytest.raises(InputError, match="Unknown split 'val'"):
         p.sizes("val")
@@ -157,9 +157,9 @@ def test_validate_refuses(train, test, message):
 
 def test_validate_checks_labels_and_label_map():
     example().validate(8, 3, LABELS)
-    with pytest.raises(InputError, match=r"Shape of the labels must be \(9,\), got \(8,\)"):
+    with pytest.raises(InputError, match=r"Number of labels must be 9, got 8"):
         example().validate(9, 3, LABELS)
-    with pytest.raises(InputError, match=r"Labels must be in 0\.\.1, got '0\.\.2'"):
+    with pytest.raises(InputError, match=r"whole numbers in 0\.\.1, got '0\.\.2'"):
         example().validate(8, 2, LABELS)
     with pytest.raises(InputError, match=r"Label map must be \(3, 3\), got \(3, 2\)"):
         example(label_map=np.zeros((3, 2), int)).validate(8, 3, LABELS)
@@ -248,8 +248,8 @@ def test_no_clients_have_a_summary():
         ([0], r"^Number of labels must be at least \d+, got 1\.$"),
         ([0.5] * 99, "^Labels of the pool must be a list of whole numbers in 0..2, got 'float64"),
         ([[0]] * 99, "^Labels of the pool must be a list of whole numbers in 0..2, got 'int64"),
-        ([3] * 99, "^Labels of the pool must be in 0..2, got '0..3'"),
-        ([-1] * 99, "^Labels of the pool must be in 0..2, got '-1..0'"),
+        ([3] * 99, "^Labels of the pool must be a list of whole numbers in 0..2, got '0..3'"),
+        ([-1] * 99, "^Labels of the pool must be a list of whole numbers in 0..2, got '-1..0'"),
     ],
 )
 def test_labels_of_another_pool(labels, message):

@@ -44,9 +44,9 @@ def test_pfedla_figure_5():
         assert all(len(other) == 4 and len(other & target) <= 2 for other in others)
         assert p.options["roles"] == ["target", "twin", "similar", *["other"] * 5]
         assert np.sum(all_counts(p, CIFAR10) > 0, axis=1).tolist() == [4] * 8
-    with pytest.raises(InputError, match="num_clients must be an integer >= 3, got 2"):
+    with pytest.raises(InputError, match="num_clients must be a whole number of at least 3, got 2"):
         make_partition("pfedla_fig5", CIFAR10, 2, 0)
-    with pytest.raises(InputError, match="must be an integer from 2 to 8, got 9"):
+    with pytest.raises(InputError, match=r"must be a whole number in 2\.\.8, got 9"):
         make_partition("pfedla_fig5", CIFAR10, 8, 0, classes_per_client=9)
     make_partition("pfedla_fig5", CIFAR10, 8, 0, classes_per_client=8)
 
@@ -63,7 +63,7 @@ def test_pfedla_figure_6():
     ("rule", "message"),
     [
         ("pfedla_fig5", "classes for rule 'pfedla_fig5' must be at least 4, got 3"),
-        ("pfedla_fig6", "classes_per_client must be an integer from 1 to 3, got 4"),
+        ("pfedla_fig6", "classes_per_client must be a whole number in 1..3, got 4"),
     ],
 )
 def test_pfedla_figures_of_three_classes(rule, message):

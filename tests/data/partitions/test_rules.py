@@ -195,7 +195,7 @@ def test_pathological_leaves_out_classes_that_never_occur():
     held = counts(make_partition("pathological", dataset, 6, 0), dataset)
     assert np.flatnonzero(held.sum(axis=0)).tolist() == [0, 2, 5]
     with pytest.raises(
-        InputError, match="classes_per_client must be an integer from 1 to 3, got 4"
+        InputError, match=r"classes_per_client must be a whole number in 1\.\.3, got 4"
     ):
         make_partition("pathological", dataset, 6, 0, classes_per_client=4)
 
@@ -222,23 +222,23 @@ def test_pathological_refuses_what_a_class_cannot_serve():
         ("dirichlet", {"alpha": 0}, "alpha must be a finite number above 0, got 0"),
         ("dirichlet", {"alpha": float("nan")}, "alpha must be a finite number above 0, got nan"),
         ("dirichlet", {"alpha": "0.1"}, "alpha must be a finite number above 0, got '0.1'"),
-        ("dirichlet", {"min_size": 0}, "min_size must be an integer >= 1, got 0"),
-        ("dirichlet", {"max_retries": -1}, "max_retries must be an integer >= 0, got -1"),
-        ("pathological", {"classes_per_client": 11}, "an integer from 1 to 10, got 11"),
-        ("pathological", {"classes_per_client": 2.5}, "an integer from 1 to 10, got 2.5"),
-        ("pathological", {"classes_per_client": True}, "an integer from 1 to 10, got True"),
-        ("grouped", {"groups": 21}, "groups must be an integer from 1 to 20, got 21"),
+        ("dirichlet", {"min_size": 0}, "min_size must be a whole number of at least 1, got 0"),
+        ("dirichlet", {"max_retries": -1}, "must be a whole number of at least 0, got -1"),
+        ("pathological", {"classes_per_client": 11}, "a whole number in 1..10, got 11"),
+        ("pathological", {"classes_per_client": 2.5}, "a whole number in 1..10, got 2.5"),
+        ("pathological", {"classes_per_client": True}, "a whole number in 1..10, got True"),
+        ("grouped", {"groups": 21}, "groups must be a whole number in 1..20, got 21"),
         ("grouped", {"share": 1.5}, "share must be a number from 0 to 1, got 1.5"),
         ("grouped", {"dominant": "sample"}, "Unknown dominant 'sample'. Did you mean 'sampled'"),
         (
             "grouped",
             {"dominant": "sampled", "dominant_classes": 11},
-            "dominant_classes must be an integer from 1 to 10, got 11",
+            "dominant_classes must be a whole number in 1..10, got 11",
         ),
         ("iid", {"test_split": "offical"}, "Unknown test_split 'offical'. Did you mean 'official'"),
         ("iid", {"test_split": "official"}, "'toy' has no official test samples: test_split must"),
         ("iid", {"test_fraction": 1.0}, "test_fraction must be a number at least 0 and below 1"),
-        ("iid", {"train_samples": 0}, "train_samples must be an integer >= 1, got 0"),
+        ("iid", {"train_samples": 0}, "train_samples must be a whole number of at least 1, got 0"),
         ("iid", {"test_samples": 1000}, "test_samples must be at most 25 here, got 1000"),
     ],
 )
@@ -258,8 +258,8 @@ def test_more_clients_than_samples(rule):
 @pytest.mark.parametrize(
     ("clients", "seed", "message"),
     [
-        (0, 0, "num_clients must be an integer >= 1"),
-        (2, -1, "seed must be an integer >= 0, got -1"),
+        (0, 0, "num_clients must be a whole number of at least 1"),
+        (2, -1, "seed must be a whole number of at least 0, got -1"),
     ],
 )
 def test_bad_numbers(clients, seed, message):
@@ -314,8 +314,8 @@ def test_options_from_text():
     }
     for name, value, message in (
         ("share", "x", "share must be a number, got 'x'"),
-        ("allow_overlap", "1", "allow_overlap must be true or false, got '1'"),
-        ("dominant_classes", "2.5", "dominant_classes must be an integer, got '2.5'"),
+        ("allow_overlap", "2", "allow_overlap must be true or false, got '2'"),
+        ("dominant_classes", "2.5", "dominant_classes must be a whole number, got '2.5'"),
         ("shaer", "1", "Unknown option 'shaer'. Did you mean 'share'"),
     ):
         with pytest.raises(InputError, match=message):

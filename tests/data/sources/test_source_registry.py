@@ -55,6 +55,13 @@ def test_unknown_options():
         load_dataset("folder", "/tmp", imagesize=3)
 
 
+@pytest.mark.parametrize("name", [name for name, source in DATASETS.items() if source.needs])
+def test_sources_of_files_need_a_path(name):
+    message = f"Data set '{name}' needs {DATASETS[name].needs}: write {name}:PATH or set data_dir"
+    with pytest.raises(InputError, match=message):
+        load_dataset(name)
+
+
 def test_nothing_may_follow_digits():
     with pytest.raises(InputError, match="'digits' needs no file: write digits, got 'digits:foo'"):
         load_dataset("digits:foo")

@@ -84,9 +84,7 @@ def test_ag_news_without_its_training_file_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'"1","a"\n', r"must have 3 columns \(label first\) in every row, got 2 .* line 1"),
         (b'"1","a","b"\n"1","a","b","c"\n', "got 4 in the row that ends in line 2"),
-        (b'"x","a","b"\n', r"must be 1\.\.4, got 'x' in row 1"),
         (b"", "train.csv holds no texts"),
         (b'"1","a","b" c\n', r"train\.csv can't be read as a CSV file in UTF-8"),
         (b'"1","a","' + b"x" * 200_000, r"train\.csv can't be read as a CSV file in UTF-8"),
@@ -105,8 +103,6 @@ def test_missing_texts(tmp_path):
         load_dataset(f"text_csv:{tmp_path}/none.csv")
     with pytest.raises(InputError, match=r"lacks train\.csv"):
         load_dataset("text_csv", tmp_path)
-    with pytest.raises(InputError, match="needs the path of a file or folder: write text_csv:"):
-        load_dataset("text_csv")
 
 
 @pytest.mark.parametrize(
@@ -153,12 +149,12 @@ def test_bad_text_csv(tmp_path, content, message):
 
 
 @pytest.mark.parametrize("option", ["max_tokens", "max_length", "min_frequency"])
-def test_bad_options(tmp_path, option):
+@pytest.mark.parametrize("value", [0, True])
+def test_bad_options(tmp_path, option, value):
     (tmp_path / "a.csv").write_text("1,a\n0,b\n")
-    with pytest.raises(
-        InputError, match=rf"{option} must be an integer in [13]\.\.16777216, got 0"
-    ):
-        load_dataset("text_csv", tmp_path / "a.csv", **{option: 0})
+    message = rf"{option} must be a whole number in [13]\.\.16777216, got {value}"
+    with pytest.raises(InputError, match=message):
+        load_dataset("text_csv", tmp_path / "a.csv", **{option: value})
 
 
 def test_long_texts(tmp_path):
@@ -181,10 +177,3 @@ def test_two_columns_of_one_name(tmp_path, header):
     path.write_text(f"{header}\n" + ",".join("1" * (header.count(",") + 1)) + "\n")
     with pytest.raises(InputError, match=r"has 2 columns called '(label|text|a)': rename all but"):
         load_dataset("text_csv", path)
-
-
-@pytest.mark.parametrize("option", ["max_tokens", "max_length", "min_frequency"])
-def test_truth_is_no_number(tmp_path, option):
-    (tmp_path / "a.csv").write_text("1,a\n0,b\n")
-    with pytest.raises(InputError, match=f"{option} must be an integer in .* got True"):
-        load_dataset("text_csv", tmp_path / "a.csv", **{option: True})

@@ -272,7 +272,7 @@ def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
     capsys.readouterr()
     for bad, said in (
         ("frist=1", "Unknown option of the partition rule 'frist'"),
-        ("first=a", "first must be an integer, got 'a'"),
+        ("first=a", "first must be a whole number, got 'a'"),
         ("first", "--partition_option must read NAME=VALUE"),
     ):
         assert run.main(["run", *words, f"--partition_option={bad}"]) == 2

@@ -81,7 +81,7 @@ BAD = {
     (): "Give the name of a figure",
     ("waffle/omega", "waffle/weights"): "Give one figure's name",
     ("waffle/omega", "--runs=x"): "draws a formula: leave --runs out",
-    ("waffle/omega", "--rounds=many"): "rounds must be an integer, got 'many'",
+    ("waffle/omega", "--rounds=many"): "rounds must be a whole number, got 'many'",
     ("waffle/omega", "--rounds=0"): "--rounds must be at least 1",
     ("waffle/omega", "--client=1"): "option of figure 'waffle/omega' 'client'",
     ("waffle/omega", "--colour=red"): "Unknown command line flag 'colour'",
