@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from fedjax_pfl.aggregation.planning import paths_in_order
 from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution import tiles
-from fedjax_pfl.models.cached_features import HeadOnly, embedding
+from fedjax_pfl.models.cached_features import HeadOnly, check_frozen_features
 from fedjax_pfl.models.task import EVALUATION, Task
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Tree
 
 CHUNK = 256  # samples whose features are computed at once
+COMPARED = 32  # samples whose features are computed in training and in evaluation
 
 
 def with_cached_features(
@@ -26,7 +28,8 @@ def with_cached_features(
 ) -> tuple[Task, FederatedData]:
     """Return the task of the head, and data whose samples are the features of a frozen body.
 
-    The features are kept in the user's cache folder, by a hash of samples, weights and program.
+    The features are kept in the user's cache folder, by a hash of samples, weights, and features of
+    the first samples, which differ if the network's code does.
 
     Args:
       task: the task, with frozen leaves.
@@ -36,7 +39,8 @@ def with_cached_features(
       platform: such as "cpu".
 
     Raises:
-      InputError: see `embedding`, or frozen leaves are drawn.
+      InputError: features depend on a client's model or on whether it is trained, the model does
+        not define its features and its head, or frozen leaves are drawn.
     """
     sample = jax.ShapeDtypeStruct((1, *data.sample_shape), data.input_dtype(task.dtype))
     zeros, key_0 = jnp.zeros(sample.shape, sample.dtype), jax.random.key(0)
@@ -50,27 +54,37 @@ def with_cached_features(
     fixed = {path: np.asarray(values[path]) for path in paths_in_order(shapes)}
     backbone = jax.jit(lambda given: task.bound(given, None).fixed_leaves(key_0, zeros))(fixed)
     batch = jax.ShapeDtypeStruct((CHUNK, *data.sample_shape), sample.dtype)
-    program, constants = embedding(task.bound(values, backbone), model, batch)
-    arrays = [data.samples, data.scale, data.shift, *fixed.values()]
-    key = hashlib.sha256(f"{jax.__version__} {program} {[*fixed]}".encode())
-    for array in map(np.asarray, [*arrays, *constants]):
+    check_frozen_features(task.bound(values, backbone), model, batch)
+
+    @partial(jax.jit, static_argnames="train")
+    def apply(backbone, data, train):
+        one = task.bound({}, backbone)
+        first = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model)
+        pool = jnp.arange(len(data.samples), dtype=jnp.int32)
+        inputs = data.batch(0, pool, pool >= 0, task.dtype).inputs
+        mode = (True, key_0, pool >= 0) if train else EVALUATION
+        return one.computed(one.embed, first, inputs, *mode)[0]
+
+    def features(pool, train=False):
+        part = replace(data, samples=np.asarray(data.samples[pool]), labels=data.labels[pool])
+        return np.asarray(apply(backbone, part, train))
+
+    count = len(data.samples)
+    few = np.arange(min(count, COMPARED), dtype=np.int32)
+    probe = features(few)
+    if not np.array_equal(probe, features(few, train=True), equal_nan=True):
+        raise InputError(
+            "cache_features needs features that are the same in training and evaluation, without "
+            "dropout or batch normalization below the head."
+        )
+    key = hashlib.sha256(f"{jax.__version__} {[*fixed]}".encode())
+    for array in map(np.asarray, [data.samples, data.scale, data.shift, *fixed.values(), probe]):
         key.update(f"{array.dtype} {array.shape}".encode())
         key.update(np.ascontiguousarray(array).tobytes())
 
-    @jax.jit
-    def features(backbone, data, pool):
-        one = task.bound({}, backbone)
-        first = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), model)
-        inputs = data.batch(0, pool, pool >= 0, task.dtype).inputs
-        return one.computed(one.embed, first, inputs, *EVALUATION)[0]
-
     def computed() -> dict[str, np.ndarray]:
-        count = len(data.samples)
-        parts = []
-        for start in range(0, count, CHUNK):
-            pool = np.minimum(np.arange(start, start + CHUNK, dtype=np.int32), count - 1)
-            chunk = replace(data, samples=np.asarray(data.samples[pool]), labels=data.labels[pool])
-            parts.append(np.asarray(features(backbone, chunk, np.arange(CHUNK, dtype=np.int32))))
+        pools = np.arange(-(-count // CHUNK) * CHUNK, dtype=np.int32).reshape(-1, CHUNK)
+        parts = [features(np.minimum(pool, count - 1)) for pool in pools]
         return {"features": np.concatenate(parts)[:count]}
 
     rows = cached_arrays("features", None, key.hexdigest(), computed, ("features",))["features"]

@@ -1,6 +1,5 @@
 """Networks of which only the head is computed, on features that are stored as samples."""
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,8 +49,8 @@ def complete(task: Task, data: Any) -> tuple[Task, Any]:
     return task, data
 
 
-def embedding(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> tuple[str, list]:
-    """Return the text of the program of a task's features, without addresses, and its constants.
+def check_frozen_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
+    """Refuse a network whose features depend on a client's model.
 
     Args:
       task: the task, with frozen leaves.
@@ -59,34 +58,17 @@ def embedding(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> tuple[st
       inputs: shape of a batch.
 
     Raises:
-      InputError: the model does not define its features and its head, or its features depend on a
-        client's model or on whether it is trained.
+      InputError: they do, or the model does not define its features and its head.
     """
     check_features(lambda: task, model, inputs)
 
-    def features(model, inputs, *mode):
-        return task.computed(task.embed, model, inputs, *mode)[0]
+    def features(model, inputs):
+        return task.computed(task.embed, model, inputs, *EVALUATION)[0]
 
     stack = jax.tree.map(lambda one: jax.ShapeDtypeStruct((2, *one.shape), one.dtype), model)
     try:  # refused if the features have the axis of the models
-        fixed = jax.vmap(lambda *args: features(*args, *EVALUATION), (0, None), out_axes=None)
-        jax.eval_shape(fixed, stack, inputs)
+        jax.eval_shape(jax.vmap(features, (0, None), out_axes=None), stack, inputs)
     except ValueError as error:
         raise InputError(
             "cache_features needs features that no client trains: freeze all layers but the head."
         ) from error
-    valid = jax.ShapeDtypeStruct(inputs.shape[:1], bool)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    programs = [
-        jax.make_jaxpr(lambda model, inputs, key, valid, train=train: features(
-            model, inputs, train, key if train else None, valid if train else None
-        ))(model, inputs, key, valid)
-        for train in (True, False)
-    ]  # fmt: skip
-    trained, plain = (re.sub(r"0x[0-9a-f]+", "", str(one)) for one in programs)
-    if trained != plain:
-        raise InputError(
-            "cache_features needs features that are the same in training and evaluation, without "
-            "dropout or batch normalization below the head."
-        )
-    return plain, programs[1].consts
