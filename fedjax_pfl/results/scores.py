@@ -96,7 +96,7 @@ class Scored(Measurements):
           model: a name that was scored.
 
         Raises:
-          InputError: an unknown headline, one over pooled samples where the task's measure is no
+          InputError: an unknown headline, one over pooled samples where the main metric is no
             mean over samples, or a model without scores.
         """
         summary.check_pools(name, self.measure())
