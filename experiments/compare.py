@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     group.text("baseline", None, meaning)
     meaning = "accuracy in percent, or value of another metric, to reach (default: none)"
     group.number("target", None, meaning)
-    group.text("metric", None, "a measure of the runs (default: their task's main metric)")
+    group.text("metric", None, "a metric of the runs (default: their task's main metric)")
     define_flags(group)
     meaning = "settings, such as dataset or dataset,alpha, whose values are the columns"
     group.text("pivot", None, f"{meaning} (default: a row for each run)")

@@ -64,7 +64,7 @@ def define(values: absl.flags.FlagValues) -> None:
     meaning = "a row of the table, 'NAME: --algorithms=ALGORITHM FLAGS' (default: --algorithms)"
     group.pairs("row", meaning)
     known = f"{', '.join(study_report.COSTS)}, a metric, or a scalar that all runs record"
-    usual = "(default: the task's measure and its worst tenth)"
+    usual = "(default: the task's main metric, worst_decile)"
     group.names("measures", [], f"a table each: {known} {usual}")
     meaning = "horizontal axis of the figure: 'setting' or one of --measures"
     group.text("x", study_report.SETTING, meaning)

@@ -24,6 +24,7 @@ from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
 from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
+REFUSED = {"fedbn": "`mlp` has no batch normalization"}
 TEXT = """\
 # Leaderboard
 
@@ -132,8 +133,9 @@ def select(cells: Cells) -> tuple[list[str], dict[str, str]]:
             left_out[name] = f"the same numbers as `{same[0]}`"
         else:
             chosen[name] = values
-    left_out |= {name: "not run" for name in pfl.core.ALGORITHMS if not {name} & {
-        one for one, _ in cells}}  # fmt: skip
+    run = {name for name, _ in cells}
+    absent = [name for name in pfl.core.ALGORITHMS if name not in run]
+    left_out |= {name: REFUSED.get(name, "not run") for name in absent}
     if not chosen:
         raise pfl.InputError(f"No algorithm has finished cells of all {len(SETTINGS)} settings.")
     names = sorted(chosen)

@@ -85,9 +85,9 @@ def lists(root: Path) -> dict[Path, str]:
     )
     made = [pfl.make_algorithm(name) for name, _ in known]
     told = "".join(
-        f"| `{one.name}` | {', '.join(one.channels)} | {', '.join(one.unprotected)} |\n"
+        f"| `{one.name}` | {', '.join(one.also_sent)} | {', '.join(one.unprotected)} |\n"
         for one in made
-        if one.channels or one.unprotected
+        if one.also_sent or one.unprotected
     )
     head = re.escape("| What | Algorithms |\n|---|---|\n")
     beside = "| Algorithm | Clients also send | Statistics without noise |\n|---|---|---|\n"

@@ -58,7 +58,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     group = Group(values, "figures")
     group.names("runs", [], "folders of finished runs")
     group.names("algorithms", [], "algorithms to draw (default: all)")
-    meaning = "a measure of the runs, such as macro_f1 (default: their task's main metric)"
+    meaning = "a metric of the runs, such as macro_f1 (default: their task's main metric)"
     group.text("metric", None, meaning)
     group.text("output", None, "a new PNG, PDF or SVG file")
     group.text("data", None, "a new CSV file for the numbers")

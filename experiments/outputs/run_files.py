@@ -164,9 +164,9 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
             if not result.clients["participated"].all():
                 over = partial(result.participant_mean, model, split)
                 table[f"{name}_participants"] = over()[:, setting]
-                table[f"{name}_next_participants"] = over(coming=True)[:, setting]
+                table[f"{name}_next_participants"] = over(next_round=True)[:, setting]
                 if split == "test" and pools:
-                    pooled = over(coming=True, pooled=True)[:, setting]
+                    pooled = over(next_round=True, pooled=True)[:, setting]
                     table[f"{name}_next_participants_pooled"] = pooled
     yield from _rows(result, table, result.eval_rounds)
     records = {"participants": result.clients["participated"][:, setting].sum(axis=-1)}

@@ -95,7 +95,7 @@ class Report:
     Attributes:
       runs: by (row, setting), column by column.
       requested: names of `COSTS`, "worst_decile", metrics, or scalars that runs record; by default
-        the task's measure and "worst_decile".
+        the task's main metric and "worst_decile".
       x: of the figure, "setting" or a measure.
     """
 

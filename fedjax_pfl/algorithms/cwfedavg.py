@@ -58,7 +58,7 @@ class CwFedAvg(core.Algorithm):
     score_class_models: bool = core.static(default=False)
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def channels(self) -> tuple[str, ...]:
+    def also_sent(self) -> tuple[str, ...]:
         return ("the shares of its classes",) if self.shares == "labels" else ()
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter

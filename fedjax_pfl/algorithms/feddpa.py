@@ -101,7 +101,7 @@ class FedDPA(fedavg.Weighted):
     Attributes:
       local_weight: a, the weight of the own set in its training.
       max_weight: largest weight of the own set in predictions.
-      weights: of predictions, by "instance", or "fixed": `max_weight` for all samples.
+      prediction_weights: of the own set, by "instance", or "fixed": `max_weight` for all samples.
       instances: number of training samples that a sample is compared with.
       weighting: of the average, "uniform" as in the authors' code, or by "size".
     """
@@ -110,7 +110,7 @@ class FedDPA(fedavg.Weighted):
 
     local_weight: float = 0.5
     max_weight: float = 0.5
-    weights: Literal["instance", "fixed"] = core.static(default="instance")
+    prediction_weights: Literal["instance", "fixed"] = core.static(default="instance")
     instances: int = core.static(default=5)
     weighting: Literal["uniform", "size"] = core.static(default="uniform")
 
@@ -121,7 +121,8 @@ class FedDPA(fedavg.Weighted):
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def unprotected(self) -> tuple[str, ...]:
-        return ("the samples that its weights compare with",) * (self.weights == "instance")
+        compares = self.prediction_weights == "instance"
+        return ("the samples that its weights compare with",) * compares
 
     def prepare(self, federation):
         layers = tuple(trained_adapters(federation).values())
@@ -133,7 +134,7 @@ class FedDPA(fedavg.Weighted):
     def check(self, federation):
         check_both_shared(self.name, federation)
         check_both_trained(self.name, federation)
-        if self.weights == "instance" and trained_adapters(federation):
+        if self.prediction_weights == "instance" and trained_adapters(federation):
             self.check_features(federation)
 
     def remarks(self, federation):
@@ -183,7 +184,7 @@ class FedDPA(fedavg.Weighted):
         count = len(rows)
         whole = {"weight": jnp.ones(count, ctx.dtype)}
         how: dict[str, Any] = {"weight": self.max_weight * whole["weight"]}
-        if self.weights == "instance":
+        if self.prediction_weights == "instance":
             key = ctx.key_for("instances")
 
             def drawn(seen):

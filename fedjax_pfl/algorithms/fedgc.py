@@ -49,7 +49,7 @@ class FedGC(core.Algorithm):
     robust = "mean"  # of the bodies
     reads = "everyone"
     absent_kept = False  # the server corrects all heads
-    channels = ("the classes that it has",)
+    also_sent = ("the classes that it has",)
 
     weight: float = 1.0
 

@@ -52,7 +52,7 @@ class FedGen(fedavg.FedAvg):
 
     needs_classes = True
     sees = "models"
-    channels = ("class counts",)
+    also_sent = ("class counts",)
 
     weight: float = 1.0
     generator_rate: float = 3e-4

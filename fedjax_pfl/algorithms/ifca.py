@@ -53,7 +53,7 @@ class Ifca(core.Algorithm):
     models_read_samples = True  # the choice of a cluster
     batch_norm = "shared"
     sees = "sums"
-    channels = ("the choice of a cluster",)
+    also_sent = ("the choice of a cluster",)
 
     clusters: int = core.static(default=2)
     averaging: Literal["models", "gradients"] = core.static(default="models")

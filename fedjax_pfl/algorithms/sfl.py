@@ -92,7 +92,7 @@ class Sfl(core.Algorithm):
         )
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
-    def channels(self) -> tuple[str, ...]:
+    def also_sent(self) -> tuple[str, ...]:
         by_labels = self.graph != "neighbours" and self.relation is None
         return ("its labels",) if by_labels else ()
 

@@ -53,11 +53,11 @@ class Algorithm:
       uploads_models: whether uploads include models or updates, which a compressor can act on.
       uploads_counts: whether uploads include whole numbers, such as counts of samples, which noise
         and fixed-point numbers do not cover.
-      channels: what members send to the server beside their uploads (`Context.upload`), such as
+      also_sent: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
       unprotected: what a round, or a model that is used, takes from training samples otherwise than
         by the gradients of `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level
-        differential privacy does not cover it, and is refused. So it is where `channels` are not
+        differential privacy does not cover it, and is refused. So it is where `also_sent` is not
         empty, or the algorithm uses validation samples that are not declared public.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
@@ -87,7 +87,7 @@ class Algorithm:
     uploads_per_round: ClassVar[int] = 1
     uploads_models: ClassVar[bool] = True
     uploads_counts: ClassVar[bool] = False
-    channels: ClassVar[tuple[str, ...]] = ()
+    also_sent: ClassVar[tuple[str, ...]] = ()
     unprotected: ClassVar[tuple[str, ...]] = ()
     reads: ClassVar[Reads] = "cohort"
     models_read_samples: ClassVar[bool] = False

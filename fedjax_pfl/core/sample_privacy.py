@@ -27,7 +27,7 @@ def refuse(algorithm: Algorithm, federation: Federation) -> None:
     privacy, name = federation.privacy, algorithm.name
     if privacy is None:
         return
-    uncovered = [*algorithm.channels, *algorithm.unprotected]
+    uncovered = [*algorithm.also_sent, *algorithm.unprotected]
     if uncovered:
         raise InputError(
             f"Sample-level differential privacy does not cover {uncovered[0]} that a client of "

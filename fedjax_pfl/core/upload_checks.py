@@ -42,11 +42,11 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
     if algorithm.uploads_counts and (stage.privacy is not None or stage.fixed_point is not None):
         option = "secure_bits" if stage.privacy is None else "dp"
         raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
-    if algorithm.channels and (stage.privacy is not None or stage.fixed_point is not None):
+    if algorithm.also_sent and (stage.privacy is not None or stage.fixed_point is not None):
         option = "secure_bits" if stage.privacy is None else "dp"
         raise InputError(
-            f"{name} tells the server {' and '.join(algorithm.channels)} beside its uploads, which "
-            f"{option} does not cover."
+            f"{name} tells the server {' and '.join(algorithm.also_sent)} beside its uploads, "
+            f"which {option} does not cover."
         )
     if stage.uniform:
         _refuse_sums(algorithm, federation, stage)

@@ -58,7 +58,12 @@ class LocalTraining(Group):
     )
     batch_size: int = option(Schedule.batch_size, "minibatch size", low=1)
     drop_last: bool = option(Schedule.drop_last, "leave out the incomplete minibatch of an epoch")
-    batch_order: str = option("shuffled", "order of samples: {choices}", choices=BATCH_ORDERS)
+    batch_order: str = option(
+        "shuffled",
+        "order of samples: {choices}; 'shuffled' anew in each epoch, 'fresh' in each step; "
+        "'poisson': each sample drawn independently in each step; the others are not shuffled",
+        choices=BATCH_ORDERS,
+    )
     learning_rate: float = option(
         0.1, "step size of local SGD in the first round", traced=True, noun="a finite number of"
     )

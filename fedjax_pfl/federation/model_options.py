@@ -63,13 +63,13 @@ class ModelOptions(Group):
     )
     lora_rank: int | None = option(
         None,
-        "train low-rank adapters of that rank on frozen dense layers, beside the head; the body is "
-        "frozen unless freeze selects other layers",
+        "train low-rank adapters of that rank on frozen dense layers and convolutions, beside the "
+        "head; the body is frozen unless freeze selects other layers",
         low=1,
     )
     lora_alpha: float | None = option(None, "scale of adapters, alpha / rank; default: the rank")
     lora_layers: str = option(
-        "*", "patterns of the frozen dense layers that have adapters, such as '*qkv,*proj'"
+        "*", "patterns of names of the frozen layers that have adapters, such as '*qkv,*proj'"
     )
     lora_ranks: str | Sequence[int] | None = option(
         None,

@@ -96,7 +96,7 @@ class Scored(Measurements):
           model: a name that was scored.
 
         Raises:
-          InputError: an unknown headline, one over pooled samples where the task's measure is no
+          InputError: an unknown headline, one over pooled samples where the main metric is no
             mean over samples, or a model without scores.
         """
         summary.check_pools(name, self.measure())
@@ -133,22 +133,25 @@ class Scored(Measurements):
         return np.where(known, values, np.nan)[:, :, 0]
 
     def participant_mean(
-        self, model: str = HEADLINE, split: str = "test", coming: bool = False, pooled: bool = False
+        self,
+        model: str = HEADLINE,
+        split: str = "test",
+        next_round: bool = False,
+        pooled: bool = False,
     ) -> np.ndarray:
         """Return the main metric, averaged over the clients of the round just scored, [S, H, E].
 
         Args:
           model, split: as of `values`.
-          coming: over the clients of the next round instead, before they train in it. Codes that
-            score the selected clients when a round begins report this. NaN after the
-            last round.
+          next_round: over the clients of the next round instead, before they train in it, as code
+            that scores the selected clients when a round begins. NaN after the last round.
           pooled: weighted by test samples, not the plain mean.
 
         NaN where none of them was scored.
         """
         accuracy = self.values(model, split).astype(np.float64)
         took_part = self.clients["participated"].astype(bool)
-        if coming:
+        if next_round:
             took_part = np.roll(took_part, -1, axis=2)
             took_part[:, :, -1] = False
         weights = took_part[:, :, self.eval_rounds - 1] & ~np.isnan(accuracy)

@@ -287,8 +287,8 @@ def padding(algorithm: Algorithm) -> None:
 @check
 @in_double_precision
 def uploads(algorithm: Algorithm) -> None:
-    """Check that information leaves clients only by `ctx.upload` and declared `channels`."""
-    if not algorithm.channels:
+    """Check that information leaves clients only by `ctx.upload` and declared `also_sent`."""
+    if not algorithm.also_sent:
         _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
 
 

@@ -21,7 +21,12 @@ from tests.references import feddpa
 FACTOR = ALPHA / RANK
 VARIANTS = {
     "default": {},
-    "fixed": {"weights": "fixed", "local_weight": 0.3, "max_weight": 0.8, "weighting": "size"},
+    "fixed": {
+        "prediction_weights": "fixed",
+        "local_weight": 0.3,
+        "max_weight": 0.8,
+        "weighting": "size",
+    },
 }
 
 
@@ -145,7 +150,7 @@ def test_training_has_one_weight_for_all_samples():
 def test_without_weight_it_is_fedavg_of_the_global_set():
     """Also its running statistics, which are not those of the own sets' training."""
     one = sampled_federation(model=OverflowingNormed(3, (5,)), freeze="fc_0/kernel", **ADAPTERS)
-    settings = {"weights": "fixed", "max_weight": 0.0, "weighting": "size"}
+    settings = {"prediction_weights": "fixed", "max_weight": 0.0, "weighting": "size"}
     states, records = run_rounds(pfl.make_algorithm("feddpa", settings), one)
     plain, wanted = run_rounds(pfl.make_algorithm("fedavg"), one)
     for record, other in zip(records, wanted, strict=True):

@@ -196,7 +196,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "feddpa": {
         "local_weight": (0.5, "FedDPA's code: main.py"),
         "max_weight": (0.5, "FedDPA's code: README.md"),
-        "weights": ("instance", "FedDPA: instance-wise weighting"),
+        "prediction_weights": ("instance", "FedDPA: instance-wise weighting"),
         "instances": (5, "FedDPA's code: GlobalModel_generated.py"),
         "weighting": ("uniform", "FedDPA's code: model_aggregation.py"),
     },

@@ -165,9 +165,9 @@ def without_gradients(algorithm, monkeypatch, changed):
     [name if name == "mrmtl" else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
 )
 def test_samples_are_used_by_gradients_only(name, monkeypatch):
-    """Or by what is declared in `unprotected` and `channels`."""
+    """Or by what is declared in `unprotected` and `also_sent`."""
     algorithm = make(name, **COVERED[name])
-    if algorithm.channels or algorithm.unprotected:
+    if algorithm.also_sent or algorithm.unprotected:
         pytest.skip("declared")
     plain, other = (without_gradients(algorithm, monkeypatch, one) for one in ((), (2,)))
     assert_close(other, plain, f"samples of client 2 changed the state or models of {name}", 0)

@@ -59,7 +59,7 @@ class WeighsByLoss(Averaging):
 
 
 class DeclaresIt(WeighsByLoss):
-    channels = ("training losses",)
+    also_sent = ("training losses",)
 
 
 class HalfOfTheServer(Averaging):
@@ -138,14 +138,14 @@ OPTIONS = [
 def test_options_send_through_it_too(name, options):
     made = pfl.make_algorithm(name, options)
     with jax.enable_x64(True):
-        assert not made.channels
+        assert not made.also_sent
         CHECKS["uploads"](made)
 
 
 def test_options_that_tell_the_server_more():
-    assert pfl.make_algorithm("cwfedavg", {"shares": "labels"}).channels
-    assert pfl.make_algorithm("sfl", {"graph": "learned"}).channels
-    assert pfl.make_algorithm("sfl").channels and pfl.make_algorithm("ifca").channels
+    assert pfl.make_algorithm("cwfedavg", {"shares": "labels"}).also_sent
+    assert pfl.make_algorithm("sfl", {"graph": "learned"}).also_sent
+    assert pfl.make_algorithm("sfl").also_sent and pfl.make_algorithm("ifca").also_sent
 
 
 SUMS = [name for name, cls in sorted(pfl.core.ALGORITHMS.items()) if cls.sees == "sums"]

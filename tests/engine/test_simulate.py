@@ -85,10 +85,11 @@ def test_accuracy_over_those_who_take_part(result):
     )
     half = np.array([[1], [0.5]])
     np.testing.assert_allclose(crafted.participant_mean()[:, 0], half * [0.15, np.nan, 0.6])
-    coming = half * [0.3, 0.6, np.nan]  # rounds 2 and 4
-    np.testing.assert_allclose(crafted.participant_mean(coming=True)[:, 0], coming)
+    following = half * [0.3, 0.6, np.nan]  # rounds 2 and 4
+    np.testing.assert_allclose(crafted.participant_mean(next_round=True)[:, 0], following)
     pooled = half * [(0.2 * 2 + 0.4 * 1) / 3, (0.4 * 1 + 0.8 * 4) / 5, np.nan]
-    np.testing.assert_allclose(crafted.participant_mean(coming=True, pooled=True)[:, 0], pooled)
+    after = crafted.participant_mean(next_round=True, pooled=True)
+    np.testing.assert_allclose(after[:, 0], pooled)
     np.testing.assert_allclose(result.participant_mean(), result.curve())  # everybody, always
 
 

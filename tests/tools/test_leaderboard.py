@@ -42,6 +42,7 @@ def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
     assert left_out["waffle"] == "it has models for some of the clients"
     assert left_out["apfl"] == "it lacks a setting"
     assert left_out["fedrep"] == "not run"
+    assert left_out["fedbn"] == "`mlp` has no batch normalization"
     assert set(left_out) | set(names) == set(pfl.core.ALGORITHMS)
     with pytest.raises(pfl.InputError, match="finished cells of all 6 settings"):
         leaderboard.select({("apfl", "drift"): cell([1.0, 1.0])})
