@@ -53,7 +53,7 @@ def test_features_of_a_transformer():
     options |= {"initial_model": values, "freeze": "body"}
     plain, cached = (small_federation(net, **options, cache_features=on) for on in (False, True))
     x = plain.data.samples.reshape(-1, 6, 6, 1)
-    wanted = small_federation(net, dtype="float32").task.features(values, x)
+    wanted = jax.jit(small_federation(net, dtype="float32").task.features)(values, x)
     np.testing.assert_allclose(cached.data.samples, wanted, 1e-5, 1e-6)
     assert cached.data.content() == small_federation(
         net, **options, cache_features=True
