@@ -69,7 +69,7 @@ test-algorithm: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/docs/test_docs.py \
 		tests/utils/test_name_matching.py tests/algorithms/test_published_defaults.py $(TEST_FLAGS)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/algorithms tests/aggregation \
-		tests/engine/test_draws.py tests/federation/test_regularizers.py -k '$(NAME)' $(TEST_FLAGS)
+		tests/engine/test_draws.py -k '$(NAME)' $(TEST_FLAGS)
 
 new-algorithm: $(READY)
 	@$(VENV)/bin/python -m tools.new_algorithm '$(NAME)' '$(TITLE)'

@@ -11,8 +11,6 @@ from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.suite import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
-QUICK = ("partial_participation", "uploads")
-
 
 @core.struct
 class Halves:
@@ -58,9 +56,8 @@ def test_it_is_fedper(own_heads):
     assert_close(records[-1]["scores"], wanted[-1]["scores"], "scores", 1e-12)
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(c, marks=() if c in QUICK else pytest.mark.thorough) for c in CHECKS]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("check", CHECKS)
 def test_it_passes_the_suite(own_heads, check):
     check_algorithm(own_heads, only=check, show=None)
 

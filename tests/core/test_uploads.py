@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.suite import CHECKS
-from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation, toy_for
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
 from fedjax_pfl.uploads.stage import FreeRiders
 from fedjax_pfl.utils.structs import by_field
 
@@ -69,7 +68,16 @@ class HalfOfTheServer(Averaging):
         return ctx.upload(trained, jax.tree.map(lambda a, b: (a + b) / 2, trained, received))
 
 
-@pytest.mark.parametrize("cls", [Averaging, Unsent, WeighsByLoss, DeclaresIt, HalfOfTheServer])
+@pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(Averaging, marks=pytest.mark.thorough),  # as every algorithm of the package
+        Unsent,
+        WeighsByLoss,
+        DeclaresIt,
+        HalfOfTheServer,
+    ],
+)
 def test_what_bypasses_the_upload_is_noticed(cls, made):
     algorithm = made(cls)
     with jax.enable_x64(True):
@@ -171,56 +179,21 @@ def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
 
 
 @pfl.core.struct
-class Zeroed(FreeRiders):
+class Scaled(FreeRiders):
+    factor: object = 1.0
+
     def __call__(self, sent, reference, sending, memory):
-        return jax.tree.map(jnp.zeros_like, sent), memory
+        return jax.tree.map(lambda leaf: self.factor * leaf, sent), memory
 
 
 def test_private_leaves_are_not_sent():
     with jax.enable_x64(True):
         made, plain = pfl.make_algorithm("fedper"), toy_federation()
-        zeroed = replace(plain, uploads=Zeroed(jnp.zeros((0,), jnp.int32)))
-        (_, wanted), _ = run_rounds(made, plain, 1, scored=())
-        (_, found), _ = run_rounds(made, zeroed, 1, scored=())
+        nobody = jnp.zeros((0,), jnp.int32)
+        (_, wanted), (_, found) = (
+            states_of(made, replace(plain, uploads=Scaled(nobody, factor)), 1)
+            for factor in (1.0, 0.0)
+        )
     assert jax.tree.leaves(found.private)
     jax.tree.map(np.testing.assert_array_equal, found.private, wanted.private)
     assert not any(leaf.any() for leaf in jax.tree.leaves(found.server))
-
-
-@pfl.core.struct
-class Listed(FreeRiders):
-    """Notes the names of uploads while a round is traced."""
-
-    names: list = pfl.core.static(default=None)
-
-    def __call__(self, sent, reference, sending, memory):
-        whole = not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(sent))
-        self.names.append((sending.what, whole))
-        return sent, memory
-
-
-class _Names(list):
-    __hash__ = object.__hash__
-
-
-SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
-SENDING += [("lg_fedavg", {"warmup_rounds": 2})]
-SENDING += [(name, {}) for name in sorted(pfl.core.ALGORITHMS)]
-
-
-@pytest.mark.parametrize(("name", "options"), SENDING)
-def test_uploads_of_a_round_are_declared(name, options):
-    made = pfl.make_algorithm(name, options)
-    federation = made.prepare(toy_for(made, dtype="float32"))
-    names = _Names()
-    stage = Listed(jnp.zeros((0,), jnp.int32), names)
-
-    def one_round():
-        run = jax.tree.map(lambda leaf: leaf[0], make_runs(made, federation, (0,)))
-        noted = replace(federation, uploads=stage)
-        ctx = run.context(noted, jnp.int32(0), jnp.int32(1))
-        return run.algorithm.round(ctx, run.algorithm.init(ctx))
-
-    jax.eval_shape(one_round)
-    assert made.uploads_counts == any(whole for _, whole in names)
-    assert len(set(names)) == (made.uploads_per_round if made.sees != "nothing" else 0)

@@ -15,10 +15,7 @@ class State:
 
 
 class Right(core.Algorithm):
-    """Every client trains its own model twice; the server averages the second ones."""
-
-    def schedules(self, federation):
-        return (federation.schedule,) * 2
+    """Every client trains its own model; the server averages them."""
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -26,19 +23,15 @@ class Right(core.Algorithm):
 
     def round(self, ctx, state):
         received = ctx.cohort.gather(state.models)
-        first, cohort, _ = ctx.train(received)
-        trained, cohort, loss = self.train_again(ctx, first, cohort)
+        trained, cohort, loss = self.trained(ctx, received)
         sent = ctx.upload(trained, received)
-        weights = self.weights(ctx, cohort)
+        weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = mixing.weighted_sum(weights, sent, onto=state.server)
         models = self.next_models(ctx, cohort, state, trained, server)
         return State(models, server), ctx.record(cohort, clients={"train_loss": loss})
 
-    def train_again(self, ctx, first, cohort):
-        return ctx.train(first, cohort, purpose="again")
-
-    def weights(self, ctx, cohort):
-        return mixing.by_size(ctx.sizes(), cohort.mask)
+    def trained(self, ctx, received):
+        return ctx.train(received)
 
     def next_models(self, ctx, cohort, state, trained, server):
         return cohort.scatter(state.models, trained)
@@ -47,32 +40,23 @@ class Right(core.Algorithm):
         return {"personalized": trees.take(state.models, rows)}
 
 
-class ForgetsTheMask(Right):
-    def weights(self, ctx, cohort):
-        return mixing.by_size(ctx.sizes(), jnp.ones_like(cohort.mask))
-
-
 class LearnsFromPadding(Right):
     """A loss over all rows of a minibatch, of which the last ones may be padding."""
 
-    def train_again(self, ctx, first, cohort):
+    def trained(self, ctx, received):
         def over_all_rows(params, batch, broadcast, client):
             chosen = jax.nn.log_softmax(batch.logits)[jnp.arange(len(batch.labels)), batch.labels]
             return -jnp.mean(chosen)
 
-        return ctx.train(first, cohort, purpose="again", extra_loss=over_all_rows)
-
-
-class UsesOthersData(Right):
-    """Training towards the classes of the client in the next row."""
-
-    def weights(self, ctx, cohort):
-        counts = jnp.roll(ctx.federation.data.class_counts, 1, axis=0)[cohort.rows]
-        return mixing.normalize(counts[:, 0] + 1.0, cohort.mask)
+        return ctx.train(received, extra_loss=over_all_rows)
 
 
 class ReusesAKey(Right):
-    def train_again(self, ctx, first, cohort):
+    def schedules(self, federation):
+        return (federation.schedule,) * 2
+
+    def trained(self, ctx, received):
+        first, cohort, _ = ctx.train(received)
         return ctx.train(first, cohort)
 
 
@@ -87,9 +71,7 @@ class DeclaresSharedBatches(ReusesAKey):
 
 
 WRONG = [
-    (ForgetsTheMask, "others_data", "samples of diverged clients"),
     (LearnsFromPadding, "padding", "padding rows of minibatches changed the state"),
-    (UsesOthersData, "others_data", "samples of (absent|diverged) clients"),
     (ReusesAKey, "recorded_steps", "trains twice with the key of 'train': give one"),
     (ChangesAbsentClients, "partial_participation", "models of absent clients in round 1"),
 ]

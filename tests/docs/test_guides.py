@@ -34,7 +34,7 @@ def test_debugging(tmp_path, monkeypatch, capfd):
     assert any((tmp_path / "profile").rglob("*.pb"))
 
 
-CHECKED = ("partial_participation", "others_data", "recorded_steps")
+CHECKED = ("others_data", "recorded_steps")
 
 
 @pytest.mark.parametrize(

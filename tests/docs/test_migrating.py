@@ -146,7 +146,7 @@ def test_its_network_is_fedavgcnn():
     """Two convolutions of 5 x 5 without padding, 512 units and a head, by parameters."""
     for shape, flat in (((28, 28, 1), 1024), ((32, 32, 3), 1600)):
         model = pfl.models.make_model("cnn", shape, 10, initializer="torch")
-        params = model.init(jax.random.key(0), jnp.zeros((1, *shape)))["params"]
+        params = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, *shape)))["params"]
         sizes = [sum(leaf.size for leaf in jax.tree.leaves(layer)) for layer in params.values()]
         wanted = [25 * shape[2] * 32 + 32, 25 * 32 * 64 + 64, flat * 512 + 512, 512 * 10 + 10]
         assert sorted(sizes) == sorted(wanted)

@@ -1,6 +1,10 @@
-"""A run in single precision draws the same numbers where JAX has 64-bit types."""
+"""What rounds draw, upload and add to losses, from their traces.
+
+In single precision they draw the same numbers where JAX has 64-bit types.
+"""
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +14,17 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import Overflowing, toy_federation, toy_for
+from fedjax_pfl.uploads.stage import FreeRiders
 
-# Options with draws of their own.
-OPTIONS = {"fedprox": {"slow_fraction": 0.5}, "ifca": {"initial": "group_warmup"}}
+# Options with draws of their own, and other uploads.
+OPTIONS = {
+    "fedprox": {"slow_fraction": 0.5},
+    "ifca": {"initial": "group_warmup"},
+    "cwfedavg": {"wdr_weight": 0},  # else it takes no extra loss
+}
+SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
+SENDING += [("lg_fedavg", {"warm_rounds": 2})]
+SENDING += [(name, OPTIONS.get(name, {})) for name in sorted(pfl.core.ALGORITHMS)]
 DRAWING = pfl.dataset_from_arrays(
     "images", np.zeros((12, 20, 20, 3), np.uint8), np.arange(12) % 3, num_classes=3
 )
@@ -27,11 +39,11 @@ def first_run(runs):
     return jax.tree.map(lambda leaf: leaf[0], runs)
 
 
-def traced(algorithm, federation):
+def traced(algorithm, federation, changed=lambda federation: federation):
     """The program of the first round as text, where JAX has 64-bit types."""
 
     def first_round(run, federation):
-        ctx = run.context(federation, jnp.int32(0), jnp.int32(2))
+        ctx = run.context(changed(federation), jnp.int32(0), jnp.int32(2))
         return run.algorithm.round(ctx, run.algorithm.init(ctx))
 
     federation = algorithm.prepare(federation)
@@ -43,13 +55,53 @@ def widths_of_draws(text):
     return set(re.findall(r"random_bits\[\s*bit_width=(\d+)", text))
 
 
-@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
-def test_every_draw_of_an_algorithm_names_its_type(name):
-    algorithm = pfl.make_algorithm(name, OPTIONS.get(name))
+@pfl.core.struct
+class Listed(FreeRiders):
+    """Notes the names of uploads while a round is traced."""
+
+    names: list = pfl.core.static(default=None)
+
+    def __call__(self, sent, reference, sending, memory):
+        whole = not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(sent))
+        self.names.append((sending.what, whole))
+        return sent, memory
+
+
+class Called(pfl.training.ExtraLoss):
+    """Notes its calls while a round is traced."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, params, batch, client, plan):
+        self.calls += 1
+        return jnp.float32(0)
+
+
+class _Names(list):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("name", "options"), SENDING)
+def test_a_round_names_types_of_draws_sends_what_is_declared_and_takes_extra_losses(name, options):
+    algorithm, names, extra = pfl.make_algorithm(name, options), _Names(), Called()
     own = {} if algorithm.batch_norm == "local" else {"model": Overflowing(3, (5,))}
     with jax.enable_x64(True):
-        federation = toy_for(algorithm, participation=0.6, local_epochs=2, dtype="float32", **own)
-        assert widths_of_draws(traced(algorithm, federation)) == {"32"}
+        federation = toy_for(
+            algorithm, participation=0.6, local_epochs=2, dtype="float32",
+            extra_loss=pfl.training.WeightDistribution(10.0), **own,
+        )  # fmt: skip
+        algorithm.check(algorithm.prepare(federation))
+        stage = Listed(jnp.zeros((0,), jnp.int32), names)
+
+        def changed(federation):
+            return replace(federation, uploads=stage).replace_training(extra_loss=extra)
+
+        assert widths_of_draws(traced(algorithm, federation, changed)) == {"32"}
+    assert extra.calls
+    assert algorithm.uploads_counts == any(whole for _, whole in names)
+    declared = algorithm.uploads_per_round if algorithm.sees != "nothing" else 0
+    assert len(set(names)) == declared
 
 
 @pytest.mark.parametrize(

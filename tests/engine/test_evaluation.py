@@ -66,7 +66,7 @@ def test_score_of_one_shared_model_under_vmap_and_for_some_clients():
     np.testing.assert_array_equal(correct, wanted)
 
 
-@pytest.mark.parametrize("execution", ["map", "vmap"])
+@pytest.mark.parametrize("execution", ["map", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_loss_matrix(execution):
     federation = toy_federation(client_execution=execution)
     models = models_of()

@@ -62,7 +62,7 @@ def test_new_clients_of_another_federation(two_rates):
 
 
 @pytest.mark.parametrize(
-    "name", ["feddwa", "fedavg", pytest.param("fedrod", marks=pytest.mark.thorough)]
+    "name", ["feddwa", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("fedavg", "fedrod"))]
 )
 def test_predictions_of_a_client_are_those_that_were_scored(name):
     """Each seed's, setting's and client's model, on samples as the data set has them."""

@@ -34,7 +34,7 @@ class Counting(FedAvg):
         return super().models(ctx, state, rows)
 
 
-@pytest.mark.parametrize("ways", ["map", "vmap"])
+@pytest.mark.parametrize("ways", ["map", pytest.param("vmap", marks=pytest.mark.thorough)])
 def test_rounds_and_scores_are_traced_once(ways):
     """Tracing takes as long as compiling: shapes are asked of the same trace."""
     executions = {"client_execution": ways, "seed_execution": ways}

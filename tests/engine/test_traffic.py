@@ -22,7 +22,8 @@ def double_precision():
     [
         ("fedavg", None, 1, 1, 1),
         pytest.param("local", None, 0, 0, 1, marks=pytest.mark.thorough),
-        ("feddwa", "epochs", 2, 1, 2),  # twice FedAvg's computation, as in the paper's Table 5
+        # Twice FedAvg's computation, as in the paper's Table 5.
+        pytest.param("feddwa", "epochs", 2, 1, 2, marks=pytest.mark.thorough),
         pytest.param("feddwa", "last", 1, 1, 1, marks=pytest.mark.slow),
     ],
 )

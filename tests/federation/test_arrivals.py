@@ -38,7 +38,13 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
             np.testing.assert_allclose(scored, losses, 1e-9, 1e-9)
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedavg_async", "feddwa", "scaffold"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedavg_async",
+        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("ditto", "feddwa", "scaffold")),
+    ],
+)
 def test_absent_clients_keep_what_they_have(name):
     federation = toy_federation(dtype="float32", **CHANGING)
     result = pfl.simulate(pfl.make_algorithm(name), federation, rounds=ROUNDS)

@@ -7,7 +7,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.networks import CNN, ViT
-from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import OverflowingNormed, assert_close, toy_federation
 from tests.models.test_client_axis import small_federation
 
 BODY = {
@@ -36,13 +36,11 @@ def test_runs_are_those_of_the_whole_network(name):
         plain, cached = federation(), federation(cache_features=True)
         assert cached.data.samples.shape == (len(plain.data.samples), 5)
         assert cached.num_frozen == plain.num_frozen == 25
-        for mine, other in zip(
-            states_of(algorithm, cached), states_of(algorithm, plain), strict=True
-        ):
-            assert_close(mine, other, "states")
         runs = [pfl.simulate(algorithm, one, 2, seeds=(0, 1)) for one in (cached, plain)]
-        mine, other = (run.scores["personalized/test/loss"] for run in runs)
-        np.testing.assert_allclose(mine, other, 1e-9)
+        mine, other = ((run.scores, run.clients, run.final.states) for run in runs)
+        assert_close(mine, other, "scores and states")
+        if name == "fedrod":
+            return
         assert_close(runs[0].final.backbone(), runs[1].final.backbone(), "backbone", 0)
         samples = np.random.default_rng(0).normal(size=(3, 4))
         mine, other = (run.predict(1, samples, outputs=True) for run in runs)
@@ -50,12 +48,12 @@ def test_runs_are_those_of_the_whole_network(name):
 
 
 def test_features_of_a_transformer():
-    net, options = ViT(3, patch=3, width=4, depth=2, heads=2), {"dtype": "float32"}
+    net, options = ViT(3, patch=3, width=4, depth=1, heads=2), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))
     options |= {"initial_model": values, "freeze": "body"}
     plain, cached = (small_federation(net, **options, cache_features=on) for on in (False, True))
     x = plain.data.samples.reshape(-1, 6, 6, 1)
-    wanted = small_federation(net, dtype="float32").task.features(values, x)
+    wanted = jax.jit(small_federation(net, dtype="float32").task.features)(values, x)
     np.testing.assert_allclose(cached.data.samples, wanted, 1e-5, 1e-6)
     assert cached.data.content() == small_federation(
         net, **options, cache_features=True

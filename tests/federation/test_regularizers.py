@@ -136,12 +136,6 @@ def test_an_algorithm_that_would_ignore_it_is_refused():
     pfl.Simulation(TwoModels(), toy_federation(extra_loss=WDR)).check()  # composed of ctx.sgd_step
 
 
-@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
-def test_which_algorithms_take_it(name):
-    algorithm = pfl.make_algorithm(name, {"wdr_weight": 0} if name == "cwfedavg" else {})
-    pfl.Simulation(algorithm, toy_for(algorithm, extra_loss=WDR)).check()
-
-
 @struct
 class Negative(pfl.training.ExtraLoss):
     def validate(self):

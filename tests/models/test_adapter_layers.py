@@ -102,7 +102,7 @@ EACH = [
 ]
 
 
-@pytest.fixture(params=EACH)
+@pytest.fixture(params=EACH, scope="module")
 def network(request):
     """(plain task, task with adapters of rank 2, their model with B not zero)."""
     make, names = NETWORKS[request.param]
@@ -169,7 +169,9 @@ def test_full_rank_reaches_every_fine_tuned_network(network):
     np.testing.assert_allclose(task.predict({"params": params}, X) / scale, wanted / scale, 0, 1e-5)
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) for name in NETWORKS][:-1] + EACH[-1:]
+)
 def test_the_server_merges_a_trained_adapter(name):
     """With a single client FLoRA's changed kernels are those of FedAvg's adapters."""
     rng = np.random.default_rng(0)

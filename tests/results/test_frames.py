@@ -1,5 +1,6 @@
 """A result as an xarray data set, a pandas table and HTML."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -48,9 +49,7 @@ def test_a_notebook_shows_the_table():
     text = result()._repr_html_()
     assert text.startswith("<p>feddwa: ") and text.index("<table") < text.index("With 2 seeds")
     assert "<table" in text and "feddwa: " in text and "learning_rate=0.1" in text
-    federation = toy_federation(dtype="float32", test_sizes=(0,) * 5, validation_size=0)
-    silent = pfl.simulate(pfl.make_algorithm("local"), federation, 1)
-    assert silent._repr_html_().startswith("<p>Result(local")
+    assert replace(result(), scores={})._repr_html_().startswith("<p>Result(feddwa")
 
 
 def test_matrices_are_drawn():

@@ -110,12 +110,12 @@ def test_what_one_seed_or_client_can_not_tell():
     assert several["final_std_over_seeds"] >= 0 and several["final_std_over_clients"] > 0
 
 
-def test_what_an_algorithm_says_of_itself(tmp_path):
-    result = simulated("fedavg_ft", {"fine_tune_epochs": 2}, rounds=1)
-    assert result.remarks == ("scored after 2 local epochs on a copy",)
-    assert pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": 0}).remarks(federation()) == []
-    result.save(tmp_path / "r")
-    assert pfl.Result.load(tmp_path / "r").remarks == result.remarks
+@pytest.mark.parametrize(
+    ("epochs", "said"), [(2, ["scored after 2 local epochs on a copy"]), (0, [])]
+)
+def test_what_an_algorithm_says_of_itself(epochs, said):
+    tuned = pfl.make_algorithm("fedavg_ft", {"fine_tune_epochs": epochs})
+    assert tuned.remarks(federation()) == said
 
 
 def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
@@ -131,10 +131,12 @@ def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
     assert pfl.Result.load(tmp_path / "r").setting_remarks == result.setting_remarks
 
 
-def test_local_says_that_all_train_whoever_is_drawn():
+def test_local_says_that_all_train_whoever_is_drawn(tmp_path):
     all_train = ("all clients train in every round, drawn or not",)
     sampled = simulated("local", rounds=1, participation=0.5)
     assert sampled.remarks == all_train and sampled.clients["participated"].all()
+    sampled.save(tmp_path / "r")
+    assert pfl.Result.load(tmp_path / "r").remarks == all_train
     local = pfl.make_algorithm("local")
     assert tuple(local.remarks(federation(stragglers={1: 1}))) == all_train
     assert local.remarks(federation()) == []

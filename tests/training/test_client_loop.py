@@ -161,7 +161,7 @@ def test_two_batches_a_step_are_disjoint():
             assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("execution", ["map", "vmap"])
+@pytest.mark.parametrize("execution", [slow("map"), "vmap"])
 def test_active_masks_and_cursors_of_an_unshuffled_walk(execution):
     federation = numbered(execution)
     schedule = Schedule(steps=3, batch_size=4, shuffle=False)
@@ -231,7 +231,7 @@ def facts_under(execution):
     return run(numbered(execution), EPOCHS, carry=Broadcast(begin), step=facts, **options)[0]
 
 
-@pytest.mark.parametrize("execution", ["map", "vmap", "2"])
+@pytest.mark.parametrize("execution", ["map", slow("vmap"), "2"])
 def test_what_a_step_is_told_and_a_shared_carry(execution):
     done = facts_under(execution)
     # The last step's: row, id, size, steps, number of the step, training samples, operand.
@@ -270,7 +270,7 @@ def explode(carry, batch, rng, broadcast, client):
     return {"w": carry["w"] + jnp.where(bad, jnp.array(jnp.inf), 1), "n": carry["n"] + 1}
 
 
-@pytest.mark.parametrize("execution", ["map", "vmap", "2"])
+@pytest.mark.parametrize("execution", ["map", slow("vmap"), "2"])
 def test_lanes_that_end_not_finite_get_back_what_they_began_with(execution):
     carry = {"w": jnp.arange(5.0), "n": 100 * ROWS}
     done, finite, steps = run(numbered(execution), EPOCHS, carry=carry, step=explode)
