@@ -23,7 +23,7 @@ OPTIONS = {
     "cwfedavg": {"wdr_weight": 0},  # else it takes no extra loss
 }
 SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
-SENDING += [("lg_fedavg", {"warm_rounds": 2})]
+SENDING += [("lg_fedavg", {"warmup_rounds": 2})]
 SENDING += [(name, OPTIONS.get(name, {})) for name in sorted(pfl.core.ALGORITHMS)]
 DRAWING = pfl.dataset_from_arrays(
     "images", np.zeros((12, 20, 20, 3), np.uint8), np.arange(12) % 3, num_classes=3
