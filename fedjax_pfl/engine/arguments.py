@@ -21,10 +21,9 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.conversions import is_list, number
-from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.errors import InputError, require, require_hashable, require_whole
 from fedjax_pfl.utils.typing import State
 
 CHUNK = 50  # rounds in one call of a program, at most
@@ -59,7 +58,7 @@ def checked_program(
     if adapt is not None:
         require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
         adapt.validate()
-        check_hashable("adapt", adapt)
+        require_hashable("adapt", adapt)
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
     algorithm.check_classes(federation)

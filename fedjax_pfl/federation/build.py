@@ -31,7 +31,7 @@ from fedjax_pfl.federation.options import (
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, uploads_of
 from fedjax_pfl.models.task import Task
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, first_line, require
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -153,8 +153,9 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
+        raise InputError(
+            f"The model can't take samples of shape {sample}: {first_line(error)}"
+        ) from error
     shape, objective = getattr(logits, "shape", None), task.objective
     expected = objective.shape(sample, data.num_outputs)
     if shape != (2, *expected):

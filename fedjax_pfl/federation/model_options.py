@@ -17,7 +17,6 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sample_hashes import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
-from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import adapted, parse_ranks
 from fedjax_pfl.models.base_types import BASE_DTYPES
@@ -27,7 +26,7 @@ from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
 from fedjax_pfl.models.pretrained import Match, facts_of, initial_values
 from fedjax_pfl.models.task import Task, as_task
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.typing import Tree
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -153,7 +152,7 @@ class ModelOptions(Group):
             task = replace(task, compute_dtype=self.compute_dtype)
         if self.convolutions != CONVOLUTIONS[0]:
             task = replace(task, convolutions=self.convolutions)
-        check_hashable("model", task)
+        require_hashable("model", task)
         return task
 
     def _objective(self, dataset: Dataset) -> Objective:
@@ -175,8 +174,9 @@ class ModelOptions(Group):
             losses = jax.eval_shape(objective.losses, outputs, labels)
             marks = jax.eval_shape(objective.marks, outputs, labels)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{what} can't take labels of {dataset.name!r}: {reason}") from error
+            raise InputError(
+                f"{what} can't take labels of {dataset.name!r}: {first_line(error)}"
+            ) from error
         wanted = (count, objective.marked) if objective.marked else (count,)
         if losses.shape != (count,) or marks.shape != wanted:
             raise InputError(

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
-from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.errors import (
+    OF_ONES_OWN,
+    InputError,
+    first_line,
+    require,
+    require_name,
+    unknown_name,
+)
 from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.registries import F, registering
@@ -168,8 +175,9 @@ def check_metrics(
         try:
             shape = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"Metric {one.name!r} must be {allowed}: {reason}") from error
+            raise InputError(
+                f"Metric {one.name!r} must be {allowed}: {first_line(error)}"
+            ) from error
         if not isinstance(shape, jax.ShapeDtypeStruct):
             raise InputError(
                 f"Metric {one.name!r} must be {allowed}, got a {type(shape).__name__}."

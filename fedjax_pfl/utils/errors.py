@@ -52,6 +52,11 @@ def sentence(text: object) -> str:
     return cut(line.encode("utf-8", "backslashreplace").decode(), LONGEST)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def cut(text: str, most: int) -> str:
     """Shorten a text to at most `most` characters by removing its middle."""
     if len(text) <= most:
@@ -184,6 +189,14 @@ def require(condition: bool | np.bool_, name: str, value: object, allowed: str) 
     """Raise `InputError` "`name` must be `allowed`, got `value`." unless `condition` holds."""
     if not condition:
         raise refused(name, value, allowed)
+
+
+def require_hashable(name: str, value: Any) -> None:
+    """Raise `InputError` unless a value is hashable, as parts of compiled programs must be."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
 
 
 def require_classes(what: str, has_classes: bool) -> None:
