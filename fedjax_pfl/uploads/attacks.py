@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 
 from fedjax_pfl.aggregation import mixing, products, robust, similarity
-from fedjax_pfl.utils import trees
+from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
@@ -48,7 +48,7 @@ class Gaussian:
         mean = sum(jax.tree.leaves(sums)) / count
         variance = similarity.squared_norms(updates) / count - mean**2
         deviation = jnp.sqrt(jnp.maximum(variance, 0))
-        noise = normal_rows(key, updates)
+        noise = keys.normal_like(key, updates)
         return jax.tree.map(lambda x: x * trees.expand_to(x, deviation), noise)
 
 
@@ -167,7 +167,7 @@ class Mimic:
 
         mean = averaged(memory.mean, _mean(updates, honest))
         away = _only(jax.tree.map(lambda x, centre: x - centre, updates, mean), honest)
-        start = jax.tree.map(lambda x: x[0], normal_rows(key, updates))
+        start = jax.tree.map(lambda x: x[0], keys.normal_like(key, updates))
         before = _chosen(memory.rounds == 0, start, memory.direction)
         turned = _unit(mixing.combine(similarity.dots(away, before), away))
         direction = _unit(averaged(memory.direction, turned))
@@ -253,14 +253,6 @@ ATTACKS: dict[str, Callable[..., object]] = {
     "min_max": MinMax,
     "min_sum": MinSum,
 }
-
-
-def normal_rows(key: Key, like: Stack) -> Stack:
-    """Return independent standard normal numbers for every row, leaf and coordinate of a stack."""
-    leaves, tree = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    return tree.unflatten(drawn)
 
 
 def _mean(updates: Stack, honest: Mask) -> Tree:
