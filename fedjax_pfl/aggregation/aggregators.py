@@ -97,7 +97,7 @@ class Aggregator:
         updates = [leaves[i] - held[i] for i in floats]
         mask = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
         weights, enough = jnp.where(mask, weights, 0), jnp.sum(mask) >= self.needed()
-        updates = trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates = trees.keep_rows(mask, updates)
         if senders.centre is not None:
             centre = tree.flatten_up_to(senders.centre)
             senders = senders._replace(centre=[centre[i] for i in floats])

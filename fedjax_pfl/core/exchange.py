@@ -155,7 +155,7 @@ class Exchange(RoundInfo):
             return Senders(self.cohort.ids, centre=self.memory.last_centre())
         updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
         counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
-        updates = trees.where(counted, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates = trees.keep_rows(counted, updates)
         return Senders(self.cohort.ids, self.memory.summed(updates, self.cohort))
 
     def aggregate_rows(self, weights: Matrix, uploads: Stack, onto: Stack) -> Stack:

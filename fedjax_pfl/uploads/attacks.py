@@ -166,14 +166,15 @@ class Mimic:
             return jax.tree.map(lambda a, b: (a + share * (b - a)).astype(a.dtype), old, new)
 
         mean = averaged(memory.mean, _mean(updates, honest))
-        away = _only(jax.tree.map(lambda x, centre: x - centre, updates, mean), honest)
+        away = jax.tree.map(lambda x, centre: x - centre, updates, mean)
+        away = trees.keep_rows(honest, away)
         start = jax.tree.map(lambda x: x[0], keys.normal_like(key, updates))
-        before = _chosen(memory.rounds == 0, start, memory.direction)
+        before = trees.where(memory.rounds == 0, start, memory.direction)
         turned = _unit(mixing.combine(similarity.dots(away, before), away))
         direction = _unit(averaged(memory.direction, turned))
-        mean = _chosen(watching, mean, memory.mean)
-        direction = _chosen(watching, direction, memory.direction)
-        along = similarity.dots(_only(updates, honest), direction)
+        mean = trees.where(watching, mean, memory.mean)
+        direction = trees.where(watching, direction, memory.direction)
+        along = similarity.dots(trees.keep_rows(honest, updates), direction)
         farthest = jnp.argmax(jnp.where(honest, along, -jnp.inf))
         target = jnp.where(watching, ids[farthest], memory.target).astype(memory.target.dtype)
         there = honest & (ids == target)
@@ -257,7 +258,7 @@ ATTACKS: dict[str, Callable[..., object]] = {
 
 def _mean(updates: Stack, honest: Mask) -> Tree:
     weights = mixing.normalize(honest.astype(jnp.result_type(float)))
-    return mixing.combine(weights, _only(updates, honest))
+    return mixing.combine(weights, trees.keep_rows(honest, updates))
 
 
 def _unit(tree: Tree) -> Tree:
@@ -266,18 +267,10 @@ def _unit(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: mixing.ratio(x, length).astype(x.dtype), tree)
 
 
-def _chosen(condition: jax.Array, one: Tree, other: Tree) -> Tree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-
-
-def _only(updates: Stack, mask: Mask) -> Stack:
-    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
-
-
 def _deviation(updates: Stack, honest: Mask) -> Tree:
     """Return the unbiased standard deviation of every coordinate."""
     mean, weights = _mean(updates, honest), honest.astype(jnp.result_type(float))
-    squares = jax.tree.map(lambda x, m: jnp.square(x - m), _only(updates, honest), mean)
+    squares = jax.tree.map(lambda x, m: jnp.square(x - m), trees.keep_rows(honest, updates), mean)
     total = mixing.combine(weights, squares)
     return jax.tree.map(lambda x: jnp.sqrt(x / jnp.maximum(jnp.sum(weights) - 1, 1)), total)
 
@@ -293,7 +286,7 @@ def _direction(updates: Stack, honest: Mask, name: str) -> Tree:
 
 
 def _honest_distances(updates: Stack, honest: Mask) -> jax.Array:
-    kept = _only(updates, honest)
+    kept = trees.keep_rows(honest, updates)
     distances = robust.pairwise_squares(similarity.gram(kept, kept))
     return jnp.where(honest[:, None] & honest[None, :], distances, 0)
 

@@ -164,7 +164,7 @@ class Uploads(UploadStage):
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
         updates, after = self._steps(updates, info, memory._replace(errors=errors))
-        updates = _only(updates, info.mask | self._noise_of_nobody(info))
+        updates = trees.keep_rows(info.mask | self._noise_of_nobody(info), updates)
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
         if after.errors is not None:
@@ -186,7 +186,7 @@ class Uploads(UploadStage):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
-            updates = _only(updates, info.mask)
+            updates = trees.keep_rows(info.mask, updates)
             updates, bound = _private(self.privacy, updates, info, (keys(1), of_count), bound)
         if self.compressor is not None and info.compressed:
             compress = jax.vmap(self.compressor)
@@ -214,10 +214,6 @@ class Uploads(UploadStage):
             change = compress(jax.tree.map(jnp.subtract, updates, errors), keys)
             sent = after = jax.tree.map(jnp.add, errors, change)
         return sent, trees.where(mask, after, errors)
-
-
-def _only(updates: Stack, mask: Mask) -> Stack:
-    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
 
 
 def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):

@@ -164,6 +164,11 @@ def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:
     return jax.tree.map(pick, chosen, other)
 
 
+def keep_rows(mask: Mask, stack: Stack) -> Stack:
+    """Return a stack [M, ...] with zeros in the rows outside the mask [M]."""
+    return where(mask, stack, jax.tree.map(jnp.zeros_like, stack))
+
+
 def expand_to(leaf: jax.Array, values: jax.Array) -> jax.Array:
     """Append axes to `values` [M] to broadcast them over `leaf` [M, ...]: [M, 1, ...].
 
@@ -182,14 +187,14 @@ def rows_finite(stack: Stack, count: int) -> Mask:
     finite = jnp.ones((count,), bool)
     for leaf in jax.tree.leaves(stack):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite &= _all_finite(leaf, 1)
+            finite &= _all_of(jnp.isfinite, leaf, 1)
     return finite
 
 
 def is_finite(tree: Tree) -> Scalar:
     """Return whether all floating-point leaves of a tree are finite, bool []."""
     flags = [
-        _all_finite(leaf, 0)
+        _all_of(jnp.isfinite, leaf, 0)
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
@@ -213,11 +218,6 @@ def squares_fit(tree: Tree) -> Scalar:
 
     flags = [_all_of(fits, leaf, 0) for leaf in leaves]
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
-
-
-def _all_finite(leaf: jax.Array, axes: int) -> jax.Array:
-    """Return whether all elements are finite, reduced over all but the first `axes` axes."""
-    return _all_of(jnp.isfinite, leaf, axes)
 
 
 def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, axes: int) -> jax.Array:
