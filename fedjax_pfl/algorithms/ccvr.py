@@ -57,7 +57,7 @@ class CCVR(fedavg.FedAvg):
     def check(self, federation):
         self.check_whole_models(federation)
         self.check_features(federation)
-        if HEAD not in jax.eval_shape(federation.initial_model, jax.random.key(0))["params"]:
+        if HEAD not in federation.model_shapes["params"]:
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 
     def round_remarks(self, federation, rounds):

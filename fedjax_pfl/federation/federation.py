@@ -149,6 +149,11 @@ class Federation:
         return self.with_backbone(jax.random.key(0)).task
 
     @property
+    def model_shapes(self) -> Tree:
+        """Shapes and types of one client's model."""
+        return jax.eval_shape(self.initial_model, jax.random.key(0))
+
+    @property
     def num_clients(self) -> int:
         return self.data.num_clients
 
@@ -172,7 +177,7 @@ class Federation:
         order = options.get("batch_order", own)
         require(order == own, "batch_order", order, f"{own!r}, as it is")
         training = self.training.changed(**options).checked()
-        params = jax.eval_shape(self.initial_model, jax.random.key(0))["params"]
+        params = self.model_shapes["params"]
         training = training.fitted(self.data, self.plan, params, self.task.dtype)
         changed = replace(self, training=training)
         return replace(
@@ -237,11 +242,10 @@ class Federation:
         Raises:
           InputError: the model does not define its features.
         """
-        data, task = self.data, self.task
-        model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
-        shape = (1, *data.sample_shape)
-        inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
-        features = jax.eval_shape(lambda *args: self._shaped().features(*args), model, inputs)
+        inputs = jax.eval_shape(lambda: sample_inputs(self.task, self.data))
+        features = jax.eval_shape(
+            lambda *args: self._shaped().features(*args), self.model_shapes, inputs
+        )
         return features.shape[-1]
 
     def with_network(
@@ -263,14 +267,13 @@ class Federation:
         network = wrap(self.network)
         if is_within(self.network, type(network)):
             return self
-        key = jax.random.key(0)
         if isinstance(network, ExtendedTask):
             sample = self.data.sample_shape
             inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
-            check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
+            check_features(self._shaped, self.model_shapes, inputs)
         changed = replace(self, network=network)
-        model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=planning.extended(self.plan, model, personal))
+        plan = planning.extended(self.plan, changed.model_shapes, personal)
+        return replace(changed, plan=plan)
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":
         """Return the federation with a second, private head in its models.
