@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.exchange import Exchange
-from fedjax_pfl.core.persistent_optimizers import Optimizers, UploadMemory
 from fedjax_pfl.core.record import Record, packed, recorded
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule
@@ -98,10 +97,6 @@ class Context(Exchange):
             raise self.optimizers.own_steps()
         options.setdefault("number", self._number())
         return local_step(self.federation, rate, options)
-
-    def with_kept(self, optimizers: Optimizers, memory: UploadMemory) -> "Context":
-        """Return the context with what is kept between rounds."""
-        return replace(self, optimizers=optimizers, memory=memory)
 
     def initial_optimizer_state(
         self, model: Tree | None = None, trainable: Tree | None = None

@@ -177,7 +177,7 @@ def first_phases(algorithm: Any, ctx: Any, state: ExtendedState) -> dict[str, Ph
 
     def first_round():
         optimizers, memory = Optimizers(name), UploadMemory(name, state)
-        algorithm.round(ctx.with_kept(optimizers, memory), state.own)
+        algorithm.round(replace(ctx, optimizers=optimizers, memory=memory), state.own)
         if not optimizers.phases:
             raise optimizers.own_steps()
         return optimizers.phases

@@ -39,11 +39,10 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
     if stage.compressor is not None and not algorithm.uploads_models:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
-    if algorithm.uploads_counts and (stage.privacy is not None or stage.fixed_point is not None):
-        option = "secure_bits" if stage.privacy is None else "dp"
+    option = "dp" if "dp" in active else "secure_bits"
+    if option in active and algorithm.uploads_counts:
         raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
-    if algorithm.channels and (stage.privacy is not None or stage.fixed_point is not None):
-        option = "secure_bits" if stage.privacy is None else "dp"
+    if option in active and algorithm.channels:
         raise InputError(
             f"{name} tells the server {' and '.join(algorithm.channels)} beside its uploads, which "
             f"{option} does not cover."
@@ -103,9 +102,7 @@ def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
             "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
             "or let all clients take part."
         )
-    if privacy.adaptive is None:
-        return
-    if not privacy.shared:
+    if privacy.adaptive is not None and not privacy.shared:
         raise InputError(
             "dp_adaptive_clip adds noise to a sum over all members: it needs "
             "dp_placement='distributed'."

@@ -98,10 +98,3 @@ class ProgressCallback(FunctionCallback):
 
     def on_round_end(self, progress: Progress) -> None:
         self.function(progress)
-
-
-def on_run_end(callback: Callback) -> None:
-    """Call the callback's `on_run_end`, if it has one."""
-    end = getattr(callback, "on_run_end", None)
-    if end is not None:
-        end()

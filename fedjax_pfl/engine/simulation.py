@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine import progress as engine_progress
-from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end
+from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
@@ -262,7 +262,7 @@ class Simulation:
         so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks, counted)
         with ExitStack() as ending:  # a callback may raise
             for one in reversed(called):
-                ending.callback(on_run_end, one)
+                ending.callback(getattr(one, "on_run_end", lambda: None))
             chunks.run(chunk_seconds, called, so_far, longest)
         self._past = chunks
         return replace(so_far(), final=Final(program, chunks.states, chunks.done))
