@@ -10,7 +10,7 @@ from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, nobody
+from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
@@ -57,17 +57,22 @@ class Exchange(RoundInfo):
             held, _ = self.plan.split(held)
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
-        key = self.key_for(f"upload/{what}")
-        expected = self.federation.participation.expected
-        counted = self._counted(cohort)
-        info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
+        info = UploadInfo(
+            cohort.ids,
+            cohort.mask,
+            self._weighted(cohort),
+            what,
+            self.key_for(f"upload/{what}"),
+            compressed,
+            self.federation.participation.expected,
+        )
         if self.memory is None or what != MODEL:
-            received, _ = stage(values, held, info, Memory())
+            received, _ = stage(values, held, info, StageMemory())
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
 
-    def _counted(self, cohort: Cohort) -> Mask:
+    def _weighted(self, cohort: Cohort) -> Mask:
         """Return which members have a weight in every sum: those with samples."""
         return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
 
@@ -121,7 +126,7 @@ class Exchange(RoundInfo):
             if self.tally is not None:
                 self.tally.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:
-                empty = nobody(there | self._counted(self.cohort))
+                empty = empty_sum_row(there | self._weighted(self.cohort))
                 weights = jnp.where(empty, 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)

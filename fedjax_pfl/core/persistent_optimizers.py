@@ -16,7 +16,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import optimizer_name
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import local_sgd
-from fedjax_pfl.uploads.stage import Memory
+from fedjax_pfl.uploads.stage import StageMemory
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import nested, per_client, per_server, struct
 from fedjax_pfl.utils.typing import PerClient, Stack, State
@@ -78,7 +78,7 @@ class UploadMemory:
                 "leave error_feedback and dp_adaptive_clip out, and take warmup=0 for mimic."
             )
         errors = None if self.errors is None else cohort.gather(self.errors)
-        received, after = stage(values, held, info, Memory(errors, self.bound, self.attack))
+        received, after = stage(values, held, info, StageMemory(errors, self.bound, self.attack))
         if errors is not None:
             self.errors = cohort.scatter(self.errors, after.errors)
         self.bound, self.attack = after.bound, after.attack
@@ -207,7 +207,7 @@ def begin(algorithm: Any, ctx: Any, state: State) -> State:
     has_centre = rule is not None and rule.has_centre
     if not keep and uploads is None and not remembers and not has_centre:
         return state
-    memory, history, centre = Memory(), None, None
+    memory, history, centre = StageMemory(), None, None
     if uploads is not None or remembers or has_centre:
         shared, _ = ctx.plan.split(ctx.initial_model())
         zero = jax.tree.map(jnp.zeros_like, shared)
