@@ -45,7 +45,7 @@ def client_noise_within(
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
     plan = client_releases(algorithm, federation)
-    privacy = federation.private
+    privacy = federation.privacy
     assert privacy is not None
     noise = noise_for(epsilon, privacy.delta, rounds * plan["per_round"], plan["rate"])
     return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)

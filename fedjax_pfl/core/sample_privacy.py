@@ -24,7 +24,7 @@ def refuse(algorithm: Algorithm, federation: Federation) -> None:
     Args:
       federation: prepared by the algorithm.
     """
-    privacy, name = federation.privacy, algorithm.name
+    privacy, name = federation.sample_privacy, algorithm.name
     if privacy is None:
         return
     uncovered = [*algorithm.channels, *algorithm.unprotected]
@@ -87,11 +87,11 @@ def noise_within(
     Raises:
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
-    assert federation.privacy is not None
+    assert federation.sample_privacy is not None
     plan = releases(algorithm, federation, adapt)
     counts = algorithm.gradients(federation, rounds)
     wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
-    noise = noise_for_each(epsilon, federation.privacy.delta, wanted)
+    noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)
 
 

@@ -22,7 +22,7 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
       InputError: it can't.
     """
     name, stage, rule = algorithm.name, federation.uploads, federation.aggregator
-    if federation.private is not None:
+    if federation.privacy is not None:
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
         refuse_mismatch(name, rule, algorithm.robust)

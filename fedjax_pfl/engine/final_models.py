@@ -116,7 +116,7 @@ class Final:
         """
         program = self.program
         noise = program.runs.numbers.get("dp_noise", 0.0)
-        if new_clients.privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
+        if new_clients.sample_privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
             raise InputError(
                 "The noise of dp_epsilon was computed for the clients of the simulation: take "
                 "dp_noise, which new clients have too."

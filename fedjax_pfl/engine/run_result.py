@@ -74,7 +74,7 @@ def result_so_far(
 def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:
     """`Result.privacy`: what clients release, with the numbers of each setting."""
     federation, numbers = program.federation, program.runs.numbers
-    privacy = federation.private
+    privacy = federation.privacy
     if privacy is None:
         return None
 
@@ -90,7 +90,7 @@ def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str,
         "noise": of_settings("dp_noise"),
         **(
             client_releases(algorithm, federation)
-            if federation.privacy is None
+            if federation.sample_privacy is None
             else releases(algorithm, federation, program.adapt)
         ),
     }

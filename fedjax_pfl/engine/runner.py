@@ -275,7 +275,7 @@ def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     if program.runs.algorithm.depends_on_num_rounds:
         return True
     federation = program.federation
-    if federation.private is not None and federation.private.epsilon is not None:
+    if federation.privacy is not None and federation.privacy.epsilon is not None:
         return True  # the noise of an epsilon is that of all rounds
     one, other = (federation.training.rate_factors(n)[:done] for n in (before, program.rounds))
     return not np.array_equal(one, other)

@@ -146,7 +146,7 @@ def make_runs(
     settings = dict(settings or {})
     count = _count(algorithm, federation, settings, len(seeds))
     noise = partial(client_noise_within, federation=federation, rounds=rounds)
-    if federation.privacy is not None:
+    if federation.sample_privacy is not None:
         noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
     variants = [
         _variant(algorithm, federation, {name: v[h] for name, v in settings.items()}, noise)
@@ -212,7 +212,7 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
     own = (field.name for field in fields(algorithm) if not is_static(field))
     if federation is None:
         return (*own, *RATES)
-    return (*own, *federation.numbers(), *["dp_epsilon"] * (federation.private is not None))
+    return (*own, *federation.numbers(), *["dp_epsilon"] * (federation.privacy is not None))
 
 
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
@@ -242,12 +242,12 @@ def _variant(
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
-    own = None if federation.private is None else federation.private.epsilon
+    own = None if federation.privacy is None else federation.privacy.epsilon
     epsilon = numbers.pop("dp_epsilon", None if "dp_noise" in numbers else own)
     if epsilon is not None:
         numbers["dp_noise"] = noise(epsilon, variant)
-    if federation.private is not None:
-        noisy: Any = numbers.get("dp_noise", federation.private.noise)
+    if federation.privacy is not None:
+        noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))

@@ -117,7 +117,7 @@ def federate(
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         metrics=groups[ScoringOptions].resolve(task, data) + metrics,
-        privacy=groups[PrivacyOptions].of_samples(task.dtype),
+        sample_privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(

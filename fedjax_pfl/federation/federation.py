@@ -42,7 +42,7 @@ from fedjax_pfl.utils.typing import Tree
 
 # Parts of a federation whose numbers runs may differ in, and what precedes their names in settings.
 NUMBERED = {
-    ("privacy",): "dp_",
+    ("sample_privacy",): "dp_",
     ("uploads", "privacy"): "dp_",
     ("uploads", "attack"): "attack_",
     ("aggregator",): "aggregator_",
@@ -69,7 +69,7 @@ class Federation:
       execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
       metrics: metrics beside the task's headline.
-      privacy: sample-level differential privacy of local training, or None.
+      sample_privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       notes: sentences on samples that the initial model has seen, attacks, robust rules and
@@ -88,7 +88,7 @@ class Federation:
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
     metrics: tuple[Metric, ...] = static(default=())
-    privacy: SamplePrivacy | None = None
+    sample_privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
     notes: tuple[str, ...] = static(default=())
@@ -189,9 +189,9 @@ class Federation:
         return replace(self, training=replace(self.training, **values))
 
     @property
-    def private(self) -> SamplePrivacy | ClientPrivacy | None:
+    def privacy(self) -> SamplePrivacy | ClientPrivacy | None:
         """Differential privacy of samples or of clients, or None."""
-        return self.privacy or getattr(self.uploads, "privacy", None)
+        return self.sample_privacy or getattr(self.uploads, "privacy", None)
 
     @property
     def keeps_failed(self) -> bool:

@@ -149,7 +149,7 @@ def full_gradient(
     Raises:
       InputError: with sample-level differential privacy, whose noise is of minibatches.
     """
-    if federation.privacy is not None:
+    if federation.sample_privacy is not None:
         raise InputError(
             "A gradient over all samples of a client has no place in sample-level differential "
             "privacy, whose noise is of minibatches: leave dp='sample' out."

@@ -72,9 +72,9 @@ class LocalStep:
     """One step of the local optimizer on a minibatch.
 
     It includes momentum, weight decay, the federation's extra loss, dropout, normalization
-    statistics and the clipping and noise of `federation.privacy`, and is the step of `ctx.train`.
-    In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step of
-    `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
+    statistics and the clipping and noise of sample-level differential privacy, and is the step of
+    `ctx.train`. In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step
+    of `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
     are several. Other steps are composed of its two halves, `loss_and_gradient` at any model and
     `update` of a state along a gradient.
 
@@ -142,10 +142,10 @@ class LocalStep:
     @property
     def _plain(self) -> bool:
         """Whether the step is one of SGD along the gradient of the minibatch loss."""
-        training = self.federation.training
+        training, privacy = self.federation.training, self.federation.sample_privacy
         options = (self.extra_loss, self.objective, self.correct, self.trainable)
         return (
-            all(one is None for one in (*options, self.federation.privacy, training.extra_loss))
+            all(one is None for one in (*options, privacy, training.extra_loss))
             and not (self.mean_gradient or self._frozen)
             and training.clip_norm is None
             and self.updates_per_batch == 1
@@ -201,20 +201,20 @@ class LocalStep:
     ) -> LossAndGradient:
         """Compute loss and gradient at a model; its parameters do not change.
 
-        With `federation.privacy` the gradient is clipped by samples and noisy; the extra losses
-        are parts of each sample's loss.
+        With sample-level differential privacy the gradient is clipped by samples and noisy; the
+        extra losses are parts of each sample's loss.
         """
         federation = self.federation
 
         def of_batch(batch: Batch, rng: jax.Array):
             return self._loss_and_gradient(model, batch, rng, broadcast, client)
 
-        if federation.privacy is None:
+        if federation.sample_privacy is None:
             return of_batch(batch, rng)
         loss, gradient = private_gradient(
             lambda sample, key: of_batch(sample, key)[:2],
             batch,
-            privacy=federation.privacy,
+            privacy=federation.sample_privacy,
             client=client,
             rng=rng,
             number=self.number,
