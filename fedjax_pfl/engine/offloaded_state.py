@@ -37,8 +37,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine import memory, state_store
-from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds, first_leaves, scores
-from fedjax_pfl.engine.program import Chunk, Program, advance, models
+from fedjax_pfl.engine.compiled import Chunk, advance, first_leaves, models, scores
+from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import over_runs
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import BLOCK, HostStore, restored_leaves

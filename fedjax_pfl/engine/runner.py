@@ -12,10 +12,11 @@ import numpy as np
 
 from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints, Saved
+from fedjax_pfl.engine.compiled import Chunk
 from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
 from fedjax_pfl.engine.fingerprint import check_same, fingerprint
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
-from fedjax_pfl.engine.program import Chunk, Program
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
 from fedjax_pfl.utils.errors import InputError, OutputError, cut

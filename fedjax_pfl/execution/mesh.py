@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from fedjax_pfl.execution.processes import all_devices, put, several
 from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
@@ -110,6 +110,12 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
         return put(np.pad(leaf, more) if filled else leaf, sharding)
 
     return jax.tree.map(one, tree)
+
+
+def shapes_on(sharding: Sharding | None, tree: Tree) -> Tree:
+    """Return the shapes and types of a tree with a sharding, or without one for None."""
+    shapes = jax.eval_shape(lambda tree: tree, tree)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
 def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:

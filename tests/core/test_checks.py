@@ -8,7 +8,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.algorithm_registry import ALGORITHMS
-from fedjax_pfl.engine.program import Program, advance
+from fedjax_pfl.engine.compiled import advance
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import toys
 from fedjax_pfl.testing.suite import check_algorithm
