@@ -201,3 +201,13 @@ def scores(states, runs, federation, t, total, clients, extra):
     with jax.named_scope("evaluation"):
         operands = runs, *opened(states, federation)
         return over_runs(scores_of, operands, federation, t, total, clients)
+
+
+@jax.jit
+def cohort_rows(runs, federation, t):
+    """Return the rows of the clients in each run's cohort of round `t`, int32 [R, M]."""
+
+    def of_run(run, federation, t):
+        return run.context(federation, t, t).cohort.rows
+
+    return over_runs(of_run, runs, federation, t)

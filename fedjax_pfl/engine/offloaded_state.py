@@ -37,12 +37,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine import memory, state_store
-from fedjax_pfl.engine.compiled import Chunk, advance, first_leaves, models, scores
+from fedjax_pfl.engine.compiled import Chunk, advance, cohort_rows, first_leaves, models, scores
+from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import over_runs
-from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
-from fedjax_pfl.engine.state_store import BLOCK, HostStore, restored_leaves
+from fedjax_pfl.engine.state_sharding import PartialStates, unsharded_metrics
+from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import of_processes, readable, several
@@ -52,39 +52,6 @@ from fedjax_pfl.federation.process_local_data import on_all_devices, process_loc
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
-
-
-class HostStates(NamedTuple):
-    """States of all runs.
-
-    Attributes:
-      layout: which leaves are in the store.
-      device: the leaves on the device, [R, ...].
-      store: the others.
-    """
-
-    layout: Layout
-    device: list[Any]
-    store: HostStore
-
-    def to_host(self) -> State:
-        """Return all states, leaves [R, N, ...], on the host."""
-        saved = self.saved(everywhere=True)
-        trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
-        return jax.tree.unflatten(self.layout.tree, map(np.asarray, restored_leaves(trees)))
-
-    def saved(self, everywhere: bool = False) -> dict[str, Any]:
-        """Return the leaves by name, with only the written rows of the store.
-
-        Of several processes the first one has these rows, the others only if `everywhere`.
-        """
-        written, rows = self.store.read_written(everywhere)
-        trees = {"states": self.layout.joined(self.device, rows)}
-        if rows:
-            places = np.flatnonzero(self.layout.hosted).astype(np.int32)
-            trees["hosted"] = [written, places, np.int32(self.store.clients)]
-            trees["first"] = self.store.first
-        return trees
 
 
 class _Cohort(NamedTuple):
@@ -198,7 +165,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _cohorts(self, t: int) -> np.ndarray:
         """Return the clients of each run's cohort, int32 [R, M]."""
-        return np.asarray(readable(_cohorts(self.runs, self.shell, np.int32(t))))
+        return np.asarray(readable(cohort_rows(self.runs, self.shell, np.int32(t))))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Cohort:
         """Start moving a round's input to the devices.
@@ -299,13 +266,16 @@ class OffloadedProgram(OffloadedNeeds):
 
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
-        everything = replace(self, federation=on_devices(self.federation))
-        return Program.personalize(everything, states.to_host(), t, new_clients)
+        return self._on_devices().personalize(states.to_host(), t, new_clients)
 
     def backbone(self, states: HostStates, t: int) -> Tree | None:
         """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
-        everything = replace(self, federation=on_devices(self.federation))
-        return Program.backbone(everything, states.to_host(), t)
+        return self._on_devices().backbone(states.to_host(), t)
+
+    def _on_devices(self) -> Program:
+        """Return the same simulation with all state and samples on the devices."""
+        values = {name: getattr(self, name) for name in Program.__dataclass_fields__}
+        return Program(**values | {"federation": on_devices(self.federation)})
 
     def to_host(self, states: HostStates) -> State:
         """Return all states on the host; see `Program.to_host`."""
@@ -315,26 +285,14 @@ class OffloadedProgram(OffloadedNeeds):
         """Return the states unchanged, as they have no padding."""
         return states
 
-    # Checkpoints.
-
     def saved(self, states: HostStates) -> dict[str, Any]:
         """Return the states' part for a checkpoint; see `Program.saved`."""
         return states.saved()
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
         """Return the states of a checkpoint; see `Program.restored`."""
-        begun, places = self.start(), np.flatnonzero(self.layout.hosted)
-        if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
-            leaves, written = trees["states"], np.asarray(trees["hosted"][0])
-            for start in range(0, len(written), BLOCK):
-                at = written[start : start + BLOCK]
-                values = [leaves[place][:, start : start + BLOCK] for place in places]
-                begun.store.write(np.broadcast_to(at, (self.num_runs, len(at))), values)
-        else:
-            leaves = restored_leaves(trees)
-            begun.store.write_changed([leaves[place] for place in places])
-        device = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
-        return begun._replace(device=self.put(device, RUNS))
+        states = self.start().restored(trees)
+        return states._replace(device=self.put(states.device, RUNS))
 
 
 def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
@@ -349,14 +307,6 @@ def offloaded_program(program: Program, folder: Path | None = None) -> Offloaded
     moved = OffloadedProgram(**fields, folder=folder, limit=limit)
     moved.check()
     return moved
-
-
-@jax.jit
-def _cohorts(runs, federation, t):
-    def drawn(run, federation, t):
-        return run.context(federation, t, t).cohort.rows
-
-    return over_runs(drawn, runs, federation, t)
 
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))

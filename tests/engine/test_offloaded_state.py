@@ -10,6 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.engine import arguments, offloaded_needs, offloaded_state
 from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
@@ -39,7 +40,7 @@ def run(name, where, federated=None, settings=None, **options):
 
 
 def whole(states):
-    return states.to_host() if isinstance(states, offloaded_state.HostStates) else states
+    return states.to_host() if isinstance(states, HostStates) else states
 
 
 def assert_same(a, b, tolerance=0):
@@ -148,7 +149,7 @@ PLACES = [  # of the first round, the next two and the last two
 @pytest.mark.parametrize("places", PLACES)
 def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
-    assert not isinstance(expected.final.states, offloaded_state.HostStates)
+    assert not isinstance(expected.final.states, HostStates)
     for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
         stop = test_resume.stops_after(2 if rounds > 1 else 1)
@@ -156,7 +157,7 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
         assert result.rounds == rounds
-        assert isinstance(result.final.states, offloaded_state.HostStates) == (where == "host")
+        assert isinstance(result.final.states, HostStates) == (where == "host")
         if where == "host":
             assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
     assert not result.stopped
