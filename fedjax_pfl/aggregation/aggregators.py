@@ -105,11 +105,11 @@ class Aggregator:
         return tree.unflatten(new), None if b is None else jnp.where(enough, b, 0)
 
 
-def refuse_mismatch(name: str, rule: Aggregator, replaces: str) -> None:
-    """Check that a rule fits an algorithm whose `robust` is `replaces`.
+def check_aggregator(name: str, rule: Aggregator, replaces: str) -> None:
+    """Check that a rule fits the algorithm `name`, whose `robust` is `replaces`.
 
     Raises:
-      InputError: it does not.
+      InputError: the algorithm has nothing that the rule could replace.
     """
     if replaces == "nothing":
         raise InputError(f"{name} has no mean or mixing matrix that an aggregator could replace.")

@@ -294,17 +294,12 @@ AFTER_MEANS: dict[str, Callable[..., Aggregator]] = {
 }
 
 AGGREGATORS: dict[str, Callable[..., Any]] = {
-    "krum": Krum,
-    "multi_krum": _multi_krum,
-    "rfa": GeometricMedian,
-    "cclip": CentredClipping,
+    **AFTER_MEANS,
     "norm_bound": NormBound,
     "nnm": NearestNeighbours,
     "bucketing": Bucketing,
     "foolsgold": FoolsGold,
     "fltrust": TrustedRoot,
-    "median": Median,
-    "trimmed_mean": TrimmedMean,
     "bulyan": Bulyan,
     "self_clip": SelfClip,
 }

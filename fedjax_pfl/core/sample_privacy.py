@@ -1,4 +1,4 @@
-"""Sample-level differential privacy of an algorithm: what it refuses, its noise, its releases.
+"""Sample-level differential privacy of an algorithm: its checks, noise and releases.
 
 Everything is public: the numbers of clients' samples, rounds and local steps, and who takes part.
 """
@@ -18,7 +18,7 @@ from fedjax_pfl.utils.errors import InputError
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
 
 
-def refuse(algorithm: Algorithm, federation: Federation) -> None:
+def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
     """Raise `InputError` where the noise of local gradients would not cover an algorithm.
 
     Args:

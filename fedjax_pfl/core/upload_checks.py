@@ -1,8 +1,8 @@
-"""Refusals of upload options that an algorithm can't be run with."""
+"""Checks of an algorithm against the federation's upload options and robust rule."""
 
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import refuse_mismatch
+from fedjax_pfl.aggregation.aggregators import check_aggregator
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.federation import Federation
@@ -11,7 +11,7 @@ from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.errors import InputError
 
 
-def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
+def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
     """Check that an algorithm can be run with a federation's upload stage and robust rule.
 
     Args:
@@ -19,13 +19,13 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
       federation: prepared by the algorithm.
 
     Raises:
-      InputError: it can't.
+      InputError: an option does not fit the algorithm or another option.
     """
     name, stage, rule = algorithm.name, federation.uploads, federation.aggregator
     if federation.privacy is not None:
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
-        refuse_mismatch(name, rule, algorithm.robust)
+        check_aggregator(name, rule, algorithm.robust)
     if not isinstance(stage, Uploads):
         return
     options = {
@@ -48,12 +48,12 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
             f"{option} does not cover."
         )
     if stage.uniform:
-        _refuse_sums(algorithm, federation, stage)
+        _check_sums(algorithm, federation, stage)
     if stage.privacy is not None:
-        _refuse_privacy(federation, stage)
+        _check_privacy(federation, stage)
 
 
-def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
+def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
     """Check a stage whose server sees only sums of uploads with equal weights."""
     option = "secure_bits" if stage.fixed_point is not None else "dp_placement='distributed'"
     if algorithm.sees == "models":
@@ -77,7 +77,7 @@ def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -
         )
 
 
-def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
+def _check_privacy(federation: Federation, stage: Uploads) -> None:
     """Check what differential privacy of updates can't cover."""
     privacy, plan = stage.privacy, federation.plan
     assert privacy is not None

@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.upload_checks import refuse_uploads
+from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program
@@ -66,7 +66,7 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)
-    refuse_uploads(algorithm, federation)
+    check_uploads(algorithm, federation)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)

@@ -14,7 +14,7 @@ from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.sample_privacy import noise_within, refuse
+from fedjax_pfl.core.sample_privacy import check_sample_privacy, noise_within
 from fedjax_pfl.core.upload_checks import check_noise
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.adaptation import Adaptation
@@ -238,7 +238,7 @@ def _variant(
     variant = _with_own(algorithm, chosen)
     variant.validate()
     variant.check(federation)
-    refuse(variant, federation)
+    check_sample_privacy(variant, federation)
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
