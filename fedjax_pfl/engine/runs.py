@@ -21,6 +21,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
+from fedjax_pfl.federation.run_numbers import number_paths, with_numbers
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -37,7 +38,7 @@ class Runs:
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialisation, cohorts and batches.
-      numbers: used instead of the federation's of these names, see `Federation.numbers`.
+      numbers: used instead of the federation's of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
     """
 
@@ -52,7 +53,7 @@ class Runs:
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
         if federation.keeps_failed:
             cohort = replace(cohort, keeps_failed=True)
-        prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
+        prepared = with_numbers(self._with_backbone(federation, key), self.numbers)
         prepared = replace(prepared, data=prepared.data.at_round(t))
         knows = self.algorithm.depends_on_num_rounds
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
@@ -166,9 +167,9 @@ def remarks(
     messages = []
     for h in range(_count(algorithm, federation, dict(settings), 1)):
         chosen = {name: values[h] for name, values in settings.items()}
-        numbers = {k: np.float64(chosen[k]) for k in federation.numbers() if k in chosen}
+        numbers = {k: np.float64(chosen[k]) for k in number_paths(federation) if k in chosen}
         variant = _with_own(algorithm, chosen)
-        theirs = federation.with_numbers(numbers)
+        theirs = with_numbers(federation, numbers)
         messages.append(
             [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *federation.notes]
         )
@@ -212,7 +213,7 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
     own = (field.name for field in fields(algorithm) if not is_static(field))
     if federation is None:
         return (*own, *RATES)
-    return (*own, *federation.numbers(), *["dp_epsilon"] * (federation.privacy is not None))
+    return (*own, *number_paths(federation), *["dp_epsilon"] * (federation.privacy is not None))
 
 
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:

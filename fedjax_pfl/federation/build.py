@@ -16,7 +16,8 @@ from fedjax_pfl.execution.processes import several
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.config_field import documented, gathered
 from fedjax_pfl.federation.feature_cache import with_cached_features
-from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
 from fedjax_pfl.federation.options import (
     GROUPS,
     DriftOptions,

@@ -1,13 +1,11 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, is_dataclass, replace
-from functools import reduce
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import planning
@@ -19,7 +17,8 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.local_training import RATES, LocalTraining
+from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
+from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
@@ -39,14 +38,6 @@ from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
-
-# Parts of a federation whose numbers runs may differ in, and what precedes their names in settings.
-NUMBERED = {
-    ("sample_privacy",): "dp_",
-    ("uploads", "privacy"): "dp_",
-    ("uploads", "attack"): "attack_",
-    ("aggregator",): "aggregator_",
-}
 
 
 @struct
@@ -198,23 +189,6 @@ class Federation:
         """Whether clients whose training failed count, with an update of zero."""
         return self.uploads is not None and self.uploads.keeps_failed
 
-    def numbers(self) -> dict[str, tuple[str, ...]]:
-        """Return the path of each number in which the runs of a program may differ, by name."""
-        paths = {name: ("training", name) for name in RATES}
-        for path, prefix in NUMBERED.items():
-            part = reduce(lambda one, name: getattr(one, name, None), path, self)
-            for one in fields(part) if is_dataclass(part) else ():
-                value = getattr(part, one.name)
-                if not one.metadata.get("static") and (value is None or hasattr(value, "dtype")):
-                    paths[prefix + one.name] = (*path, one.name)
-        return paths
-
-    def with_numbers(self, values: Mapping[str, Any]) -> "Federation":
-        """Return the federation with those of the numbers that it has; they may be traced."""
-        paths = self.numbers()
-        known = ((paths[name], value) for name, value in values.items() if name in paths)
-        return reduce(lambda one, pair: _with(one, *pair), known, self)
-
     def for_runs(self, count: int) -> "Federation":
         """Return the federation with its devices divided for a number of runs by its `mesh`.
 
@@ -324,24 +298,3 @@ class Federation:
     def initial_model(self, key: jax.Array) -> Tree:
         """Return an initial model."""
         return initial_model(self.network, self.data, key, self.initial_values)
-
-
-def _with(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """A tree of dataclasses with the value at a path replaced."""
-    name, *rest = path
-    return replace(
-        node, **{name: _with(getattr(node, name), tuple(rest), value) if rest else value}
-    )
-
-
-def initial_model(
-    task: Task, data: FederatedData, key: jax.Array, values: Mapping[str, Any]
-) -> Tree:
-    """Return an initial model for the data's samples, with pretrained values by path."""
-    return task.bound(values, None).initial_model(key, sample_inputs(task, data))
-
-
-def sample_inputs(task: Task, data: FederatedData) -> jax.Array:
-    """Return a batch of one sample of zeros, to initialize networks with."""
-    shape = (1, *data.sample_shape)
-    return jnp.zeros(shape, data.input_dtype(task.dtype))
