@@ -29,7 +29,7 @@ def smaller_programs(monkeypatch):
     def toy_for(*args, **options):
         return toys.toy_for(*args, **options, validation_size=0)
 
-    monkeypatch.setattr("fedjax_pfl.testing.suite.toy_for", toy_for)
+    monkeypatch.setattr("fedjax_pfl.testing.checks.toy_for", toy_for)
 
 
 @pfl.core.struct
@@ -171,7 +171,7 @@ def registered(cls, name="mine"):
 def test_mistakes_of_an_algorithm(cls, said):
     algorithm = registered(cls)()
     with pytest.raises(TypeError, match=said):
-        for name in ("partial_participation", "models_of_some"):
+        for name in ("partial_participation", "models_of_some_clients"):
             check_algorithm(algorithm, only=name)
 
 
@@ -179,7 +179,7 @@ def test_mistakes_of_an_algorithm(cls, said):
 @pytest.mark.parametrize("cls", [pytest.param(Right, marks=pytest.mark.slow), WeaklyTyped])
 def test_nothing_is_said_of_a_right_one(cls):
     algorithm = registered(cls)()
-    for name in ("partial_participation", "models_of_some"):
+    for name in ("partial_participation", "models_of_some_clients"):
         check_algorithm(algorithm, only=name)
 
 
