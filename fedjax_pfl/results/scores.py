@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_pfl.results import summary
+from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -86,7 +86,7 @@ class Scored(Measurements):
         correct = correct.sum(-1)
         return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
 
-    def headline(self, name: str = summary.FIRST, model: str = HEADLINE) -> np.ndarray:
+    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
 
         Args:
@@ -99,11 +99,11 @@ class Scored(Measurements):
           InputError: an unknown headline, one over pooled samples where the task's measure is no
             mean over samples, or a model without scores.
         """
-        summary.check_pools(name, self.measure())
-        how, curve = summary.headline_of(name), self.curve(model).astype(np.float64)
+        headlines.check_pools(name, self.measure())
+        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
             curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
-        return summary.one_number(curve, how.score, self.measure())
+        return headlines.one_number(curve, how.score, self.measure())
 
     def at_best_validation(
         self, per_client: bool = False, model: str = HEADLINE, metric: str | None = None
