@@ -13,7 +13,7 @@ from fedjax_pfl.core import checks, persistent_optimizers
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.engine.evaluation import evaluate, named_models, score_rows
 from fedjax_pfl.engine.runs import Runs, over_runs
-from fedjax_pfl.engine.state_sharding import closed, opened, placed, placed_measured
+from fedjax_pfl.engine.state_sharding import pack_states, placed, placed_measured, unpack_states
 from fedjax_pfl.engine.state_store import Address, Reader
 from fedjax_pfl.execution.mesh import RUNS, mesh_of, place, sharing
 from fedjax_pfl.federation.federation import Federation
@@ -114,10 +114,10 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
         with jax.named_scope("rounds[1]"):  # cost tools report numbers of one round
             return lax.fori_loop(0, length, body, first)
 
-    numbers, operands = (t, length, total, eval_every), (runs, *opened(states, federation))
+    numbers, operands = (t, length, total, eval_every), (runs, *unpack_states(states, federation))
     state, buffers, matrices = over_runs(chunk, operands, federation, *numbers)
     buffers, matrices = placed_measured(buffers, matrices, federation)
-    return Chunk(closed(state, states, federation), buffers, matrices)
+    return Chunk(pack_states(state, states, federation), buffers, matrices)
 
 
 def filled(shapes: Tree, value, lead: tuple[int, ...] = ()) -> Tree:
@@ -140,7 +140,7 @@ def models(states, runs, federation, t, total, rows):
             return named
         return {**named, "personalized": ctx.adapt(named["personalized"], rows, own)}
 
-    operands = runs, *opened(states, federation)
+    operands = runs, *unpack_states(states, federation)
     return over_runs(models_of, operands, federation, t, total, rows)
 
 
@@ -155,7 +155,7 @@ def personalize(states, runs, federation, new_clients, t, total):
         ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
         return run.algorithm.personalize(ctx, state, new)
 
-    operands = runs, opened(states, federation)[0]
+    operands = runs, unpack_states(states, federation)[0]
     return over_runs(of_run, operands, federation, new_clients, t, total)
 
 
@@ -168,7 +168,7 @@ def backbone(states, runs, federation, t, total):
         ctx = checks.with_base(run.algorithm, run.context(federation, t, total), state)
         return ctx.federation.backbone
 
-    operands = runs, opened(states, federation)[0]
+    operands = runs, unpack_states(states, federation)[0]
     return over_runs(of_run, operands, federation, t, total)
 
 
@@ -199,7 +199,7 @@ def scores(states, runs, federation, t, total, clients, extra):
         return score_rows(run.algorithm, ctx, own, extra, clients)
 
     with jax.named_scope("evaluation"):
-        operands = runs, *opened(states, federation)
+        operands = runs, *unpack_states(states, federation)
         return over_runs(scores_of, operands, federation, t, total, clients)
 
 

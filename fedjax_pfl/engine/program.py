@@ -14,7 +14,7 @@ from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.runs import Runs
 from fedjax_pfl.engine.state_sharding import (
-    is_filled,
+    is_padded,
     placed,
     unsharded_metrics,
     unsharded_states,
@@ -134,7 +134,7 @@ class Program:
 
     def of_clients(self, states: State) -> State:
         """Return unpadded states [R, N, ...], on the host if devices do not divide clients."""
-        return self.to_host(states) if is_filled(self.federation) else states
+        return self.to_host(states) if is_padded(self.federation) else states
 
     def saved(self, states: State) -> dict[str, Tree]:
         """Return the states' part for a checkpoint by name, in the first process.

@@ -98,7 +98,7 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
         return tree
 
     def one(leaf):
-        shape = _at_rest(leaf.shape, mesh, lead)
+        shape = _padded_shape(leaf.shape, mesh, lead)
         sharding = NamedSharding(mesh, _spec(shape, mesh, lead))
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
@@ -135,13 +135,15 @@ def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
         if shape == leaf.shape:
             return leaf
         leaf = lax.slice(leaf, (0,) * leaf.ndim, shape)
-        spec = _spec(_at_rest(shape, mesh, lead), mesh, lead)
+        spec = _spec(_padded_shape(shape, mesh, lead), mesh, lead)
         return lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
     return jax.tree.map(one, tree)
 
 
-def _at_rest(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> tuple[int, ...]:
+def _padded_shape(
+    shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]
+) -> tuple[int, ...]:
     """Return the shape with its axis of clients padded."""
     names = zip_longest(lead[: len(shape)], shape)
     return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)
