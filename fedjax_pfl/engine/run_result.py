@@ -30,11 +30,11 @@ def result_so_far(
     counted: Callable[[str], float | None],
 ) -> Result:
     """Return the `Result` of the past rounds, without models."""
-    program, collector = chunks.program, chunks.collector
+    program, metrics = chunks.program, chunks.metrics
     federation = program.federation
     stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize
     arrays = {name: np.asarray(values) for name, values in (settings or {}).items()}
-    measured = collector.collect((len(seeds), -1))
+    measured = metrics.collect((len(seeds), -1))
     rounds = chunks.done if chunks.stopped else program.rounds
     common, single = remarks(algorithm, federation, arrays, rounds)
     ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
@@ -56,7 +56,7 @@ def result_so_far(
         upload_bytes=None if stage is None else stage.block_bytes(federation.plan, item_bytes),
         item_bytes=item_bytes,
         compile_seconds=chunks.compile_seconds,
-        seconds_per_round=collector.seconds_per_round() / program.num_runs,
+        seconds_per_round=metrics.seconds_per_round() / program.num_runs,
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
         flops_per_step=counted("step"),

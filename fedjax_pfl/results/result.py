@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
+PATIENCE_ENDED, STOP_REQUESTED = "patience", "asked"  # why rounds may have ended early
 
 
 @dataclass(frozen=True)
