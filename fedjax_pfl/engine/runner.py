@@ -229,7 +229,7 @@ class ChunkRunner:
         return earliest_stop(rounds, measure.toward(values), self.patience, every, last)
 
     def _check_patience(self) -> None:
-        """Record that patience has ended."""
+        """Set `stopped` if patience has ended."""
         if self.patience is not None and 0 < self.done < self.program.rounds:
             self.stopped = PATIENCE_ENDED if self.done >= self._patience_ends() else ""
 
@@ -244,7 +244,7 @@ class ChunkRunner:
         return seconds
 
     def _save_if_due(self, length: int) -> int:
-        """Write a checkpoint if one is due; the first process decides.
+        """Save a checkpoint if one is due; the first process decides.
 
         Returns:
           Rounds of the next chunk.

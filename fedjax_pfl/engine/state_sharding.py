@@ -65,7 +65,7 @@ class PartialStates:
 
 
 def unpack_states(states: Tree, federation: Federation) -> tuple[State, Address | None]:
-    """Return the states without padding, and where to read other rows; in a traced function."""
+    """Return (the states inside a program, without padding; where to read other rows, or None)."""
     if not isinstance(states, PartialStates):
         return unpadded(states, federation), None
     execution = federation.execution
@@ -75,7 +75,7 @@ def unpack_states(states: Tree, federation: Federation) -> tuple[State, Address 
 
 
 def pack_states(state: State, like: Tree, federation: Federation) -> Tree:
-    """Invert `unpack_states`, in the form of the states `like`."""
+    """Invert `unpack_states`: return the states between programs, in the form of `like`."""
     if not isinstance(like, PartialStates):
         return placed(state, federation)
     execution = federation.execution
