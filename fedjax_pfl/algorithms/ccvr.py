@@ -76,7 +76,7 @@ class CCVR(fedavg.FedAvg):
         everyone.count_forward(due * punctual * sizes)
         head, numbers = lax.cond(
             due,
-            lambda: self.calibrated(replace(everyone, tally=None), after.server),
+            lambda: self.calibrated(replace(everyone, observer=None), after.server),
             lambda: (plain, jnp.zeros_like(sizes)),
         )
         record = replace(record, clients=record.clients | {"numbers_up": numbers})

@@ -15,11 +15,11 @@ import jax.numpy as jnp
 from fedjax_pfl.core import persistent_optimizers
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.forward_counter import ForwardCounter
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import ExtendedState, UploadMemory
 from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -118,18 +118,18 @@ def _is_weak(leaf: object) -> bool:
 
 
 def with_nonfinite(
-    algorithm: Algorithm, ctx: Context, state: State, tally: ForwardCounter, record: Record
+    algorithm: Algorithm, ctx: Context, state: State, observer: RoundObserver, record: Record
 ) -> Record:
     """Add to a record which values aggregation, not training, made non-finite.
 
     Args:
       state: state after the round.
-      tally: the round's counter, with the rows that `Cohort.scatter` refused.
+      observer: of the round, with the rows that `Cohort.scatter` refused.
       record: the round's record. The result has `clients["nonfinite"]`, bool [N], for clients whose
         values are not finite or were refused, and, if the server holds floating-point values,
         `scalars["server_nonfinite"]`, 1 if some of them are not finite.
     """
-    lost = jnp.zeros((ctx.num_clients,), bool) if tally.nonfinite is None else tally.nonfinite
+    lost = jnp.zeros((ctx.num_clients,), bool) if observer.nonfinite is None else observer.nonfinite
     of_clients, server = [], []
     by_field(lambda value, axes: (of_clients if axes == 1 else server).append(value), state)
     partial_rows = any(isinstance(leaf, trees.Fetched) for leaf in jax.tree.leaves(of_clients))
@@ -169,7 +169,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
       TypeError: the round does not return a state of the same structure, shapes and types, and a
         record.
     """
-    name, tally = algorithm.name, ForwardCounter()
+    name, observer = algorithm.name, RoundObserver()
     partial_state = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = memory = None
     if isinstance(partial_state, ExtendedState):
@@ -177,8 +177,10 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
             optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
     ctx = with_base(algorithm, ctx, partial_state)
-    observed = replace(ctx.cohort, observer=tally)
-    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers, memory=memory)
+    observed = replace(ctx.cohort, observer=observer)
+    counting = replace(
+        ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
+    )
     with while_traced(algorithm, "round"):
         returned = algorithm.round(counting, persistent_optimizers.own(partial_state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
@@ -211,8 +213,8 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
         if old.dtype != leaf.dtype and not becomes_it:
             raise TypeError(f"{text}Cast one of the two.")
-    record = with_nonfinite(algorithm, ctx, returned_state, tally, record)
-    if tally.samples is not None:
-        counted = {"forward_samples": tally.samples}
+    record = with_nonfinite(algorithm, ctx, returned_state, observer, record)
+    if observer.forward_samples is not None:
+        counted = {"forward_samples": observer.forward_samples}
         record = replace(record, clients=record.clients | counted)
     return new, record

@@ -105,8 +105,8 @@ class Exchange(RoundInfo):
                 rows = jnp.arange(weights.shape[-2]) if whole else self.cohort.rows
             shared, _ = plan.split(senders)
             weights = rule.mixing(weights, shared, rows)
-            if self.tally is not None:
-                self.tally.weights = weights
+            if self.observer is not None:
+                self.observer.weights = weights
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
@@ -123,8 +123,8 @@ class Exchange(RoundInfo):
         if stage is not None and stage.uniform:
             part, there = self.federation.participation, weights > 0
             weights = part.uniform_weights(there)
-            if self.tally is not None:
-                self.tally.weights = weights
+            if self.observer is not None:
+                self.observer.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:
                 empty = empty_sum_row(there | self._weighted(self.cohort))
                 weights = jnp.where(empty, 1 / part.expected, weights)
@@ -146,8 +146,8 @@ class Exchange(RoundInfo):
         if senders.centre is not None and self.memory is not None:
             moved = jax.tree.map(lambda x, old: x - old.astype(x.dtype), new, onto)
             self.memory.centre = trees.where(jnp.any(used != 0), moved, senders.centre)
-        if self.tally is not None:
-            self.tally.weights = used
+        if self.observer is not None:
+            self.observer.weights = used
         return new
 
     def _senders(self, rule: Aggregator, weights: PerMember, uploads: Stack, onto: Tree) -> Senders:
@@ -206,7 +206,7 @@ class Exchange(RoundInfo):
         """
         rule, stage = self.federation.aggregator, self.federation.uploads
         name = "mixing" if "mixing" in matrices else next(iter(matrices), None)
-        changed = None if self.tally is None else self.tally.weights
+        changed = None if self.observer is None else self.observer.weights
         if changed is not None and name and changed.shape == matrices[name].shape:
             matrices = {**matrices, name: changed}
         attacking = None if stage is None else stage.attacking(cohort.ids)

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core.forward_counter import trace_state
+from fedjax_pfl.core.round_observer import trace_state
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import optimizer_name
 from fedjax_pfl.federation.participation import Cohort
