@@ -12,14 +12,20 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core import persistent_optimizers
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.extended_state import (
+    ExtendedState,
+    algorithm_state,
+    extend_initial_state,
+    extend_state,
+)
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
-from fedjax_pfl.core.persistent_optimizers import ExtendedState, UploadMemory
+from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
@@ -104,7 +110,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
-    state = persistent_optimizers.begin(algorithm, ctx, state)
+    state = extend_initial_state(algorithm, ctx, state)
     if not any(map(_is_weak, jax.tree.leaves(state))):
         return state
     after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
@@ -152,7 +158,7 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
       TypeError: they are no leaves of the backbone.
     """
     with while_traced(algorithm, "updated_base"):
-        changed = algorithm.updated_base(ctx, persistent_optimizers.own(state))
+        changed = algorithm.updated_base(ctx, algorithm_state(state))
     if changed is None:
         return ctx
     backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.updated_base: ")
@@ -174,7 +180,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
     optimizers = memory = None
     if isinstance(partial_state, ExtendedState):
         if partial_state.optimizers:
-            optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
+            optimizers = Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
     ctx = with_base(algorithm, ctx, partial_state)
     observed = replace(ctx.cohort, observer=observer)
@@ -182,7 +188,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
     )
     with while_traced(algorithm, "round"):
-        returned = algorithm.round(counting, persistent_optimizers.own(partial_state))
+        returned = algorithm.round(counting, algorithm_state(partial_state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
@@ -191,7 +197,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     returned_state, record = returned
-    new = persistent_optimizers.extended(returned_state, optimizers, memory, state)
+    new = extend_state(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.persistent_optimizers import Optimizers, UploadMemory
+from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort

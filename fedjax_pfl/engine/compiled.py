@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.core import checks, persistent_optimizers
+from fedjax_pfl.core import checks
 from fedjax_pfl.core.context import Context
+from fedjax_pfl.core.extended_state import algorithm_state
 from fedjax_pfl.engine.evaluation import evaluate, named_models, score_rows
 from fedjax_pfl.engine.runs import Runs, over_runs
 from fedjax_pfl.engine.state_sharding import pack_states, placed, placed_measured, unpack_states
@@ -87,7 +88,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
         ctx = round_context(run, federation, now, total, address)
         with sharing(federation.execution) if address is None else nullcontext():
             state, record = checks.checked_round(run.algorithm, ctx, state)
-        own = persistent_optimizers.own(state)
+        own = algorithm_state(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
         measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
         unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
@@ -131,7 +132,7 @@ def models(states, runs, federation, t, total, rows):
 
     def models_of(operand, federation, t, total, rows):
         run, state, address = operand
-        state = persistent_optimizers.own(state)
+        state = algorithm_state(state)
         ctx = round_context(run, federation, t, total, address, rows)
         ctx = checks.with_base(run.algorithm, ctx, state)
         named = named_models(run.algorithm, ctx, state, rows)
@@ -150,7 +151,7 @@ def personalize(states, runs, federation, new_clients, t, total):
 
     def of_run(operand, federation, new_clients, t, total):
         run, state = operand
-        state = persistent_optimizers.own(state)
+        state = algorithm_state(state)
         contexts = (run.context(fed, t, total) for fed in (federation, new_clients))
         ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
         return run.algorithm.personalize(ctx, state, new)
@@ -195,7 +196,7 @@ def scores(states, runs, federation, t, total, clients, extra):
     def scores_of(operand, federation, t, total, clients):
         run, state, address = operand
         ctx = round_context(run.with_backbone(federation), federation, t, total, address, clients)
-        own = persistent_optimizers.own(state)
+        own = algorithm_state(state)
         return score_rows(run.algorithm, ctx, own, extra, clients)
 
     with jax.named_scope("evaluation"):
