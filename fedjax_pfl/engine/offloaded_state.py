@@ -275,7 +275,8 @@ class OffloadedProgram(OffloadedNeeds):
     def _on_devices(self) -> Program:
         """Return the same simulation with all state and samples on the devices."""
         values = {name: getattr(self, name) for name in Program.__dataclass_fields__}
-        return Program(**values | {"federation": on_devices(self.federation)})
+        values["federation"] = on_devices(self.federation)
+        return Program(**values)
 
     def to_host(self, states: HostStates) -> State:
         """Return all states on the host; see `Program.to_host`."""
