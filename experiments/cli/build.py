@@ -128,7 +128,7 @@ def prepare(
     federation = federation.for_runs(config.num_seeds if runs is None else runs)
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)
-    if processes.several():  # each keeps its own clients' samples
+    if processes.is_distributed():  # each keeps its own clients' samples
         federation = pfl.engine.distribute(federation)
         dataset = dataset.without_samples()
         if new_clients is not None:

@@ -34,7 +34,7 @@ class RoundInfo:
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
         reinitialized in each round.
       memory: provides what uploads remember between rounds, such as error feedback, or None.
-      reader: reads rows of clients whose state is not on the device (`trees.Fetched`), or None.
+      reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """

@@ -28,7 +28,7 @@ from fedjax_pfl.execution.mesh import (
     place,
     shapes_on,
 )
-from fedjax_pfl.execution.processes import count, several
+from fedjax_pfl.execution.processes import count, is_distributed
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.utils.errors import InputError
@@ -150,7 +150,7 @@ class OffloadedNeeds(Program):
                 "client_state='host' keeps what a round's clients need on the device, and here "
                 "these are all clients: take a participation below 1, or client_state='device'."
             )
-        if algorithm.reads == "everyone" or (self.reads_others and several()):
+        if algorithm.reads == "everyone" or (self.reads_others and is_distributed()):
             own = type(algorithm).name or type(algorithm).__name__
             raise InputError(
                 f"{own} needs models, other state or samples of clients that do not take part in "
@@ -229,7 +229,8 @@ class OffloadedNeeds(Program):
             working = working_bytes(one.program, owned, device + rows if owned else 0, execution)
             if working is None:
                 return None
-            copies = 2 + several() * count()  # each process gives rows of the size of the cohort
+            # Each of several processes gives rows of the size of the cohort.
+            copies = 2 + is_distributed() * count()
             held = devices * device + copies * rows
             pool = nbytes((one.federation.data.samples, one.federation.data.labels), platform)
             data = devices * (nbytes(one.federation, platform) + pool)

@@ -9,7 +9,7 @@ A round under sampling needs the rows of its cohort only, M of N.
   runs, it reads that one's rows and samples; of clients that are in both, `_merged` takes the rows
   that the round has just made. The host writes those to the store while the next round runs.
 - Rounds and models are made by the functions of `program`, with rows [M, ...] in place of stacks
-  [N, ...] (`state_sharding.PartialStates`). An algorithm sees these as `trees.Fetched`:
+  [N, ...] (`state_sharding.PartialStates`). An algorithm sees these as `trees.PartialLeaf`:
   `cohort.gather` and `scatter` work. Whose rows a round needs is declared by the algorithm
   (`Algorithm.reads`): one that compares with other clients' models reads these block by
   block while it runs (`aggregation.streamed`, `state_store.Reader`), and one that trains or changes
@@ -45,7 +45,7 @@ from fedjax_pfl.engine.state_sharding import PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
-from fedjax_pfl.execution.processes import of_processes, readable, several
+from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, readable
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
@@ -76,7 +76,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
         """Put rows [R, K, ...] on the devices; each process provides its own."""
-        if several():
+        if is_distributed():
             return jax.block_until_ready(combined(leaves, self.mesh, RUNS, AXIS))
         return self.put(leaves, RUNS, AXIS)
 
@@ -108,7 +108,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def advance(self, states: HostStates, t: int, length: int) -> Chunk:
         """Run rounds as `Program.advance` does."""
-        with of_processes():
+        with lost_process_errors():
             return self._advance(states, t, length) if length else self._compiled(states, t)
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
@@ -138,7 +138,7 @@ class OffloadedProgram(OffloadedNeeds):
                 waiting, scored = None, self._scores(states, now)
             if following is not None:
                 cohort = self._fetched(store, following, waiting)
-            if several() and waiting is not None:  # what processes exchange meets no round
+            if is_distributed() and waiting is not None:  # what processes exchange meets no round
                 store.write(*waiting)
                 waiting = None
             measured.append({**buffers, "scores": {n: x[:, None] for n, x in scored.items()}})
@@ -179,12 +179,12 @@ class OffloadedProgram(OffloadedNeeds):
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
         rows = store.read(clients, skip)
-        if several():  # what processes exchange must not meet what the round does
+        if is_distributed():  # what processes exchange must not meet what the round does
             jax.block_until_ready(() if waiting is None else waiting[1])
         rows = self._put_rows(rows)
         if waiting is not None:
             rows = _merged(rows, waiting[1], at, mesh=self.mesh)
-        if several():
+        if is_distributed():
             jax.block_until_ready(rows)
         return _Cohort(clients, rows, self._with_samples(clients, self.round_splits, self.members))
 
@@ -198,7 +198,7 @@ class OffloadedProgram(OffloadedNeeds):
         try:
             yield
         except (TypeError, AttributeError, ValueError) as error:
-            if "Fetched" not in str(error):
+            if "PartialLeaf" not in str(error):
                 raise
             own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
             raise InputError(
@@ -229,7 +229,7 @@ class OffloadedProgram(OffloadedNeeds):
             federation = self._with_samples(at, splits, width)
             numbers = np.int32(t), np.int32(self.rounds)
             result = fn(block, self.runs, federation, *numbers, at, **options)
-            if several():  # what the next block exchanges must not meet what this one does
+            if is_distributed():  # what the next block exchanges must not meet what this one does
                 jax.block_until_ready(result)
             if ahead is not None:
                 yield jax.device_get(ahead)

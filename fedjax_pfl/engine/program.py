@@ -21,7 +21,7 @@ from fedjax_pfl.engine.state_sharding import (
 )
 from fedjax_pfl.engine.state_store import restored_leaves
 from fedjax_pfl.execution.mesh import described_devices, shapes_on
-from fedjax_pfl.execution.processes import gather_to_host, of_processes, readable
+from fedjax_pfl.execution.processes import gather_to_host, lost_process_errors, readable
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import Broadcast
@@ -76,7 +76,7 @@ class Program:
 
     def start(self) -> State:
         """Return the states before the first round, leaves [R, ...]."""
-        with of_processes():
+        with lost_process_errors():
             return compiled.start(self.runs, self.federation, np.int32(self.rounds))
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
@@ -106,7 +106,7 @@ class Program:
         Raises:
           LostProcess: another process of this program has ended.
         """
-        with of_processes():
+        with lost_process_errors():
             chunk = compiled.advance(*self._operands(states, t, length), **self._options)
             buffers, matrices = readable((chunk.buffers, chunk.matrices))
             measured = unsharded_metrics(buffers, matrices, self.federation)

@@ -58,7 +58,7 @@ class ChunkRunner:
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.seconds, self.stopped = 0, 0.0, ""
         self.fingerprint, saved, kept = {}, None, list(matrix_rounds)
-        if checkpoints is not None or processes.several():
+        if checkpoints is not None or processes.is_distributed():
             self.fingerprint = fingerprint(program, matrix_rounds)
             _check_alike(self.fingerprint)
         if checkpoints is not None:

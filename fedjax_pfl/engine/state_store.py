@@ -185,7 +185,7 @@ class HostStore:
         """
         clients = np.flatnonzero(self.written.any(axis=0)).astype(np.int32)
         runs = len(self.written)
-        if self.own.all() and not processes.several():
+        if self.own.all() and not processes.is_distributed():
             return clients, self.read(np.broadcast_to(clients, (runs, len(clients))))
         wanted = everywhere or processes.is_first()
         shape = (runs, len(clients) if wanted else 0)

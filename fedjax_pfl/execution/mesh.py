@@ -17,7 +17,7 @@ from jax import lax
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from fedjax_pfl.execution.processes import all_devices, put, several
+from fedjax_pfl.execution.processes import all_devices, is_distributed, put
 from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
@@ -61,7 +61,7 @@ def sharing(execution: Execution) -> Iterator[None]:
     See `shared_clients` and `platform`. Devices of one CPU share its memory: moving columns between
     them costs more than it gains, so they are not seen.
     """
-    apart = execution.platform != "cpu" or several()
+    apart = execution.platform != "cpu" or is_distributed()
     single = execution.devices == 1 or not apart
     shared = nullcontext() if single else _sharing((execution.devices, execution.runs))
     with _platform(execution.platform), shared:

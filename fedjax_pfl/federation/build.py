@@ -12,7 +12,7 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.feature_shift import with_corruption
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.execution.platforms import resolve_platform
-from fedjax_pfl.execution.processes import several
+from fedjax_pfl.execution.processes import is_distributed
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.config_field import documented, gathered
 from fedjax_pfl.federation.feature_cache import with_cached_features
@@ -82,7 +82,7 @@ def federate(
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
-    on_host = several() or execution.client_state == "host"
+    on_host = is_distributed() or execution.client_state == "host"
     data = groups[InputOptions].data(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
@@ -112,7 +112,7 @@ def federate(
         participation=participation,
         training=training,
         network=task,
-        initial_values=values if several() else jax.device_put(values),
+        initial_values=values if is_distributed() else jax.device_put(values),
         initial_match=match,
         plan=plan,
         execution=execution.execution(steps),

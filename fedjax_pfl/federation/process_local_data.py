@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of
-from fedjax_pfl.execution.processes import all_devices, several
+from fedjax_pfl.execution.processes import all_devices, is_distributed
 from fedjax_pfl.federation.host_data import SPLITS, HostData
 
 
@@ -19,7 +19,7 @@ def process_local(data: FederatedData) -> FederatedData:
     clients are divided into contiguous blocks (`FederatedData.own`). Data of a single process, and
     process-local data, are returned unchanged.
     """
-    if not several() or data.own is not None:
+    if not is_distributed() or data.own is not None:
         return data
     if data.shards > 1:
         return _from_devices(data)
@@ -57,8 +57,8 @@ def _from_devices(data: FederatedData) -> FederatedData:
         if shard.replica_id == 0:
             places[(shard.index[0].start or 0) // length] = shard.device
     numbers = sorted(places)
-    homes = data.shard_of(np.arange(data.num_clients))
-    own[np.isin(homes, numbers)] = True
+    shard_of = data.shard_of(np.arange(data.num_clients))
+    own[np.isin(shard_of, numbers)] = True
 
     def local_part(array: jax.Array) -> np.ndarray:
         """Concatenate this process's shards of an array; zeros if it has none."""
@@ -73,7 +73,7 @@ def _from_devices(data: FederatedData) -> FederatedData:
         split = data.split(name)
         index, each = local_part(split.index), len(split.index) // data.shards
         index = index + np.repeat(np.arange(len(index) // each or 1), each)[: len(index)] * length
-        offset = np.asarray(split.offset) + first[homes] * each
+        offset = np.asarray(split.offset) + first[shard_of] * each
         offset = np.where(own, offset, 0).astype(np.int32)
         parts[name] = replace(split, index=index.astype(np.int32), offset=offset, shards=1)
     samples, labels = local_part(data.samples), local_part(data.labels)

@@ -194,7 +194,7 @@ def test_a_program_that_reads_others_rows_is_known():
 
 
 def test_processes_do_not_read_others_rows(monkeypatch):
-    monkeypatch.setattr(offloaded_needs, "several", lambda: True)
+    monkeypatch.setattr(offloaded_needs, "is_distributed", lambda: True)
     with pytest.raises(pfl.InputError, match="fedamp needs models"):
         arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
@@ -269,8 +269,8 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
 )
 def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
     rows = jnp.array([1, 2])
-    leaf = trees.Fetched(jnp.ones((2, 3)), rows, 5)
-    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="Fetched"):
+    leaf = trees.PartialLeaf(jnp.ones((2, 3)), rows, 5)
+    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="PartialLeaf"):
         use(leaf)
     np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
     assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)
