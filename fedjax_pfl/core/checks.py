@@ -32,7 +32,7 @@ from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field, client_axes
 from fedjax_pfl.utils.typing import State
 
-UNKNOWN_YET = (
+CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -49,7 +49,7 @@ def while_traced(algorithm: Algorithm, function: str) -> Iterator[None]:
     """
     try:
         yield
-    except UNKNOWN_YET as error:
+    except CONCRETIZATION_ERRORS as error:
         raise _explained(algorithm, function, error) from error
 
 

@@ -12,14 +12,14 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.uploads.accounting import noise_for_each, released
+from fedjax_pfl.uploads.accounting import noise_for_each, training_releases
 from fedjax_pfl.utils.errors import InputError
 
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
 
 
 def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
-    """Raise `InputError` where the noise of local gradients would not cover an algorithm.
+    """Raise `InputError` if the noise of local gradients does not cover what an algorithm uses.
 
     Args:
       federation: prepared by the algorithm.
@@ -89,8 +89,8 @@ def noise_within(
     """
     assert federation.sample_privacy is not None
     plan = releases(algorithm, federation, adapt)
-    counts = algorithm.gradients(federation, rounds)
-    wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
+    counts = algorithm.gradients(federation, rounds).tolist()
+    wanted = [training_releases(plan, 1.0, client, count) for client, count in enumerate(counts)]
     noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)
 
@@ -98,12 +98,15 @@ def noise_within(
 def releases(
     algorithm: Algorithm, federation: Federation, adapt: Adaptation | None = None
 ) -> dict[str, Any]:
-    """Return what a client releases, as plain lists and numbers that a result keeps.
+    """Return what clients release, as plain lists and numbers that a result keeps.
 
-    "rates" [N], with which a sample is in a minibatch, the highest of the algorithm's schedules;
-    "most" samples of a minibatch, to which a Poisson minibatch is cut, or None; "per_batch",
-    gradients computed on each minibatch; "adapted", the same rates and "most", and the number of
-    minibatches [N], of each adaptation of the final model; "sampling", the assumption in words.
+    Returns:
+      sampling: the assumption of the accounting, in words.
+      sizes: [N], training samples of each client.
+      rates: [N], probability that a sample is in a minibatch; the highest of all schedules.
+      most: samples to which a Poisson minibatch is cut, or None.
+      per_batch: gradients computed on each minibatch.
+      adapted: [rates [N], most, numbers of minibatches [N]] of each adaptation of the final model.
     """
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
     capacity = federation.data.train.capacity

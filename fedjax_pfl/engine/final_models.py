@@ -98,7 +98,7 @@ class Final:
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
 
     def backbone(self) -> Tree | None:
-        """The leaves that no client's model holds, [runs, ...], in the models' type, or None."""
+        """Return the leaves that models lack, [runs, ...], in the models' type; None if none."""
         backbone = self.program.backbone(self.padded_states, self._last())
         task = part_of(self.program.federation.network, FrozenBackbone)
         if backbone is None or task is None or task.base_dtype is None:
@@ -127,7 +127,7 @@ class Final:
         return program.personalize(self.padded_states, self._last(), on_devices(new_clients))
 
     def _last(self) -> int:
-        """The last round, counted from 0."""
+        """Return the number of the last round, counted from 0."""
         return (self.program.rounds if self.done is None else self.done) - 1
 
 

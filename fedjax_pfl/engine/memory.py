@@ -38,9 +38,9 @@ REDUCTIONS = frozenset(
         "reduce_sum",
     ]
 )
-# A factor on the working memory for what no trace shows: on a TPU the program itself, and weights
-# that it converts ahead of a loop, or lays out anew for a product (5 to 15 % with the CNN).
-BESIDE = {"tpu": 1.1}
+# Factor on the working memory for what a trace does not show: on a TPU the program itself, and
+# weights that are converted before a loop or laid out anew for a product (5 to 15 % with the CNN).
+UNTRACED = {"tpu": 1.1}
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def working_bytes(traced: Any, owned: int, state_bytes: int, execution: Executio
             stacklevel=3,
         )
         return None
-    return round(max(most - state_bytes, 0) * BESIDE.get(execution.platform, 1))
+    return round(max(most - state_bytes, 0) * UNTRACED.get(execution.platform, 1))
 
 
 @dataclass(frozen=True)

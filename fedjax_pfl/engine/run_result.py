@@ -72,7 +72,7 @@ def result_so_far(
 
 
 def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:
-    """`Result.privacy`: what clients release, with the numbers of each setting."""
+    """Return `Result.privacy`: what clients release, with the numbers of each setting."""
     federation, numbers = program.federation, program.runs.numbers
     privacy = federation.privacy
     if privacy is None:

@@ -89,7 +89,7 @@ def federate(
     data = groups[DriftOptions].drifting(data, dataset, partition)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
-    network, values, match = groups[ModelOptions].started(task, shapes, order, inputs)
+    network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))

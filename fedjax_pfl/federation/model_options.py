@@ -204,7 +204,7 @@ class ModelOptions(Group):
         ]
         return [f"the initial model was trained on {', '.join(parts)} of the clients"] * bool(parts)
 
-    def started(
+    def with_pretrained(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
     ) -> tuple[Task, dict[str, Any], Match | None]:
         """Return (task with pretrained and frozen leaves, pretrained values, their match).
@@ -230,15 +230,15 @@ class ModelOptions(Group):
         shapes: Tree,
         order: Sequence[str],
         inputs: jax.ShapeDtypeStruct,
-        started: bool,
+        pretrained: bool,
     ) -> Task:
-        """Return the task with frozen leaves and adapters; `started`: with pretrained values."""
+        """Return the task with frozen leaves and adapters; `pretrained`: values are given."""
         if self.rank is None:
             plan = leaf_plan(shapes, order=order)
             rule = "none" if self.freeze is None else self.freeze
             fixed = _selected(plan, plan.with_frozen(rule).frozen)
             self._check_base(fixed)
-            return with_backbone(task, fixed, self.base_dtype) if started or fixed else task
+            return with_backbone(task, fixed, self.base_dtype) if pretrained or fixed else task
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         fixed = _selected(plan, chosen(own, plan))
@@ -251,7 +251,7 @@ class ModelOptions(Group):
             fixed += tuple(path for path in selected if path not in fixed)
             trained = any(trainable(path) for path in plan.paths if path not in fixed)
             require(trained, "freeze", self.freeze, "a rule that leaves something to train")
-            zero = not started and any(path.endswith(f"/{B}") for path in selected)
+            zero = not pretrained and any(path.endswith(f"/{B}") for path in selected)
             allowed = f"without {B}: these factors are zero without a base that has others"
             require(not zero, "freeze", self.freeze, allowed)
         self._check_base(fixed)

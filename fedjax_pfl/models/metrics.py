@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
 from fedjax_pfl.utils.errors import (
-    OF_ONES_OWN,
+    USER_DEFINED,
     InputError,
     first_line,
     require,
@@ -139,7 +139,7 @@ def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tup
             continue  # is always there
         elif one not in known:
             near = suggestions(one, known)
-            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else OF_ONES_OWN
+            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else USER_DEFINED
             raise unknown_name(f"metric of {objective.name}", one, known, hint=hint)
         elif one in own:
             how = own[one]

@@ -106,8 +106,8 @@ class InnerProduct:
         return _broadcast(jax.tree.map(lambda x: -self.epsilon * x, mean), updates)
 
 
-class Watched(NamedTuple):
-    """What `Mimic` knows of earlier rounds.
+class MimicMemory(NamedTuple):
+    """What `Mimic` remembers of earlier rounds.
 
     Attributes:
       rounds: how many it has watched.
@@ -145,9 +145,9 @@ class Mimic:
     def remembers(self) -> bool:
         return self.warmup > 0
 
-    def first_memory(self, zero: Tree) -> Watched:
+    def first_memory(self, zero: Tree) -> MimicMemory:
         """Return what is known before the first round."""
-        return Watched(jnp.int32(0), zero, zero, jnp.int32(-1))
+        return MimicMemory(jnp.int32(0), zero, zero, jnp.int32(-1))
 
     def remembering(
         self,
@@ -156,8 +156,8 @@ class Mimic:
         attackers: Mask,
         key: Key,
         ids: PerMember,
-        memory: Watched,
-    ) -> tuple[Stack, Watched]:
+        memory: MimicMemory,
+    ) -> tuple[Stack, MimicMemory]:
         """Return what attackers send, and what they know after this round."""
         watching = (memory.rounds < self.warmup) & jnp.any(honest)
         share = 1 / (1 + memory.rounds.astype(jnp.result_type(float)))
@@ -179,7 +179,7 @@ class Mimic:
         target = jnp.where(watching, ids[farthest], memory.target).astype(memory.target.dtype)
         there = honest & (ids == target)
         chosen = jnp.where(jnp.any(there), jnp.argmax(there), farthest)
-        known = Watched(memory.rounds + watching, mean, direction, target)
+        known = MimicMemory(memory.rounds + watching, mean, direction, target)
         return _broadcast(trees.row(updates, chosen), updates), known
 
     def __call__(self, updates: Stack, honest: Mask, attackers: Mask, key: Key) -> Stack:

@@ -214,4 +214,4 @@ DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet2
 METRICS = _inverted({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
 
 # All aliases, for names of unknown kind.
-MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS
+ALL_ALIASES = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

@@ -12,7 +12,7 @@ from fedjax_pfl.utils import aliases
 from fedjax_pfl.utils.name_matching import normalized, suggestions
 
 LONGEST = 2000  # characters of a message
-OF_ONES_OWN = (
+USER_DEFINED = (
     "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
 )
 MOST = 8  # entries of an array or a list that is shown completely
@@ -121,7 +121,7 @@ def unknown_name(
     *,
     listed: str | None = None,
     hint: str | None = None,
-    ones_own: bool = False,
+    user_defined: bool = False,
 ) -> InputError:
     """Return an `InputError` for an unknown name, with suggestions and all valid names.
 
@@ -131,13 +131,13 @@ def unknown_name(
       valid: all valid names.
       listed: a command that lists the valid names if they are too many, such as "run --list".
       hint: a sentence on this name, instead of the nearest valid name.
-      ones_own: mention that users can register names of their own.
+      user_defined: mention that users can register names of their own.
     """
     valid = sorted(valid)
     if hint is None:
         near = suggestions(value, valid) if isinstance(value, str) else []
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    hint = f"{hint} {OF_ONES_OWN}".strip() if ones_own else hint
+    hint = f"{hint} {USER_DEFINED}".strip() if user_defined else hint
     every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
     return InputError(
         " ".join(filter(None, (f"Unknown {kind} {shown(value)}.", hint, f"{every}.")))

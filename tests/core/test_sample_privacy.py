@@ -23,7 +23,7 @@ from fedjax_pfl.testing.toys import (
     toy_for,
 )
 from fedjax_pfl.training import private_gradient
-from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, released
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, training_releases
 
 PRIVATE = {"dp": "sample", "dp_clip": 0.5, "validation_size": 0}
 
@@ -318,7 +318,7 @@ def test_adaptation_has_minibatches_of_its_own():
     federation = toy_federation(**PRIVATE, batch_order="poisson", batch_size=4)
     algorithm = make("fedavg")
     plan = releases(algorithm, federation, pfl.Adaptation(steps=5, batch_size=2))
-    made = released(plan, 2.0, 3, 9)
+    made = training_releases(plan, 2.0, 3, 9)
     assert made == [Release(2.0, 9, 0.4, (10, 10)), Release(2.0, 5, 0.2, (10, 10))]
     assert federation.schedule.slots(100) == 4 + 12 and plan["adapted"][0][1] == 10
 
