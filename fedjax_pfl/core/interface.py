@@ -173,8 +173,8 @@ class Algorithm:
         `super().prepare(federation.with_personal_head())`. The result must not depend on traced
         hyperparameters. A prepared federation is returned unchanged.
         """
-        plan = federation.plan.with_default_share(self.sharing())
-        return replace(federation, plan=plan.with_default_norm(self.batch_norm))
+        plan = federation.plan.with_defaults(self.sharing(), self.batch_norm)
+        return replace(federation, plan=plan)
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first round, a `struct` that declares its client axes."""

@@ -15,7 +15,6 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback
-from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
@@ -114,12 +113,6 @@ def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
         raise InputError(text) from None
     except ValueError:  # of a callable without a known signature
         return
-
-
-def check_checkpoints(checkpoints: Any) -> None:
-    """Raise `InputError` unless `checkpoints` is None or a `Checkpoints`."""
-    fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
-    require(fits, "checkpoints", checkpoints, "a Checkpoints, or None")
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -1,6 +1,6 @@
 """Construction of the `Result` of a simulation's rounds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runner import ChunkRunner
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
-from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
-
-
-def count_flops(federation: Federation, name: str) -> float | None:
-    """Count the FLOPs of one local step, or of one forward pass, by tracing."""
-    return {"step": step_flops, "forward": forward_flops}[name](federation)
 
 
 def result_so_far(
@@ -27,7 +21,6 @@ def result_so_far(
     seeds: Sequence[int],
     settings: Mapping[str, Sequence[Any]] | None,
     chunks: ChunkRunner,
-    counted: Callable[[str], float | None],
 ) -> Result:
     """Return the `Result` of the past rounds, without models."""
     program, metrics = chunks.program, chunks.metrics
@@ -59,8 +52,8 @@ def result_so_far(
         seconds_per_round=metrics.seconds_per_round() / program.num_runs,
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
-        flops_per_step=counted("step"),
-        flops_per_forward=counted("forward") if scored_candidates else None,
+        flops_per_step=step_flops(federation),
+        flops_per_forward=forward_flops(federation) if scored_candidates else None,
         remarks=common,
         setting_remarks=single,
         measures=federation.measures,

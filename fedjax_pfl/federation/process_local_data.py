@@ -26,7 +26,8 @@ def process_local(data: FederatedData) -> FederatedData:
     own = own_rows(data.num_clients)
     rows, places, splits = np.flatnonzero(own), [], {}
     for name in SPLITS:
-        index, offset, size = map(np.asarray, _of_split(data, name))
+        split = data.split(name)
+        index, offset, size = map(np.asarray, (split.index, split.offset, split.size))
         mine = [index[offset[row] : offset[row] + size[row]] for row in rows]
         places.append(np.concatenate(mine) if mine else index[:0])
         offset = np.zeros_like(offset)
@@ -43,11 +44,6 @@ def process_local(data: FederatedData) -> FederatedData:
     }
     samples, labels = (np.asarray(x)[pool] for x in (data.samples, data.labels))
     return replace(data, samples=samples, labels=labels, own=own, digest=data.content(), **parts)
-
-
-def _of_split(data: FederatedData, name: str) -> tuple:
-    split = data.split(name)
-    return split.index, split.offset, split.size
 
 
 def _from_devices(data: FederatedData) -> FederatedData:

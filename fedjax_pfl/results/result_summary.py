@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_pfl.results import drift, privacy
-from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import (
     aggregation_remarks,
     named,
@@ -29,13 +28,12 @@ def one_line(result: "Result") -> str:
     )
     if not len(result.eval_rounds):
         return f"Result({text}; none was scored yet)"
-    measure = result.measure()
-    if f"{HEADLINE}/test/{measure.name}" not in result.scores:
+    if not result.is_scored:
         return f"Result({text}; no test samples)"
     final, worst = result.curve()[:, :, -1].mean(), result.worst_decile().mean()
     who = {client for h in range(result.num_settings) for client in scored_clients(result, h)}
     over = "" if len(who) == result.num_clients else f" over {named(sorted(who), names_of(result))}"
-    what = f"final mean {measure.label} {final:.4f}{over}, worst tenth {worst:.4f}"
+    what = f"final mean {result.measure().label} {final:.4f}{over}, worst tenth {worst:.4f}"
     remarks = [
         one
         for h in range(result.num_settings)

@@ -52,6 +52,13 @@ class Scored(Measurements):
         """
         return self.values(model, split, "accuracy")
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether the personalized model was scored on test samples in some round."""
+        return (
+            bool(len(self.eval_rounds)) and f"{HEADLINE}/test/{self.measure().name}" in self.scores
+        )
+
     def require_scores(self) -> None:
         """Raise `InputError` if the run ended before the first scored round."""
         if not len(self.eval_rounds):
