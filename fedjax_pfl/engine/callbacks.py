@@ -77,24 +77,20 @@ class Callback(Protocol):
 
 
 @dataclass(frozen=True)
-class FunctionCallback:
-    """A function of a `Progress` as a callback."""
-
-    function: Callable[[Progress], bool | None]
-
-    def on_round_end(self, progress: Progress) -> bool | None:
-        return self.function(progress)
-
-
-class StopCallback(FunctionCallback):
+class StopCallback:
     """The `stop` of `simulate`, called after new rounds except the last ones."""
+
+    function: Callable[[Progress], bool]
 
     def on_round_end(self, progress: Progress) -> bool | None:
         return progress.since < progress.round < progress.rounds and self.function(progress)
 
 
-class ProgressCallback(FunctionCallback):
+@dataclass(frozen=True)
+class ProgressCallback:
     """The `progress` of `simulate`, which can't end the rounds."""
+
+    function: Callable[[Progress], None]
 
     def on_round_end(self, progress: Progress) -> None:
         self.function(progress)
