@@ -139,7 +139,7 @@ def with_nonfinite(
     of_clients, server = [], []
     by_field(lambda value, axes: (of_clients if axes == 1 else server).append(value), state)
     partial_rows = any(isinstance(leaf, trees.PartialLeaf) for leaf in jax.tree.leaves(of_clients))
-    if algorithm.absent_kept or partial_rows:  # rows of absent clients are those of before
+    if algorithm.absent_kept or partial_rows:  # absent clients' rows are unchanged
         rows = ctx.cohort.gather(of_clients)
         lost |= ctx.cohort.spread(~trees.rows_finite(rows, ctx.cohort.size), False)
     else:

@@ -22,7 +22,7 @@ class Progress(NamedTuple):
       seconds: wall time since the first round, without compilation.
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
-      measure: what `accuracy` is.
+      measure: the measure of `accuracy`.
       runs: the number of runs, seeds times settings.
     """
 

@@ -1,21 +1,21 @@
 """Simulation with client state in host memory: `client_state="host"`.
 
-A round under sampling needs the rows of its cohort only, M of N.
+Under sampling a round needs only the rows of its cohort, M of N.
 
-- Every leaf [N, ...] that clients keep (`structs.per_client`) is in a `HostStore`, except those of
-  a few numbers a client, which stay on the device, like the state of the server and of pairs of
-  clients. Of stacks that `ctx.replicate` made, the host has one row until others are written.
-- Cohorts depend on the seed and the round only, so the host knows the next one. While a round
-  runs, it reads that one's rows and samples; of clients that are in both, `_merged` takes the rows
-  that the round has just made. The host writes those to the store while the next round runs.
-- Rounds and models are made by the functions of `program`, with rows [M, ...] in place of stacks
-  [N, ...] (`state_sharding.PartialStates`). An algorithm sees these as `trees.PartialLeaf`:
-  `cohort.gather` and `scatter` work. Whose rows a round needs is declared by the algorithm
-  (`Algorithm.reads`): one that compares with other clients' models reads these block by
-  block while it runs (`aggregation.streamed`, `state_store.Reader`), and one that trains or changes
-  all clients is refused. Whatever is not declared fails while it is traced: nothing is computed
-  from fewer rows than it needs.
-- Samples are on the host too, and go with the rows (`HostData`).
+- A `HostStore` holds every leaf [N, ...] that clients keep (`structs.per_client`), except leaves
+  with a few numbers a client: these stay on the device, as does the state of the server and of
+  pairs of clients. Of a stack made by `ctx.replicate` it holds one row until others are written.
+- Cohorts depend only on the seed and the round, so the host knows the next one. While a round runs,
+  the host reads the next cohort's rows and samples; rows of clients that are in both cohorts come
+  from the running round (`_merged`). It writes a round's rows while the next round runs.
+- Rounds and models are those of `compiled`, with rows [M, ...] in place of stacks [N, ...]
+  (`state_sharding.PartialStates`). An algorithm sees them as `trees.PartialLeaf`, for which
+  `cohort.gather` and `scatter` work. It declares whose rows a round needs (`Algorithm.reads`): if
+  it compares with other clients' models, these are read block by block during the round
+  (`aggregation.streamed`, `state_store.Reader`); if it trains or changes all clients, it is
+  refused. A need that is not declared fails while it is traced: nothing is computed from too few
+  rows.
+- Samples are on the host too and move with the rows (`HostData`).
 - Each process keeps the rows and samples (`process_local_data`) of its own clients. The rows of a
   cohort are combined on the devices (`execution.host_rows`) and returned to every process, which
   writes its own.

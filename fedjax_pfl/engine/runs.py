@@ -75,13 +75,12 @@ def over_runs(
 ) -> Tree:
     """Map `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
 
-    As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
-    part waits for another where its clients have one device. With several all parts go the same
-    way, as what devices exchange must meet: `fn` is then vectorised over the parts, and a condition
-    that differs between them takes both branches.
+    Runs are lanes of a vmap or are mapped one by one (`Execution.seeds`), in `Execution.runs` parts
+    with devices of their own. Parts of one device are independent. Parts of several devices run in
+    lockstep, since these exchange data: `fn` is vectorised over the parts, and a condition that
+    differs between them computes both branches.
 
-    The number of runs need not be divided by that of parts. Their results are whole on all devices
-    then.
+    If the parts do not divide the runs, the last run is repeated, and every device has all results.
     """
     execution = federation.execution
     parts = execution.runs
