@@ -224,6 +224,6 @@ def header(experiment: Experiment) -> list[str]:
         f"{federation.execution}, seeds by {federation.execution.seeds}; padding efficiency "
         f"{efficiency:.3f}",
         f"device     {jax.device_count()} x {device.device_kind} ({jax.default_backend()})"
-        + (f" in {processes.count()} processes" if processes.several() else ""),
+        + (f" in {processes.count()} processes" if processes.is_distributed() else ""),
         f"output     {experiment.output}",
     ]

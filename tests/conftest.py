@@ -41,9 +41,9 @@ gc.set_threshold(200_000, 50, 100)
 jax.config.update("jax_num_cpu_devices", 2)
 
 import fedjax_pfl as pfl  # noqa: E402, after the flags
-from fedjax_pfl.engine import program  # noqa: E402
+from fedjax_pfl.engine import compiled  # noqa: E402
 
-SIMULATIONS = [fn for fn in vars(program).values() if hasattr(fn, "clear_cache")]
+SIMULATIONS = [fn for fn in vars(compiled).values() if hasattr(fn, "clear_cache")]
 BOUND, STEP = 1700 * 2**20, 200 * 2**20  # bytes
 bound = BOUND
 

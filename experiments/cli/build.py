@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import fedjax_pfl as pfl
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.summary import check_pools
+from fedjax_pfl.results.headlines import check_pools
 
 from . import data_flags, devices, identity
 from .algorithms import words
@@ -128,7 +128,7 @@ def prepare(
     federation = federation.for_runs(config.num_seeds if runs is None else runs)
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)
-    if processes.several():  # each keeps its own clients' samples
+    if processes.is_distributed():  # each keeps its own clients' samples
         federation = pfl.engine.distribute(federation)
         dataset = dataset.without_samples()
         if new_clients is not None:

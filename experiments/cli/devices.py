@@ -28,7 +28,7 @@ def prepare(devices: str, num_clients: int, mesh: str = AUTO) -> int:
     Raises:
       InputError: neither "auto" nor a number of devices that there are, or can be made.
     """
-    if processes.several():
+    if processes.is_distributed():
         return _of_several(devices, mesh)
     if mesh != AUTO:
         asked = shares.parsed(mesh)

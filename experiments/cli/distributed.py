@@ -159,5 +159,5 @@ def end(code: int) -> None:
 
 def leave_at_once() -> None:
     """End this process without waiting; the others notice."""
-    if processes.several():
-        processes.lost()
+    if processes.is_distributed():
+        processes.lost_process()

@@ -9,7 +9,7 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.summary import FIRST, HEADLINES
+from fedjax_pfl.results.headlines import FIRST, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass, fields
 import absl.flags
 import numpy as np
 
-from fedjax_pfl.results.notes import named
-from fedjax_pfl.results.summary import (
+from fedjax_pfl.results.headlines import (
     AVERAGES,
     FIRST,
     HEADLINES,
@@ -15,6 +14,7 @@ from fedjax_pfl.results.summary import (
     headline_of,
     one_number,
 )
+from fedjax_pfl.results.notes import named
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from ..cli.flag_groups import Group

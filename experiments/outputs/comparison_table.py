@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results import harm, result_table
+from fedjax_pfl.results import harm, headlines, result_table
 from fedjax_pfl.results import notes as results_notes
-from fedjax_pfl.results import summary as results_summary
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.notes import grouped
@@ -46,7 +45,7 @@ VALIDATED = (
 )
 
 
-def comparison(results: Mapping[str, pfl.Result], headline: str = results_summary.FIRST) -> Table:
+def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.FIRST) -> Table:
     """Return a table with one row per algorithm, and notes on rows and intervals.
 
     Values of fractions, such as accuracies, are fractions. Under "accuracy" is the headline of the
@@ -104,7 +103,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = results_summar
             "diverged_clients": len(summary["diverged_clients"]),
             "nonfinite_clients": len(summary["nonfinite_clients"]),
         })  # fmt: skip
-    if headline == results_summary.FIRST:
+    if headline == headlines.FIRST:
         rows = [{k: v for k, v in row.items() if not k.startswith("headline")} for row in rows]
     differ = len({tuple(row["clients"]) for row in rows}) > 1
     silent = {key for key in ("never_drawn", "nonfinite_clients") if not any(r[key] for r in rows)}
@@ -215,10 +214,10 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
 
 def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
     """Return a sentence on the headline, unless it is the last round's mean."""
-    if headline == results_summary.FIRST:
+    if headline == headlines.FIRST:
         return []
-    how = results_summary.headline_of(headline)
-    warning = f"; {results_summary.CHOSEN_ON_TEST}" if how.score == "best" else ""
+    how = headlines.headline_of(headline)
+    warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
     meaning = how.meaning.replace("accuracy", next(iter(results.values())).measure().label)
     return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 

@@ -44,8 +44,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
 from fedjax_pfl.data.npz import save_arrays
 from fedjax_pfl.results import comparison_plots, harm, partition_plots, plots
+from fedjax_pfl.results.headlines import FIRST
 from fedjax_pfl.results.names import COUNTS
-from fedjax_pfl.results.summary import FIRST
 
 from . import comparison_table, line_styles
 

@@ -14,7 +14,7 @@ import jax
 from jax.experimental import topologies
 
 import fedjax_pfl as pfl
-from fedjax_pfl.utils.errors import shown
+from fedjax_pfl.utils.errors import first_line, shown
 from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.typing import Device
 
@@ -76,10 +76,9 @@ class Target:
         try:
             topology = self._describe()
         except (RuntimeError, ValueError, NotImplementedError) as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise pfl.InputError(
-                f"--target={shown(self.name)} can't be described ({reason}); topologies of "
-                f"{self.chip.name} are such as {', '.join(self.chip.topologies)}."
+                f"--target={shown(self.name)} can't be described ({first_line(error)}); "
+                f"topologies of {self.chip.name} are such as {', '.join(self.chip.topologies)}."
             ) from error
         return list(topology.devices)[: 1 if self.single else None]
 

@@ -174,9 +174,10 @@ class LeafPlan:
             return pairs.Pair(*both, alpha=False).model()
         return jax.tree.structure(tree).unflatten(flags)
 
-    def with_default_share(self, rule: Rule) -> "LeafPlan":
-        """Return the plan with a default rule of shared leaves."""
-        return self if self.chosen is not None else self.with_share(rule)
+    def with_defaults(self, share: Rule, batch_norm: str) -> "LeafPlan":
+        """Return the plan with a rule of shared leaves and a batch-norm policy if it has none."""
+        plan = self if self.chosen is not None else self.with_share(share)
+        return replace(plan, batch_norm=plan.batch_norm or batch_norm)
 
     def with_share(self, rule: Rule) -> "LeafPlan":
         """Return the plan with another rule of shared leaves."""
@@ -193,10 +194,6 @@ class LeafPlan:
         if all(on or not trainable(path) for on, path in zip(frozen, self.paths, strict=True)):
             raise InputError(f"{rule} can't be frozen: nothing of the model would be trained.")
         return replace(self, frozen=frozen)
-
-    def with_default_norm(self, policy: str) -> "LeafPlan":
-        """Return the plan with a default batch-norm policy."""
-        return replace(self, batch_norm=self.batch_norm or policy)
 
     def leaf_groups(self, by: str) -> tuple[int, ...]:
         """Return the group of every leaf: one per "tensor", or the groups of `grouped`."""

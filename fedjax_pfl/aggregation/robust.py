@@ -62,10 +62,7 @@ def geometric_median(
     """
 
     def step(_, b):
-        along = products.rows(gram, b)
-        squares = products.rows(b, along) - 2 * along + jnp.diagonal(gram)
-        distances = jnp.sqrt(jnp.maximum(squares, 0))
-        return mixing.normalize(weights / jnp.maximum(distances, smoothing))
+        return mixing.normalize(weights / jnp.maximum(_distances(gram, b), smoothing))
 
     first = mixing.normalize(weights) if start_at_mean else jnp.zeros_like(weights)
     return lax.fori_loop(0, steps, step, first)
@@ -89,10 +86,7 @@ def centred_clipping(
     weights = mixing.normalize(weights)
 
     def step(_, b):
-        along = products.rows(gram, b)
-        squares = products.rows(b, along) - 2 * along + jnp.diagonal(gram)
-        scale = _clip_factor(jnp.sqrt(jnp.maximum(squares, 0)), radius)
-        pull = weights * scale
+        pull = weights * _clip_factor(_distances(gram, b), radius)
         return b * (1 - jnp.sum(pull)) + pull
 
     return lax.fori_loop(0, steps, step, jnp.zeros_like(weights) if first is None else first)
@@ -229,8 +223,10 @@ def trimmed_mean(stack: Stack, mask: Mask, f: Scalar | int) -> Tree:
 
 
 def bulyan(gram: Matrix, stack: Stack, mask: Mask, f: Scalar | int, excluded: int = 2) -> Tree:
-    """Bulyan (El Mhamdi et al., ICML 2018): Krum selects n - 2f updates one after another, then
-    every coordinate is the mean of the n - 4f selected values that are nearest to their median."""
+    """Return the mean of every coordinate over the n - 4f selected values nearest to their median.
+
+    Krum selects n - 2f updates one after another (Bulyan, El Mhamdi et al., ICML 2018).
+    """
     count = jnp.sum(mask)
 
     def select(i, state):
@@ -255,13 +251,20 @@ def bulyan(gram: Matrix, stack: Stack, mask: Mask, f: Scalar | int, excluded: in
 
 
 def _sorted(of, stack: Stack, mask: Mask) -> Tree:
-    """`of` each leaf, sorted along the members with absent and NaN values last."""
+    """Apply `of` to each leaf, sorted along the members with absent and NaN values last."""
 
     def ordered(leaf):
         there = trees.expand_to(leaf, mask)
         return of(jnp.sort(jnp.where(there & ~jnp.isnan(leaf), leaf, jnp.inf), axis=0))
 
     return jax.tree.map(ordered, stack)
+
+
+def _distances(gram: Matrix, b: PerMember) -> PerMember:
+    """Return the distances [M] of the updates to sum_j b_j x_j."""
+    along = products.rows(gram, b)
+    squares = products.rows(b, along) - 2 * along + jnp.diagonal(gram)
+    return jnp.sqrt(jnp.maximum(squares, 0))
 
 
 def _row(ordered: jax.Array, at: Scalar) -> jax.Array:

@@ -1,8 +1,8 @@
 """Computations on offloaded stacks, which pass through the device in blocks.
 
-A stack [N, ...] of readable `trees.Fetched` leaves is read in blocks that are at most as large as
-the rows on the device or `BLOCK`. A block contributes a sum over its clients, or a column per
-client. A stack that fits into one block is read at once; otherwise sums have another order.
+A stack [N, ...] of readable leaves (`trees.PartialLeaf`) is read in blocks that are at most as
+large as the rows on the device or `BLOCK`. A block contributes a sum over its clients, or a column
+per client. A stack that fits into one block is read at once; otherwise sums have another order.
 """
 
 import math
@@ -35,12 +35,12 @@ class Blocks(NamedTuple):
 
 def is_offloaded(stack: Stack) -> bool:
     """Return whether some rows of a stack are not on the device but can be read."""
-    return any(isinstance(x, trees.Fetched) and x.readable for x in jax.tree.leaves(stack))
+    return any(isinstance(x, trees.PartialLeaf) and x.readable for x in jax.tree.leaves(stack))
 
 
 def blocks(stack: Stack) -> Blocks | None:
     """Return the blocks of a stack, or None if it passes through the device at once."""
-    leaves = [x for x in jax.tree.leaves(stack) if isinstance(x, trees.Fetched)]
+    leaves = [x for x in jax.tree.leaves(stack) if isinstance(x, trees.PartialLeaf)]
     if not leaves:
         return None
     count, there = leaves[0].shape[0], len(leaves[0].values)

@@ -57,7 +57,7 @@ class CCVR(fedavg.FedAvg):
     def check(self, federation):
         self.check_whole_models(federation)
         self.check_features(federation)
-        if HEAD not in jax.eval_shape(federation.initial_model, jax.random.key(0))["params"]:
+        if HEAD not in federation.model_shapes["params"]:
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 
     def round_remarks(self, federation, rounds):
@@ -76,7 +76,7 @@ class CCVR(fedavg.FedAvg):
         everyone.count_forward(due * punctual * sizes)
         head, numbers = lax.cond(
             due,
-            lambda: self.calibrated(replace(everyone, tally=None), after.server),
+            lambda: self.calibrated(replace(everyone, observer=None), after.server),
             lambda: (plain, jnp.zeros_like(sizes)),
         )
         record = replace(record, clients=record.clients | {"numbers_up": numbers})

@@ -76,8 +76,8 @@ class CwFedAvg(core.Algorithm):
                 f"cwfedavg has a wdr_weight of its own, {self.wdr_weight}, and the federation adds "
                 "that regularizer to every algorithm: set one of the two to 0."
             )
-        shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-        training.classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
+        params = federation.model_shapes["params"]
+        training.classifier_kernel(params, federation.plan, federation.data.num_classes)
 
     def init(self, ctx):
         model = ctx.initial_model()

@@ -66,14 +66,7 @@ class FedAS(core.Algorithm):
         align = replace(
             usual, epochs=self.align_epochs, steps=None, batch_size=size, drop_last=False
         )
-        return (*[align] * (self.align_epochs > 0), usual, self.one_pass(federation))
-
-    def one_pass(self, federation):
-        """Return the schedule of the Fisher information."""
-        return replace(
-            federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False,
-            drop_last=False,
-        )  # fmt: skip
+        return (*[align] * (self.align_epochs > 0), usual, usual.one_pass())
 
     def init(self, ctx):
         model = ctx.initial_model()
@@ -134,7 +127,7 @@ class FedAS(core.Algorithm):
 
         total, finite, steps = ctx.run_clients(
             see, core.Broadcast(jnp.zeros((), jnp.promote_types(ctx.dtype, "float32"))),
-            purpose="fisher", schedule=self.one_pass(ctx.federation), operands=models,
+            purpose="fisher", schedule=ctx.federation.schedule.one_pass(), operands=models,
             active=cohort.mask, cursor=None,
         )  # fmt: skip
         return total, cohort.keep(finite, steps)

@@ -115,7 +115,7 @@ class FedDBE(fedavg.FedAvg):
 
     def common_mean(self, ctx, state: State):
         """Return (z_bar from one round of all clients without b_i, their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.everyone().at_work(self.punctual(ctx)), tally=None)
+        everyone = replace(ctx, cohort=ctx.everyone().at_work(self.punctual(ctx)), observer=None)
 
         def keep_memory(gradient, params, broadcast, client):
             return {**gradient, MEMORY: jnp.zeros_like(gradient[MEMORY])}

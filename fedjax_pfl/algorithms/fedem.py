@@ -152,10 +152,7 @@ class FedEM(fedavg.FedAvg):
             q = task.posterior(trees.join(server, client.operand), batch)
             return total + jnp.sum(jnp.where(batch.valid, q, 0), axis=1)
 
-        once = replace(
-            ctx.federation.schedule, epochs=1, steps=None, drop_last=False, shuffle=False,
-            fresh=False, poisson=False,
-        )  # fmt: skip
+        once = ctx.federation.schedule.one_pass()
         total, *_ = ctx.run_clients(
             add, core.Broadcast(jnp.zeros_like(before[0])), purpose=MIXTURE, schedule=once,
             split=ctx.federation.data.train, broadcast=server, operands=own,

@@ -129,7 +129,7 @@ class Floco(fedavg.FedAvg):
     def points(self, ctx, state):
         """Train all clients; return (b_i [N, E], their steps [N])."""
         cohort = ctx.everyone().at_work(self.punctual(ctx))
-        everyone = replace(ctx, cohort=cohort, tally=None)
+        everyone = replace(ctx, cohort=cohort, observer=None)
         received: Any = self.received(state, everyone.cohort.rows)
         trained = self.local_update(everyone, state, received, near=False, purpose="projection")
         sent, held = (jax.vmap(kernels)(m["params"]) for m in (trained.models, received))

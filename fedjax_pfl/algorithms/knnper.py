@@ -4,7 +4,7 @@ Othmane Marfoq, Giovanni Neglia, Laetitia Kameni, Richard Vidal. ICML 2022.
 https://arxiv.org/abs/2111.09360
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -128,10 +128,7 @@ class KnnPer(fedavg.FedAvg):
 
             return right + jax.vmap(correct)(grid)
 
-        once = replace(
-            ctx.federation.schedule, epochs=1, steps=None, drop_last=False, shuffle=False,
-            fresh=False, poisson=False,
-        )  # fmt: skip
+        once = ctx.federation.schedule.one_pass()
         right, *_ = ctx.run_clients(
             count, core.Broadcast(jnp.zeros(grid.shape, jnp.int32)), rows=rows, operands=models,
             split="validation", schedule=once, purpose="validation",

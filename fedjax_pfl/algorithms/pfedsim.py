@@ -53,8 +53,8 @@ class PFedSim(core.Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
-        shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-        training.classifier_kernel(shapes["params"], federation.plan, federation.data.num_classes)
+        params = federation.model_shapes["params"]
+        training.classifier_kernel(params, federation.plan, federation.data.num_classes)
 
     def round_remarks(self, federation, rounds):
         warm = int(self.warmup_fraction * rounds)

@@ -72,8 +72,8 @@ class Spfl(core.Algorithm):
             raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
 
     def check(self, federation):
-        model = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-        stack = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), model)
+        shapes = federation.model_shapes
+        stack = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shapes)
         layers = compared_layers(federation.plan, stack, self.compares_heads)
         if not layers:
             raise core.InputError(

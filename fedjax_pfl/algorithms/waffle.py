@@ -102,7 +102,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
     def check(self, federation):
         if self.everyone:
             self.check_whole_models(federation)
-            if federation.private is not None:
+            if federation.privacy is not None:
                 raise core.InputError(
                     "waffle with everyone=true draws the same noise for each Alice: leave it out "
                     "with dp."

@@ -109,7 +109,7 @@ def algorithm_name(
     else:
         hint = f"Did you mean {near!r}?" if near else ""
     own = among is ALGORITHMS and word not in aliases.ABSENT
-    raise unknown_name(kind, name, among, hint=hint, ones_own=own)
+    raise unknown_name(kind, name, among, hint=hint, user_defined=own)
 
 
 def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:

@@ -12,21 +12,27 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core import persistent_optimizers
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.context import Context
-from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.core.extended_state import (
+    ExtendedState,
+    algorithm_state,
+    extend_initial_state,
+    extend_state,
+)
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
-from fedjax_pfl.core.persistent_optimizers import ExtendedState, UploadMemory
+from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
+from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field, client_axes
 from fedjax_pfl.utils.typing import State
 
-UNKNOWN_YET = (
+CONCRETIZATION_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -43,7 +49,7 @@ def while_traced(algorithm: Algorithm, function: str) -> Iterator[None]:
     """
     try:
         yield
-    except UNKNOWN_YET as error:
+    except CONCRETIZATION_ERRORS as error:
         raise _explained(algorithm, function, error) from error
 
 
@@ -104,7 +110,7 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
                     f"{name}.init: {field}{jax.tree_util.keystr(path)} must lead with "
                     f"{axes} client axes of {ctx.num_clients}, got {jax.numpy.shape(leaf)}."
                 )
-    state = persistent_optimizers.begin(algorithm, ctx, state)
+    state = extend_initial_state(algorithm, ctx, state)
     if not any(map(_is_weak, jax.tree.leaves(state))):
         return state
     after, _ = jax.eval_shape(partial(checked_round, algorithm, ctx), state)
@@ -118,22 +124,22 @@ def _is_weak(leaf: object) -> bool:
 
 
 def with_nonfinite(
-    algorithm: Algorithm, ctx: Context, state: State, tally: ForwardCounter, record: Record
+    algorithm: Algorithm, ctx: Context, state: State, observer: RoundObserver, record: Record
 ) -> Record:
     """Add to a record which values aggregation, not training, made non-finite.
 
     Args:
       state: state after the round.
-      tally: the round's counter, with the rows that `Cohort.scatter` refused.
+      observer: of the round, with the rows that `Cohort.scatter` refused.
       record: the round's record. The result has `clients["nonfinite"]`, bool [N], for clients whose
         values are not finite or were refused, and, if the server holds floating-point values,
         `scalars["server_nonfinite"]`, 1 if some of them are not finite.
     """
-    lost = jnp.zeros((ctx.num_clients,), bool) if tally.nonfinite is None else tally.nonfinite
+    lost = jnp.zeros((ctx.num_clients,), bool) if observer.nonfinite is None else observer.nonfinite
     of_clients, server = [], []
     by_field(lambda value, axes: (of_clients if axes == 1 else server).append(value), state)
-    partial_rows = any(isinstance(leaf, trees.Fetched) for leaf in jax.tree.leaves(of_clients))
-    if algorithm.absent_kept or partial_rows:  # rows of absent clients are those of before
+    partial_rows = any(isinstance(leaf, trees.PartialLeaf) for leaf in jax.tree.leaves(of_clients))
+    if algorithm.absent_kept or partial_rows:  # absent clients' rows are unchanged
         rows = ctx.cohort.gather(of_clients)
         lost |= ctx.cohort.spread(~trees.rows_finite(rows, ctx.cohort.size), False)
     else:
@@ -152,7 +158,7 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
       TypeError: they are no leaves of the backbone.
     """
     with while_traced(algorithm, "updated_base"):
-        changed = algorithm.updated_base(ctx, persistent_optimizers.own(state))
+        changed = algorithm.updated_base(ctx, algorithm_state(state))
     if changed is None:
         return ctx
     backbone = overlaid(ctx.federation.backbone, changed, f"{algorithm.name}.updated_base: ")
@@ -169,18 +175,20 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
       TypeError: the round does not return a state of the same structure, shapes and types, and a
         record.
     """
-    name, tally = algorithm.name, ForwardCounter()
+    name, observer = algorithm.name, RoundObserver()
     partial_state = with_partial_rows(state, ctx.cohort.rows, ctx.num_clients, ctx.reader)
     optimizers = memory = None
     if isinstance(partial_state, ExtendedState):
         if partial_state.optimizers:
-            optimizers = persistent_optimizers.Optimizers(name, partial_state.optimizers)
+            optimizers = Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
     ctx = with_base(algorithm, ctx, partial_state)
-    observed = replace(ctx.cohort, observer=tally)
-    counting = replace(ctx, cohort=observed, tally=tally, optimizers=optimizers, memory=memory)
+    observed = replace(ctx.cohort, observer=observer)
+    counting = replace(
+        ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
+    )
     with while_traced(algorithm, "round"):
-        returned = algorithm.round(counting, persistent_optimizers.own(partial_state))
+        returned = algorithm.round(counting, algorithm_state(partial_state))
     pair = isinstance(returned, tuple | list) and len(returned) == 2
     if not (pair and isinstance(returned[1], Record)):
         kinds = ", ".join(
@@ -189,7 +197,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     returned_state, record = returned
-    new = persistent_optimizers.extended(returned_state, optimizers, memory, state)
+    new = extend_state(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
         raise TypeError(
@@ -211,8 +219,8 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         becomes_it = old.weak_type and jnp.promote_types(old.dtype, leaf.dtype) == leaf.dtype
         if old.dtype != leaf.dtype and not becomes_it:
             raise TypeError(f"{text}Cast one of the two.")
-    record = with_nonfinite(algorithm, ctx, returned_state, tally, record)
-    if tally.samples is not None:
-        counted = {"forward_samples": tally.samples}
+    record = with_nonfinite(algorithm, ctx, returned_state, observer, record)
+    if observer.forward_samples is not None:
+        counted = {"forward_samples": observer.forward_samples}
         record = replace(record, clients=record.clients | counted)
     return new, record

@@ -20,8 +20,11 @@ POISSON, FIXED = "Poisson cohorts", "cohorts of a fixed size accounted as Poisso
 def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, Any]:
     """Return what a round releases, as plain values that a result keeps.
 
-    "per_round", uploads of a member in a round; "rate", with which a client is in a release;
-    "local", whether only the rounds of a client's own count; "sampling", the assumption in words.
+    Returns:
+      per_round: uploads of a member in a round.
+      rate: probability that a client is in a release.
+      local: whether a client pays only for the rounds in which it takes part.
+      sampling: the assumption of the accounting, in words.
     """
     stage, part = federation.uploads, federation.participation
     local = not (stage is not None and stage.uniform)
@@ -45,7 +48,7 @@ def client_noise_within(
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
     plan = client_releases(algorithm, federation)
-    privacy = federation.private
+    privacy = federation.privacy
     assert privacy is not None
     noise = noise_for(epsilon, privacy.delta, rounds * plan["per_round"], plan["rate"])
     return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.exchange import Exchange
-from fedjax_pfl.core.persistent_optimizers import Optimizers, UploadMemory
 from fedjax_pfl.core.record import Record, packed, recorded
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule
@@ -63,13 +62,15 @@ class Context(Exchange):
         if self.optimizers is not None and "optimizer_state" not in options:
             train = partial(self.optimizers.train, purpose=purpose)
         trained = train(self.federation, models, cohort, **options)
-        if self.tally is not None:
-            self.tally.trains(purpose, options.get("schedule") or self.federation.schedule)
-            self.tally.took(cohort, trained.cohort)
+        if self.observer is not None:
+            self.observer.record_training(
+                purpose, options.get("schedule") or self.federation.schedule
+            )
+            self.observer.count_steps(cohort, trained.cohort)
         return trained
 
     def _number(self) -> int:
-        return 0 if self.tally is None else self.tally.number()
+        return 0 if self.observer is None else self.observer.next_number()
 
     def adapt(
         self, models: Stack | Broadcast, rows: Rows, how: Adaptation, number: int = 0
@@ -98,10 +99,6 @@ class Context(Exchange):
             raise self.optimizers.own_steps()
         options.setdefault("number", self._number())
         return local_step(self.federation, rate, options)
-
-    def with_kept(self, optimizers: Optimizers, memory: UploadMemory) -> "Context":
-        """Return the context with what is kept between rounds."""
-        return replace(self, optimizers=optimizers, memory=memory)
 
     def initial_optimizer_state(
         self, model: Tree | None = None, trainable: Tree | None = None
@@ -174,8 +171,8 @@ class Context(Exchange):
             rows = self.cohort.places
             options.setdefault("active", None if self.cohort.complete else self.cohort.mask)
         losses, samples = scoring.loss_matrix(self.federation, candidates, rows, **options)
-        if self.tally is not None:
-            self.tally.add(rows, samples, self.num_clients)
+        if self.observer is not None:
+            self.observer.count_forward(rows, samples, self.num_clients)
         return losses
 
     def class_sums(
@@ -228,24 +225,24 @@ class Context(Exchange):
         return known, after
 
     def _count_pass(self, cohort: Cohort) -> None:
-        if self.tally is not None:
+        if self.observer is not None:
             sizes = self.federation.data.train.size[cohort.rows]
-            self.tally.add(cohort.rows, sizes * cohort.mask, self.num_clients)
+            self.observer.count_forward(cohort.rows, sizes * cohort.mask, self.num_clients)
 
     def count_forward(self, samples: PerMember) -> None:
         """Count forward passes of an algorithm's own loop, int32 [M] single samples per member.
 
         Those of `loss_matrix` and of local steps are counted automatically.
         """
-        if self.tally is not None:
-            self.tally.add(self.cohort.rows, samples, self.num_clients)
+        if self.observer is not None:
+            self.observer.count_forward(self.cohort.rows, samples, self.num_clients)
 
     def full_gradient(self, models: Stack, cohort: Cohort) -> tuple[Stack, Cohort]:
         """Return `local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
         gradient, after = local_sgd.full_gradient(self.federation, models, cohort, key)
-        if self.tally is not None:
-            self.tally.took(cohort, after)
+        if self.observer is not None:
+            self.observer.count_steps(cohort, after)
         return gradient, after
 
     def numbers_of(self, values: int | PerMember, bits: int) -> int | PerMember:

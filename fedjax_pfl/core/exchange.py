@@ -10,7 +10,7 @@ from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, nobody
+from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
@@ -57,17 +57,22 @@ class Exchange(RoundInfo):
             held, _ = self.plan.split(held)
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
-        key = self.key_for(f"upload/{what}")
-        expected = self.federation.participation.expected
-        counted = self._counted(cohort)
-        info = UploadInfo(cohort.ids, cohort.mask, what, key, compressed, expected, counted)
+        info = UploadInfo(
+            cohort.ids,
+            cohort.mask,
+            self._weighted(cohort),
+            what,
+            self.key_for(f"upload/{what}"),
+            compressed,
+            self.federation.participation.expected,
+        )
         if self.memory is None or what != MODEL:
-            received, _ = stage(values, held, info, Memory())
+            received, _ = stage(values, held, info, StageMemory())
         else:
             received = self.memory.upload(stage, values, held, info, cohort)
         return received if private is None else trees.join(received, private)
 
-    def _counted(self, cohort: Cohort) -> Mask:
+    def _weighted(self, cohort: Cohort) -> Mask:
         """Return which members have a weight in every sum: those with samples."""
         return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
 
@@ -100,8 +105,8 @@ class Exchange(RoundInfo):
                 rows = jnp.arange(weights.shape[-2]) if whole else self.cohort.rows
             shared, _ = plan.split(senders)
             weights = rule.mixing(weights, shared, rows)
-            if self.tally is not None:
-                self.tally.weights = weights
+            if self.observer is not None:
+                self.observer.weights = weights
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
@@ -118,10 +123,10 @@ class Exchange(RoundInfo):
         if stage is not None and stage.uniform:
             part, there = self.federation.participation, weights > 0
             weights = part.uniform_weights(there)
-            if self.tally is not None:
-                self.tally.weights = weights
+            if self.observer is not None:
+                self.observer.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:
-                empty = nobody(there | self._counted(self.cohort))
+                empty = empty_sum_row(there | self._weighted(self.cohort))
                 weights = jnp.where(empty, 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
@@ -141,8 +146,8 @@ class Exchange(RoundInfo):
         if senders.centre is not None and self.memory is not None:
             moved = jax.tree.map(lambda x, old: x - old.astype(x.dtype), new, onto)
             self.memory.centre = trees.where(jnp.any(used != 0), moved, senders.centre)
-        if self.tally is not None:
-            self.tally.weights = used
+        if self.observer is not None:
+            self.observer.weights = used
         return new
 
     def _senders(self, rule: Aggregator, weights: PerMember, uploads: Stack, onto: Tree) -> Senders:
@@ -155,7 +160,7 @@ class Exchange(RoundInfo):
             return Senders(self.cohort.ids, centre=self.memory.last_centre())
         updates = jax.tree.map(lambda new, old: new - old.astype(new.dtype), uploads, onto)
         counted = (weights > 0) & jnp.isfinite(similarity.squared_norms(updates))
-        updates = trees.where(counted, updates, jax.tree.map(jnp.zeros_like, updates))
+        updates = trees.keep_rows(counted, updates)
         return Senders(self.cohort.ids, self.memory.summed(updates, self.cohort))
 
     def aggregate_rows(self, weights: Matrix, uploads: Stack, onto: Stack) -> Stack:
@@ -201,7 +206,7 @@ class Exchange(RoundInfo):
         """
         rule, stage = self.federation.aggregator, self.federation.uploads
         name = "mixing" if "mixing" in matrices else next(iter(matrices), None)
-        changed = None if self.tally is None else self.tally.weights
+        changed = None if self.observer is None else self.observer.weights
         if changed is not None and name and changed.shape == matrices[name].shape:
             matrices = {**matrices, name: changed}
         attacking = None if stage is None else stage.attacking(cohort.ids)

@@ -55,10 +55,10 @@ class Algorithm:
         and fixed-point numbers do not cover.
       also_sent: what members send to the server beside their uploads (`Context.upload`), such as
         ("class counts",). Noise and compression of uploads do not apply to it.
-      unprotected: what a round, or a model that is used, takes from training samples otherwise than
-        by the gradients of `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level
-        differential privacy does not cover it, and is refused. So it is where `also_sent` is not
-        empty, or the algorithm uses validation samples that are not declared public.
+      unprotected: what rounds or models take from training samples other than the gradients of
+        `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
+        does not cover it and refuses such algorithms, as it refuses those with `also_sent` or with
+        validation samples that are not declared public.
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
@@ -173,8 +173,8 @@ class Algorithm:
         `super().prepare(federation.with_personal_head())`. The result must not depend on traced
         hyperparameters. A prepared federation is returned unchanged.
         """
-        plan = federation.plan.with_default_share(self.sharing())
-        return replace(federation, plan=plan.with_default_norm(self.batch_norm))
+        plan = federation.plan.with_defaults(self.sharing(), self.batch_norm)
+        return replace(federation, plan=plan)
 
     def init(self, ctx: Context) -> State:
         """Return the state before the first round, a `struct` that declares its client axes."""

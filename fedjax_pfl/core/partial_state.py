@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedjax_pfl.utils.structs import by_field
-from fedjax_pfl.utils.trees import Fetched
+from fedjax_pfl.utils.trees import PartialLeaf
 from fedjax_pfl.utils.typing import Rows, State, Tree
 
 
@@ -18,10 +18,10 @@ def with_partial_rows(
 
     Args:
       state: per-client leaves are [count, ...], or [k, ...] for the clients `rows`; the latter
-        become `trees.Fetched`. A state without such leaves is returned unchanged.
+        become `trees.PartialLeaf`. A state without such leaves is returned unchanged.
       rows: int32 [k], fewer than `count`.
       count: N, the number of clients.
-      reader: reads other rows, see `trees.Fetched`; leaves are numbered in their order.
+      reader: reads other rows, see `trees.PartialLeaf`; leaves are numbered in their order.
     """
     numbers = itertools.count()
 
@@ -32,7 +32,7 @@ def with_partial_rows(
         def one(leaf):
             if len(leaf) == count:
                 return leaf
-            return Fetched(leaf, rows, count, reader, next(numbers))
+            return PartialLeaf(leaf, rows, count, reader, next(numbers))
 
         return jax.tree.map(one, value)
 

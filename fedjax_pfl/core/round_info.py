@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.core.forward_counter import ForwardCounter
-from fedjax_pfl.core.persistent_optimizers import Optimizers, UploadMemory
+from fedjax_pfl.core.persistent_optimizers import Optimizers
+from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.data.federated import Split
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
@@ -29,11 +30,11 @@ class RoundInfo:
         `lax.cond` on it stays a branch.
       total: int32, the number of rounds; traced. Algorithms read it as `num_rounds`.
       cohort: the clients that take part.
-      tally: counts a round's computation and local steps, or None.
+      observer: counts a round's forward passes and local steps, or None.
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
         reinitialized in each round.
       memory: provides what uploads remember between rounds, such as error feedback, or None.
-      reader: reads rows of clients whose state is not on the device (`trees.Fetched`), or None.
+      reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
     """
@@ -43,7 +44,7 @@ class RoundInfo:
     t: Scalar
     total: Scalar
     cohort: Cohort
-    tally: ForwardCounter | None = None
+    observer: RoundObserver | None = None
     optimizers: Optimizers | None = None
     memory: UploadMemory | None = None
     reader: Callable[..., Any] | None = None
@@ -132,5 +133,5 @@ class RoundInfo:
             in_place=in_place,
             complete=True,
             keeps_failed=self.federation.keeps_failed,
-            observer=self.tally,
+            observer=self.observer,
         )

@@ -1,4 +1,4 @@
-"""Sample-level differential privacy of an algorithm: what it refuses, its noise, its releases.
+"""Sample-level differential privacy of an algorithm: its checks, noise and releases.
 
 Everything is public: the numbers of clients' samples, rounds and local steps, and who takes part.
 """
@@ -12,19 +12,19 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.uploads.accounting import noise_for_each, released
+from fedjax_pfl.uploads.accounting import noise_for_each, training_releases
 from fedjax_pfl.utils.errors import InputError
 
 POISSON, ACCOUNTED = "Poisson sampling", "fixed minibatches accounted as Poisson sampling"
 
 
-def refuse(algorithm: Algorithm, federation: Federation) -> None:
-    """Raise `InputError` where the noise of local gradients would not cover an algorithm.
+def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
+    """Raise `InputError` if the noise of local gradients does not cover what an algorithm uses.
 
     Args:
       federation: prepared by the algorithm.
     """
-    privacy, name = federation.privacy, algorithm.name
+    privacy, name = federation.sample_privacy, algorithm.name
     if privacy is None:
         return
     uncovered = [*algorithm.also_sent, *algorithm.unprotected]
@@ -87,23 +87,26 @@ def noise_within(
     Raises:
       InputError: no noise is large enough, or dp-accounting is not installed.
     """
-    assert federation.privacy is not None
+    assert federation.sample_privacy is not None
     plan = releases(algorithm, federation, adapt)
-    counts = algorithm.gradients(federation, rounds)
-    wanted = [released(plan, 1.0, client, count) for client, count in enumerate(counts.tolist())]
-    noise = noise_for_each(epsilon, federation.privacy.delta, wanted)
+    counts = algorithm.gradients(federation, rounds).tolist()
+    wanted = [training_releases(plan, 1.0, client, count) for client, count in enumerate(counts)]
+    noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)
 
 
 def releases(
     algorithm: Algorithm, federation: Federation, adapt: Adaptation | None = None
 ) -> dict[str, Any]:
-    """Return what a client releases, as plain lists and numbers that a result keeps.
+    """Return what clients release, as plain lists and numbers that a result keeps.
 
-    "rates" [N], with which a sample is in a minibatch, the highest of the algorithm's schedules;
-    "most" samples of a minibatch, to which a Poisson minibatch is cut, or None; "per_batch",
-    gradients computed on each minibatch; "adapted", the same rates and "most", and the number of
-    minibatches [N], of each adaptation of the final model; "sampling", the assumption in words.
+    Returns:
+      sampling: the assumption of the accounting, in words.
+      sizes: [N], training samples of each client.
+      rates: [N], probability that a sample is in a minibatch; the highest of all schedules.
+      most: samples to which a Poisson minibatch is cut, or None.
+      per_batch: gradients computed on each minibatch.
+      adapted: [rates [N], most, numbers of minibatches [N]] of each adaptation of the final model.
     """
     sizes = np.asarray(federation.data.train.size).astype(np.int64)
     capacity = federation.data.train.capacity

@@ -1,8 +1,8 @@
-"""Refusals of upload options that an algorithm can't be run with."""
+"""Checks of an algorithm against the federation's upload options and robust rule."""
 
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import refuse_mismatch
+from fedjax_pfl.aggregation.aggregators import check_aggregator
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.federation import Federation
@@ -11,7 +11,7 @@ from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils.errors import InputError
 
 
-def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
+def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
     """Check that an algorithm can be run with a federation's upload stage and robust rule.
 
     Args:
@@ -19,13 +19,13 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
       federation: prepared by the algorithm.
 
     Raises:
-      InputError: it can't.
+      InputError: an option does not fit the algorithm or another option.
     """
     name, stage, rule = algorithm.name, federation.uploads, federation.aggregator
-    if federation.private is not None:
+    if federation.privacy is not None:
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
-        refuse_mismatch(name, rule, algorithm.robust)
+        check_aggregator(name, rule, algorithm.robust)
     if not isinstance(stage, Uploads):
         return
     options = {
@@ -39,22 +39,21 @@ def refuse_uploads(algorithm: Algorithm, federation: Federation) -> None:
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
     if stage.compressor is not None and not algorithm.uploads_models:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
-    if algorithm.uploads_counts and (stage.privacy is not None or stage.fixed_point is not None):
-        option = "secure_bits" if stage.privacy is None else "dp"
+    option = "dp" if "dp" in active else "secure_bits"
+    if option in active and algorithm.uploads_counts:
         raise InputError(f"{name} uploads numbers of samples, which {option} does not cover.")
-    if algorithm.also_sent and (stage.privacy is not None or stage.fixed_point is not None):
-        option = "secure_bits" if stage.privacy is None else "dp"
+    if option in active and algorithm.also_sent:
         raise InputError(
             f"{name} tells the server {' and '.join(algorithm.also_sent)} beside its uploads, "
             f"which {option} does not cover."
         )
     if stage.uniform:
-        _refuse_sums(algorithm, federation, stage)
+        _check_sums(algorithm, federation, stage)
     if stage.privacy is not None:
-        _refuse_privacy(federation, stage)
+        _check_privacy(federation, stage)
 
 
-def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
+def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -> None:
     """Check a stage whose server sees only sums of uploads with equal weights."""
     option = "secure_bits" if stage.fixed_point is not None else "dp_placement='distributed'"
     if algorithm.sees == "models":
@@ -78,7 +77,7 @@ def _refuse_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) -
         )
 
 
-def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
+def _check_privacy(federation: Federation, stage: Uploads) -> None:
     """Check what differential privacy of updates can't cover."""
     privacy, plan = stage.privacy, federation.plan
     assert privacy is not None
@@ -103,9 +102,7 @@ def _refuse_privacy(federation: Federation, stage: Uploads) -> None:
             "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
             "or let all clients take part."
         )
-    if privacy.adaptive is None:
-        return
-    if not privacy.shared:
+    if privacy.adaptive is not None and not privacy.shared:
         raise InputError(
             "dp_adaptive_clip adds noise to a sum over all members: it needs "
             "dp_placement='distributed'."

@@ -137,7 +137,9 @@ class FederatedData:
     def require_rows(self, rows: Rows) -> None:
         """Raise `RowsNotOnDevice` unless the samples of the clients `rows` are on the device."""
         if self.device_rows is not None and rows is not self.device_rows:
-            raise RowsNotOnDevice("Fetched: the samples of other clients than those on the device.")
+            raise RowsNotOnDevice(
+                "PartialLeaf: the samples of other clients than those on the device."
+            )
 
     def narrowed(self, rows: Rows, part: Rows) -> "FederatedData":
         """Return the same data for `part` of the clients `rows` that are on the device."""
@@ -205,7 +207,7 @@ class FederatedData:
           RowsNotOnDevice: the samples of this split are not on the device.
         """
         if split.index is None:
-            raise RowsNotOnDevice("Fetched: samples of a split that is not on the device.")
+            raise RowsNotOnDevice("PartialLeaf: samples of a split that is not on the device.")
         return _taken(split.index, _taken(split.offset, row) + positions)
 
     def batch(

@@ -13,18 +13,16 @@ import numpy as np
 from fedjax_pfl.core import checks
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.upload_checks import refuse_uploads
+from fedjax_pfl.core.upload_checks import check_uploads
 from fedjax_pfl.engine.callbacks import Callback, StopCallback
-from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.conversions import is_list, number
-from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.utils.errors import InputError, require, require_hashable, require_whole
 from fedjax_pfl.utils.typing import State
 
 CHUNK = 50  # rounds in one call of a program, at most
@@ -59,7 +57,7 @@ def checked_program(
     if adapt is not None:
         require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
         adapt.validate()
-        check_hashable("adapt", adapt)
+        require_hashable("adapt", adapt)
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()
     algorithm.check_classes(federation)
@@ -67,7 +65,7 @@ def checked_program(
     federation = algorithm.prepare(federation)
     algorithm.check_validation(federation)
     algorithm.check(federation)
-    refuse_uploads(algorithm, federation)
+    check_uploads(algorithm, federation)
     runs = make_runs(algorithm, federation, seeds, settings, rounds, adapt)
     federation = federation.for_runs(len(runs.seed))
     _check_steps(algorithm, federation, rounds, adapt)
@@ -115,12 +113,6 @@ def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
         raise InputError(text) from None
     except ValueError:  # of a callable without a known signature
         return
-
-
-def check_checkpoints(checkpoints: Any) -> None:
-    """Raise `InputError` unless `checkpoints` is None or a `Checkpoints`."""
-    fits = checkpoints is None or isinstance(checkpoints, Checkpoints)
-    require(fits, "checkpoints", checkpoints, "a Checkpoints, or None")
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -22,7 +22,7 @@ class Progress(NamedTuple):
       seconds: wall time since the first round, without compilation.
       since: rounds that were done before this chunk.
       result: makes the `Result` of the rounds done so far, without models.
-      measure: what `accuracy` is.
+      measure: the measure of `accuracy`.
       runs: the number of runs, seeds times settings.
     """
 
@@ -77,31 +77,20 @@ class Callback(Protocol):
 
 
 @dataclass(frozen=True)
-class FunctionCallback:
-    """A function of a `Progress` as a callback."""
-
-    function: Callable[[Progress], bool | None]
-
-    def on_round_end(self, progress: Progress) -> bool | None:
-        return self.function(progress)
-
-
-class StopCallback(FunctionCallback):
+class StopCallback:
     """The `stop` of `simulate`, called after new rounds except the last ones."""
+
+    function: Callable[[Progress], bool]
 
     def on_round_end(self, progress: Progress) -> bool | None:
         return progress.since < progress.round < progress.rounds and self.function(progress)
 
 
-class ProgressCallback(FunctionCallback):
+@dataclass(frozen=True)
+class ProgressCallback:
     """The `progress` of `simulate`, which can't end the rounds."""
+
+    function: Callable[[Progress], None]
 
     def on_round_end(self, progress: Progress) -> None:
         self.function(progress)
-
-
-def on_run_end(callback: Callback) -> None:
-    """Call the callback's `on_run_end`, if it has one."""
-    end = getattr(callback, "on_run_end", None)
-    if end is not None:
-        end()

@@ -122,7 +122,7 @@ class Checkpoints:
 
     def latest(self) -> Saved | None:
         """Return the newest undamaged checkpoint, or None."""
-        if not processes.several():
+        if not processes.is_distributed():
             return self._latest()
         arrays: dict[str, np.ndarray] = {}
 
@@ -205,7 +205,7 @@ class Checkpoints:
             logging.getLogger("absl").setLevel(logging.ERROR)
             self._check()
             extra: dict[str, Any] = {}
-            if processes.several():  # Orbax need not wait for the others: they save nothing
+            if processes.is_distributed():  # Orbax need not wait for the others: they save nothing
                 of_one = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
                 extra = {"multiprocessing_options": of_one}
             options = ocp.CheckpointManagerOptions(

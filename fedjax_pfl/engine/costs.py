@@ -85,11 +85,11 @@ def one_client(federation: Federation) -> Federation:
         shapes.training, local_epochs=1, local_steps=None, batch_size=size, drop_last=False,
         batch_order="shuffled", augment=None,
     )  # fmt: skip
-    privacy = shapes.privacy
+    privacy = shapes.sample_privacy
     privacy = None if privacy is None else replace(privacy, noise=privacy.clip)  # one for all
     return replace(
-        shapes, privacy=privacy, data=data, training=one_step, participation=None, execution=None,
-        eval_batch_size=size,
+        shapes, sample_privacy=privacy, data=data, training=one_step, participation=None,
+        execution=None, eval_batch_size=size,
     )  # fmt: skip
 
 

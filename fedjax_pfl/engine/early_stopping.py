@@ -31,7 +31,7 @@ def checked_patience(
             "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
             "samples aside."
         )
-    if federation.privacy is not None and not federation.privacy.public_validation:
+    if federation.sample_privacy is not None and not federation.sample_privacy.public_validation:
         raise InputError(
             "patience uses validation samples without noise: declare them public with "
             "dp_public_validation, or leave it out."

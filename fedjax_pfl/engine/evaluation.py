@@ -29,7 +29,7 @@ PREVIOUS = "previous"  # test samples in the concept before the current one
 def named_models(
     algorithm: Algorithm, ctx: Context, state: State, rows: Rows
 ) -> dict[str, Stack | Broadcast]:
-    """`algorithm.models(ctx, state, rows)`.
+    """Return the checked result of `algorithm.models(ctx, state, rows)`.
 
     Per-client leaves of the state may hold those rows only (see `partial_state`).
 
@@ -65,11 +65,11 @@ def evaluate(
     their rows as a NumPy array.
 
     Returns:
-      "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each,
-      NaN for clients without samples, those whose model is not finite, those that the algorithm
-      does not serve or that are not there in this round, and those that are not in `rows`; nothing
-      for no rows. Under concept drift the split "previous" has the test samples in the concept
-      before the client's current one, NaN in its first.
+      "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each;
+      {} if `rows` is empty. A score is NaN where the client is not in `rows`, has no samples or no
+      finite model, is not served by the algorithm, or has not arrived or has left. Under concept
+      drift the split "previous" has the test samples of the client's previous concept; NaN in its
+      first concept.
     """
     if rows is not None and len(rows) == 0:
         return {}

@@ -30,18 +30,18 @@ class Final:
 
     Attributes:
       program: of all requested rounds, on which schedules depend.
-      at_rest: the states after the last round, on the devices.
+      padded_states: the states after the last round, on the devices.
       done: rounds simulated; None for all.
     """
 
     program: Program
-    at_rest: State
+    padded_states: State
     done: int | None = None
 
     @property
     def states(self) -> State:
         """The states after the last round without padding; see `Program.of_clients`."""
-        return self.program.of_clients(self.at_rest)
+        return self.program.of_clients(self.padded_states)
 
     @short_locations()
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
@@ -50,7 +50,7 @@ class Final:
         requested = np.arange(count) if rows is None else np.asarray(rows)
         bad = [int(r) for r in requested if not 0 <= r < count]
         require(not bad, "rows", bad, f"clients in 0..{count - 1}")
-        return self.program.models(self.at_rest, self._last(), requested.astype(np.int32))
+        return self.program.models(self.padded_states, self._last(), requested.astype(np.int32))
 
     @short_locations()
     def predict(self, run: int, row: int, samples: ArrayLike) -> np.ndarray:
@@ -98,8 +98,8 @@ class Final:
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
 
     def backbone(self) -> Tree | None:
-        """The leaves that no client's model holds, [runs, ...], in the models' type, or None."""
-        backbone = self.program.backbone(self.at_rest, self._last())
+        """Return the leaves that models lack, [runs, ...], in the models' type; None if none."""
+        backbone = self.program.backbone(self.padded_states, self._last())
         task = part_of(self.program.federation.network, FrozenBackbone)
         if backbone is None or task is None or task.base_dtype is None:
             return backbone
@@ -116,7 +116,7 @@ class Final:
         """
         program = self.program
         noise = program.runs.numbers.get("dp_noise", 0.0)
-        if new_clients.privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
+        if new_clients.sample_privacy is not None and np.ndim(noise) == 2:  # [runs, clients]
             raise InputError(
                 "The noise of dp_epsilon was computed for the clients of the simulation: take "
                 "dp_noise, which new clients have too."
@@ -124,10 +124,10 @@ class Final:
         new_clients = program.runs.algorithm.prepare(new_clients)
         new_clients = new_clients.on_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.at_rest, self._last(), on_devices(new_clients))
+        return program.personalize(self.padded_states, self._last(), on_devices(new_clients))
 
     def _last(self) -> int:
-        """The last round, counted from 0."""
+        """Return the number of the last round, counted from 0."""
         return (self.program.rounds if self.done is None else self.done) - 1
 
 

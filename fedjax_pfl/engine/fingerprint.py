@@ -28,7 +28,7 @@ def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
     data, without = federation.data, replace(federation, data=None, execution=None)
     static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"
     rates = _hash([*jax.tree.leaves(without), federation.training.rate_factors(program.rounds)])
-    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))["params"]
+    shapes = federation.model_shapes["params"]
     how = program.adapt
     own = None if how is None else how.optimizer
     adapted = "" if own is None else formula(own, shapes)

@@ -6,6 +6,7 @@ for this, as it needs a compiled program.
 """
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from fedjax_pfl.execution import tiles
+from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.errors import gigabytes
 
 # Operations that XLA computes in place or fuses: no buffer beside that of a dying operand.
@@ -36,9 +38,9 @@ REDUCTIONS = frozenset(
         "reduce_sum",
     ]
 )
-# A factor on the working memory for what no trace shows: on a TPU the program itself, and weights
-# that it converts ahead of a loop, or lays out anew for a product (5 to 15 % with the CNN).
-BESIDE = {"tpu": 1.1}
+# Factor on the working memory for what a trace does not show: on a TPU the program itself, and
+# weights that are converted before a loop or laid out anew for a product (5 to 15 % with the CNN).
+UNTRACED = {"tpu": 1.1}
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,30 @@ def peak(
       platform: whose arrays they are, see `execution.tiles`.
     """
     return _Walk(devices, platform).peak(jaxpr, owned)
+
+
+def working_bytes(traced: Any, owned: int, state_bytes: int, execution: Execution) -> int | None:
+    """Estimate the bytes of a traced program in addition to its inputs.
+
+    Args:
+      owned: how many of its inputs, the first ones, it may use up.
+      state_bytes: bytes of these.
+
+    Returns:
+      None, with a warning, where this version of JAX has other internals.
+    """
+    try:
+        jaxpr = traced.jaxpr.jaxpr
+        inputs = frozenset(jaxpr.invars[:owned])
+        most = peak(jaxpr, inputs, execution.devices, execution.platform)
+    except Exception as error:
+        warnings.warn(
+            f"The memory that this takes can't be estimated with JAX {jax.__version__} "
+            f"({type(error).__name__}: {error}), so it is not checked.",
+            stacklevel=3,
+        )
+        return None
+    return round(max(most - state_bytes, 0) * UNTRACED.get(execution.platform, 1))
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 
 
 def with_samples(federation: Federation, fraction: float) -> Federation:
-    """Return data with the first part of each client's training samples, at least one if any."""
+    """Return the federation with a first part of each client's training samples, one at least."""
     require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
     sizes = np.asarray(federation.data.train.size)
     size = np.minimum(sizes, np.maximum(1, np.floor(fraction * sizes + 0.5))).astype(np.int32)

@@ -14,16 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from fedjax_pfl.core import checks, persistent_optimizers
-from fedjax_pfl.engine.evaluation import score_rows
+from fedjax_pfl.engine.compiled import advance, begin, first_leaves, scores
 from fedjax_pfl.engine.lowered import HostCosts, Lowered
-from fedjax_pfl.engine.memory import Memory, nbytes
-from fedjax_pfl.engine.program import Program, advance, at, begin, round_context, working_bytes
-from fedjax_pfl.engine.runs import over_runs
-from fedjax_pfl.engine.state_sharding import Layout, PartialStates, opened
+from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.state_sharding import Layout, PartialStates
 from fedjax_pfl.engine.state_store import Address
-from fedjax_pfl.execution.mesh import AXIS, RUNS, described_devices, mesh_of, place
-from fedjax_pfl.execution.processes import count, several
+from fedjax_pfl.execution.mesh import (
+    AXIS,
+    RUNS,
+    described_devices,
+    mesh_of,
+    place,
+    shapes_on,
+)
+from fedjax_pfl.execution.processes import count, is_distributed
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.utils.errors import InputError
@@ -145,7 +150,7 @@ class OffloadedNeeds(Program):
                 "client_state='host' keeps what a round's clients need on the device, and here "
                 "these are all clients: take a participation below 1, or client_state='device'."
             )
-        if algorithm.reads == "everyone" or (self.reads_others and several()):
+        if algorithm.reads == "everyone" or (self.reads_others and is_distributed()):
             own = type(algorithm).name or type(algorithm).__name__
             raise InputError(
                 f"{own} needs models, other state or samples of clients that do not take part in "
@@ -191,7 +196,9 @@ class OffloadedNeeds(Program):
             samples = data.samples, data.labels, [data.split(name).index for name in splits]
             federation = replace(self.federation, data=data)
             states = self.shapes_of(clients)
-            shapes = at(home, (states.device, states.rows, states.address, self.runs, federation))
+            shapes = shapes_on(
+                home, (states.device, states.rows, states.address, self.runs, federation)
+            )
             device, rows, address, runs, there = shapes
             device = place(device, self.mesh, RUNS)
             rows = place(rows, self.mesh, RUNS, AXIS)
@@ -201,13 +208,13 @@ class OffloadedNeeds(Program):
         zero, total = np.int32(0), np.int32(self.rounds)
         cohort = self.federation.participation.cohort_size
         states, runs, there, *rest = operands(cohort, self.members, self.round_splits)
-        numbers = at(home, (zero, zero, total, zero))
+        numbers = shapes_on(home, (zero, zero, total, zero))
         one_round = advance.trace(states, runs, there, *numbers, **ONE_ROUND)
         of_round = Traced(one_round, states, *rest)
         states, runs, there, *rest = operands(self.width, self.width, self.scored_splits)
         clients = np.zeros(self.width, np.int32)
         block = scores.trace(
-            states, runs, there, *at(home, (zero, total, clients)), extra=self.adapt
+            states, runs, there, *shapes_on(home, (zero, total, clients)), extra=self.adapt
         )
         return of_round, Traced(block, states, *rest)
 
@@ -224,7 +231,8 @@ class OffloadedNeeds(Program):
             working = working_bytes(one.program, owned, device + rows if owned else 0, execution)
             if working is None:
                 return None
-            copies = 2 + several() * count()  # each process gives rows of the size of the cohort
+            # Each of several processes gives rows of the size of the cohort.
+            copies = 2 + is_distributed() * count()
             held = devices * device + copies * rows
             pool = nbytes((one.federation.data.samples, one.federation.data.labels), platform)
             data = devices * (nbytes(one.federation, platform) + pool)
@@ -249,7 +257,7 @@ class OffloadedNeeds(Program):
         with described_devices(devices):
             of_round, block = self.traced(home)
             shell = replace(self.federation, data=self.data.shell)
-            operands = at(home, (self.runs, shell, np.int32(self.rounds)))
+            operands = shapes_on(home, (self.runs, shell, np.int32(self.rounds)))
             start = first_leaves.trace(*operands, layout=self.layout)
             cohort = self.federation.participation.cohort_size
             moved = nbytes(self.shapes_of(cohort).rows)
@@ -271,34 +279,3 @@ class OffloadedNeeds(Program):
             )
             rounds = of_round.program.lower()
             return Lowered(start.lower(), rounds, self.memory(), self.federation, host)
-
-
-@partial(jax.jit, static_argnames=("layout",))
-def first_leaves(runs, federation, total, layout):
-    """Return the leaves before the first round: those on the device, and the others."""
-
-    def of_run(run, federation, total):
-        replicated: list[tuple[Any, Any]] = []
-        ctx = replace(run.context(federation, jnp.int32(0), total), replicated=replicated)
-        device, stacks = layout.parted(checks.checked_init(run.algorithm, ctx))
-        one_row = {id(stack): jnp.asarray(row)[None] for stack, row in replicated}
-        return device, [one_row.get(id(stack), stack) for stack in stacks]
-
-    device, first = over_runs(of_run, runs, federation, total)
-    mesh = mesh_of(federation.execution.devices, federation.execution.runs)
-    return place(device, mesh, RUNS), first
-
-
-@partial(jax.jit, static_argnames=("extra",))
-def scores(states, runs, federation, t, total, clients, extra):
-    """Return scores [R, k] after round `t` of `clients` [k], whose rows the states have."""
-
-    def scores_of(operand, federation, t, total, clients):
-        run, state, address = operand
-        ctx = round_context(run.with_backbone(federation), federation, t, total, address, clients)
-        own = persistent_optimizers.own(state)
-        return score_rows(run.algorithm, ctx, own, extra, clients)
-
-    with jax.named_scope("evaluation"):
-        operands = runs, *opened(states, federation)
-        return over_runs(scores_of, operands, federation, t, total, clients)

@@ -1,21 +1,21 @@
 """Simulation with client state in host memory: `client_state="host"`.
 
-A round under sampling needs the rows of its cohort only, M of N.
+Under sampling a round needs only the rows of its cohort, M of N.
 
-- Every leaf [N, ...] that clients keep (`structs.per_client`) is in a `HostStore`, except those of
-  a few numbers a client, which stay on the device, like the state of the server and of pairs of
-  clients. Of stacks that `ctx.replicate` made, the host has one row until others are written.
-- Cohorts depend on the seed and the round only, so the host knows the next one. While a round
-  runs, it reads that one's rows and samples; of clients that are in both, `_merged` takes the rows
-  that the round has just made. The host writes those to the store while the next round runs.
-- Rounds and models are made by the functions of `program`, with rows [M, ...] in place of stacks
-  [N, ...] (`state_sharding.PartialStates`). An algorithm sees these as `trees.Fetched`:
-  `cohort.gather` and `scatter` work. Whose rows a round needs is declared by the algorithm
-  (`Algorithm.reads`): one that compares with other clients' models reads these block by
-  block while it runs (`aggregation.streamed`, `state_store.Reader`), and one that trains or changes
-  all clients is refused. Whatever is not declared fails while it is traced: nothing is computed
-  from fewer rows than it needs.
-- Samples are on the host too, and go with the rows (`HostData`).
+- A `HostStore` holds every leaf [N, ...] that clients keep (`structs.per_client`), except leaves
+  with a few numbers a client: these stay on the device, as does the state of the server and of
+  pairs of clients. Of a stack made by `ctx.replicate` it holds one row until others are written.
+- Cohorts depend only on the seed and the round, so the host knows the next one. While a round runs,
+  the host reads the next cohort's rows and samples; rows of clients that are in both cohorts come
+  from the running round (`_merged`). It writes a round's rows while the next round runs.
+- Rounds and models are those of `compiled`, with rows [M, ...] in place of stacks [N, ...]
+  (`state_sharding.PartialStates`). An algorithm sees them as `trees.PartialLeaf`, for which
+  `cohort.gather` and `scatter` work. It declares whose rows a round needs (`Algorithm.reads`): if
+  it compares with other clients' models, these are read block by block during the round
+  (`aggregation.streamed`, `state_store.Reader`); if it trains or changes all clients, it is
+  refused. A need that is not declared fails while it is traced: nothing is computed from too few
+  rows.
+- Samples are on the host too and move with the rows (`HostData`).
 - Each process keeps the rows and samples (`process_local_data`) of its own clients. The rows of a
   cohort are combined on the devices (`execution.host_rows`) and returned to every process, which
   writes its own.
@@ -37,53 +37,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.engine import memory, state_store
-from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds, first_leaves, scores
-from fedjax_pfl.engine.program import Chunk, Program, advance, models
-from fedjax_pfl.engine.runs import over_runs
-from fedjax_pfl.engine.state_sharding import Layout, PartialStates, unsharded_metrics
-from fedjax_pfl.engine.state_store import BLOCK, HostStore, restored_leaves
+from fedjax_pfl.engine.compiled import Chunk, advance, cohort_rows, first_leaves, models, scores
+from fedjax_pfl.engine.host_states import HostStates
+from fedjax_pfl.engine.offloaded_needs import ONE_ROUND, OffloadedNeeds
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.state_sharding import PartialStates, unsharded_metrics
+from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
 from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
-from fedjax_pfl.execution.processes import of_processes, readable, several
+from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, readable
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
-
-
-class HostStates(NamedTuple):
-    """States of all runs.
-
-    Attributes:
-      layout: which leaves are in the store.
-      device: the leaves on the device, [R, ...].
-      store: the others.
-    """
-
-    layout: Layout
-    device: list[Any]
-    store: HostStore
-
-    def to_host(self) -> State:
-        """Return all states, leaves [R, N, ...], on the host."""
-        saved = self.saved(everywhere=True)
-        trees = {name: jax.tree.leaves(readable(tree)) for name, tree in saved.items()}
-        return jax.tree.unflatten(self.layout.tree, map(np.asarray, restored_leaves(trees)))
-
-    def saved(self, everywhere: bool = False) -> dict[str, Any]:
-        """Return the leaves by name, with only the written rows of the store.
-
-        Of several processes the first one has these rows, the others only if `everywhere`.
-        """
-        written, rows = self.store.read_written(everywhere)
-        trees = {"states": self.layout.joined(self.device, rows)}
-        if rows:
-            places = np.flatnonzero(self.layout.hosted).astype(np.int32)
-            trees["hosted"] = [written, places, np.int32(self.store.clients)]
-            trees["first"] = self.store.first
-        return trees
 
 
 class _Cohort(NamedTuple):
@@ -108,7 +76,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
         """Put rows [R, K, ...] on the devices; each process provides its own."""
-        if several():
+        if is_distributed():
             return jax.block_until_ready(combined(leaves, self.mesh, RUNS, AXIS))
         return self.put(leaves, RUNS, AXIS)
 
@@ -140,7 +108,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def advance(self, states: HostStates, t: int, length: int) -> Chunk:
         """Run rounds as `Program.advance` does."""
-        with of_processes():
+        with lost_process_errors():
             return self._advance(states, t, length) if length else self._compiled(states, t)
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
@@ -170,7 +138,7 @@ class OffloadedProgram(OffloadedNeeds):
                 waiting, scored = None, self._scores(states, now)
             if following is not None:
                 cohort = self._fetched(store, following, waiting)
-            if several() and waiting is not None:  # what processes exchange meets no round
+            if is_distributed() and waiting is not None:  # what processes exchange meets no round
                 store.write(*waiting)
                 waiting = None
             measured.append({**buffers, "scores": {n: x[:, None] for n, x in scored.items()}})
@@ -197,7 +165,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _cohorts(self, t: int) -> np.ndarray:
         """Return the clients of each run's cohort, int32 [R, M]."""
-        return np.asarray(readable(_cohorts(self.runs, self.shell, np.int32(t))))
+        return np.asarray(readable(cohort_rows(self.runs, self.shell, np.int32(t))))
 
     def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Cohort:
         """Start moving a round's input to the devices.
@@ -211,12 +179,12 @@ class OffloadedProgram(OffloadedNeeds):
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
         rows = store.read(clients, skip)
-        if several():  # what processes exchange must not meet what the round does
+        if is_distributed():  # what processes exchange must not meet what the round does
             jax.block_until_ready(() if waiting is None else waiting[1])
         rows = self._put_rows(rows)
         if waiting is not None:
             rows = _merged(rows, waiting[1], at, mesh=self.mesh)
-        if several():
+        if is_distributed():
             jax.block_until_ready(rows)
         return _Cohort(clients, rows, self._with_samples(clients, self.round_splits, self.members))
 
@@ -230,7 +198,7 @@ class OffloadedProgram(OffloadedNeeds):
         try:
             yield
         except (TypeError, AttributeError, ValueError) as error:
-            if "Fetched" not in str(error):
+            if "PartialLeaf" not in str(error):
                 raise
             own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
             raise InputError(
@@ -261,7 +229,7 @@ class OffloadedProgram(OffloadedNeeds):
             federation = self._with_samples(at, splits, width)
             numbers = np.int32(t), np.int32(self.rounds)
             result = fn(block, self.runs, federation, *numbers, at, **options)
-            if several():  # what the next block exchanges must not meet what this one does
+            if is_distributed():  # what the next block exchanges must not meet what this one does
                 jax.block_until_ready(result)
             if ahead is not None:
                 yield jax.device_get(ahead)
@@ -298,13 +266,17 @@ class OffloadedProgram(OffloadedNeeds):
 
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
-        everything = replace(self, federation=on_devices(self.federation))
-        return Program.personalize(everything, states.to_host(), t, new_clients)
+        return self._on_devices().personalize(states.to_host(), t, new_clients)
 
     def backbone(self, states: HostStates, t: int) -> Tree | None:
         """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
-        everything = replace(self, federation=on_devices(self.federation))
-        return Program.backbone(everything, states.to_host(), t)
+        return self._on_devices().backbone(states.to_host(), t)
+
+    def _on_devices(self) -> Program:
+        """Return the same simulation with all state and samples on the devices."""
+        values = {name: getattr(self, name) for name in Program.__dataclass_fields__}
+        values["federation"] = on_devices(self.federation)
+        return Program(**values)
 
     def to_host(self, states: HostStates) -> State:
         """Return all states on the host; see `Program.to_host`."""
@@ -314,26 +286,14 @@ class OffloadedProgram(OffloadedNeeds):
         """Return the states unchanged, as they have no padding."""
         return states
 
-    # Checkpoints.
-
     def saved(self, states: HostStates) -> dict[str, Any]:
         """Return the states' part for a checkpoint; see `Program.saved`."""
         return states.saved()
 
     def restored(self, trees: Mapping[str, list[np.ndarray]], like: HostStates) -> HostStates:
         """Return the states of a checkpoint; see `Program.restored`."""
-        begun, places = self.start(), np.flatnonzero(self.layout.hosted)
-        if "hosted" in trees and [*trees["hosted"][1]] == [*places]:
-            leaves, written = trees["states"], np.asarray(trees["hosted"][0])
-            for start in range(0, len(written), BLOCK):
-                at = written[start : start + BLOCK]
-                values = [leaves[place][:, start : start + BLOCK] for place in places]
-                begun.store.write(np.broadcast_to(at, (self.num_runs, len(at))), values)
-        else:
-            leaves = restored_leaves(trees)
-            begun.store.write_changed([leaves[place] for place in places])
-        device = [x for x, hosted in zip(leaves, self.layout.hosted, strict=True) if not hosted]
-        return begun._replace(device=self.put(device, RUNS))
+        states = self.start().restored(trees)
+        return states._replace(device=self.put(states.device, RUNS))
 
 
 def offloaded_program(program: Program, folder: Path | None = None) -> OffloadedProgram:
@@ -348,14 +308,6 @@ def offloaded_program(program: Program, folder: Path | None = None) -> Offloaded
     moved = OffloadedProgram(**fields, folder=folder, limit=limit)
     moved.check()
     return moved
-
-
-@jax.jit
-def _cohorts(runs, federation, t):
-    def drawn(run, federation, t):
-        return run.context(federation, t, t).cohort.rows
-
-    return over_runs(drawn, runs, federation, t)
 
 
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedjax_pfl.engine.callbacks import Callback, Progress, ProgressCallback
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import require
 
@@ -75,7 +74,7 @@ class LiveCurves:
     def show(self) -> None:
         """Draw the curves so far in place of the previous picture."""
         display = notebook()
-        drawn = {name: one for name, one in self.results.items() if _is_scored(one)}
+        drawn = {name: one for name, one in self.results.items() if one.is_scored}
         if display is None or not drawn:
             return
         from fedjax_pfl.results import plots  # slow import
@@ -133,10 +132,3 @@ def notebook() -> Any:
     import IPython.display  # pyright: ignore[reportMissingImports] - there, as it runs
 
     return IPython.display
-
-
-def _is_scored(result: Result) -> bool:
-    return (
-        bool(len(result.eval_rounds))
-        and f"{HEADLINE}/test/{result.measure().name}" in result.scores
-    )

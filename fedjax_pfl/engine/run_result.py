@@ -1,6 +1,6 @@
 """Construction of the `Result` of a simulation's rounds."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runner import ChunkRunner
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.execution.lane_assignment import padding_efficiency
-from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
-
-
-def count_flops(federation: Federation, name: str) -> float | None:
-    """Count the FLOPs of one local step, or of one forward pass, by tracing."""
-    return {"step": step_flops, "forward": forward_flops}[name](federation)
 
 
 def result_so_far(
@@ -27,14 +21,13 @@ def result_so_far(
     seeds: Sequence[int],
     settings: Mapping[str, Sequence[Any]] | None,
     chunks: ChunkRunner,
-    counted: Callable[[str], float | None],
 ) -> Result:
     """Return the `Result` of the past rounds, without models."""
-    program, collector = chunks.program, chunks.collector
+    program, metrics = chunks.program, chunks.metrics
     federation = program.federation
     stage, item_bytes = federation.uploads, np.dtype(federation.task.dtype).itemsize
     arrays = {name: np.asarray(values) for name, values in (settings or {}).items()}
-    measured = collector.collect((len(seeds), -1))
+    measured = metrics.collect((len(seeds), -1))
     rounds = chunks.done if chunks.stopped else program.rounds
     common, single = remarks(algorithm, federation, arrays, rounds)
     ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
@@ -56,11 +49,11 @@ def result_so_far(
         upload_bytes=None if stage is None else stage.block_bytes(federation.plan, item_bytes),
         item_bytes=item_bytes,
         compile_seconds=chunks.compile_seconds,
-        seconds_per_round=collector.seconds_per_round() / program.num_runs,
+        seconds_per_round=metrics.seconds_per_round() / program.num_runs,
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
-        flops_per_step=counted("step"),
-        flops_per_forward=counted("forward") if scored_candidates else None,
+        flops_per_step=step_flops(federation),
+        flops_per_forward=forward_flops(federation) if scored_candidates else None,
         remarks=common,
         setting_remarks=single,
         measures=federation.measures,
@@ -72,9 +65,9 @@ def result_so_far(
 
 
 def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:
-    """`Result.privacy`: what clients release, with the numbers of each setting."""
+    """Return `Result.privacy`: what clients release, with the numbers of each setting."""
     federation, numbers = program.federation, program.runs.numbers
-    privacy = federation.private
+    privacy = federation.privacy
     if privacy is None:
         return None
 
@@ -90,7 +83,7 @@ def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str,
         "noise": of_settings("dp_noise"),
         **(
             client_releases(algorithm, federation)
-            if federation.privacy is None
+            if federation.sample_privacy is None
             else releases(algorithm, federation, program.adapt)
         ),
     }

@@ -12,12 +12,13 @@ import numpy as np
 
 from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints, Saved
+from fedjax_pfl.engine.compiled import Chunk
 from fedjax_pfl.engine.early_stopping import WATCHED, earliest_stop
 from fedjax_pfl.engine.fingerprint import check_same, fingerprint
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
-from fedjax_pfl.engine.program import Chunk, Program
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.execution import processes
-from fedjax_pfl.results.result import ASKED, IMPATIENT, Result
+from fedjax_pfl.results.result import PATIENCE_ENDED, STOP_REQUESTED, Result
 from fedjax_pfl.utils.errors import InputError, OutputError, cut
 
 
@@ -37,7 +38,7 @@ class ChunkRunner:
     Attributes:
       states: after the rounds done, leaves [R, ...].
       done: rounds done.
-      collector: their measurements.
+      metrics: their measurements.
       compile_seconds: time to compile.
       stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
 
@@ -56,23 +57,23 @@ class ChunkRunner:
     ):
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.seconds, self.stopped = 0, 0.0, ""
-        self.mark, saved, kept = {}, None, list(matrix_rounds)
-        if checkpoints is not None or processes.several():
-            self.mark = fingerprint(program, matrix_rounds)
-            _check_alike(self.mark)
+        self.fingerprint, saved, kept = {}, None, list(matrix_rounds)
+        if checkpoints is not None or processes.is_distributed():
+            self.fingerprint = fingerprint(program, matrix_rounds)
+            _check_alike(self.fingerprint)
         if checkpoints is not None:
             checkpoints.check()
             saved = self._continued(checkpoints)
         if past is not None and depends_on_num_rounds(program, past.done, past.program.rounds):
-            self._warn_again(f"the rounds before were {past.program.rounds}")
+            self._warn_restart(f"the rounds before were {past.program.rounds}")
             past = None
         if saved is not None:
             before = saved.facts.get("matrices", kept)
             kept = [r for r in before if r <= saved.round] + [r for r in kept if r > saved.round]
         elif past is not None:
-            before = past.collector.matrix_rounds
+            before = past.metrics.matrix_rounds
             kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
-        self.collector = MetricsBuffer(program.eval_every, program.rounds, kept)
+        self.metrics = MetricsBuffer(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
         # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
@@ -80,12 +81,12 @@ class ChunkRunner:
         self.states = first.states
         if past is not None:
             self.states = jax.tree.map(jnp.copy, past.states)  # a result has the others
-            self.collector.follow(past.collector)
+            self.metrics.follow(past.metrics)
             self.done, self.seconds = past.done, past.seconds
         if saved is not None:
             self._restore(saved, first)
         if self.done and patience is not None and self._patience_ends() < self.done:
-            self._begin_again(first, matrix_rounds)
+            self._restart(first, matrix_rounds)
 
     def _continued(self, checkpoints: Checkpoints) -> Saved | None:
         """Return the checkpoint to continue from, or None.
@@ -99,17 +100,17 @@ class ChunkRunner:
         mark, program = saved.facts["simulation"], self.program
         before = int(mark.get("rounds", 0))
         if before >= program.rounds:
-            check_same(mark, self.mark, checkpoints.folder)
+            check_same(mark, self.fingerprint, checkpoints.folder)
             return saved
         shorter = fingerprint(replace(program, rounds=before), saved.facts.get("asked", []))
         check_same(mark, shorter, checkpoints.folder)
         if not depends_on_num_rounds(program, saved.round, before):
             return saved
-        self._warn_again(f"these checkpoints are of {before}")
+        self._warn_restart(f"these checkpoints are of {before}")
         checkpoints.clear()
         return None
 
-    def _warn_again(self, why: str) -> None:
+    def _warn_restart(self, why: str) -> None:
         warnings.warn(
             f"{type(self.program.runs.algorithm).name} begins with the first round again: its "
             f"rounds depend on their number, and {why}.",
@@ -120,10 +121,10 @@ class ChunkRunner:
         """Continue from a checkpoint, whose trees have the structures of a chunk's."""
         buffers, matrices = map(jax.tree.structure, like[1:])
         self.states = self.program.restored(saved.trees, like.states)
-        self.collector.restore(saved.trees, buffers, matrices)
-        self.done, self.seconds = saved.round, sum(self.collector.paces)
+        self.metrics.restore(saved.trees, buffers, matrices)
+        self.done, self.seconds = saved.round, sum(self.metrics.paces)
 
-    def _begin_again(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
+    def _restart(self, first: Chunk, matrix_rounds: Sequence[int]) -> None:
         """Discard restored rounds beyond the one at which patience ends."""
         warnings.warn(
             f"{type(self.program.runs.algorithm).name} begins with the first round again: with "
@@ -133,7 +134,7 @@ class ChunkRunner:
         )
         if self.checkpoints is not None:
             self.checkpoints.clear()
-        self.collector = MetricsBuffer(self.program.eval_every, self.program.rounds, matrix_rounds)
+        self.metrics = MetricsBuffer(self.program.eval_every, self.program.rounds, matrix_rounds)
         self.states, self.done, self.seconds = first.states, 0, 0.0
 
     def run(
@@ -155,21 +156,21 @@ class ChunkRunner:
         rounds, length = self.program.rounds, 1
         longest = min(longest or self.program.capacity, self.program.capacity)
         if self.done:
-            self._call(callbacks, self.done, result)
-        self._judge()
+            self._call_callbacks(callbacks, self.done, result)
+        self._check_patience()
         while self.done < rounds and not self.stopped:
-            length, since = min(length, self._next_stop() - self.done), self.done
+            length, since = min(length, self._next_chunk_end() - self.done), self.done
             seconds = self._advance(length)
-            ends = self._call(callbacks, since, result)
-            self._judge()
+            ends = self._call_callbacks(callbacks, since, result)
+            self._check_patience()
             # The next chunk takes the time asked for, if its rounds take as long as these.
             fitting = chunk_seconds * length / max(seconds, 1e-9)
             length = max(1, int(min(fitting, longest)))
             if self.done < rounds:
-                self.stopped = self.stopped or (ASKED if ends else "")
-                length = self._pause(length)
+                self.stopped = self.stopped or (STOP_REQUESTED if ends else "")
+                length = self._save_if_due(length)
 
-    def _call(
+    def _call_callbacks(
         self, callbacks: Sequence[Callback], since: int, result: Callable[[], Result] | None
     ) -> bool:
         """Call the callbacks; return whether one of them, in any process, ends the rounds.
@@ -198,17 +199,17 @@ class ChunkRunner:
 
     def _progress(self, since: int, result: Callable[[], Result] | None) -> Progress:
         measure = self.program.federation.measures[0]
-        value = self.collector.latest(f"personalized/test/{measure.name}")
+        value = self.metrics.latest(f"personalized/test/{measure.name}")
         rounds, runs = self.program.rounds, self.program.runs.seed.shape[0]
         return Progress(self.done, rounds, value, self.seconds, since, result, measure, runs)
 
-    def _next_stop(self) -> int:
+    def _next_chunk_end(self) -> int:
         """Return the next round after which a chunk ends.
 
         Its matrices are kept, it is the last, patience may end there, or it is the one before the
         last, from which a longer simulation continues: that one scores the last as any other.
         """
-        ends = [*self.collector.matrix_rounds, self.program.rounds]
+        ends = [*self.metrics.matrix_rounds, self.program.rounds]
         if self._extendable:
             ends.append(self.program.rounds - 1)
         if self.patience is not None:
@@ -224,13 +225,13 @@ class ChunkRunner:
         assert self.patience is not None
         every, last = self.program.eval_every, self.program.rounds
         measure = self.program.federation.measures[0]
-        rounds, values = self.collector.curve(f"{WATCHED}/{measure.name}")
+        rounds, values = self.metrics.curve(f"{WATCHED}/{measure.name}")
         return earliest_stop(rounds, measure.toward(values), self.patience, every, last)
 
-    def _judge(self) -> None:
-        """Record that patience has ended."""
+    def _check_patience(self) -> None:
+        """Set `stopped` if patience has ended."""
         if self.patience is not None and 0 < self.done < self.program.rounds:
-            self.stopped = IMPATIENT if self.done >= self._patience_ends() else ""
+            self.stopped = PATIENCE_ENDED if self.done >= self._patience_ends() else ""
 
     def _advance(self, length: int) -> float:
         """Run and measure a chunk; return its duration in seconds."""
@@ -239,11 +240,11 @@ class ChunkRunner:
         seconds = time.perf_counter() - began
         self.seconds += seconds
         self.done += length
-        self.collector.add(length, buffers, matrices, seconds)
+        self.metrics.add(length, buffers, matrices, seconds)
         return seconds
 
-    def _pause(self, length: int) -> int:
-        """Write a checkpoint if one is due; the first process decides.
+    def _save_if_due(self, length: int) -> int:
+        """Save a checkpoint if one is due; the first process decides.
 
         Returns:
           Rounds of the next chunk.
@@ -252,9 +253,9 @@ class ChunkRunner:
         due, length = processes.exchange([due, length])[0]
         last = self._extendable and self.done == self.program.rounds - 1
         if self.checkpoints is not None and (self.stopped or last or due):
-            trees = {**self.program.saved(self.states), **self.collector.trees()}
-            kept, wanted = self.collector.matrix_rounds, self.mark["kept matrices"]
-            facts = {"simulation": self.mark, "matrices": kept, "asked": json.loads(wanted)}
+            trees = {**self.program.saved(self.states), **self.metrics.trees()}
+            kept, wanted = self.metrics.matrix_rounds, self.fingerprint["kept matrices"]
+            facts = {"simulation": self.fingerprint, "matrices": kept, "asked": json.loads(wanted)}
             self.checkpoints.save(self.done, trees, facts)
         return length
 
@@ -275,7 +276,7 @@ def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     if program.runs.algorithm.depends_on_num_rounds:
         return True
     federation = program.federation
-    if federation.private is not None and federation.private.epsilon is not None:
+    if federation.privacy is not None and federation.privacy.epsilon is not None:
         return True  # the noise of an epsilon is that of all rounds
     one, other = (federation.training.rate_factors(n)[:done] for n in (before, program.rounds))
     return not np.array_equal(one, other)

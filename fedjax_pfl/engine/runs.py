@@ -14,13 +14,14 @@ from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.sample_privacy import noise_within, refuse
+from fedjax_pfl.core.sample_privacy import check_sample_privacy, noise_within
 from fedjax_pfl.core.upload_checks import check_noise
 from fedjax_pfl.execution.mesh import RUNS, mesh_of
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
+from fedjax_pfl.federation.run_numbers import number_paths, with_numbers
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -37,7 +38,7 @@ class Runs:
     Attributes:
       algorithm: with its hyperparameters.
       seed: uint32; varies initialization, cohorts and batches.
-      numbers: used instead of the federation's of these names, see `Federation.numbers`.
+      numbers: used instead of the federation's of these names, see `number_paths`.
       backbone: leaves of the network that no client's model holds, if they are there already.
     """
 
@@ -52,7 +53,7 @@ class Runs:
         cohort = federation.participation.cohort(keys.derive(key, "cohort"), t, federation.data.ids)
         if federation.keeps_failed:
             cohort = replace(cohort, keeps_failed=True)
-        prepared = self._with_backbone(federation, key).with_numbers(self.numbers)
+        prepared = with_numbers(self._with_backbone(federation, key), self.numbers)
         prepared = replace(prepared, data=prepared.data.at_round(t))
         knows = self.algorithm.depends_on_num_rounds
         return Context(prepared, key, t, total, cohort, knows_num_rounds=knows)
@@ -74,13 +75,12 @@ def over_runs(
 ) -> Tree:
     """Map `fn(run, federation, *others)` over the runs [R, ...], by the federation's execution.
 
-    As lanes or one by one (`Execution.seeds`), in as many parts as have devices of their own: no
-    part waits for another where its clients have one device. With several all parts go the same
-    way, as what devices exchange must meet: `fn` is then vectorized over the parts, and a condition
-    that differs between them takes both branches.
+    Runs are lanes of a vmap or are mapped one by one (`Execution.seeds`), in `Execution.runs` parts
+    with devices of their own. Parts of one device are independent. Parts of several devices run in
+    lockstep, since these exchange data: `fn` is vectorized over the parts, and a condition that
+    differs between them computes both branches.
 
-    The number of runs need not be divided by that of parts. Their results are whole on all devices
-    then.
+    If the parts do not divide the runs, the last run is repeated, and every device has all results.
     """
     execution = federation.execution
     parts = execution.runs
@@ -146,7 +146,7 @@ def make_runs(
     settings = dict(settings or {})
     count = _count(algorithm, federation, settings, len(seeds))
     noise = partial(client_noise_within, federation=federation, rounds=rounds)
-    if federation.privacy is not None:
+    if federation.sample_privacy is not None:
         noise = partial(noise_within, federation=federation, rounds=rounds, adapt=adapt)
     variants = [
         _variant(algorithm, federation, {name: v[h] for name, v in settings.items()}, noise)
@@ -166,9 +166,9 @@ def remarks(
     messages = []
     for h in range(_count(algorithm, federation, dict(settings), 1)):
         chosen = {name: values[h] for name, values in settings.items()}
-        numbers = {k: np.float64(chosen[k]) for k in federation.numbers() if k in chosen}
+        numbers = {k: np.float64(chosen[k]) for k in number_paths(federation) if k in chosen}
         variant = _with_own(algorithm, chosen)
-        theirs = federation.with_numbers(numbers)
+        theirs = with_numbers(federation, numbers)
         messages.append(
             [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *federation.notes]
         )
@@ -212,7 +212,7 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
     own = (field.name for field in fields(algorithm) if not is_static(field))
     if federation is None:
         return (*own, *RATES)
-    return (*own, *federation.numbers(), *["dp_epsilon"] * (federation.private is not None))
+    return (*own, *number_paths(federation), *["dp_epsilon"] * (federation.privacy is not None))
 
 
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
@@ -238,16 +238,16 @@ def _variant(
     variant = _with_own(algorithm, chosen)
     variant.validate()
     variant.check(federation)
-    refuse(variant, federation)
+    check_sample_privacy(variant, federation)
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
-    own = None if federation.private is None else federation.private.epsilon
+    own = None if federation.privacy is None else federation.privacy.epsilon
     epsilon = numbers.pop("dp_epsilon", None if "dp_noise" in numbers else own)
     if epsilon is not None:
         numbers["dp_noise"] = noise(epsilon, variant)
-    if federation.private is not None:
-        noisy: Any = numbers.get("dp_noise", federation.private.noise)
+    if federation.privacy is not None:
+        noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))

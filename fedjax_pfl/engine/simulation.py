@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +13,7 @@ import numpy as np
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine import progress as engine_progress
-from fedjax_pfl.engine.callbacks import Callback, Progress, on_run_end
+from fedjax_pfl.engine.callbacks import Callback, Progress
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
@@ -22,7 +22,7 @@ from fedjax_pfl.engine.memory import Memory, available
 from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.offloaded_state import OffloadedProgram
 from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.run_result import count_flops, result_so_far
+from fedjax_pfl.engine.run_result import result_so_far
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
 from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.lane_assignment import assign_lanes
@@ -32,7 +32,7 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.utils.errors import InputError, require_whole
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import Device, State, Tree
 
 ENDLESS = 2**30  # rounds of a run that its user ends; none of them is the last one
@@ -245,7 +245,8 @@ class Simulation:
         chunk_seconds = arguments.checked_seconds(chunk_seconds)
         called = arguments.checked_callbacks(callbacks, stop)
         longest = 1 if called and chunk is None else None
-        arguments.check_checkpoints(checkpoints)
+        stored = checkpoints is None or isinstance(checkpoints, Checkpoints)
+        require(stored, "checkpoints", checkpoints, "a Checkpoints, or None")
         matrix_rounds = arguments.checked_matrix_rounds(matrix_rounds, rounds)
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
@@ -258,11 +259,10 @@ class Simulation:
             program = replace(program, folder=checkpoints.folder)
         called = [*engine_progress.shown(progress, self.algorithm.name), *called]
         chunks = ChunkRunner(program, matrix_rounds, checkpoints, patience, past)
-        counted = cache(partial(count_flops, program.federation))
-        so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks, counted)
+        so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks)
         with ExitStack() as ending:  # a callback may raise
             for one in reversed(called):
-                ending.callback(on_run_end, one)
+                ending.callback(getattr(one, "on_run_end", lambda: None))
             chunks.run(chunk_seconds, called, so_far, longest)
         self._past = chunks
         return replace(so_far(), final=Final(program, chunks.states, chunks.done))

@@ -64,18 +64,18 @@ class PartialStates:
     clients: int = static()
 
 
-def opened(states: Tree, federation: Federation) -> tuple[State, Address | None]:
-    """Return the states without padding, and where to read other rows; in a traced function."""
+def unpack_states(states: Tree, federation: Federation) -> tuple[State, Address | None]:
+    """Return (the states inside a program, without padding; where to read other rows, or None)."""
     if not isinstance(states, PartialStates):
-        return unfilled(states, federation), None
+        return unpadded(states, federation), None
     execution = federation.execution
     mesh = mesh_of(execution.devices, execution.runs)
     rows = rows_of(states.rows, mesh, states.clients, RUNS, AXIS)
     return states.layout.joined(states.device, rows), states.address
 
 
-def closed(state: State, like: Tree, federation: Federation) -> Tree:
-    """Invert `opened`, in the form of the states `like`."""
+def pack_states(state: State, like: Tree, federation: Federation) -> Tree:
+    """Invert `unpack_states`: return the states between programs, in the form of `like`."""
     if not isinstance(like, PartialStates):
         return placed(state, federation)
     execution = federation.execution
@@ -96,9 +96,9 @@ def placed(states: State, federation: Federation) -> State:
     return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
 
 
-def unfilled(states: State, federation: Federation) -> State:
+def unpadded(states: State, federation: Federation) -> State:
     """Invert `placed` in a traced function; clients stay on their devices."""
-    if not is_filled(federation):
+    if not is_padded(federation):
         return states
     (mesh, lead), count = _mesh_axes(federation), federation.num_clients
     return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
@@ -123,7 +123,7 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
 
     Where devices divide the clients they are left to the compiler, which has them shared too.
     """
-    if not is_filled(federation):
+    if not is_padded(federation):
         return buffers, matrices
     mesh, lead = _mesh_axes(federation)
 
@@ -138,7 +138,7 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
 
 def unsharded_metrics(buffers: Tree, matrices: Tree, federation: Federation) -> tuple[Tree, Tree]:
     """Invert `placed_measured` on the host."""
-    if not is_filled(federation):
+    if not is_padded(federation):
         return buffers, matrices
     count = federation.num_clients
 
@@ -150,7 +150,7 @@ def unsharded_metrics(buffers: Tree, matrices: Tree, federation: Federation) -> 
     return buffers | of_clients, jax.tree.map(matrix, matrices)
 
 
-def is_filled(federation: Federation) -> bool:
+def is_padded(federation: Federation) -> bool:
     """Return whether clients are padded to a multiple of the devices."""
     return federation.num_clients % federation.execution.devices != 0
 

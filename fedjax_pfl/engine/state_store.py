@@ -6,8 +6,6 @@ so all know which rows are written; they call the functions of a store together.
 """
 
 import itertools
-import os
-import shutil
 import socket
 import tempfile
 import weakref
@@ -21,10 +19,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from fedjax_pfl.engine.state_records import FileRecords, MemoryRecords
 from fedjax_pfl.execution import processes
 from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of, place
-from fedjax_pfl.utils.errors import OutputError, gigabytes
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Rows
 
@@ -42,62 +40,6 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
-class _Memory:
-    """Records in separate arrays, allocated when a client first takes part."""
-
-    def __init__(self):
-        self.records: dict[int, np.ndarray] = {}
-
-    def read(self, index: int, size: int) -> np.ndarray:
-        return self.records[index]
-
-    def write(self, index: int, record: np.ndarray) -> None:
-        self.records[index] = record
-
-
-class _File:
-    """Records in an unnamed file, which the system deletes when the process ends.
-
-    It is read and written, not mapped: a full disk is then an error like any other.
-    """
-
-    def __init__(self, folder: Path, needed: int):
-        self.folder = folder
-        try:
-            free = shutil.disk_usage(folder).free
-            self.file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        except OSError as error:
-            raise self._error(error) from error
-        if free < needed:
-            self.file.close()
-            raise OutputError(
-                f"The state of the clients may take {gigabytes(needed)} in a file in {folder}, "
-                f"where {gigabytes(free)} are free."
-            )
-
-    def _error(self, error: OSError) -> OutputError:
-        why = error.strerror or type(error).__name__
-        return OutputError(f"The state of the clients can't be written to {self.folder}: {why}.")
-
-    def read(self, index: int, size: int) -> np.ndarray:
-        record, done = np.empty(size, np.uint8), 0
-        while done < size:
-            count = os.preadv(self.file.fileno(), [record.data[done:]], index * size + done)
-            if count == 0:
-                raise OutputError(f"The file in {self.folder} with clients' state is cut short.")
-            done += count
-        return record
-
-    def write(self, index: int, record: np.ndarray) -> None:
-        done, size = 0, len(record)
-        try:
-            while done < size:
-                part = record.data[done:]
-                done += os.pwrite(self.file.fileno(), part, index * size + done)
-        except OSError as error:
-            raise self._error(error) from error
 
 
 class HostStore:
@@ -141,13 +83,13 @@ class HostStore:
         on_this_machine = machines.count(machines[processes.index()])
         needed = len(self.written) * min(written_rows, int(self.own.sum())) * self.record
         if needed * on_this_machine <= limit:
-            make: Any = _Memory
+            make: Any = MemoryRecords
         else:
             if folder is None or not folder.is_dir():
                 folder = Path(tempfile.gettempdir())
-            make = partial(_File, folder, needed)
+            make = partial(FileRecords, folder, needed)
         self.records = processes.agreed(make)
-        self._may_fail = any(processes.exchange(isinstance(self.records, _File)))
+        self._may_fail = any(processes.exchange(isinstance(self.records, FileRecords)))
 
     @property
     def record(self) -> int:
@@ -243,7 +185,7 @@ class HostStore:
         """
         clients = np.flatnonzero(self.written.any(axis=0)).astype(np.int32)
         runs = len(self.written)
-        if self.own.all() and not processes.several():
+        if self.own.all() and not processes.is_distributed():
             return clients, self.read(np.broadcast_to(clients, (runs, len(clients))))
         wanted = everywhere or processes.is_first()
         shape = (runs, len(clients) if wanted else 0)

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from fedjax_pfl.execution.processes import all_devices, put, several
+from fedjax_pfl.execution.processes import all_devices, is_distributed, put
 from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
@@ -61,7 +61,7 @@ def sharing(execution: Execution) -> Iterator[None]:
     See `shared_clients` and `platform`. Devices of one CPU share its memory: moving columns between
     them costs more than it gains, so they are not seen.
     """
-    apart = execution.platform != "cpu" or several()
+    apart = execution.platform != "cpu" or is_distributed()
     single = execution.devices == 1 or not apart
     shared = nullcontext() if single else _sharing((execution.devices, execution.runs))
     with _platform(execution.platform), shared:
@@ -98,7 +98,7 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
         return tree
 
     def one(leaf):
-        shape = _at_rest(leaf.shape, mesh, lead)
+        shape = _padded_shape(leaf.shape, mesh, lead)
         sharding = NamedSharding(mesh, _spec(shape, mesh, lead))
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=sharding)
@@ -110,6 +110,12 @@ def place(tree: Tree, mesh: Mesh, *lead: str | None) -> Tree:
         return put(np.pad(leaf, more) if filled else leaf, sharding)
 
     return jax.tree.map(one, tree)
+
+
+def shapes_on(sharding: Sharding | None, tree: Tree) -> Tree:
+    """Return the shapes and types of a tree with a sharding, or without one for None."""
+    shapes = jax.eval_shape(lambda tree: tree, tree)
+    return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding), shapes)
 
 
 def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
@@ -129,13 +135,15 @@ def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
         if shape == leaf.shape:
             return leaf
         leaf = lax.slice(leaf, (0,) * leaf.ndim, shape)
-        spec = _spec(_at_rest(shape, mesh, lead), mesh, lead)
+        spec = _spec(_padded_shape(shape, mesh, lead), mesh, lead)
         return lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
     return jax.tree.map(one, tree)
 
 
-def _at_rest(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> tuple[int, ...]:
+def _padded_shape(
+    shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]
+) -> tuple[int, ...]:
     """Return the shape with its axis of clients padded."""
     names = zip_longest(lead[: len(shape)], shape)
     return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)

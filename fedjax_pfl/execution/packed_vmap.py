@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fedjax_pfl.execution.rows import Homes, over_devices, over_rows
+from fedjax_pfl.execution.rows import RowDevices, over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Tree
@@ -103,18 +103,18 @@ def run_loops(
     broadcast: Tree,
     execution: Execution,
     lengths: jax.Array | None,
-    homes: Homes | None = None,
+    row_devices: RowDevices | None = None,
 ) -> Tree:
     """Run the loop of every row of `operands` [M, ...]; see `over_rows`.
 
     Args:
       make: `make(broadcast)` gives the loop, on the device where it runs.
       lengths: [M] lengths of the rows' loops in any unit, or None where all are equal.
-      homes: see `over_rows`.
+      row_devices: see `over_rows`.
     """
     count = jax.tree.leaves(operands)[0].shape[0]
     lanes = execution.lanes(count)
-    if lengths is None and homes is not None and homes.at is not None:
+    if lengths is None and row_devices is not None and row_devices.device is not None:
         lengths = jnp.ones(count, jnp.int32)  # some devices have fewer rows than others
     if lengths is not None and lanes > 1:
 
@@ -126,7 +126,7 @@ def run_loops(
                 return _side_by_side(loop, operands, broadcast)
             return _packed(loop, operands, broadcast, lengths, lanes)
 
-        return over_devices(share, operands, broadcast, execution, lengths, homes)
+        return over_devices(share, operands, broadcast, execution, lengths, row_devices)
 
     def one_row(row, broadcast):
         loop = make(broadcast)
@@ -135,7 +135,7 @@ def run_loops(
         return loop.run_row(row, broadcast)
 
     one_by_one = execution if lengths is None else replace(execution, chunk=1)
-    return over_rows(one_row, operands, broadcast, one_by_one, lengths, homes)
+    return over_rows(one_row, operands, broadcast, one_by_one, lengths, row_devices)
 
 
 class _Mapped(NamedTuple):

@@ -42,7 +42,7 @@ def index() -> int:
     return jax.process_index() if jax.distributed.is_initialized() else 0
 
 
-def several() -> bool:
+def is_distributed() -> bool:
     """Return whether this process is one of several."""
     return count() > 1
 
@@ -57,7 +57,7 @@ def is_broken() -> bool:
     return bool(_lost)
 
 
-def lost() -> LostProcess:
+def lost_process() -> LostProcess:
     """Return the error of a process that can no longer reach another one."""
     _lost.append(True)
     return LostProcess(
@@ -66,23 +66,23 @@ def lost() -> LostProcess:
 
 
 @contextlib.contextmanager
-def of_processes() -> Iterator[None]:
-    """Run programs for all processes inside this context.
+def lost_process_errors() -> Iterator[None]:
+    """Context manager that explains programs which fail as another process has ended.
 
     Raises:
-      LostProcess: they fail because another process has ended.
+      LostProcess: they do.
     """
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        if several() and any(word in str(error) for word in BROKEN):
-            raise lost() from error
+        if is_distributed() and any(word in str(error) for word in BROKEN):
+            raise lost_process() from error
         raise
 
 
 def all_devices() -> tuple[Device, ...]:
     """Return the devices that programs can use, ordered by process."""
-    if not several():
+    if not is_distributed():
         return tuple(jax.local_devices())
     return tuple(sorted(jax.devices(), key=lambda device: (device.process_index, device.id)))
 
@@ -99,7 +99,7 @@ def exchange(value: Any) -> list[Any]:
 
 def _exchange(value: Any, error: Exception | None) -> list[Any]:
     """Exchange as `exchange` does; an error of this process is sent to the others and raised."""
-    if not several():
+    if not is_distributed():
         if error is not None:
             raise error
         return [value]
@@ -117,7 +117,7 @@ def _exchange(value: Any, error: Exception | None) -> list[Any]:
 def _gather_json(value: Any) -> list[Any]:
     """Gather the values of all processes through their devices."""
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    with of_processes():
+    with lost_process_errors():
         lengths = np.asarray(multihost_utils.process_allgather(np.int32(len(text))))
         width = -(-int(lengths.max()) // TEXT) * TEXT
         texts = multihost_utils.process_allgather(np.pad(text, (0, width - len(text))))
@@ -143,7 +143,7 @@ def on_first(fn: Callable[[], T]) -> T:
 
 def _together(fn: Callable[[], T], mine: bool) -> tuple[Any, Any]:
     """Return (this process's value, the first one's), once all know of all errors."""
-    if not several():
+    if not is_distributed():
         value = fn()
         return value, value
     value, error = None, None
@@ -168,7 +168,7 @@ def put(array: Any, sharding: Sharding) -> jax.Array:
 
 def readable(tree: Tree) -> Tree:
     """Return the arrays such that this process can read them completely."""
-    if not several() or all(map(_is_readable, jax.tree.leaves(tree))):
+    if not is_distributed() or all(map(_is_readable, jax.tree.leaves(tree))):
         return tree
     return _gather(all_devices())(tree)
 
@@ -185,9 +185,9 @@ def _gather(devices: tuple[Device, ...]) -> Callable[[Tree], Tree]:
 
 def gather_to_host(tree: Tree) -> list[np.ndarray]:
     """Return the leaves on the host, gathered one by one; empty except in the first process."""
-    if not several():
+    if not is_distributed():
         return [_joined(leaf) for leaf in jax.tree.leaves(tree)]
-    with of_processes():
+    with lost_process_errors():
         leaves = (readable(leaf) for leaf in jax.tree.leaves(tree))
         return [np.asarray(leaf) if is_first() else np.empty(0) for leaf in leaves]
 
@@ -205,7 +205,7 @@ def _joined(leaf: Any) -> np.ndarray:
 
 def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Send the first process's arrays to all, a piece at a time through the devices."""
-    if not several():
+    if not is_distributed():
         return arrays
     shapes = exchange({n: [list(a.shape), str(a.dtype)] for n, a in arrays.items()})[0]
     if is_first():
@@ -215,7 +215,7 @@ def from_first(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     content = [found[name].reshape(-1).view(np.uint8) for name in shapes]
     ends = np.cumsum([len(part) for part in content], dtype=np.int64).tolist()
     total = ends[-1] if ends else 0
-    with of_processes():
+    with lost_process_errors():
         for start in range(0, total, PIECE):
             piece = np.zeros(min(total, PIECE), np.uint8)
             parts = list(_parts(content, ends, start, start + len(piece)))

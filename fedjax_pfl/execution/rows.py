@@ -19,21 +19,21 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Rows, Tree
 
 
-class Homes(NamedTuple):
+class RowDevices(NamedTuple):
     """Devices on which rows must run, because only these have their samples.
 
     Attributes:
-      at: int32 [M], the device of each row; None where every device has as many, in order, and
-        the last ones fewer.
+      device: int32 [M], the device of each row; None where every device has as many, in order,
+        and the last ones fewer.
       most: rows that one device may have. Rows must differ: of more than that on one device the
         last ones, which repeat others, get another row's result.
     """
 
-    at: jax.Array | None
+    device: jax.Array | None
     most: int
 
 
-def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
+def row_devices_of(data: FederatedData, rows: Rows) -> RowDevices | None:
     """Return the devices on which clients must run; None if every device has all samples.
 
     All clients in order are best given as a NumPy array: nothing then moves between devices.
@@ -47,8 +47,8 @@ def homes_of(data: FederatedData, rows: Rows) -> Homes | None:
     count = data.num_clients
     in_place = isinstance(rows, np.ndarray) and np.array_equal(rows, np.arange(count))
     if in_place:
-        return Homes(None, data.share)
-    return Homes(jnp.asarray(data.shard_of(rows), jnp.int32), data.share)
+        return RowDevices(None, data.share)
+    return RowDevices(jnp.asarray(data.shard_of(rows), jnp.int32), data.share)
 
 
 def over_rows(
@@ -57,7 +57,7 @@ def over_rows(
     broadcast: Tree,
     execution: Execution,
     lengths: jax.Array | None = None,
-    homes: Homes | None = None,
+    row_devices: RowDevices | None = None,
 ) -> Tree:
     """Apply `fn` to every row of `operands` [M, ...] by the execution's strategy.
 
@@ -68,7 +68,7 @@ def over_rows(
         several devices `fn` must not close over them.
       lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
         dealt rows of about the same total length.
-      homes: the devices that must run the rows, or None where any may.
+      row_devices: the devices that must run the rows, or None where any may.
     """
 
     def chunks(operands, broadcast, lengths, used):
@@ -90,7 +90,7 @@ def over_rows(
         order = jnp.argsort(-lengths, stable=True)
         return trees.take(by_chunks(trees.take(operands, order)), jnp.argsort(order))
 
-    return over_devices(chunks, operands, broadcast, execution, lengths, homes)
+    return over_devices(chunks, operands, broadcast, execution, lengths, row_devices)
 
 
 def _skipping(one: Callable[[Tree], Tree]) -> Callable[[tuple[jax.Array, Tree]], Tree]:
@@ -112,7 +112,7 @@ def over_devices(
     broadcast: Tree,
     execution: Execution,
     lengths: jax.Array | None = None,
-    homes: Homes | None = None,
+    row_devices: RowDevices | None = None,
 ) -> Tree:
     """Run each device's share of the rows on it, independently.
 
@@ -120,7 +120,7 @@ def over_devices(
       fn: `fn(operands, broadcast, lengths, used)` of a share of the rows, one result a row. Where
         `used` bool [share] is false, the row is padding, and its result
         is dropped; None where all are used.
-      homes: the devices that must run the rows, or None where any may.
+      row_devices: the devices that must run the rows, or None where any may.
     """
     devices = execution.devices
     if devices == 1:
@@ -139,12 +139,13 @@ def over_devices(
         out_specs=ours,
         check_vma=False,
     )
-    if homes is not None and homes.at is not None:
-        slots, used, back = _at_home(homes.at, min(count, homes.most), devices)
+    if row_devices is not None and row_devices.device is not None:
+        most = min(count, row_devices.most)
+        slots, used, back = _slots_by_device(row_devices.device, most, devices)
         lengths = None if lengths is None else jnp.where(used, lengths[slots], 0)
         done = run(trees.take(operands, slots), broadcast, lengths, used)
         return trees.take(done, back)
-    if homes is not None or lengths is None or not execution.deal:
+    if row_devices is not None or lengths is None or not execution.deal:
         return _in_order(run, operands, broadcast, lengths, -count % devices)
     order = jnp.argsort(-lengths, stable=True)
     slots = order[ranks_of_devices(count, devices).T.reshape(-1)]
@@ -189,15 +190,17 @@ def _specs(node: Any) -> Any:
     return whole
 
 
-def _at_home(at: jax.Array, most: int, devices: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return (row per slot, whether the slot is used, slot per row) for rows with homes [M].
+def _slots_by_device(
+    device: jax.Array, most: int, devices: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return (row per slot, whether the slot is used, slot per row) for rows of a `device` [M].
 
     Every device has `most` slots, the first ones for its rows.
     """
-    count = at.shape[0]
-    order = jnp.argsort(at, stable=True).astype(jnp.int32)
-    numbers = jnp.arange(devices, dtype=at.dtype)
-    first, end = (jnp.searchsorted(at[order], numbers, side=side) for side in ("left", "right"))
+    count = device.shape[0]
+    order = jnp.argsort(device, stable=True).astype(jnp.int32)
+    numbers = jnp.arange(devices, dtype=device.dtype)
+    first, end = (jnp.searchsorted(device[order], numbers, side=side) for side in ("left", "right"))
     place = first[:, None] + jnp.arange(most)
     used = (place < end[:, None]).reshape(-1)
     last = jnp.clip(end - 1, 0, count - 1)  # stands in where a slot is left over

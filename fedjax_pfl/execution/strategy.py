@@ -125,10 +125,10 @@ def resolve_execution(
     if asked is not None:
         if whole and devices != 1:
             shares.check(asked, devices, f"devices is {devices}")
-        if asked.devices > there or processes.several():
+        if asked.devices > there or processes.is_distributed():
             shares.check(asked, there, f"there are {there}")
         devices = asked.devices
-    if processes.several() and not (whole and devices == there):
+    if processes.is_distributed() and not (whole and devices == there):
         raise InputError(
             f"devices must be {there}, those of all {processes.count()} processes together, got "
             f"{shown(devices)}."

@@ -96,6 +96,12 @@ class Schedule:
         most = -(-(capacity + self.drop_last) // self.batches_per_step)
         return self if self.batch_size <= most else replace(self, batch_size=most)
 
+    def one_pass(self) -> "Schedule":
+        """Return the schedule of one pass over all samples in their order."""
+        return replace(
+            self, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False, drop_last=False
+        )
+
     @property
     def samples_per_step(self) -> int:
         return self.batch_size * self.batches_per_step

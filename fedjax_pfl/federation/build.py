@@ -12,11 +12,12 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.feature_shift import with_corruption
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.execution.platforms import resolve_platform
-from fedjax_pfl.execution.processes import several
+from fedjax_pfl.execution.processes import is_distributed
 from fedjax_pfl.federation.batching import IN_ORDER
 from fedjax_pfl.federation.config_field import documented, gathered
 from fedjax_pfl.federation.feature_cache import with_cached_features
-from fedjax_pfl.federation.federation import Federation, initial_model, sample_inputs
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
 from fedjax_pfl.federation.options import (
     GROUPS,
     DriftOptions,
@@ -31,7 +32,7 @@ from fedjax_pfl.federation.options import (
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, uploads_of
 from fedjax_pfl.models.task import Task
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, first_line, require
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -81,14 +82,14 @@ def federate(
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
-    on_host = several() or execution.client_state == "host"
+    on_host = is_distributed() or execution.client_state == "host"
     data = groups[InputOptions].data(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
     data = groups[DriftOptions].drifting(data, dataset, partition)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
-    network, values, match = groups[ModelOptions].started(task, shapes, order, inputs)
+    network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
@@ -111,13 +112,13 @@ def federate(
         participation=participation,
         training=training,
         network=task,
-        initial_values=values if several() else jax.device_put(values),
+        initial_values=values if is_distributed() else jax.device_put(values),
         initial_match=match,
         plan=plan,
         execution=execution.execution(steps),
         eval_batch_size=execution.eval_batch_size,
         metrics=groups[ScoringOptions].resolve(task, data) + metrics,
-        privacy=groups[PrivacyOptions].of_samples(task.dtype),
+        sample_privacy=groups[PrivacyOptions].of_samples(task.dtype),
         uploads=uploads,
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
@@ -153,8 +154,9 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
     except InputError:
         raise
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"The model can't take samples of shape {sample}: {reason}") from error
+        raise InputError(
+            f"The model can't take samples of shape {sample}: {first_line(error)}"
+        ) from error
     shape, objective = getattr(logits, "shape", None), task.objective
     expected = objective.shape(sample, data.num_outputs)
     if shape != (2, *expected):

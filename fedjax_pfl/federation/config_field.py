@@ -128,7 +128,8 @@ def declared(group: type) -> dict[str, Option]:
     for one in fields(group):
         if "option" in one.metadata:
             hint = hints[one.name]
-            kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
+            union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+            kinds = typing.get_args(hint) if union else (hint,)
             result[one.name] = Option(
                 name=one.name,
                 default=one.default,
@@ -137,10 +138,6 @@ def declared(group: type) -> dict[str, Option]:
                 **one.metadata["option"],
             )
     return result
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.mesh import AXIS, mesh_of
-from fedjax_pfl.execution.processes import put, several
+from fedjax_pfl.execution.processes import is_distributed, put
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import all_process_data, process_local
 
@@ -24,14 +24,14 @@ def distribute(federation: Federation) -> Federation:
     client_state="host" each process keeps its own clients' samples in host memory. In a single
     process the federation is returned unchanged.
     """
-    if several() and federation.execution.client_state == "host":
+    if is_distributed() and federation.execution.client_state == "host":
         return replace(federation, data=process_local(federation.data))
     return on_devices(federation)
 
 
 def on_devices(federation: Federation) -> Federation:
     """Return the federation with its samples on the devices."""
-    if not several():
+    if not is_distributed():
         return federation
     execution = federation.execution
     if federation.data.own is not None:

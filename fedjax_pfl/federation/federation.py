@@ -1,13 +1,11 @@
 """The federation: task, data, local training and execution, as one pytree."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, fields, is_dataclass, replace
-from functools import reduce
+from collections.abc import Callable, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation import planning
@@ -19,7 +17,8 @@ from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.federation.local_training import RATES, LocalTraining
+from fedjax_pfl.federation.initial_model import initial_model, sample_inputs
+from fedjax_pfl.federation.local_training import LocalTraining
 from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
@@ -39,14 +38,6 @@ from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import Measure
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Tree
-
-# Parts of a federation whose numbers runs may differ in, and what precedes their names in settings.
-NUMBERED = {
-    ("privacy",): "dp_",
-    ("uploads", "privacy"): "dp_",
-    ("uploads", "attack"): "attack_",
-    ("aggregator",): "aggregator_",
-}
 
 
 @struct
@@ -69,7 +60,7 @@ class Federation:
       execution: execution strategy of the client axis.
       eval_batch_size: samples scored at once.
       metrics: metrics beside the task's main metric.
-      privacy: sample-level differential privacy of local training, or None.
+      sample_privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       notes: sentences on samples that the initial model has seen, attacks, robust rules and
@@ -88,7 +79,7 @@ class Federation:
     backbone: Tree = None
     initial_match: Match | None = static(default=None)
     metrics: tuple[Metric, ...] = static(default=())
-    privacy: SamplePrivacy | None = None
+    sample_privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
     notes: tuple[str, ...] = static(default=())
@@ -149,6 +140,11 @@ class Federation:
         return self.with_backbone(jax.random.key(0)).task
 
     @property
+    def model_shapes(self) -> Tree:
+        """Shapes and types of one client's model."""
+        return jax.eval_shape(self.initial_model, jax.random.key(0))
+
+    @property
     def num_clients(self) -> int:
         return self.data.num_clients
 
@@ -172,7 +168,7 @@ class Federation:
         order = options.get("batch_order", own)
         require(order == own, "batch_order", order, f"{own!r}, as it is")
         training = self.training.changed(**options).checked()
-        params = jax.eval_shape(self.initial_model, jax.random.key(0))["params"]
+        params = self.model_shapes["params"]
         training = training.fitted(self.data, self.plan, params, self.task.dtype)
         changed = replace(self, training=training)
         return replace(
@@ -184,31 +180,14 @@ class Federation:
         return replace(self, training=replace(self.training, **values))
 
     @property
-    def private(self) -> SamplePrivacy | ClientPrivacy | None:
+    def privacy(self) -> SamplePrivacy | ClientPrivacy | None:
         """Differential privacy of samples or of clients, or None."""
-        return self.privacy or getattr(self.uploads, "privacy", None)
+        return self.sample_privacy or getattr(self.uploads, "privacy", None)
 
     @property
     def keeps_failed(self) -> bool:
         """Whether clients whose training failed count, with an update of zero."""
         return self.uploads is not None and self.uploads.keeps_failed
-
-    def numbers(self) -> dict[str, tuple[str, ...]]:
-        """Return the path of each number in which the runs of a program may differ, by name."""
-        paths = {name: ("training", name) for name in RATES}
-        for path, prefix in NUMBERED.items():
-            part = reduce(lambda one, name: getattr(one, name, None), path, self)
-            for one in fields(part) if is_dataclass(part) else ():
-                value = getattr(part, one.name)
-                if not one.metadata.get("static") and (value is None or hasattr(value, "dtype")):
-                    paths[prefix + one.name] = (*path, one.name)
-        return paths
-
-    def with_numbers(self, values: Mapping[str, Any]) -> "Federation":
-        """Return the federation with those of the numbers that it has; they may be traced."""
-        paths = self.numbers()
-        known = ((paths[name], value) for name, value in values.items() if name in paths)
-        return reduce(lambda one, pair: _with(one, *pair), known, self)
 
     def for_runs(self, count: int) -> "Federation":
         """Return the federation with its devices divided for a number of runs by its `mesh`.
@@ -237,11 +216,10 @@ class Federation:
         Raises:
           InputError: the model does not define its features.
         """
-        data, task = self.data, self.task
-        model = jax.eval_shape(lambda: self.initial_model(jax.random.key(0)))
-        shape = (1, *data.sample_shape)
-        inputs = jax.ShapeDtypeStruct(shape, data.input_dtype(task.dtype))
-        features = jax.eval_shape(lambda *args: self._shaped().features(*args), model, inputs)
+        inputs = jax.eval_shape(lambda: sample_inputs(self.task, self.data))
+        features = jax.eval_shape(
+            lambda *args: self._shaped().features(*args), self.model_shapes, inputs
+        )
         return features.shape[-1]
 
     def with_network(
@@ -263,14 +241,13 @@ class Federation:
         network = wrap(self.network)
         if is_within(self.network, type(network)):
             return self
-        key = jax.random.key(0)
         if isinstance(network, ExtendedTask):
             sample = self.data.sample_shape
             inputs = jax.ShapeDtypeStruct((2, *sample), self.data.input_dtype(self.task.dtype))
-            check_features(self._shaped, jax.eval_shape(self.initial_model, key), inputs)
+            check_features(self._shaped, self.model_shapes, inputs)
         changed = replace(self, network=network)
-        model = jax.eval_shape(changed.initial_model, key)
-        return replace(changed, plan=planning.extended(self.plan, model, personal))
+        plan = planning.extended(self.plan, changed.model_shapes, personal)
+        return replace(changed, plan=plan)
 
     def with_personal_head(self, fresh: bool = False) -> "Federation":
         """Return the federation with a second, private head in its models.
@@ -321,24 +298,3 @@ class Federation:
     def initial_model(self, key: jax.Array) -> Tree:
         """Return an initial model."""
         return initial_model(self.network, self.data, key, self.initial_values)
-
-
-def _with(node: Any, path: tuple[str, ...], value: Any) -> Any:
-    """A tree of dataclasses with the value at a path replaced."""
-    name, *rest = path
-    return replace(
-        node, **{name: _with(getattr(node, name), tuple(rest), value) if rest else value}
-    )
-
-
-def initial_model(
-    task: Task, data: FederatedData, key: jax.Array, values: Mapping[str, Any]
-) -> Tree:
-    """Return an initial model for the data's samples, with pretrained values by path."""
-    return task.bound(values, None).initial_model(key, sample_inputs(task, data))
-
-
-def sample_inputs(task: Task, data: FederatedData) -> jax.Array:
-    """Return a batch of one sample of zeros, to initialize networks with."""
-    shape = (1, *data.sample_shape)
-    return jnp.zeros(shape, data.input_dtype(task.dtype))

@@ -23,7 +23,14 @@ from fedjax_pfl.federation.optimizers import (
     optimizer_name,
 )
 from fedjax_pfl.federation.regularizers import ExtraLoss
-from fedjax_pfl.utils.errors import InputError, refused, require, unknown_name
+from fedjax_pfl.utils.errors import (
+    InputError,
+    first_line,
+    refused,
+    require,
+    require_hashable,
+    unknown_name,
+)
 from fedjax_pfl.utils.registries import checked_options
 from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
@@ -136,7 +143,7 @@ class LocalTraining(Group):
         for name in ("lr_schedule", "augment"):
             value = getattr(self, name)
             if callable(value):
-                check_hashable(name, value)
+                require_hashable(name, value)
 
     def make_optimizer(self) -> Any:
         """Return the local optimizer, a function of the learning rate.
@@ -227,8 +234,7 @@ class LocalTraining(Group):
                 np.arange(total, dtype=np.int32), total
             )
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{name} must be {allowed}: {reason}") from error
+            raise InputError(f"{name} must be {allowed}: {first_line(error)}") from error
         shape = list(factors.shape[1:])
         require(not shape, name, f"a factor of shape {shape}", allowed)
         bad = np.flatnonzero(~(np.isfinite(factors) & (factors >= 0)))
@@ -312,11 +318,3 @@ def _differ(one: Any, other: Any) -> bool:
 def _plain(value: Any) -> Any:
     """Return an array's number as the shortest decimal of its type: 0.1 for float32's 0.1."""
     return float(str(value)) if isinstance(value, np.ndarray) else value
-
-
-def check_hashable(name: str, value: Any) -> None:
-    """Raise `InputError` unless a value is hashable, as parts of compiled programs must be."""
-    try:
-        hash(value)
-    except TypeError as error:
-        raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error

@@ -17,7 +17,6 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
-from fedjax_pfl.federation.local_training import check_hashable
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import adapted, parse_ranks
 from fedjax_pfl.models.base_types import BASE_DTYPES
@@ -27,7 +26,7 @@ from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.objectives import CLASSIFICATION, Objective, objective_of
 from fedjax_pfl.models.pretrained import Match, facts_of, initial_values
 from fedjax_pfl.models.task import Task, as_task
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.typing import Tree
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -153,7 +152,7 @@ class ModelOptions(Group):
             task = replace(task, compute_dtype=self.compute_dtype)
         if self.convolutions != CONVOLUTIONS[0]:
             task = replace(task, convolutions=self.convolutions)
-        check_hashable("model", task)
+        require_hashable("model", task)
         return task
 
     def _objective(self, dataset: Dataset) -> Objective:
@@ -175,8 +174,9 @@ class ModelOptions(Group):
             losses = jax.eval_shape(objective.losses, outputs, labels)
             marks = jax.eval_shape(objective.marks, outputs, labels)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"{what} can't take labels of {dataset.name!r}: {reason}") from error
+            raise InputError(
+                f"{what} can't take labels of {dataset.name!r}: {first_line(error)}"
+            ) from error
         wanted = (count, objective.marked) if objective.marked else (count,)
         if losses.shape != (count,) or marks.shape != wanted:
             raise InputError(
@@ -204,7 +204,7 @@ class ModelOptions(Group):
         ]
         return [f"the initial model was trained on {', '.join(parts)} of the clients"] * bool(parts)
 
-    def started(
+    def with_pretrained(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct
     ) -> tuple[Task, dict[str, Any], Match | None]:
         """Return (task with pretrained and frozen leaves, pretrained values, their match).
@@ -230,15 +230,15 @@ class ModelOptions(Group):
         shapes: Tree,
         order: Sequence[str],
         inputs: jax.ShapeDtypeStruct,
-        started: bool,
+        pretrained: bool,
     ) -> Task:
-        """Return the task with frozen leaves and adapters; `started`: with pretrained values."""
+        """Return the task with frozen leaves and adapters; `pretrained`: values are given."""
         if self.rank is None:
             plan = leaf_plan(shapes, order=order)
             rule = "none" if self.freeze is None else self.freeze
             fixed = _selected(plan, plan.with_frozen(rule).frozen)
             self._check_base(fixed)
-            return with_backbone(task, fixed, self.base_dtype) if started or fixed else task
+            return with_backbone(task, fixed, self.base_dtype) if pretrained or fixed else task
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
         fixed = _selected(plan, chosen(own, plan))
@@ -251,7 +251,7 @@ class ModelOptions(Group):
             fixed += tuple(path for path in selected if path not in fixed)
             trained = any(trainable(path) for path in plan.paths if path not in fixed)
             require(trained, "freeze", self.freeze, "a rule that leaves something to train")
-            zero = not started and any(path.endswith(f"/{B}") for path in selected)
+            zero = not pretrained and any(path.endswith(f"/{B}") for path in selected)
             allowed = f"without {B}: these factors are zero without a base that has others"
             require(not zero, "freeze", self.freeze, allowed)
         self._check_base(fixed)

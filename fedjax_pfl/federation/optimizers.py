@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_pfl.federation.config_field import Group, option
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.registries import F, Registry, configured, registering
 from fedjax_pfl.utils.typing import Tree
 
@@ -94,10 +94,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
     """
     allowed = "a function learning_rate -> optax optimizer"
     require(callable(optimizer), name, type(optimizer).__name__, allowed)
-    try:
-        hash(optimizer)
-    except TypeError as error:
-        raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
+    require_hashable(name, optimizer)
     if isinstance(optimizer, SGD):
         optimizer.validate()
     made: list[Any] = []
@@ -109,8 +106,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
     try:
         jax.eval_shape(make, jax.ShapeDtypeStruct((), np.float32))
     except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(f"{name} must be {allowed}: {reason}") from error
+        raise InputError(f"{name} must be {allowed}: {first_line(error)}") from error
     optimizes = hasattr(made[0], "init") and hasattr(made[0], "update")
     require(optimizes, name, f"one that makes {type(made[0]).__name__}", allowed)
 

@@ -43,7 +43,7 @@ class Cohort:
         from which they began.
       parent: int32, the rows of the cohort of which this is a part (`member`), or None.
       observer: notified of rows that `scatter` refuses while a round is traced, by
-        `observer.refused(cohort, rows)`; otherwise None.
+        `observer.record_nonfinite(cohort, rows)`; otherwise None.
     """
 
     rows: jax.Array
@@ -88,7 +88,7 @@ class Cohort:
         trees.check_rows("the scattered values", values, self.size)
         where, finite = self.mask if where is None else where, trees.rows_finite(values, self.size)
         if self.observer is not None:
-            self.observer.refused(self, where & ~finite)
+            self.observer.record_nonfinite(self, where & ~finite)
         where = where & finite
         written = trees.where(where, values, self.gather(stack))
         return written if self.in_place else trees.put(stack, self.rows, written)

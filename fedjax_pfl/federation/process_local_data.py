@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution.host_rows import combined, on_hosts, own_rows
 from fedjax_pfl.execution.mesh import mesh_of
-from fedjax_pfl.execution.processes import all_devices, several
+from fedjax_pfl.execution.processes import all_devices, is_distributed
 from fedjax_pfl.federation.host_data import SPLITS, HostData
 
 
@@ -19,14 +19,15 @@ def process_local(data: FederatedData) -> FederatedData:
     clients are divided into contiguous blocks (`FederatedData.own`). Data of a single process, and
     process-local data, are returned unchanged.
     """
-    if not several() or data.own is not None:
+    if not is_distributed() or data.own is not None:
         return data
     if data.shards > 1:
         return _from_devices(data)
     own = own_rows(data.num_clients)
     rows, places, splits = np.flatnonzero(own), [], {}
     for name in SPLITS:
-        index, offset, size = map(np.asarray, _of_split(data, name))
+        split = data.split(name)
+        index, offset, size = map(np.asarray, (split.index, split.offset, split.size))
         mine = [index[offset[row] : offset[row] + size[row]] for row in rows]
         places.append(np.concatenate(mine) if mine else index[:0])
         offset = np.zeros_like(offset)
@@ -45,11 +46,6 @@ def process_local(data: FederatedData) -> FederatedData:
     return replace(data, samples=samples, labels=labels, own=own, digest=data.content(), **parts)
 
 
-def _of_split(data: FederatedData, name: str) -> tuple:
-    split = data.split(name)
-    return split.index, split.offset, split.size
-
-
 def _from_devices(data: FederatedData) -> FederatedData:
     """Return `process_local` of sharded data; a replicated shard belongs to one process."""
     own, places, length = np.zeros(data.num_clients, bool), {}, len(data.samples) // data.shards
@@ -57,8 +53,8 @@ def _from_devices(data: FederatedData) -> FederatedData:
         if shard.replica_id == 0:
             places[(shard.index[0].start or 0) // length] = shard.device
     numbers = sorted(places)
-    homes = data.shard_of(np.arange(data.num_clients))
-    own[np.isin(homes, numbers)] = True
+    shard_of = data.shard_of(np.arange(data.num_clients))
+    own[np.isin(shard_of, numbers)] = True
 
     def local_part(array: jax.Array) -> np.ndarray:
         """Concatenate this process's shards of an array; zeros if it has none."""
@@ -73,7 +69,7 @@ def _from_devices(data: FederatedData) -> FederatedData:
         split = data.split(name)
         index, each = local_part(split.index), len(split.index) // data.shards
         index = index + np.repeat(np.arange(len(index) // each or 1), each)[: len(index)] * length
-        offset = np.asarray(split.offset) + first[homes] * each
+        offset = np.asarray(split.offset) + first[shard_of] * each
         offset = np.where(own, offset, 0).astype(np.int32)
         parts[name] = replace(split, index=index.astype(np.int32), offset=offset, shards=1)
     samples, labels = local_part(data.samples), local_part(data.labels)

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Aggregator
+from fedjax_pfl.aggregation.aggregators import Aggregator
+from fedjax_pfl.aggregation.robust_rules import AFTER_MEANS, AGGREGATORS
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison

@@ -13,7 +13,14 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
-from fedjax_pfl.utils.errors import OF_ONES_OWN, InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.errors import (
+    USER_DEFINED,
+    InputError,
+    first_line,
+    require,
+    require_name,
+    unknown_name,
+)
 from fedjax_pfl.utils.metric_names import BETTER, HIGHER, LOWER, Measure
 from fedjax_pfl.utils.name_matching import suggestions
 from fedjax_pfl.utils.registries import F, registering
@@ -132,7 +139,7 @@ def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tup
             continue  # is always there
         elif one not in known:
             near = suggestions(one, known)
-            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else OF_ONES_OWN
+            hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else USER_DEFINED
             raise unknown_name(f"metric of {objective.name}", one, known, hint=hint)
         elif one in own:
             how = own[one]
@@ -168,8 +175,9 @@ def check_metrics(
         try:
             shape = jax.eval_shape(one.fn, several(outputs), several(labels), valid)
         except Exception as error:
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise InputError(f"Metric {one.name!r} must be {allowed}: {reason}") from error
+            raise InputError(
+                f"Metric {one.name!r} must be {allowed}: {first_line(error)}"
+            ) from error
         if not isinstance(shape, jax.ShapeDtypeStruct):
             raise InputError(
                 f"Metric {one.name!r} must be {allowed}, got a {type(shape).__name__}."

@@ -56,7 +56,7 @@ def make_model(
     if isinstance(name, str):
         name = name_matching.canonical_name(name, MODELS, aliases.MODELS)
     if not (isinstance(name, str) and name in MODELS):
-        raise unknown_name("model", name, MODELS, ones_own=True)
+        raise unknown_name("model", name, MODELS, user_defined=True)
     require_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)
     vocab_size, per_token = options.pop("vocab_size", None), options.pop(PER_TOKEN, False)

@@ -10,13 +10,15 @@ class Costs(Measurements):
 
     def diverged(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, permanent client id) of each diverged training."""
-        places = np.argwhere(self.clients["diverged"])
-        ids = self.client_ids
-        return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
+        return self._places("diverged")
 
     def nonfinite(self) -> list[tuple[int, int, int, int]]:
         """Return (seed, setting, round, client id) of each non-finite aggregation."""
-        places = np.argwhere(self.clients.get("nonfinite", np.zeros((0, 0, 0, 0), bool)))
+        return self._places("nonfinite")
+
+    def _places(self, flag: str) -> list[tuple[int, int, int, int]]:
+        """Return (seed, setting, round, client id) where a record of clients is true."""
+        places = np.argwhere(self.clients.get(flag, np.zeros((0, 0, 0, 0), bool)))
         ids = self.client_ids
         return [(self.seeds[s], int(h), int(t) + 1, int(ids[n])) for s, h, t, n in places]
 

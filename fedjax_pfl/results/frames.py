@@ -80,8 +80,7 @@ def to_pandas(result: "Result") -> "pd.DataFrame":
 
 def to_html(result: "Result") -> str:
     """Format the table of a result and its notes for a notebook."""
-    scored = f"{HEADLINE}/test/{result.measure().name}" in result.scores
-    if not (scored and len(result.eval_rounds)):
+    if not result.is_scored:
         return f"<p>{html.escape(repr(result))}</p>"
     table = result_table.table(result, HEADLINE)
     title = f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds"

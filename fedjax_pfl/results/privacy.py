@@ -50,7 +50,7 @@ def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
     cost = {}  # clients with as many samples and steps spend the same
     for client, z in enumerate(noise.tolist()):
         for count in set(steps[:, client].tolist()):
-            made = accounting.released(plan, z, client, count)
+            made = accounting.training_releases(plan, z, client, count)
             cost[client, count] = accounting.epsilon(made, plan["delta"])
     return np.array([[cost[i, n] for i, n in enumerate(run)] for run in steps.tolist()])
 

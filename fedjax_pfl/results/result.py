@@ -15,21 +15,12 @@ from fedjax_pfl.results import (
     harm,
     privacy,
     result_files,
+    result_summary,
     result_table,
     significance,
 )
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import HEADLINE
-from fedjax_pfl.results.notes import (
-    aggregation_remarks,
-    named,
-    names_of,
-    never_took_part,
-    nonfinite_remarks,
-    row_remarks,
-    scored_clients,
-    without_steps,
-)
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -40,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-IMPATIENT, ASKED = "patience", "asked"  # why rounds may have ended early
+PATIENCE_ENDED, STOP_REQUESTED = "patience", "asked"  # why rounds may have ended early
 
 
 @dataclass(frozen=True)
@@ -88,29 +79,7 @@ class Result(Scored, Costs):
     """
 
     def __repr__(self) -> str:
-        text = (
-            f"{self.algorithm}: {self.num_clients} clients, {self.rounds} rounds, "
-            f"{len(self.seeds)} seed(s), {self.num_settings} setting(s)"
-        )
-        if not len(self.eval_rounds):
-            return f"Result({text}; none was scored yet)"
-        measure = self.measure()
-        if f"{HEADLINE}/test/{measure.name}" not in self.scores:
-            return f"Result({text}; no test samples)"
-        final, worst = self.curve()[:, :, -1].mean(), self.worst_decile().mean()
-        who = {client for h in range(self.num_settings) for client in scored_clients(self, h)}
-        over = "" if len(who) == self.num_clients else f" over {named(sorted(who), names_of(self))}"
-        what = f"final mean {measure.label} {final:.4f}{over}, worst tenth {worst:.4f}"
-        remarks = [
-            one
-            for h in range(self.num_settings)
-            for one in (
-                *aggregation_remarks(self, h),
-                *nonfinite_remarks(self, h),
-                *privacy.remarks(self, h),
-            )
-        ]
-        return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
+        return result_summary.one_line(self)
 
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """Return the numbers of one setting for a table; accuracies are fractions.
@@ -120,59 +89,7 @@ class Result(Scored, Costs):
         Raises:
           InputError: no round was scored.
         """
-        self.require_scores()
-        curve = self.curve()[:, setting]
-        # An adaptation may come only after the last round.
-        scored = np.asarray(~np.isnan(curve).all(axis=0))
-        curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
-        pooled = self.pooled()[:, setting, -1]
-        clients = scored_clients(self, setting)
-        with np.errstate(invalid="ignore"):  # infinite errors have no spread
-            spread = float(curve[:, -1].std(ddof=1)) if len(self.seeds) > 1 else None  # unknown
-            last = self.values()[:, setting, -1]
-            among = np.nanstd(last, axis=-1).mean() if not np.isnan(last).all() else np.nan
-        measure = self.measure()
-        end = f"/{measure.name}"
-        return {
-            "algorithm": self.algorithm,
-            "num_clients": self.num_clients,
-            "rounds": self.rounds,
-            "seeds": list(self.seeds),
-            "training": self.training
-            | {k: float(v[setting]) for k, v in self.settings.items() if k in self.training},
-            measure.name: {
-                "final_mean": float(curve[:, -1].mean()),
-                "final_std_over_seeds": spread,
-                "final_std_over_clients": float(among) if len(clients) > 1 else None,
-                "final_pooled": float(pooled.mean()) if measure.pools else None,
-                "best_mean": float(measure.best(curve).mean()),
-                "last_tenth_mean": float(curve[:, -max(1, curve.shape[1] // 10) :].mean()),
-                "worst_decile": float(self.worst_decile()[:, setting].mean()),
-            },
-            f"final_{measure.name}_by_model": {
-                name.removesuffix(end): _mean_of_known(values[:, setting, -1])
-                for name, values in self.scores.items()
-                if name.endswith(end)
-            },
-            "measures": [one._asdict() for one in self.measures],
-            **({"metrics": self._metrics(setting)} if self.measures[1:] else {}),
-            **drift.summary(self, setting),
-            **({"privacy": privacy.guarantee(self, setting)._asdict()} if self.privacy else {}),
-            **({"client_names": list(self.client_names)} if self.client_names else {}),
-            "scored_clients": clients,
-            "never_took_part": never_took_part(self, setting),
-            "clients_without_steps": without_steps(self, setting),
-            "remarks": row_remarks(self, setting),
-            "diverged_clients": sorted({n for _, h, _, n in self.diverged() if h == setting}),
-            "nonfinite_clients": sorted({n for _, h, _, n in self.nonfinite() if h == setting}),
-            "traffic_mb_per_client_round": self.traffic_mb_per_client_round(setting),
-            "computation": self.computation(setting),
-            "seconds_per_round": self.seconds_per_round,
-            "compile_seconds": self.compile_seconds,
-            "padding_efficiency": self.padding_efficiency,
-            "client_execution": self.execution,
-            "model_parameters": self.num_parameters,
-        }
+        return result_summary.summary(self, setting)
 
     def epsilons(self, setting: int = 0) -> np.ndarray:
         """Return the epsilon that each client spent in each run, [S, N], see `results.privacy`.
@@ -229,20 +146,6 @@ class Result(Scored, Costs):
         """
         return drift.changes(self, setting, model)
 
-    def _metrics(self, setting: int) -> dict[str, Any]:
-        """Return the other measures of the personalized model, on test samples."""
-        result = {}
-        for one in self.measures[1:]:
-            curve = self.curve(metric=one.name)[:, setting]
-            curve = curve[:, ~np.isnan(curve).all(axis=0)]
-            if not curve.size:  # defined for no client
-                result[one.name] = {"final_mean": None, "best_mean": None}
-                continue
-            best = one.toward(np.nanmax(one.toward(curve), axis=-1))
-            known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
-            result[one.name] = {name: float(value) for name, value in known.items()}
-        return result
-
     def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
         """Format a table with a row for each setting, and notes on the rows.
 
@@ -272,11 +175,9 @@ class Result(Scored, Costs):
         Raises:
           InputError: no scores of that model and split.
         """
-        from fedjax_pfl.results import plots  # matplotlib, slow
+        from fedjax_pfl.results import result_plots  # matplotlib, slow
 
-        curves = self.curve(model, split)
-        lines = {name: curves[:, h] for h, name in enumerate(result_table.setting_names(self))}
-        return plots.curves(lines, dict.fromkeys(lines, self.eval_rounds), measure=self.measure())
+        return result_plots.plot_curves(self, model, split)
 
     def plot_mixing(
         self,
@@ -297,24 +198,9 @@ class Result(Scored, Costs):
         Raises:
           InputError: no such matrix, round, seed or setting.
         """
-        from fedjax_pfl.results import plots  # matplotlib, slow
+        from fedjax_pfl.results import result_plots  # matplotlib, slow
 
-        known = [key for key, m in self.matrices.items() if m.ndim in (5, 6)]
-        require(bool(known), "matrices", [], "recorded, as mixing algorithms do")
-        name = known[0] if name is None else name
-        require_name("matrix", name, known)
-        recorded = self.matrix_rounds.tolist()
-        rounds = recorded if round is None else [round]
-        require(rounds[0] in recorded, "round", round, f"one of {recorded}")
-        run = self._run(seed, setting)
-        values = self.matrices[name][run][[recorded.index(one) for one in rounds]]
-        names = result_table.named_settings(self.settings)
-        title = ", ".join([self.algorithm, *names[setting : setting + 1]])
-        title += f": {name}, seed {self.seeds[run[0]]}"
-        grouped = values.ndim == 4 and values.shape[1] == len(self.blocks)
-        return plots.mixing_heatmaps(
-            values, rounds, title, self.blocks if grouped else None, self.client_names
-        )
+        return result_plots.plot_mixing(self, name, round, self._run(seed, setting))
 
     def to_xarray(self) -> "xr.Dataset":
         """Return all measurements as an `xarray.Dataset` with named axes.
@@ -422,8 +308,3 @@ class Result(Scored, Costs):
         if values.get("privacy"):
             values["privacy"].pop("guarantees")  # computed from the rest
         return cls(**values)
-
-
-def _mean_of_known(values: np.ndarray) -> float:
-    """Return the mean without NaN; NaN if all are."""
-    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedjax_pfl.results import summary
+from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.names import HEADLINE
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -52,6 +52,13 @@ class Scored(Measurements):
         """
         return self.values(model, split, "accuracy")
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether the personalized model was scored on test samples in some round."""
+        return (
+            bool(len(self.eval_rounds)) and f"{HEADLINE}/test/{self.measure().name}" in self.scores
+        )
+
     def require_scores(self) -> None:
         """Raise `InputError` if the run ended before the first scored round."""
         if not len(self.eval_rounds):
@@ -86,7 +93,7 @@ class Scored(Measurements):
         correct = correct.sum(-1)
         return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
 
-    def headline(self, name: str = summary.FIRST, model: str = HEADLINE) -> np.ndarray:
+    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
 
         Args:
@@ -99,11 +106,11 @@ class Scored(Measurements):
           InputError: an unknown headline, one over pooled samples where the main metric is no
             mean over samples, or a model without scores.
         """
-        summary.check_pools(name, self.measure())
-        how, curve = summary.headline_of(name), self.curve(model).astype(np.float64)
+        headlines.check_pools(name, self.measure())
+        how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
             curve = np.where(~np.isnan(curve), self.pooled(model), np.nan)
-        return summary.one_number(curve, how.score, self.measure())
+        return headlines.one_number(curve, how.score, self.measure())
 
     def at_best_validation(
         self, per_client: bool = False, model: str = HEADLINE, metric: str | None = None

@@ -45,7 +45,7 @@ def _error(needs: OffloadedNeeds) -> str | None:
     try:
         needs.traced()
     except (TypeError, AttributeError, ValueError) as error:
-        if "Fetched" not in str(error):
+        if "PartialLeaf" not in str(error):
             raise
         return str(error)
     return None

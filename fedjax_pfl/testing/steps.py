@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.core.forward_counter import ForwardCounter
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.federation import Federation
@@ -32,14 +32,14 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
     purposes: list[str] = []
 
     def steps_of(run, federation, t):
-        ctx, tally = run.context(federation, t, jnp.int32(rounds)), ForwardCounter()
-        observed = replace(ctx.cohort, observer=tally)
+        ctx, observer = run.context(federation, t, jnp.int32(rounds)), RoundObserver()
+        observed = replace(ctx.cohort, observer=observer)
         state = run.algorithm.init(ctx)
-        _, record = run.algorithm.round(replace(ctx, cohort=observed, tally=tally), state)
-        used.update(tally.schedules)
-        purposes[:] = tally.purposes
+        _, record = run.algorithm.round(replace(ctx, cohort=observed, observer=observer), state)
+        used.update(observer.schedules)
+        purposes[:] = observer.purposes
         recorded = record.clients["local_steps"]
-        return recorded if tally.steps is None else tally.steps, recorded
+        return recorded if observer.steps is None else observer.steps, recorded
 
     run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
     program, total = jax.jit(steps_of), np.zeros(federation.num_clients, np.int64)

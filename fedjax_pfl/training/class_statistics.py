@@ -1,6 +1,5 @@
 """Sums of features over each client's training samples, by class."""
 
-from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import jax
@@ -112,12 +111,9 @@ def class_sums(
         Broadcast(ClassSums.zeros(count, width, federation.task.dtype, second)),
         rows=cohort.places,
         key=key,
-        schedule=replace(
-            federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False,
-            drop_last=False,
-        ),
+        schedule=federation.schedule.one_pass(),
         broadcast=models.model if together else None,
         operands=None if together else models,
         active=None if cohort.complete else cohort.mask,
-    )  # fmt: skip
+    )
     return sums, cohort.keep(finite)

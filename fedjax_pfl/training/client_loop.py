@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
-from fedjax_pfl.execution.rows import homes_of
+from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.batching import Schedule, client_key
 from fedjax_pfl.federation.client import Client
@@ -251,7 +251,7 @@ def run_clients(
     if not isinstance(carry, Broadcast):
         trees.check_rows("the first carry of local work", carry, rows.shape[0])
     trees.check_rows("operands of local work", operands, rows.shape[0])
-    homes, rows = homes_of(federation.data, rows), jnp.asarray(rows)
+    row_devices, rows = row_devices_of(federation.data, rows), jnp.asarray(rows)
     part = federation.data.split(split)
     schedule.check_counts(part.capacity)  # sizes below are traced, and products of them wrap
     schedule = schedule.fitting(part.capacity)
@@ -280,4 +280,4 @@ def run_clients(
             platform=federation.execution.platform,
         ).loop()
 
-    return run_loops(loop, lanes, common, federation.execution, steps, homes)
+    return run_loops(loop, lanes, common, federation.execution, steps, row_devices)

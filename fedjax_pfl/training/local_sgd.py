@@ -149,16 +149,12 @@ def full_gradient(
     Raises:
       InputError: with sample-level differential privacy, whose noise is of minibatches.
     """
-    if federation.privacy is not None:
+    if federation.sample_privacy is not None:
         raise InputError(
             "A gradient over all samples of a client has no place in sample-level differential "
             "privacy, whose noise is of minibatches: leave dp='sample' out."
         )
     federation = federation.replace_training(augment=None)
-    schedule = replace(
-        federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False,
-        drop_last=False,
-    )  # fmt: skip
     local = LocalStep(federation, federation.training.learning_rate)
 
     def step(total, batch: Batch, rng, broadcast, client: Client):
@@ -172,7 +168,7 @@ def full_gradient(
         jax.tree.map(jnp.zeros_like, models["params"]),
         rows=cohort.places,
         key=key,
-        schedule=schedule,
+        schedule=federation.schedule.one_pass(),
         operands=models,
         active=cohort.mask,
     )

@@ -12,15 +12,9 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.optimizers import SGD
-from fedjax_pfl.models.sparse_embeddings import (
-    Tables,
-    lookups,
-    replaced,
-    sparse_tables,
-    tables_of,
-)
 from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.training.private_gradient import private_gradient
+from fedjax_pfl.training.sparse_step import sparse_step
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import require, unknown_name
 from fedjax_pfl.utils.structs import Broadcast, struct
@@ -72,9 +66,9 @@ class LocalStep:
     """One step of the local optimizer on a minibatch.
 
     It includes momentum, weight decay, the federation's extra loss, dropout, normalization
-    statistics and the clipping and noise of `federation.privacy`, and is the step of `ctx.train`.
-    In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step of
-    `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
+    statistics and the clipping and noise of sample-level differential privacy, and is the step of
+    `ctx.train`. In an algorithm's own loop, `step(state, batch, rng, broadcast, client)` is a step
+    of `ctx.run_clients` whose initial carry is `step.begin(model)`; call it for each model if there
     are several. Other steps are composed of its two halves, `loss_and_gradient` at any model and
     `update` of a state along a gradient.
 
@@ -118,7 +112,7 @@ class LocalStep:
         """Return the state of one client's model before its first step."""
         zero = jnp.zeros((), self.federation.task.dtype)
         total = jax.tree.map(jnp.zeros_like, model["params"]) if self.mean_gradient else None
-        memory = self._optimizer_of(self._moving(model)).init(model["params"])
+        memory = self._optimizer_of(self._updated(model)).init(model["params"])
         return LocalState(model, memory, zero, total)
 
     def begin_all(self, models: Tree | Broadcast) -> LocalState | Broadcast:
@@ -131,8 +125,11 @@ class LocalStep:
         self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LocalState:
         """Take one step on one minibatch."""
-        if self._plain and (stepped := self._sparse(state, batch, rng, broadcast, client)):
-            return stepped
+        if self._is_plain_sgd:
+            carry = state.model, state.optimizer
+            if stepped := sparse_step(self.federation.task, self._optimizer, *carry, batch, rng):
+                model, memory, loss = stepped
+                return LocalState(model, memory, state.loss + loss, None)
         for k in range(self.updates_per_batch):  # one or two: unrolled
             noise = rng if k == 0 else jax.random.fold_in(rng, k)
             result = self.loss_and_gradient(state.model, batch, noise, broadcast, client)
@@ -140,85 +137,41 @@ class LocalStep:
         return state
 
     @property
-    def _plain(self) -> bool:
+    def _is_plain_sgd(self) -> bool:
         """Whether the step is one of SGD along the gradient of the minibatch loss."""
-        training = self.federation.training
+        training, privacy = self.federation.training, self.federation.sample_privacy
         options = (self.extra_loss, self.objective, self.correct, self.trainable)
         return (
-            all(one is None for one in (*options, self.federation.privacy, training.extra_loss))
+            all(one is None for one in (*options, privacy, training.extra_loss))
             and not (self.mean_gradient or self._frozen)
             and training.clip_norm is None
             and self.updates_per_batch == 1
             and training.make_optimizer() == SGD()
         )
 
-    def _sparse(
-        self, state: LocalState, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
-    ) -> LocalState | None:
-        """Take a step that only changes the looked-up rows of embedding tables; None without any.
-
-        Results are those of the dense step up to rounding.
-        """
-        params = state.model["params"]
-        optimizer = self._optimizer_of(None)
-
-        def forward(params):
-            loss, after, _ = self.federation.task.forward(
-                {**state.model, "params": params}, batch, rng
-            )
-            return loss, after
-
-        zeros = sparse_tables(lambda params: forward(params)[0], params)
-        if not zeros:
-            return None
-        tables = {path: tables_of(params)[path] for path in zeros}
-        none = dict.fromkeys(tables, jnp.zeros(()))
-
-        def total(rest, added):
-            ids: Tables = {}
-            with lookups(tables, added, ids):
-                loss, after = forward(replaced(rest, tables))
-            return loss, (loss, after, ids)
-
-        rest = replaced(params, none)  # not differentiated by the tables
-        slopes, (loss, after, ids) = jax.grad(total, (0, 1), has_aux=True)(rest, zeros)
-        gradient, of_rows = slopes
-        updates, memory = optimizer.update(gradient, state.optimizer, rest)
-        moved: Tree = optax.apply_updates(rest, updates)
-        steps: Any = optimizer.update(of_rows, state.optimizer, of_rows)[0]
-        changed = {
-            path: table.at[ids[path]].add(
-                jnp.where(ids[path][..., None] == 0, 0, steps[path]).astype(table.dtype),
-                mode="clip",
-            )
-            for path, table in tables.items()
-        }
-        model = {**state.model, **after, "params": replaced(moved, changed)}
-        return LocalState(model, memory, state.loss + loss, None)
-
     def loss_and_gradient(
         self, model: Tree, batch: Batch, rng: jax.Array, broadcast: Tree, client: Client
     ) -> LossAndGradient:
         """Compute loss and gradient at a model; its parameters do not change.
 
-        With `federation.privacy` the gradient is clipped by samples and noisy; the extra losses
-        are parts of each sample's loss.
+        With sample-level differential privacy the gradient is clipped by samples and noisy; the
+        extra losses are parts of each sample's loss.
         """
         federation = self.federation
 
         def of_batch(batch: Batch, rng: jax.Array):
             return self._loss_and_gradient(model, batch, rng, broadcast, client)
 
-        if federation.privacy is None:
+        if federation.sample_privacy is None:
             return of_batch(batch, rng)
         loss, gradient = private_gradient(
             lambda sample, key: of_batch(sample, key)[:2],
             batch,
-            privacy=federation.privacy,
+            privacy=federation.sample_privacy,
             client=client,
             rng=rng,
             number=self.number,
-            trainable=self._moving(model),
+            trainable=self._updated(model),
             platform=federation.task.platform,
         )
         unchanged = {name: tree for name, tree in model.items() if name != "params"}
@@ -278,7 +231,7 @@ class LocalStep:
                 client,  # pyright: ignore[reportArgumentType]
                 **keys.keyword(self.correct, result.rng, CORRECT),
             )
-        moves = self._moving(state.model)
+        moves = self._updated(state.model)
         memory = _with_keys_of_step(state.optimizer, result.rng)
         updates, memory = self._optimizer_of(moves).update(gradient, memory, params)
         if moves is not None:
@@ -294,8 +247,8 @@ class LocalStep:
     def _frozen(self) -> bool:
         return self.trainable is None and any(self.federation.plan.frozen)
 
-    def _moving(self, model: Tree) -> Tree | None:
-        """Return which parameters the optimizer updates; None for all."""
+    def _updated(self, model: Tree) -> Tree | None:
+        """Return which parameters the optimizer updates, as booleans; None for all."""
         if not self._frozen:
             return self.trainable
         frozen = self.federation.plan.frozen_mask(model)["params"]

@@ -14,6 +14,7 @@ from jax import lax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
+from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.typing import Key, Scalar, Tree
 
 CHUNK = 8  # samples at once on accelerators, each with a gradient of its own in memory
@@ -102,12 +103,8 @@ def clipped(gradient: Tree, bound: Scalar | float, valid: Scalar | bool = True) 
 def add_noise(total: Tree, clip: Scalar | float, noise: Scalar | float, key: Key) -> Tree:
     """Return a sum of clipped gradients with Gaussian noise of deviation clip times noise."""
     deviation = jnp.where(noise > 0, clip * noise, 0)  # without noise the clip may be infinite
-    leaves, structure = jax.tree.flatten(total)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    return structure.unflatten(
-        [x + deviation.astype(x.dtype) * z for x, z in zip(leaves, drawn, strict=True)]
-    )
+    drawn = keys.normal_like(key, total)
+    return jax.tree.map(lambda x, z: x + deviation.astype(x.dtype) * z, total, drawn)
 
 
 def _trained(gradient: Tree, trainable: Tree | None) -> Tree:

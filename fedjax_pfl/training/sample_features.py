@@ -1,7 +1,6 @@
 """Features of each client's training samples."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -57,10 +56,7 @@ def sample_features(
     federation = federation.replace_training(augment=None)
     task, data, most = federation.task, federation.data, federation.data.train.capacity
     together = isinstance(models, Broadcast)
-    schedule = replace(
-        federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False, poisson=False,
-        drop_last=False,
-    ).fitting(most)  # fmt: skip
+    schedule = federation.schedule.one_pass().fitting(most)
     rows = -(-most // schedule.batch_size) * schedule.batch_size
     none = SampleFeatures(
         jnp.zeros((rows, federation.num_features), task.dtype),

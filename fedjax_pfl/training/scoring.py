@@ -11,7 +11,7 @@ from jax import lax
 from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
-from fedjax_pfl.execution.rows import homes_of, over_rows
+from fedjax_pfl.execution.rows import over_rows, row_devices_of
 from fedjax_pfl.federation.batching import COUNT_LIMIT
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.metrics import Metric
@@ -79,8 +79,8 @@ def score(
     loop = partial(
         _scoring, federation.task, federation.eval_batch_size, metrics=metrics, changes=changes
     )
-    homes = homes_of(federation.data, rows)
-    return run_loops(loop, operands, common, federation.execution, lengths, homes)
+    row_devices = row_devices_of(federation.data, rows)
+    return run_loops(loop, operands, common, federation.execution, lengths, row_devices)
 
 
 def _scoring(
@@ -237,8 +237,8 @@ def loss_matrix(
 
     operands = (rows, choice, None if active is None else sizes, private)
     common = _Common(candidates, federation.data, part)
-    homes = homes_of(federation.data, rows)
-    losses = over_rows(lane, operands, common, federation.execution, sizes, homes)
+    row_devices = row_devices_of(federation.data, rows)
+    losses = over_rows(lane, operands, common, federation.execution, sizes, row_devices)
     return LossMatrix(losses, _passes(sizes, choice))
 
 

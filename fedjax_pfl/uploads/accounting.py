@@ -85,7 +85,9 @@ def noise_for_each(
     return [_noise_for(float(target), delta, tuple(one), accountant) for one in clients]
 
 
-def released(plan: Mapping[str, Any], noise: float, client: int, gradients: int) -> list[Release]:
+def training_releases(
+    plan: Mapping[str, Any], noise: float, client: int, gradients: int
+) -> list[Release]:
     """Return what one client released in training with noisy gradients.
 
     Several gradients on one minibatch cost as much as one with less noise: k with a multiplier of

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax.scipy.stats import norm
 
 from fedjax_pfl.aggregation import mixing, products, robust, similarity
-from fedjax_pfl.utils import trees
+from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
@@ -48,7 +48,7 @@ class Gaussian:
         mean = sum(jax.tree.leaves(sums)) / count
         variance = similarity.squared_norms(updates) / count - mean**2
         deviation = jnp.sqrt(jnp.maximum(variance, 0))
-        noise = normal_rows(key, updates)
+        noise = keys.normal_like(key, updates)
         return jax.tree.map(lambda x: x * trees.expand_to(x, deviation), noise)
 
 
@@ -106,8 +106,8 @@ class InnerProduct:
         return _broadcast(jax.tree.map(lambda x: -self.epsilon * x, mean), updates)
 
 
-class Watched(NamedTuple):
-    """What `Mimic` knows of earlier rounds.
+class MimicMemory(NamedTuple):
+    """What `Mimic` remembers of earlier rounds.
 
     Attributes:
       rounds: how many it has watched.
@@ -145,9 +145,9 @@ class Mimic:
     def remembers(self) -> bool:
         return self.warmup > 0
 
-    def first_memory(self, zero: Tree) -> Watched:
+    def first_memory(self, zero: Tree) -> MimicMemory:
         """Return what is known before the first round."""
-        return Watched(jnp.int32(0), zero, zero, jnp.int32(-1))
+        return MimicMemory(jnp.int32(0), zero, zero, jnp.int32(-1))
 
     def remembering(
         self,
@@ -156,8 +156,8 @@ class Mimic:
         attackers: Mask,
         key: Key,
         ids: PerMember,
-        memory: Watched,
-    ) -> tuple[Stack, Watched]:
+        memory: MimicMemory,
+    ) -> tuple[Stack, MimicMemory]:
         """Return what attackers send, and what they know after this round."""
         watching = (memory.rounds < self.warmup) & jnp.any(honest)
         share = 1 / (1 + memory.rounds.astype(jnp.result_type(float)))
@@ -166,19 +166,20 @@ class Mimic:
             return jax.tree.map(lambda a, b: (a + share * (b - a)).astype(a.dtype), old, new)
 
         mean = averaged(memory.mean, _mean(updates, honest))
-        away = _only(jax.tree.map(lambda x, centre: x - centre, updates, mean), honest)
-        start = jax.tree.map(lambda x: x[0], normal_rows(key, updates))
-        before = _chosen(memory.rounds == 0, start, memory.direction)
+        away = jax.tree.map(lambda x, centre: x - centre, updates, mean)
+        away = trees.keep_rows(honest, away)
+        start = jax.tree.map(lambda x: x[0], keys.normal_like(key, updates))
+        before = trees.where(memory.rounds == 0, start, memory.direction)
         turned = _unit(mixing.combine(similarity.dots(away, before), away))
         direction = _unit(averaged(memory.direction, turned))
-        mean = _chosen(watching, mean, memory.mean)
-        direction = _chosen(watching, direction, memory.direction)
-        along = similarity.dots(_only(updates, honest), direction)
+        mean = trees.where(watching, mean, memory.mean)
+        direction = trees.where(watching, direction, memory.direction)
+        along = similarity.dots(trees.keep_rows(honest, updates), direction)
         farthest = jnp.argmax(jnp.where(honest, along, -jnp.inf))
         target = jnp.where(watching, ids[farthest], memory.target).astype(memory.target.dtype)
         there = honest & (ids == target)
         chosen = jnp.where(jnp.any(there), jnp.argmax(there), farthest)
-        known = Watched(memory.rounds + watching, mean, direction, target)
+        known = MimicMemory(memory.rounds + watching, mean, direction, target)
         return _broadcast(trees.row(updates, chosen), updates), known
 
     def __call__(self, updates: Stack, honest: Mask, attackers: Mask, key: Key) -> Stack:
@@ -255,17 +256,9 @@ ATTACKS: dict[str, Callable[..., object]] = {
 }
 
 
-def normal_rows(key: Key, like: Stack) -> Stack:
-    """Return independent standard normal numbers for every row, leaf and coordinate of a stack."""
-    leaves, tree = jax.tree.flatten(like)
-    keys = jax.random.split(key, len(leaves))
-    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-    return tree.unflatten(drawn)
-
-
 def _mean(updates: Stack, honest: Mask) -> Tree:
     weights = mixing.normalize(honest.astype(jnp.result_type(float)))
-    return mixing.combine(weights, _only(updates, honest))
+    return mixing.combine(weights, trees.keep_rows(honest, updates))
 
 
 def _unit(tree: Tree) -> Tree:
@@ -274,18 +267,10 @@ def _unit(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: mixing.ratio(x, length).astype(x.dtype), tree)
 
 
-def _chosen(condition: jax.Array, one: Tree, other: Tree) -> Tree:
-    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), one, other)
-
-
-def _only(updates: Stack, mask: Mask) -> Stack:
-    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
-
-
 def _deviation(updates: Stack, honest: Mask) -> Tree:
     """Return the unbiased standard deviation of every coordinate."""
     mean, weights = _mean(updates, honest), honest.astype(jnp.result_type(float))
-    squares = jax.tree.map(lambda x, m: jnp.square(x - m), _only(updates, honest), mean)
+    squares = jax.tree.map(lambda x, m: jnp.square(x - m), trees.keep_rows(honest, updates), mean)
     total = mixing.combine(weights, squares)
     return jax.tree.map(lambda x: jnp.sqrt(x / jnp.maximum(jnp.sum(weights) - 1, 1)), total)
 
@@ -301,7 +286,7 @@ def _direction(updates: Stack, honest: Mask, name: str) -> Tree:
 
 
 def _honest_distances(updates: Stack, honest: Mask) -> jax.Array:
-    kept = _only(updates, honest)
+    kept = trees.keep_rows(honest, updates)
     distances = robust.pairwise_squares(similarity.gram(kept, kept))
     return jnp.where(honest[:, None] & honest[None, :], distances, 0)
 

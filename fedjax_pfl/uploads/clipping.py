@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.aggregation import similarity
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.keys import normal_like
 from fedjax_pfl.utils.typing import Mask, PerMember, Scalar, Stack
 
 
@@ -39,13 +40,8 @@ def add_noise(keys: jax.Array, updates: Stack, deviation: Scalar | float) -> Sta
     """
 
     def noisy(key, row):
-        leaves, tree = jax.tree.flatten(row)
-        each = jax.random.split(key, len(leaves))
-        drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(each, leaves, strict=True)]
-        moved = [
-            x + jnp.asarray(deviation, x.dtype) * z for x, z in zip(leaves, drawn, strict=True)
-        ]
-        return tree.unflatten(moved)
+        drawn = normal_like(key, row)
+        return jax.tree.map(lambda x, z: x + jnp.asarray(deviation, x.dtype) * z, row, drawn)
 
     return jax.vmap(noisy)(keys, updates)
 

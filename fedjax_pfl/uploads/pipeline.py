@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_noise
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import MODEL, Memory, UploadInfo, UploadStage, nobody
+from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, UploadStage, empty_sum_row
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -116,7 +116,7 @@ class Uploads(UploadStage):
     def noise_of_sums(self) -> bool:
         return self.privacy is not None and self.privacy.shared
 
-    def first_memory(self, shared: Stack) -> Memory:
+    def first_memory(self, shared: Stack) -> StageMemory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
         bound = attack = None
         if self.privacy is not None and self.privacy.adaptive is not None:
@@ -125,7 +125,7 @@ class Uploads(UploadStage):
             leaves = jax.tree.leaves(shared)
             floats = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]
             attack = self.attack.first_memory([jnp.zeros_like(x[0]) for x in floats])
-        return Memory(errors, bound, attack)
+        return StageMemory(errors, bound, attack)
 
     def attacking(self, ids: PerMember) -> Mask | None:
         return None if self.attackers is None else jnp.isin(ids, self.attackers)
@@ -142,8 +142,8 @@ class Uploads(UploadStage):
         return -(-bits // 8)
 
     def __call__(
-        self, sent: Stack, reference: Stack, info: UploadInfo, memory: Memory
-    ) -> tuple[Stack, Memory]:
+        self, sent: Stack, reference: Stack, info: UploadInfo, memory: StageMemory
+    ) -> tuple[Stack, StageMemory]:
         leaves, tree = jax.tree.flatten(sent)
         held = tree.flatten_up_to(reference)
         floats = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -164,7 +164,10 @@ class Uploads(UploadStage):
             kept = tree.flatten_up_to(memory.errors)
             errors = [kept[i] for i in floats]
         updates, after = self._steps(updates, info, memory._replace(errors=errors))
-        updates = _only(updates, info.mask | self._noise_of_nobody(info))
+        sending = info.mask
+        if self.noise_of_sums:
+            sending |= empty_sum_row(info.weighted)
+        updates = trees.keep_rows(sending, updates)
         for i, old, update in zip(floats, before, updates, strict=True):
             leaves[i] = (old + update).astype(old.dtype)
         if after.errors is not None:
@@ -173,11 +176,7 @@ class Uploads(UploadStage):
             after = after._replace(errors=tree.unflatten(kept))
         return tree.unflatten(leaves), after
 
-    def _noise_of_nobody(self, info: UploadInfo) -> Mask:
-        """Return the row that carries the noise of a sum of no members, see `nobody`."""
-        return nobody(info.counting) if self.noise_of_sums else jnp.zeros_like(info.mask)
-
-    def _steps(self, updates, info: UploadInfo, memory: Memory):
+    def _steps(self, updates, info: UploadInfo, memory: StageMemory):
         errors, bound, attack = memory
         of_members, of_attack, of_count = jax.random.split(info.key, 3)
         members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(info.ids)
@@ -186,7 +185,7 @@ class Uploads(UploadStage):
             return jax.vmap(lambda key: jax.random.fold_in(key, number))(members)
 
         if self.privacy is not None:
-            updates = _only(updates, info.mask)
+            updates = trees.keep_rows(info.mask, updates)
             updates, bound = _private(self.privacy, updates, info, (keys(1), of_count), bound)
         if self.compressor is not None and info.compressed:
             compress = jax.vmap(self.compressor)
@@ -201,7 +200,7 @@ class Uploads(UploadStage):
             updates = trees.where(attackers, evil, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
-        return updates, Memory(errors, bound, attack)
+        return updates, StageMemory(errors, bound, attack)
 
     def _compressed(self, compress, updates, mask: Mask, keys, errors):
         if errors is None:
@@ -216,16 +215,12 @@ class Uploads(UploadStage):
         return sent, trees.where(mask, after, errors)
 
 
-def _only(updates: Stack, mask: Mask) -> Stack:
-    return trees.where(mask, updates, jax.tree.map(jnp.zeros_like, updates))
-
-
 def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     """Return (clipped and noisy updates, the next clipping bound)."""
     of_members, of_count = keys
     clip = privacy.clip if bound is None else bound
     updates, norms = clip_rows(updates, clip)
-    members = jnp.sum(info.counting)
+    members = jnp.sum(info.weighted)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
         counted = adaptive.count_noise * info.expected

@@ -14,7 +14,7 @@ from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 MODEL = "model"  # the upload whose error feedback and clipping bound are kept between rounds
 
 
-class Memory(NamedTuple):
+class StageMemory(NamedTuple):
     """What an upload stage keeps between rounds, for the upload "model".
 
     Attributes:
@@ -29,50 +29,44 @@ class Memory(NamedTuple):
 
 
 class UploadInfo(NamedTuple):
-    """Facts about one upload of a round's members.
+    """The members, name and random key of one upload in a round.
 
     Attributes:
       ids: int32 [M], permanent ids.
-      mask: bool [M], the members whose uploads count; those of others stay at the reference.
-      expected: number of members of a round, known without looking at the clients.
+      mask: bool [M], the members that send; what others send stays at the reference.
+      weighted: bool [M], those of them with samples, who have a weight in every sum.
       what: name of the upload, unique within a round.
       key: random key of the upload.
       compressed: whether a compressor acts on it.
-      counted: bool [M], members of `mask` with samples, who have a weight in every sum; None for
-        all of them.
+      expected: number of members of a round, known without looking at the clients.
     """
 
     ids: PerMember
     mask: Mask
+    weighted: Mask
     what: str
     key: Key
     compressed: bool = True
     expected: float = 1.0
-    counted: Mask | None = None
-
-    @property
-    def counting(self) -> Mask:
-        """The members who have a weight in every sum."""
-        return self.mask if self.counted is None else self.counted
 
 
-def nobody(counting: Mask) -> Mask:
-    """Return a mask [M] of the first row if no member counts, else of none.
+def empty_sum_row(weighted: Mask) -> Mask:
+    """Return a mask [M] of the first row if no member has a weight, else of no row.
 
     A private sum has noise even where no client was drawn, since its absence would reveal that.
     This row's upload is then the reference with noise.
     """
-    return (jnp.arange(len(counting)) == 0) & ~jnp.any(counting)
+    return (jnp.arange(len(weighted)) == 0) & ~jnp.any(weighted)
 
 
 class UploadStage:
     """A pytree that maps what members send to what the server receives.
 
     Attributes:
-      remembers: whether a `Memory` is kept between rounds.
+      remembers: whether a `StageMemory` is kept between rounds.
       keeps_failed: whether a client whose training failed counts, with an update of zero.
       uniform: whether all members must have the same weight in sums.
-      noise_of_sums: whether a sum has noise even if no member takes part, see `nobody`.
+      noise_of_sums: whether a sum has noise even if no member takes part, see `empty_sum_row`.
     """
 
     remembers: bool = False
@@ -81,8 +75,8 @@ class UploadStage:
     noise_of_sums: bool = False
 
     def __call__(
-        self, sent: Tree, reference: Tree, info: UploadInfo, memory: Memory
-    ) -> tuple[Tree, Memory]:
+        self, sent: Tree, reference: Tree, info: UploadInfo, memory: StageMemory
+    ) -> tuple[Tree, StageMemory]:
         """Return (what the server receives from the members [M, ...], the memory after it).
 
         Args:
@@ -93,9 +87,9 @@ class UploadStage:
         """
         raise NotImplementedError
 
-    def first_memory(self, shared: Stack) -> Memory:
+    def first_memory(self, shared: Stack) -> StageMemory:
         """Return the memory before the first round, for shared leaves [N, ...] of all clients."""
-        return Memory()
+        return StageMemory()
 
     def attacking(self, ids: PerMember) -> Mask | None:
         """Return which clients are Byzantine, bool like `ids`, or None if none is."""

@@ -165,13 +165,9 @@ _WRITTEN = "metrics, the table and pictures are always written"
 _ON = "the same command continues a run that was stopped"
 
 
-def _explanations(table: dict[str, str]) -> dict[str, str]:
-    """Return explanations by alias."""
-    return {other: why for others, why in table.items() for other in others.split()}
-
-
-WITHOUT = _explanations(
-    {
+WITHOUT = {
+    other: why
+    for others, why in {
         "clientresources cuda dev device deviceid did gpu gpuid gpus nocuda usecuda": _DEVICE,
         "clientdroprate cdr droppercent sendslowrate ssr stragglerratio trainslowrate tsr": _LATE,
         "fractionevaluate minavailableclients minavailablenodes minevaluateclients "
@@ -184,8 +180,9 @@ WITHOUT = _explanations(
         "warmup warmupsteps warmuprounds": "--lr_schedule=warmup_cosine begins with a warm-up",
         "savefig savelog savemetrics": _WRITTEN,
         "selfbalancing": "--partition=dirichlet caps the sizes, dirichlet_uncapped does not",
-    }
-)
+    }.items()
+    for other in others.split()
+}
 
 PARTITIONS = _inverted(
     {
@@ -214,4 +211,4 @@ DATASETS = _inverted({"fashion_mnist": "fmnist", "tiny_imagenet": "tinyimagenet2
 METRICS = _inverted({"auc": "auroc rocauc", "macro_f1": "f1 f1score f1macro"})
 
 # All aliases, for names of unknown kind.
-MEANT = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS
+ALL_ALIASES = OPTIONS | PARTITIONS | DATASETS | MODELS | METRICS

@@ -12,7 +12,7 @@ from fedjax_pfl.utils import aliases
 from fedjax_pfl.utils.name_matching import normalized, suggestions
 
 LONGEST = 2000  # characters of a message
-OF_ONES_OWN = (
+USER_DEFINED = (
     "One of your own is known once its file is imported, in commands by --import_file=FILE.py."
 )
 MOST = 8  # entries of an array or a list that is shown completely
@@ -50,6 +50,11 @@ def sentence(text: object) -> str:
     line = " ".join(part.strip() for part in line.splitlines())
     line = re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda match: repr(match[0])[1:-1], line)
     return cut(line.encode("utf-8", "backslashreplace").decode(), LONGEST)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, or its type if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def cut(text: str, most: int) -> str:
@@ -116,7 +121,7 @@ def unknown_name(
     *,
     listed: str | None = None,
     hint: str | None = None,
-    ones_own: bool = False,
+    user_defined: bool = False,
 ) -> InputError:
     """Return an `InputError` for an unknown name, with suggestions and all valid names.
 
@@ -126,13 +131,13 @@ def unknown_name(
       valid: all valid names.
       listed: a command that lists the valid names if they are too many, such as "run --list".
       hint: a sentence on this name, instead of the nearest valid name.
-      ones_own: mention that users can register names of their own.
+      user_defined: mention that users can register names of their own.
     """
     valid = sorted(valid)
     if hint is None:
         near = suggestions(value, valid) if isinstance(value, str) else []
         hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else ""
-    hint = f"{hint} {OF_ONES_OWN}".strip() if ones_own else hint
+    hint = f"{hint} {USER_DEFINED}".strip() if user_defined else hint
     every = f"{listed} shows them" if listed else f"Valid: {', '.join(valid)}"
     return InputError(
         " ".join(filter(None, (f"Unknown {kind} {shown(value)}.", hint, f"{every}.")))
@@ -186,6 +191,14 @@ def require(condition: bool | np.bool_, name: str, value: object, allowed: str) 
     """Raise `InputError` "`name` must be `allowed`, got `value`." unless `condition` holds."""
     if not condition:
         raise refused(name, value, allowed)
+
+
+def require_hashable(name: str, value: Any) -> None:
+    """Raise `InputError` unless a value is hashable, as parts of compiled programs must be."""
+    try:
+        hash(value)
+    except TypeError as error:
+        raise InputError(f"{name} must be hashable (tuples for lists): {error}.") from error
 
 
 def require_classes(what: str, has_classes: bool) -> None:

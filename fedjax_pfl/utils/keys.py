@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.utils.typing import Tree
+
 
 def derive(key: jax.Array, purpose: str) -> jax.Array:
     """Return the key of a purpose, such as "init", "cohort" or "train"."""
@@ -24,7 +26,7 @@ def of_round(key: jax.Array, purpose: str, t: jax.Array) -> jax.Array:
 
 
 def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -> dict[str, Any]:
-    """The argument `key` of a function of local steps, or {} if it has no such parameter.
+    """Return the argument `key` of a function of local steps; {} if it has no such parameter.
 
     A parameter `key` with a default, which a `functools.partial` may have given, is left as it is.
 
@@ -45,6 +47,14 @@ def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -
             "and the results of step.loss_and_gradient to step.update."
         )
     return {"key": jax.random.fold_in(key, purpose)}
+
+
+def normal_like(key: jax.Array, tree: Tree) -> Tree:
+    """Draw independent standard normal numbers in the shapes and types of a tree's leaves."""
+    leaves, structure = jax.tree.flatten(tree)
+    each = jax.random.split(key, len(leaves))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(each, leaves, strict=True)]
+    return structure.unflatten(drawn)
 
 
 def lots(key: jax.Array, ids: jax.Array) -> jax.Array:

@@ -80,4 +80,4 @@ def suggestions(query: str, valid: Iterable[str]) -> list[str]:
     """Return valid names to suggest for an unknown one: its matches, or the nearest."""
     known = list(valid)
     near = nearest(query, known)
-    return find_matches(query, known, aliases.MEANT) or ([near] if near else [])
+    return find_matches(query, known, aliases.ALL_ALIASES) or ([near] if near else [])

@@ -86,7 +86,7 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
       InputError: unknown name or option, or a value of another type.
     """
     if not (isinstance(name, str) and name in registry):
-        raise unknown_name(kind, name, registry, ones_own=True)
+        raise unknown_name(kind, name, registry, user_defined=True)
     own, converted = options_of(registry[name]), {}
     for option, value in options.items():
         if not own:

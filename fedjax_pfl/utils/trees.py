@@ -28,7 +28,7 @@ class RowsNotOnDevice(TypeError):
     """The requested rows of a stack are not on the device."""
 
 
-class Fetched:
+class PartialLeaf:
     """A leaf [N, ...] of which only some rows are on the device while a function is traced.
 
     It is not an array: `take` of exactly these rows returns their values, `put` of them sets their
@@ -64,17 +64,17 @@ class Fetched:
     def readable(self) -> bool:
         return self.reader is not None
 
-    def next(self, values: jax.Array) -> "Fetched":
+    def next(self, values: jax.Array) -> "PartialLeaf":
         """Return the leaf with other values of its rows."""
-        return Fetched(values, self.rows, self.shape[0], self.reader, self.number, True)
+        return PartialLeaf(values, self.rows, self.shape[0], self.reader, self.number, True)
 
     def __getitem__(self, rows: Any) -> jax.Array:
         if rows is not self.rows:
-            raise RowsNotOnDevice("Fetched: other rows than those that are on the device.")
+            raise RowsNotOnDevice("PartialLeaf: other rows than those that are on the device.")
         return self.values
 
     def _needs_all(self, *_: Any, **__: Any) -> Any:
-        raise RowsNotOnDevice("Fetched: all rows of a stack of which some are on the device.")
+        raise RowsNotOnDevice("PartialLeaf: all rows of a stack of which some are on the device.")
 
     __array__ = __iter__ = __bool__ = __eq__ = __ne__ = (
         _needs_all  # defaults of objects would be wrong
@@ -86,14 +86,14 @@ class Fetched:
 
 
 def on_device(tree: Tree) -> Tree:
-    """Replace each `Fetched` leaf with its values on the device."""
-    return jax.tree.map(lambda x: x.values if isinstance(x, Fetched) else x, tree)
+    """Replace each `PartialLeaf` leaf with its values on the device."""
+    return jax.tree.map(lambda x: x.values if isinstance(x, PartialLeaf) else x, tree)
 
 
 def check_rows(what: str, stack: Stack, count: int, hint: str = MEMBERS) -> None:
     """Raise `TypeError` unless every leaf of a stack leads with `count` rows."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(stack)[0]:
-        if isinstance(leaf, Fetched) and leaf.shape[0] == count:
+        if isinstance(leaf, PartialLeaf) and leaf.shape[0] == count:
             continue
         if jnp.shape(leaf)[:1] != (count,):
             raise TypeError(
@@ -113,7 +113,7 @@ def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
             return stack
 
     def of(leaf):
-        return leaf[rows] if isinstance(leaf, Fetched) else jnp.take(leaf, rows, 0, mode="clip")
+        return leaf[rows] if isinstance(leaf, PartialLeaf) else jnp.take(leaf, rows, 0, mode="clip")
 
     leaves, tree = jax.tree.flatten(stack)
     far = [i for i, x in enumerate(leaves) if _is_far(x, rows)]
@@ -122,10 +122,10 @@ def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
 
 
 def _is_far(leaf: Any, rows: Rows | np.ndarray) -> bool:
-    return isinstance(leaf, Fetched) and leaf.readable and rows is not leaf.rows
+    return isinstance(leaf, PartialLeaf) and leaf.readable and rows is not leaf.rows
 
 
-def _read(leaves: Sequence[Fetched], rows: Rows) -> list[jax.Array]:
+def _read(leaves: Sequence[PartialLeaf], rows: Rows) -> list[jax.Array]:
     """Read rows [K] of readable leaves, including values that were set by `put`."""
     if not leaves:
         return []
@@ -148,7 +148,7 @@ def put(stack: Stack, rows: Rows, values: Stack) -> Stack:
 
     def of(leaf, new):
         new = new.astype(leaf.dtype)
-        if isinstance(leaf, Fetched):
+        if isinstance(leaf, PartialLeaf):
             return leaf.next(jnp.broadcast_to(new, leaf[rows].shape))
         return leaf.at[rows].set(new)
 
@@ -162,6 +162,11 @@ def where(mask: Mask, chosen: Stack, other: Stack) -> Stack:
         return jnp.where(expand_to(a, mask), a, b)
 
     return jax.tree.map(pick, chosen, other)
+
+
+def keep_rows(mask: Mask, stack: Stack) -> Stack:
+    """Return a stack [M, ...] with zeros in the rows outside the mask [M]."""
+    return where(mask, stack, jax.tree.map(jnp.zeros_like, stack))
 
 
 def expand_to(leaf: jax.Array, values: jax.Array) -> jax.Array:
@@ -182,14 +187,14 @@ def rows_finite(stack: Stack, count: int) -> Mask:
     finite = jnp.ones((count,), bool)
     for leaf in jax.tree.leaves(stack):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            finite &= _all_finite(leaf, 1)
+            finite &= _all_of(jnp.isfinite, leaf, 1)
     return finite
 
 
 def is_finite(tree: Tree) -> Scalar:
     """Return whether all floating-point leaves of a tree are finite, bool []."""
     flags = [
-        _all_finite(leaf, 0)
+        _all_of(jnp.isfinite, leaf, 0)
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(leaf.dtype, jnp.inexact)
     ]
@@ -213,11 +218,6 @@ def squares_fit(tree: Tree) -> Scalar:
 
     flags = [_all_of(fits, leaf, 0) for leaf in leaves]
     return jnp.all(jnp.stack(flags)) if flags else jnp.array(True)
-
-
-def _all_finite(leaf: jax.Array, axes: int) -> jax.Array:
-    """Return whether all elements are finite, reduced over all but the first `axes` axes."""
-    return _all_of(jnp.isfinite, leaf, axes)
 
 
 def _all_of(holds: Callable[[jax.Array], jax.Array], leaf: jax.Array, axes: int) -> jax.Array:

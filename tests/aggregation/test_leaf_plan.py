@@ -301,9 +301,9 @@ def test_a_rule_that_counts_takes_whole_numbers():
 def test_an_algorithm_has_a_rule_and_the_user_the_last_word():
     plan = leaf_plan(shapes(Normed()))
     assert plan.chosen is None and plan.shared == leaf_plan(shapes(Normed()), share="all").shared
-    body = plan.with_default_share("body")
-    assert body == leaf_plan(shapes(Normed()), share="body")
-    assert body.with_default_share("head") == body
+    body = plan.with_defaults("body", "shared")
+    assert body == leaf_plan(shapes(Normed()), share="body", batch_norm="shared")
+    assert body.with_defaults("head", "local") == body
     for rule, words in (("all", "all layers"), ("none", "no layer"), ("body", "the body")):
         assert describe_rule(plan.with_share(rule)) == words
     assert describe_rule(plan.with_share(lambda path: "first" in path)) == "first"

@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import fedjax_pfl as pfl
 from experiments.planning import targets
 from fedjax_pfl.aggregation import products
-from fedjax_pfl.engine import program
+from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.execution.mesh import AXIS, sharing
 from fedjax_pfl.execution.strategy import Execution
@@ -116,8 +116,8 @@ def test_a_round_has_no_other_product(name):
         pytest.skip("its network has batch normalization, which sums by a product")
     federation = toy_for(algorithm, model=Network(), dtype="float32")
     made = checked_program(algorithm, federation, 2)
-    states = jax.eval_shape(program._start, made.runs, made.federation, np.int32(2))
-    traced = program.advance.trace(*made._operands(states, 0, 0), **made._options)
+    states = jax.eval_shape(compiled.start, made.runs, made.federation, np.int32(2))
+    traced = compiled.advance.trace(*made._operands(states, 0, 0), **made._options)
     result = [one for one in equations(traced.jaxpr.jaxpr) if one.primitive.name == "dot_general"]
     for one in result:
         assert one.params["precision"] == (products.EXACT,) * 2, str(one.source_info.traceback)

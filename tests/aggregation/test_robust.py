@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation import robust, similarity
-from fedjax_pfl.aggregation.aggregators import AFTER_MEANS, AGGREGATORS, Senders
+from fedjax_pfl.aggregation.aggregators import Senders
+from fedjax_pfl.aggregation.robust_rules import AFTER_MEANS, AGGREGATORS
 from tests.references import robust as reference
 
 PUBLISHED = np.array([[1.0, 2, 3], [4, 5, 6], [7, 8, 9]])  # byzfl's worked example

@@ -34,7 +34,7 @@ def far(stack, changed=False):
         assert (numbers, [s.shape for s in shapes]) == ((3,), [(len(rows), 3, 2)])
         return [stored[rows]]
 
-    there = trees.Fetched(leaf[ROWS], ROWS, COUNT, reader, 3)
+    there = trees.PartialLeaf(leaf[ROWS], ROWS, COUNT, reader, 3)
     there = there.next(leaf[ROWS]) if changed else there
     return {"params": {"a": there, "b": stack["params"]["b"]}}
 
@@ -86,6 +86,6 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
 
 
 def test_without_a_reader_nothing_is_computed():
-    leaf = trees.Fetched(jnp.ones((2, 3)), ROWS, COUNT)
-    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="Fetched"):
+    leaf = trees.PartialLeaf(jnp.ones((2, 3)), ROWS, COUNT)
+    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="PartialLeaf"):
         similarity.cosines([jnp.ones((2, 3))], [leaf])

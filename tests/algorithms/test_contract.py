@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from tests import references
 from tests.algorithms.harness import marked
 

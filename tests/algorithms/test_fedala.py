@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import (

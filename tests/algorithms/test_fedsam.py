@@ -8,7 +8,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import trees
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from fedjax_pfl.uploads.accounting import released
+from fedjax_pfl.uploads.accounting import training_releases
 from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
 from tests.engine.finals import final_in
 from tests.models.test_normalization import NormNet
@@ -128,7 +128,7 @@ def test_both_gradients_of_a_batch_are_accounted():
     """Two releases on one minibatch count as one with less noise."""
     federation = toy_federation(validation_size=0, dp="sample", dp_clip=0.5, dp_noise=1.0)
     (ours,), (plain,) = (
-        released(releases(one, federation), 1.0, 3, 8)
+        training_releases(releases(one, federation), 1.0, 3, 8)
         for one in (algorithm(), pfl.make_algorithm("fedavg"))
     )
     assert (ours.count, plain.count) == (4, 8)

@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.waffle import joint_record
 from fedjax_pfl.core.context import Record
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import Case, assert_losses, stack
 from tests.references import waffle

@@ -8,7 +8,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.algorithm_registry import ALGORITHMS
-from fedjax_pfl.engine.program import Program, advance
+from fedjax_pfl.engine.compiled import advance
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import toys
 from fedjax_pfl.testing.suite import check_algorithm
@@ -28,7 +29,7 @@ def smaller_programs(monkeypatch):
     def toy_for(*args, **options):
         return toys.toy_for(*args, **options, validation_size=0)
 
-    monkeypatch.setattr("fedjax_pfl.testing.suite.toy_for", toy_for)
+    monkeypatch.setattr("fedjax_pfl.testing.checks.toy_for", toy_for)
 
 
 @pfl.core.struct
@@ -170,7 +171,7 @@ def registered(cls, name="mine"):
 def test_mistakes_of_an_algorithm(cls, said):
     algorithm = registered(cls)()
     with pytest.raises(TypeError, match=said):
-        for name in ("partial_participation", "models_of_some"):
+        for name in ("partial_participation", "models_of_some_clients"):
             check_algorithm(algorithm, only=name)
 
 
@@ -178,7 +179,7 @@ def test_mistakes_of_an_algorithm(cls, said):
 @pytest.mark.parametrize("cls", [Right, WeaklyTyped])
 def test_nothing_is_said_of_a_right_one(cls):
     algorithm = registered(cls)()
-    for name in ("partial_participation", "models_of_some"):
+    for name in ("partial_participation", "models_of_some_clients"):
         check_algorithm(algorithm, only=name)
 
 

@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.harness import TwoLayers, dense
 from tests.algorithms.norms import ConvNorm, everyones

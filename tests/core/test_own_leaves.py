@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.testing import check_algorithm
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
 

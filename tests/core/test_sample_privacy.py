@@ -23,7 +23,7 @@ from fedjax_pfl.testing.toys import (
     toy_for,
 )
 from fedjax_pfl.training import private_gradient
-from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, released
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, training_releases
 
 PRIVATE = {"dp": "sample", "dp_clip": 0.5, "validation_size": 0}
 SINGLE = PRIVATE | {"dtype": "float32", "dp_delta": 1e-3, "local_epochs": 2}
@@ -306,12 +306,12 @@ def test_epsilon_is_that_of_the_recorded_steps():
 
 def test_several_gradients_of_a_batch_are_one_release_with_less_noise():
     plan = releases(make("pfedme", inner_steps=4), toy_federation(**PRIVATE))
-    assert released(plan, 2.0, 0, 6 * 4) == [Release(1.0, 6, 4 / 7)]
+    assert training_releases(plan, 2.0, 0, 6 * 4) == [Release(1.0, 6, 4 / 7)]
 
 
 def test_an_adaptation_of_the_algorithm_is_counted():
     plan = releases(make("fedavg_ft"), toy_federation(**PRIVATE))
-    assert released(plan, 2.0, 0, 6) == [Release(2.0, 6, 4 / 7), Release(2.0, 2, 4 / 7)]
+    assert training_releases(plan, 2.0, 0, 6) == [Release(2.0, 6, 4 / 7), Release(2.0, 2, 4 / 7)]
 
 
 def test_adaptation_has_minibatches_of_its_own():
@@ -319,7 +319,7 @@ def test_adaptation_has_minibatches_of_its_own():
     federation = toy_federation(**PRIVATE, batch_order="poisson", batch_size=4)
     algorithm = make("fedavg")
     plan = releases(algorithm, federation, pfl.Adaptation(steps=5, batch_size=2))
-    made = released(plan, 2.0, 3, 9)
+    made = training_releases(plan, 2.0, 3, 9)
     assert made == [Release(2.0, 9, 0.4, (10, 10)), Release(2.0, 5, 0.2, (10, 10))]
     assert federation.schedule.slots(100) == 4 + 12 and plan["adapted"][0][1] == 10
 

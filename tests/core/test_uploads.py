@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import check_algorithm
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
 from fedjax_pfl.uploads.stage import FreeRiders
 from fedjax_pfl.utils.structs import by_field

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from tests.docs.pages import ROOT
 
 

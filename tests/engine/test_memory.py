@@ -10,9 +10,10 @@ from jax import lax
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import similarity
+from fedjax_pfl.engine.compiled import advance
 from fedjax_pfl.engine.memory import Memory, available, nbytes, peak
 from fedjax_pfl.engine.memory_fit import fit_memory
-from fedjax_pfl.engine.program import Program, advance
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.state_sharding import placed
 from fedjax_pfl.execution.strategy import Execution
@@ -179,7 +180,7 @@ def test_no_estimate_is_no_end():
     federation = toy_federation(dtype="float32")
     program = Program(make_runs(algorithm, federation, (0,)), federation, rounds=4, capacity=2)
     with (
-        mock.patch("fedjax_pfl.engine.program.peak", side_effect=KeyError("num_consts")),
+        mock.patch("fedjax_pfl.engine.memory.peak", side_effect=KeyError("num_consts")),
         pytest.warns(UserWarning, match=r"can't be estimated .* \(KeyError: 'num_consts'\)"),
     ):
         assert fit_memory(program, 1) == (program, None)

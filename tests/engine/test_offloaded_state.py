@@ -10,6 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.engine import arguments, offloaded_needs, offloaded_state
 from fedjax_pfl.engine.checkpoints import Checkpoints
+from fedjax_pfl.engine.host_states import HostStates
 from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
@@ -39,7 +40,7 @@ def run(name, where, federated=None, settings=None, **options):
 
 
 def whole(states):
-    return states.to_host() if isinstance(states, offloaded_state.HostStates) else states
+    return states.to_host() if isinstance(states, HostStates) else states
 
 
 def assert_same(a, b, tolerance=0):
@@ -148,7 +149,7 @@ PLACES = [  # of the first round, the next two and the last two
 @pytest.mark.parametrize("places", PLACES)
 def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
-    assert not isinstance(expected.final.states, offloaded_state.HostStates)
+    assert not isinstance(expected.final.states, HostStates)
     for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
         stop = test_resume.stops_after(2 if rounds > 1 else 1)
@@ -156,7 +157,7 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
         assert result.rounds == rounds
-        assert isinstance(result.final.states, offloaded_state.HostStates) == (where == "host")
+        assert isinstance(result.final.states, HostStates) == (where == "host")
         if where == "host":
             assert 0 < result.final.states.store.written.sum() < 2 * result.num_clients
     assert not result.stopped
@@ -193,7 +194,7 @@ def test_a_program_that_reads_others_rows_is_known():
 
 
 def test_processes_do_not_read_others_rows(monkeypatch):
-    monkeypatch.setattr(offloaded_needs, "several", lambda: True)
+    monkeypatch.setattr(offloaded_needs, "is_distributed", lambda: True)
     with pytest.raises(pfl.InputError, match="fedamp needs models"):
         arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
@@ -268,8 +269,8 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
 )
 def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
     rows = jnp.array([1, 2])
-    leaf = trees.Fetched(jnp.ones((2, 3)), rows, 5)
-    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="Fetched"):
+    leaf = trees.PartialLeaf(jnp.ones((2, 3)), rows, 5)
+    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="PartialLeaf"):
         use(leaf)
     np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
     assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.program import Program, advance
+from fedjax_pfl.engine.compiled import advance
+from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.mesh import AXIS, mesh_of, place, rows_of
 from fedjax_pfl.testing.toys import assert_close, count_compilations, toy_federation, toy_for

@@ -8,6 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import state_store
+from fedjax_pfl.engine.state_records import FileRecords
 from fedjax_pfl.engine.state_store import HostStore
 
 
@@ -37,7 +38,7 @@ def test_a_store_has_its_own_clients_rows_and_zeros_for_others(tmp_path):
         store = HostStore(first, 4, 9, tmp_path, limit, own)
         store.write(np.array([[3, 1]]), [np.array([[[3.0, 3], [1, 1]]])])
         assert store.written.any(axis=0).tolist() == [False, True, False, True]  # all know it
-        assert isinstance(store.records, state_store._File) == (limit == 0)
+        assert isinstance(store.records, FileRecords) == (limit == 0)
         (rows,) = store.read(np.array([[0, 1, 2, 3]]))
         assert rows[0, :, 0].tolist() == [5, 1, 0, 0]
 

@@ -48,7 +48,7 @@ def test_a_process_keeps_its_own_clients_samples(monkeypatch):
     data, rows, given = made.data, np.array([4, 0, 3]), []
     monkeypatch.setattr(host_rows, "count", lambda: 2)
     for module in (process_local_data, data_sharding):
-        monkeypatch.setattr(module, "several", lambda: True)
+        monkeypatch.setattr(module, "is_distributed", lambda: True)
     for number in range(2):
         monkeypatch.setattr(host_rows, "index", lambda number=number: number)
         held = distribute(made).data
@@ -67,7 +67,7 @@ def test_samples_on_devices_come_back_to_the_host(monkeypatch):
     made = toy_federation(dtype="float32", client_state="host", devices=2, validation_size=1)
     parts = on_mesh(made, mesh_of(2)).data
     assert parts.shards == 2
-    monkeypatch.setattr(process_local_data, "several", lambda: True)
+    monkeypatch.setattr(process_local_data, "is_distributed", lambda: True)
     held = process_local_data.process_local(parts)
     assert held.own.all() and held.shards == held.train.shards == 1
     assert isinstance(held.samples, np.ndarray)

@@ -11,7 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.local import Local
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
@@ -87,7 +87,7 @@ def test_both_at_once_are_refused():
 )
 def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_for",
+        "fedjax_pfl.testing.checks.toy_for",
         lambda *args, **options: toy_for(*args, **options, extra_loss=WDR, validation_size=0),
     )
     CHECKS[check](pfl.make_algorithm("feddwa"))

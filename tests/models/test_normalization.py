@@ -274,8 +274,8 @@ def test_policies_name_their_leaves():
 def test_an_algorithm_has_a_policy_and_the_user_the_last_word():
     plan = federation_of(None).plan
     assert plan.shared == federation_of("affine_shared").plan.shared
-    assert plan.with_default_norm("local") == federation_of("local").plan
-    assert federation_of("shared").plan.with_default_norm("local").batch_norm == "shared"
+    assert plan.with_defaults("all", "local") == federation_of("local").plan.with_share("all")
+    assert federation_of("shared").plan.with_defaults("all", "local").batch_norm == "shared"
 
 
 def test_traffic_of_the_policies():

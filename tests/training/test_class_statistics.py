@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.core.forward_counter import ForwardCounter
+from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.testing.toys import TRAIN_SIZES, TanhNetwork, toy_federation
 from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import trees
@@ -54,12 +54,12 @@ def test_sums_of_every_members_own_model(second):
 
     @jax.jit
     def run(federation):
-        ctx = replace(context(federation), tally=ForwardCounter())
+        ctx = replace(context(federation), observer=RoundObserver())
         models = ctx.replicate(ctx.initial_model())
         scale = 1 + jnp.arange(5.0)
         models = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, scale), models)
         cohort = ctx.cohort.at_work(jnp.asarray(MEMBERS))
-        return models, *ctx.class_sums(models, cohort, second), ctx.tally.samples
+        return models, *ctx.class_sums(models, cohort, second), ctx.observer.forward_samples
 
     models, sums, cohort, passes = jax.device_get(run(federation))
     np.testing.assert_array_equal(cohort.mask, MEMBERS)
@@ -108,13 +108,13 @@ def test_features_of_every_members_own_model_and_of_one():
 
     @jax.jit
     def run(federation):
-        ctx = replace(context(federation), tally=ForwardCounter())
+        ctx = replace(context(federation), observer=RoundObserver())
         models = ctx.replicate(ctx.initial_model())
         scale = 1 + jnp.arange(5.0)
         models = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, scale), models)
         cohort = ctx.cohort.at_work(jnp.asarray(MEMBERS))
         own, after = ctx.sample_features(models, cohort)
-        passes = ctx.tally.samples
+        passes = ctx.observer.forward_samples
         model = ctx.initial_model()
         one, _ = ctx.sample_features(pfl.Broadcast(model), ctx.everyone(jnp.array([3, 0])))
         sums, _ = ctx.sample_features(models, cohort, then=lambda seen: jnp.sum(seen.features, 0))

@@ -14,7 +14,7 @@ from fedjax_pfl import InputError, mixing
 from fedjax_pfl.engine.fingerprint import fingerprint
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing.suite import CHECKS
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.utils.structs import per_client, per_server, static, struct
 from tests.algorithms.harness import Case, assert_models
@@ -81,7 +81,7 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
 )
 def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
     monkeypatch.setattr(
-        "fedjax_pfl.testing.suite.toy_for",
+        "fedjax_pfl.testing.checks.toy_for",
         lambda _, *sizes, **options: toy_federation(
             *sizes, **options, optimizer=optax.adam, client_execution="vmap", validation_size=0
         ),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.federation.run_numbers import with_numbers
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from fedjax_pfl.training.local_step import LocalStep
@@ -43,7 +44,7 @@ def setup():
 
         @jax.jit
         def gradients(x, y, valid, clip, noise, key):
-            private = federation.with_numbers({"dp_clip": clip, "dp_noise": noise})
+            private = with_numbers(federation, {"dp_clip": clip, "dp_noise": noise})
             batch = pfl.training.Batch(x, y, valid)
 
             def client():
@@ -146,7 +147,7 @@ def test_fixed_layers_have_no_part(setup):
 
     @jax.jit
     def gradient(noise):
-        private = federation.with_numbers({"dp_noise": noise})
+        private = with_numbers(federation, {"dp_noise": noise})
         step = LocalStep(private, 0.1, trainable=trainable)
         return step.loss_and_gradient(
             {"params": params}, batch, jax.random.key(0), None, client

@@ -32,7 +32,7 @@ def test_a_step_is_that_with_whole_gradients(net, options, monkeypatch):
         model = one.initial_model(jax.random.key(7))
         before = model["params"]["embedding"]["table"]
         models = trained(one)
-        monkeypatch.setattr(LocalStep, "_plain", property(lambda step: False))
+        monkeypatch.setattr(LocalStep, "_is_plain_sgd", property(lambda step: False))
         assert_close(models, trained(one), "models")
     table = np.asarray(models["params"]["embedding"]["table"])
     moved = (table != np.asarray(before)).any(-1)
@@ -52,7 +52,7 @@ def test_only_plain_sgd_on_large_tables_is_sparse():
     net = FastText(3, 40, 4)
 
     def plain(**options):
-        return LocalStep(federation(net, dtype="float32", **options), 0.1)._plain
+        return LocalStep(federation(net, dtype="float32", **options), 0.1)._is_plain_sgd
 
     assert plain()
     for options in ({"momentum": 0.5}, {"weight_decay": 0.1}, {"clip_norm": 1.0},

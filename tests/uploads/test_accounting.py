@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, released
+from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, training_releases
 from fedjax_pfl.utils.errors import InputError
 
 pytest.importorskip("dp_accounting")
@@ -57,7 +57,7 @@ def test_epsilon_falls_in_noise_and_grows_in_steps():
 
 def test_a_part_of_a_minibatch_counts_as_one():
     plan = {"rates": [0.5], "sizes": [8], "per_batch": 2, "most": None, "adapted": []}
-    assert released(plan, 2.0, 0, 5) == [Release(2.0 * (1 / math.sqrt(2)), 3, 0.5)]
+    assert training_releases(plan, 2.0, 0, 5) == [Release(2.0 * (1 / math.sqrt(2)), 3, 0.5)]
 
 
 @pytest.mark.parametrize(("accountant", "wanted"), [("pld", 1.6739), ("rdp", 1.8574)])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.uploads import attacks
+from fedjax_pfl.utils import keys
 from tests.references import attacks as reference
 
 HONEST = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
@@ -91,7 +92,7 @@ def test_mimic_copies_the_client_of_its_warm_up_rounds(warmup):
     attack, ids = attacks.Mimic(warmup=warmup), np.array([12, 5, 7, 20, 1, 9, 4, 2])
     watch, key = jax.jit(attack.remembering), jax.random.key(1)
     memory = attack.first_memory([jnp.zeros(6)])
-    start = np.asarray(attacks.normal_rows(key, [jnp.zeros((8, 6))])[0][0])
+    start = np.asarray(keys.normal_like(key, [jnp.zeros((8, 6))])[0][0])
     theirs, copied = reference.Mimic(warmup, start), []
     for t in range(6):
         x = np.random.default_rng(t).normal(size=(8, 6))

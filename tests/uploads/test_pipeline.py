@@ -13,7 +13,7 @@ from fedjax_pfl.uploads.clipping import split_noise
 from fedjax_pfl.uploads.compression import Qsgd, TopK
 from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.uploads.stage import Memory, UploadInfo
+from fedjax_pfl.uploads.stage import StageMemory, UploadInfo
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 
@@ -43,14 +43,15 @@ def flat(tree):
 
 
 def sending(key=0, what="model", ids=IDS, mask=MASK, **options):
-    options = {"expected": 4} | options
-    return UploadInfo(jnp.asarray(ids), jnp.asarray(mask), what, jax.random.key(key), **options)
+    options = {"expected": 4, "weighted": jnp.asarray(mask)} | options
+    key = jax.random.key(key)
+    return UploadInfo(jnp.asarray(ids), jnp.asarray(mask), what=what, key=key, **options)
 
 
 def received(stage, *args, memory=None, key=0, **options):
     """(the received updates [M, d], the memory after them)."""
     sent, held, _ = args or stacks()
-    got, after = stage(sent, held, sending(key, **options), memory or Memory())
+    got, after = stage(sent, held, sending(key, **options), memory or StageMemory())
     return flat(jax.tree.map(jnp.subtract, got, held)), after
 
 
@@ -93,18 +94,18 @@ def test_noise_has_its_deviation_and_is_independent(placement, share):
 
 
 def test_shared_noise_is_that_of_the_members_that_count():
-    counted = jnp.asarray([True, True, False, False, False])
+    weighted = jnp.asarray([True, True, False, False, False])
     stage = private(2.0, 1.5, placement="distributed")
-    plain, few = (received(stage, **more)[0] for more in ({}, {"counted": counted}))
+    plain, few = (received(stage, **more)[0] for more in ({}, {"weighted": weighted}))
     limited = clipped(stacks()[2], 2.0)
     np.testing.assert_allclose((few - limited)[:2], (plain - limited)[:2] * 2**0.5, rtol=1e-9)
 
 
 def flat_of(stage, key):
     sent, held, _ = stacks()
-    got, _ = stage(
-        sent, held, UploadInfo(jnp.asarray(IDS), jnp.asarray(MASK), "model", key), Memory()
-    )
+    mask = jnp.asarray(MASK)
+    info = UploadInfo(jnp.asarray(IDS), mask, mask, "model", key)
+    got, _ = stage(sent, held, info, StageMemory())
     return flat(jax.tree.map(jnp.subtract, got, held))
 
 
@@ -125,7 +126,7 @@ def test_the_adaptive_bound_follows_the_papers_rule():
     within = np.mean(norms <= 4.0)
     assert 0 < within < 1
     np.testing.assert_allclose(after.bound, 4.0 * np.exp(-0.2 * (within - 0.5)), rtol=1e-6)
-    got, _ = received(stage, memory=Memory(bound=jnp.asarray(1.25)))
+    got, _ = received(stage, memory=StageMemory(bound=jnp.asarray(1.25)))
     np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
 
 
@@ -186,7 +187,7 @@ def test_ef21_sends_changes_of_its_estimate():
     stage = Uploads(compressor=TopK(1.0), feedback="ef21")
     _, held, updates = stacks()
     estimate = jax.tree.map(lambda leaf: leaf + 1.0, held)
-    got, after = received(stage, memory=Memory(errors=estimate))
+    got, after = received(stage, memory=StageMemory(errors=estimate))
     np.testing.assert_allclose(got, updates, atol=1e-12)
     np.testing.assert_allclose(flat(after.errors)[:4], updates[:4], atol=1e-12)
     np.testing.assert_array_equal(flat(after.errors)[4], flat(estimate)[4])  # absent
@@ -240,7 +241,7 @@ def test_whole_numbers_are_refused_under_privacy():
     sent, held, _ = stacks()
     counts = {"n": jnp.ones((M,), jnp.int32)}
     with pytest.raises(InputError, match="whole numbers, such as counts"):
-        private()({**sent, **counts}, {**held, **counts}, sending(what="class_sums"), Memory())
+        private()({**sent, **counts}, {**held, **counts}, sending(what="class_sums"), StageMemory())
 
 
 def test_bytes_of_blocks():

@@ -11,7 +11,7 @@ from experiments.figures.pivots import Pivot
 from experiments.figures.run_table import best_in_bold, run_columns
 from experiments.outputs import comparison_table
 from experiments.sweeps.sweep_files import Outcome, best, chosen_flags, table
-from fedjax_pfl.results.summary import check_pools, one_number
+from fedjax_pfl.results.headlines import check_pools, one_number
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 

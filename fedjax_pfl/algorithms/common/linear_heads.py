@@ -8,7 +8,6 @@ from fedjax_pfl import core
 def has_linear_head(federation: core.Federation) -> bool:
     """Return whether the head has only a kernel [features, classes] and a bias [classes]."""
     count, width = federation.data.num_classes, federation.num_features
-    shapes = jax.eval_shape(lambda: federation.initial_model(jax.random.key(0)))
-    leaves = zip(federation.plan.paths, jax.tree.leaves(shapes), strict=True)
+    leaves = zip(federation.plan.paths, jax.tree.leaves(federation.model_shapes), strict=True)
     head = {path: leaf.shape for path, leaf in leaves if path.startswith("params/head/")}
     return head == {"params/head/kernel": (width, count), "params/head/bias": (count,)}

@@ -1,4 +1,4 @@
-"""Counts of forward passes, local steps and non-finite values while a round is traced."""
+"""What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
 import jax
 import jax.numpy as jnp
@@ -9,33 +9,32 @@ from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
 
-class ForwardCounter:
-    """Per-client counts of one round, collected while it is traced.
+class RoundObserver:
+    """Counts and names of one round, collected while it is traced.
 
     Attributes:
-      samples: int32 [N], forward passes of one sample; None if there were none.
+      forward_samples: int32 [N], forward passes of one sample; None if there were none.
       nonfinite: bool [N], clients whose new values `Cohort.scatter` refused because they were not
         finite; None if nothing was scattered.
       steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None. Steps
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
-      made: how many local trainings and steps were made so far.
       weights: [M], coefficients that a robust rule gave to the uploads, or None.
     """
 
     def __init__(self):
-        self.samples: jax.Array | None = None
+        self.forward_samples: jax.Array | None = None
         self.nonfinite: PerClient | None = None
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
         self.weights: jax.Array | None = None
-        self.made = 0
+        self._trainings = 0
         self._trace = trace_state()
 
-    def add(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
-        """Add `samples` [M] of the clients `rows` [M].
+    def count_forward(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
+        """Add forward passes of `samples` [M] single samples of the clients `rows` [M].
 
         Raises:
           TypeError: called within a branch or a loop, whose number of executions is unknown.
@@ -47,10 +46,10 @@ class ForwardCounter:
                 "the clients that score in this round."
             )
         none = jnp.zeros((num_clients,), jnp.int32)
-        before = none if self.samples is None else self.samples
-        self.samples = before.at[rows].add(samples)
+        before = none if self.forward_samples is None else self.forward_samples
+        self.forward_samples = before.at[rows].add(samples)
 
-    def refused(self, cohort: Cohort, rows: Mask) -> None:
+    def record_nonfinite(self, cohort: Cohort, rows: Mask) -> None:
         """Record that the new values of the members `rows` [M] were not finite.
 
         Nothing is recorded within an algorithm's own loop or branch.
@@ -59,8 +58,8 @@ class ForwardCounter:
             named = cohort.spread(rows, False)
             self.nonfinite = named if self.nonfinite is None else self.nonfinite | named
 
-    def took(self, before: Cohort, after: Cohort) -> None:
-        """Add the difference of the steps of two states of a cohort.
+    def count_steps(self, before: Cohort, after: Cohort) -> None:
+        """Add the local steps between two states of a cohort.
 
         Nothing is added within an algorithm's own loop or branch.
         """
@@ -68,12 +67,12 @@ class ForwardCounter:
             taken = after.spread(after.steps - before.steps, 0)
             self.steps = taken if self.steps is None else self.steps + taken
 
-    def number(self) -> int:
+    def next_number(self) -> int:
         """Return the number of the next local training or step, by which its noise differs."""
-        self.made += 1
-        return self.made - 1
+        self._trainings += 1
+        return self._trainings - 1
 
-    def trains(self, purpose: str, schedule: Schedule) -> None:
+    def record_training(self, purpose: str, schedule: Schedule) -> None:
         """Record the purpose and the schedule of a call of `Context.train`."""
         self.schedules.add(schedule)
         if trace_state() == self._trace:

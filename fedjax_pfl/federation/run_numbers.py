@@ -1,0 +1,44 @@
+"""Numbers of a federation in which the runs of one program may differ."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from functools import reduce
+from typing import Any
+
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.local_training import RATES
+
+# Parts of a federation with such numbers, and what precedes their names in settings.
+PARTS = {
+    ("sample_privacy",): "dp_",
+    ("uploads", "privacy"): "dp_",
+    ("uploads", "attack"): "attack_",
+    ("aggregator",): "aggregator_",
+}
+
+
+def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
+    """Return the path of each of the numbers by its name in settings."""
+    paths = {name: ("training", name) for name in RATES}
+    for path, prefix in PARTS.items():
+        part = reduce(lambda one, name: getattr(one, name, None), path, federation)
+        for one in fields(part) if is_dataclass(part) else ():
+            value = getattr(part, one.name)
+            if not one.metadata.get("static") and (value is None or hasattr(value, "dtype")):
+                paths[prefix + one.name] = (*path, one.name)
+    return paths
+
+
+def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federation:
+    """Return the federation with those of the values that it has; they may be traced."""
+    paths = number_paths(federation)
+    known = ((paths[name], value) for name, value in values.items() if name in paths)
+    return reduce(lambda one, pair: _replaced(one, *pair), known, federation)
+
+
+def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
+    """Return a tree of dataclasses with another value at a path."""
+    name, *rest = path
+    return replace(
+        node, **{name: _replaced(getattr(node, name), tuple(rest), value) if rest else value}
+    )

@@ -1,0 +1,123 @@
+"""The summary of a result: numbers of one setting, and one line of text."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedjax_pfl.results import drift, privacy
+from fedjax_pfl.results.notes import (
+    aggregation_remarks,
+    named,
+    names_of,
+    never_took_part,
+    nonfinite_remarks,
+    row_remarks,
+    scored_clients,
+    without_steps,
+)
+
+if TYPE_CHECKING:
+    from fedjax_pfl.results.result import Result
+
+
+def one_line(result: "Result") -> str:
+    """Return the size of a result, its headline and remarks as one line of text."""
+    text = (
+        f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds, "
+        f"{len(result.seeds)} seed(s), {result.num_settings} setting(s)"
+    )
+    if not len(result.eval_rounds):
+        return f"Result({text}; none was scored yet)"
+    if not result.is_scored:
+        return f"Result({text}; no test samples)"
+    final, worst = result.curve()[:, :, -1].mean(), result.worst_decile().mean()
+    who = {client for h in range(result.num_settings) for client in scored_clients(result, h)}
+    over = "" if len(who) == result.num_clients else f" over {named(sorted(who), names_of(result))}"
+    what = f"final mean {result.measure().label} {final:.4f}{over}, worst tenth {worst:.4f}"
+    remarks = [
+        one
+        for h in range(result.num_settings)
+        for one in (
+            *aggregation_remarks(result, h),
+            *nonfinite_remarks(result, h),
+            *privacy.remarks(result, h),
+        )
+    ]
+    return f"Result({'; '.join([text, what, *dict.fromkeys(remarks)])})"
+
+
+def summary(result: "Result", setting: int) -> dict[str, Any]:
+    """Return the numbers of one setting; see `Result.summary`."""
+    result.require_scores()
+    curve = result.curve()[:, setting]
+    # An adaptation may come only after the last round.
+    scored = np.asarray(~np.isnan(curve).all(axis=0))
+    curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
+    pooled = result.pooled()[:, setting, -1]
+    clients = scored_clients(result, setting)
+    with np.errstate(invalid="ignore"):  # infinite errors have no spread
+        spread = float(curve[:, -1].std(ddof=1)) if len(result.seeds) > 1 else None  # unknown
+        last = result.values()[:, setting, -1]
+        among = np.nanstd(last, axis=-1).mean() if not np.isnan(last).all() else np.nan
+    measure = result.measure()
+    end = f"/{measure.name}"
+    return {
+        "algorithm": result.algorithm,
+        "num_clients": result.num_clients,
+        "rounds": result.rounds,
+        "seeds": list(result.seeds),
+        "training": result.training
+        | {k: float(v[setting]) for k, v in result.settings.items() if k in result.training},
+        measure.name: {
+            "final_mean": float(curve[:, -1].mean()),
+            "final_std_over_seeds": spread,
+            "final_std_over_clients": float(among) if len(clients) > 1 else None,
+            "final_pooled": float(pooled.mean()) if measure.pools else None,
+            "best_mean": float(measure.best(curve).mean()),
+            "last_tenth_mean": float(curve[:, -max(1, curve.shape[1] // 10) :].mean()),
+            "worst_decile": float(result.worst_decile()[:, setting].mean()),
+        },
+        f"final_{measure.name}_by_model": {
+            name.removesuffix(end): _mean_of_known(values[:, setting, -1])
+            for name, values in result.scores.items()
+            if name.endswith(end)
+        },
+        "measures": [one._asdict() for one in result.measures],
+        **({"metrics": _metrics(result, setting)} if result.measures[1:] else {}),
+        **drift.summary(result, setting),
+        **({"privacy": privacy.guarantee(result, setting)._asdict()} if result.privacy else {}),
+        **({"client_names": list(result.client_names)} if result.client_names else {}),
+        "scored_clients": clients,
+        "never_took_part": never_took_part(result, setting),
+        "clients_without_steps": without_steps(result, setting),
+        "remarks": row_remarks(result, setting),
+        "diverged_clients": sorted({n for _, h, _, n in result.diverged() if h == setting}),
+        "nonfinite_clients": sorted({n for _, h, _, n in result.nonfinite() if h == setting}),
+        "traffic_mb_per_client_round": result.traffic_mb_per_client_round(setting),
+        "computation": result.computation(setting),
+        "seconds_per_round": result.seconds_per_round,
+        "compile_seconds": result.compile_seconds,
+        "padding_efficiency": result.padding_efficiency,
+        "client_execution": result.execution,
+        "model_parameters": result.num_parameters,
+    }
+
+
+def _metrics(result: "Result", setting: int) -> dict[str, Any]:
+    """Return the other measures of the personalized model, on test samples."""
+    numbers = {}
+    for one in result.measures[1:]:
+        curve = result.curve(metric=one.name)[:, setting]
+        curve = curve[:, ~np.isnan(curve).all(axis=0)]
+        if not curve.size:  # defined for no client
+            numbers[one.name] = {"final_mean": None, "best_mean": None}
+            continue
+        best = one.toward(np.nanmax(one.toward(curve), axis=-1))
+        known = {"final_mean": np.nanmean(curve[:, -1]), "best_mean": np.nanmean(best)}
+        numbers[one.name] = {name: float(value) for name, value in known.items()}
+    return numbers
+
+
+def _mean_of_known(values: np.ndarray) -> float:
+    """Return the mean without NaN; NaN if all are."""
+    return float(np.nanmean(values)) if not np.isnan(values).all() else float("nan")

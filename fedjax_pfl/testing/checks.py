@@ -1,0 +1,290 @@
+"""The shared checks of algorithms.
+
+Each check runs a few rounds of a tiny federation in double precision. Its clients have different
+numbers of samples: one has a single sample, one no test samples. Compilation dominates the time of
+checks, so most of them share the program of `_partial`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.engine.final_models import Final
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.engine.simulate import simulate
+from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.testing.assertions import assert_finite_and_stochastic
+from fedjax_pfl.testing.reads import check_reads
+from fedjax_pfl.testing.steps import check_steps
+from fedjax_pfl.testing.toys import (
+    CAPACITY,
+    ROUNDS,
+    SEEDS,
+    TRAIN_SIZES,
+    assert_close,
+    count_compilations,
+    first_run,
+    in_double_precision,
+    run_rounds,
+    states_of,
+    toy_for,
+)
+from fedjax_pfl.utils.structs import Broadcast, by_field, client_axes, permute_clients
+from fedjax_pfl.utils.typing import Tree
+
+CHECKS: dict[str, Callable[[Algorithm], None]] = {}
+
+
+def _partial(algorithm: Algorithm, **options) -> Federation:
+    """Return a federation of five clients, of which three take part in a round."""
+    return toy_for(algorithm, participation=0.6, local_epochs=2, **options)
+
+
+def check(fn: Callable[[Algorithm], None]) -> Callable[[Algorithm], None]:
+    """Add `fn(algorithm)`, in double precision; it raises `AssertionError` with a message."""
+    CHECKS[fn.__name__] = in_double_precision(fn)
+    return fn
+
+
+@check
+def partial_participation(algorithm: Algorithm) -> None:
+    """Check absent clients' rows, row-stochastic matrices, self-weights and finite states."""
+    states, records = run_rounds(algorithm, _partial(algorithm))
+    axes = client_axes(states[0])
+    moved = set()
+    for t, record in enumerate(records):
+        present = record["clients"]["participated"]
+        for field in fields(states[0]):
+            if axes[field.name] != 1 or not algorithm.absent_kept:
+                continue
+            before, after = getattr(states[t], field.name), getattr(states[t + 1], field.name)
+            for old, new in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+                np.testing.assert_array_equal(
+                    new[~present],
+                    old[~present],
+                    err_msg=f"{field.name} of absent clients in round {t + 1}",
+                )
+        moved |= set(np.flatnonzero(present).tolist())
+        steps = record["clients"]["local_steps"]
+        idle = not steps[~present].any() or not algorithm.absent_idle
+        assert idle, f"local steps of absent clients in round {t + 1}: {steps}"
+        assert_finite_and_stochastic(algorithm, states[t + 1], record)
+    assert moved, "no client took part in any round"
+
+
+@check
+def reproducibility(algorithm: Algorithm) -> None:
+    """Check that equal seeds give equal bits for any chunk of rounds, and other seeds differ."""
+    federation = algorithm.prepare(toy_for(algorithm))
+    states = states_of(algorithm, federation)
+    again = states_of(algorithm, federation, capacity=3)
+    assert_close(again[-1], states[-1], "another capacity", 0)
+    runs = make_runs(algorithm, federation, SEEDS)
+    program = Program(runs, federation, ROUNDS, capacity=CAPACITY, scored=())
+    last, _, _ = program.advance(program.start(), 0, ROUNDS)
+    assert_close(first_run(last), states[-1], "all rounds in one chunk", 0)
+    first, second = (jax.tree.map(lambda leaf, r=r: np.array(leaf)[r], last) for r in (0, 1))
+    same = [np.array_equal(a, b) for a, b in
+            zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)]  # fmt: skip
+    assert not all(same), "two seeds gave the same state"
+
+
+@check
+def executions(algorithm: Algorithm) -> None:
+    """Check that clients and seeds one by one, as vmap lanes, or on two devices agree."""
+    states, records = run_rounds(algorithm, _partial(algorithm))
+    ways: dict[str, dict[str, Any]] = {
+        "vmap": {"client_execution": "vmap", "seed_execution": "vmap"}
+    }
+    if len(jax.local_devices()) > 1:
+        ways["two devices"] = {"devices": 2}
+    for way, chosen in ways.items():
+        others, measured = run_rounds(algorithm, _partial(algorithm, **chosen))
+        assert_close(others[-1], states[-1], f"{way} against map")
+        for name, score in records[-1]["scores"].items():
+            assert_close(measured[-1]["scores"][name], score, f"{name}, {way} against map")
+
+
+@check
+def permutation(algorithm: Algorithm) -> None:
+    """Check that the order of clients does not matter, only their permanent ids."""
+    order = np.array([3, 0, 4, 1, 2])
+    states, records = run_rounds(algorithm, _partial(algorithm))
+    moved, measured = run_rounds(algorithm, _partial(algorithm, order=order))
+    assert_close(moved[-1], permute_clients(states[-1], order), "permuted clients")
+    name = "personalized/test/accuracy"
+    assert_close(measured[-1]["scores"][name], records[-1]["scores"][name][order], name)
+
+
+@check
+def divergence(algorithm: Algorithm) -> None:
+    """Check that a client whose training overflows is reported and affects no other."""
+    _diverging(algorithm, _partial)
+
+
+@check
+def divergence_with_all_clients(algorithm: Algorithm) -> None:
+    """Check divergence with full participation."""
+    _diverging(algorithm, toy_for)
+
+
+def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
+    bad = 1  # in every cohort of `_partial`
+    states, records = run_rounds(algorithm, make(algorithm, diverging=bad))
+    came = [bool(record["clients"]["participated"][bad]) for record in records]
+    lost = [np.flatnonzero(record["clients"]["diverged"]).tolist() for record in records]
+    assert any(lost), f"client {bad}'s training overflows, but it never diverged"
+    rounds = zip(states[1:], records, came, lost, strict=True)
+    for state, record, present, diverged in rounds:
+        assert_finite_and_stochastic(algorithm, state, record)
+        expected = ([bad],) if present else ([], [bad])[: 1 if algorithm.absent_idle else 2]
+        assert diverged in expected, f"diverged: {diverged}, not client {bad}"
+        weights = record["matrices"].get("mixing")  # no other client mixes the diverged model
+        if diverged and weights is not None:
+            others = np.arange(weights.shape[-2]) != bad if weights.shape[-2] > 1 else [True]
+            mixed = weights[..., others, bad].any()
+            message = (
+                f"client {bad} diverged and was mixed into other clients' models: give members "
+                "that are not in cohort.mask the weight 0, as mixing.by_size(ctx.sizes(), "
+                "cohort.mask) does"
+            )
+            assert not mixed, message
+    for name, axes in client_axes(states[0]).items():
+        if axes == 1 and algorithm.absent_kept:
+            pairs = (jax.tree.leaves(getattr(s, name)) for s in (states[0], states[-1]))
+            for old, new in zip(*pairs, strict=True):
+                if old.dtype != bool:  # a flag may remember that it diverged
+                    message = f"{name} of client {bad}"
+                    np.testing.assert_array_equal(new[bad], old[bad], err_msg=message)
+
+
+@check
+def recorded_steps(algorithm: Algorithm) -> None:
+    """Check that every step of `ctx.train` is recorded and its schedule in `schedules`."""
+    check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
+
+
+@check
+def declared_reads(algorithm: Algorithm) -> None:
+    """Check that `reads` declares exactly the state and samples that a round needs."""
+    check_reads(algorithm, _partial(algorithm))
+
+
+@check
+def others_data(algorithm: Algorithm) -> None:
+    """Check that samples of idle absent clients and of diverged ones do not affect others."""
+    if algorithm.absent_idle:
+        _, records = run_rounds(algorithm, _partial(algorithm), 1)
+        absent = np.flatnonzero(~records[0]["clients"]["participated"]).tolist()
+        _unchanged_by(algorithm, _partial, absent, "absent")
+    _unchanged_by(algorithm, _partial, [1], "diverged", diverging=1)
+    if algorithm.reads == "cohort":  # others weight the last uploads of absent clients by size too
+        _unchanged_by(algorithm, _partial, [1], "diverged", fewer=[1], diverging=1)
+
+
+def _unchanged_by(
+    algorithm: Algorithm,
+    make: Callable[..., Federation],
+    who: list[int],
+    what: str,
+    fewer: Sequence[int] = (),
+    **options,
+) -> None:
+    """Assert that other samples of the clients `who` do not change the others' state.
+
+    Clients in `fewer` have one sample less, too. Only the server's state is compared then: a client
+    may weight others by their sizes before they train.
+    """
+    before, after = (
+        run_rounds(algorithm, make(algorithm, **changes, **options), 1)[0][-1]
+        for changes in ({}, {"changed": who, "fewer": fewer})
+    )
+    others = np.setdiff1d(np.arange(len(TRAIN_SIZES)), who)
+
+    def of_others(value: Tree, axes: int) -> Tree:
+        if fewer and axes:
+            return ()
+        for axis in range(axes):
+            value = jax.tree.map(lambda x, axis=axis: x.take(others, axis=axis), value)
+        return value
+
+    message = f"the samples of {what} clients {who} changed the state of the server or of others"
+    assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
+
+
+@check
+def padding(algorithm: Algorithm) -> None:
+    """Check that padding rows of a client's last minibatch have no effect."""
+    made = (_partial(algorithm, padding=padding) for padding in (0, 2))
+    before, after = (states_of(algorithm, federation, 2)[-1] for federation in made)
+    assert_close(after, before, "padding rows of minibatches changed the state", 0)
+
+
+@check
+def uploads(algorithm: Algorithm) -> None:
+    """Check that information leaves clients only by `ctx.upload` and declared `also_sent`."""
+    if not algorithm.also_sent:
+        _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
+
+
+@check
+def models_of_some_clients(algorithm: Algorithm) -> None:
+    """Check that models of some clients are the same rows as in the models of all."""
+    federation = algorithm.prepare(_partial(algorithm))
+    runs = make_runs(algorithm, federation, SEEDS)
+    program = Program(runs, federation, ROUNDS, capacity=CAPACITY)
+    final = Final(program, program.advance(program.start(), 0, ROUNDS)[0])
+    everybody, rows = final.models(), [3, 0]
+    for name, some in final.models(rows).items():
+        every = everybody[name]
+        if not isinstance(every, Broadcast):
+            every = jax.tree.map(lambda leaf: leaf[:, np.array(rows)], every)
+        assert_close(some, every, f"{name} models of clients {rows}")
+
+
+@check
+def one_client(algorithm: Algorithm) -> None:
+    """Check that a federation of a single client runs, with rows that sum to one."""
+    states, records = run_rounds(algorithm, toy_for(algorithm, (6,), (3,)))
+    assert_finite_and_stochastic(algorithm, states[-1], records[-1])
+
+
+@check
+def stragglers(algorithm: Algorithm) -> None:
+    """Check that late clients, and clients too small for a step, do no harm."""
+    federation = toy_for(algorithm, stragglers={1: 1, 3: 2}, drop_last=True)
+    states, records = run_rounds(algorithm, federation)
+    assert_finite_and_stochastic(algorithm, states[-1], records[-1])
+    late = partial(toy_for, stragglers={1: 1, 3: 2}, drop_last=True)
+    _unchanged_by(algorithm, late, [1, 3], "late")
+
+
+@check
+def settings_in_one_program(algorithm: Algorithm) -> None:
+    """Check that two learning rates as lanes of one program equal the two single runs."""
+    federation, one = _partial(algorithm), _partial(algorithm, learning_rate=0.1)
+    rates = {"learning_rate": (0.3, 0.1)}
+    swept = simulate(algorithm, federation, 2, settings=rates, chunk=CAPACITY)
+    single = simulate(algorithm, one, 2, seeds=SEEDS, chunk=CAPACITY)
+    for name, scores in single.scores.items():
+        assert_close(swept.scores[name][0, 1], scores[0, 0], name)
+
+
+@check
+def no_recompilation(algorithm: Algorithm) -> None:
+    """Check that new seeds, rounds, rates and traced hyperparameters compile nothing again."""
+    federation = _partial(algorithm)
+    simulate(algorithm, federation, 2, seeds=SEEDS, chunk=CAPACITY)
+    values = {f.name: getattr(algorithm, f.name) for f in fields(algorithm) if not is_static(f)}
+    other = replace(algorithm, **{k: v * 1 for k, v in values.items()})
+    with count_compilations() as compiled:
+        federation = _partial(algorithm, learning_rate=0.2)
+        simulate(other, federation, 3, seeds=(5, 7), chunk=CAPACITY, chunk_seconds=0)
+    assert not compiled, f"compiled again: {compiled}"
