@@ -351,18 +351,22 @@ def repeated() -> frozenset[str]:
 
 def given_words(config: ExperimentConfig) -> list[str]:
     """Return the given flags as words, without flags that name places or code."""
-    words = []
-    for name, one in config.settings.items():
-        if not one.present or one.group not in GROUPS or name in OWN_PLACES:
-            continue
-        if name in repeated():
-            words += [f"--{name}={word}" for word in one.value]
-        elif isinstance(one.value, bool):
-            words.append(f"--{'' if one.value else 'no'}{name}")
-        elif one.value is not None:
-            value = ",".join(map(str, one.value)) if isinstance(one.value, list) else one.value
-            words.append(f"--{name}={value}")
-    return words
+    return [
+        word
+        for name, one in config.settings.items()
+        if one.present and one.group in GROUPS and name not in OWN_PLACES
+        for word in flag_words(name, one.value)
+    ]
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """Return the words that set a flag: several of a repeatable flag, none for None."""
+    if name in repeated():
+        return [f"--{name}={word}" for word in value]
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no'}{name}"]
+    text = ",".join(map(str, value)) if isinstance(value, list) else value
+    return [] if value is None else [f"--{name}={text}"]
 
 
 USAGE = f"""\
