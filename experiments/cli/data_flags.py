@@ -1,6 +1,7 @@
 """The data set and the partition that flags ask for."""
 
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,13 @@ def rule_flags(rule: str) -> dict[str, object]:
     }
 
 
-def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
+def load_dataset(args: ExperimentConfig, shared: bool = False) -> pfl.Dataset:
     """Return the data set of --dataset, --data_dir and --data_option.
 
     A reader of chosen columns also keeps the one that defines the clients.
+
+    Args:
+      shared: whether to keep it for the next call of the same flags.
     """
     columns = [word for word in args.partition_option if word.startswith("column=")]
     column = columns[-1].partition("=")[2] if columns else args.column
@@ -40,10 +44,19 @@ def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
         options.setdefault("id_columns", column)
-    dataset = pfl.load_dataset(args.dataset, args.data_dir, **options)
-    if args.public is None:
-        return dataset
-    return pfl.data.split_public(dataset, args.public, args.partition_seed)[1]
+    public = None if args.public is None else (args.public, args.partition_seed)
+    load = last_loaded if shared else _load
+    return load(args.dataset, args.data_dir, tuple(options.items()), public)
+
+
+def _load(
+    name: str, data_dir: str | None, options: Collection[tuple], public: tuple[str, int] | None
+) -> pfl.Dataset:
+    dataset = pfl.load_dataset(name, data_dir, **dict(options))
+    return dataset if public is None else pfl.data.split_public(dataset, *public)[1]
+
+
+last_loaded = lru_cache(maxsize=1)(_load)
 
 
 def num_clients(args: ExperimentConfig) -> int | None:

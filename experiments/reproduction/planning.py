@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -39,10 +38,7 @@ class Cell:
         Raises:
           InputError: invalid flags, or no data set.
         """
-        args = self.args()
-        return build.load_inputs(
-            args, _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        )
+        return build.load_inputs(self.args(), shared=True)
 
     def finished(self) -> bool:
         """Return whether the folder has all results of the run.
@@ -62,9 +58,8 @@ class Cell:
 
     def has_data(self) -> bool:
         """Return whether the data set exists."""
-        args = self.args()
         try:
-            _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+            data_flags.load_dataset(self.args(), shared=True)
         except pfl.InputError:
             return False
         return True
@@ -89,13 +84,6 @@ class Cell:
                 f"The row {self.line.title!r} is client {client}, and there are clients "
                 f"0..{count - 1}."
             )
-
-
-@lru_cache(maxsize=1)  # the rows of a column share theirs
-def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
-    words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
-    words += [] if data_dir is None else [f"--data_dir={data_dir}"]
-    return data_flags.load_dataset(flags.parse(["run", *words]))
 
 
 @dataclass(frozen=True)

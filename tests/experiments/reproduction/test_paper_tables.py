@@ -270,9 +270,9 @@ def blank(monkeypatch):
             return settings_table.stand_in(name, most)
 
         monkeypatch.setitem(DATASETS, name, Source("blank", load))
-    planning._loaded.cache_clear()
+    data_flags.last_loaded.cache_clear()
     yield
-    planning._loaded.cache_clear()
+    data_flags.last_loaded.cache_clear()
 
 
 # A column whose rows need validation samples, and one whose row needs batch-norm.

@@ -171,7 +171,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
     finally:
         DATASETS.clear()
         DATASETS.update(before)
-        planning._loaded.cache_clear()
+        data_flags.last_loaded.cache_clear()
 
 
 def test_markdown_as_html(tmp_path):
