@@ -21,10 +21,10 @@ import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_json, write_text
 from experiments.planning import plans, targets
+from experiments.reproduction.datasets import blank
 from fedjax_pfl.core.algorithm_registry import ALGORITHMS
 from fedjax_pfl.testing.toys import toy_for
 from tools.accelerator_tables import SMALL, Case, filled
-from tools.settings_table import stand_in
 
 TARGETS = ("v5e", "v5e:2x2", "h100")
 WITH_CNN = ("fedavg", "feddwa", "cwfedavg", "pfedla")
@@ -81,7 +81,7 @@ def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federa
 @cache
 def _images(name: str, count: int) -> tuple[pfl.Dataset, pfl.Partition]:
     """Return blank images in the data set's number; a program depends on no pixel."""
-    dataset = stand_in(name)
+    dataset = blank(name)
     partition = pfl.make_partition("iid", dataset, count, 0, train_samples=450, test_samples=100)
     return dataset, partition
 

@@ -11,7 +11,6 @@ from experiments.cli import data_flags, flags
 from experiments.outputs import html_page
 from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
-from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
@@ -144,9 +143,7 @@ def test_costs_at_full_scale():
 def settings_held(words):
     """Training samples of each client of a preset, as docs/settings.md counts them."""
     args = flags.parse(["run", *words])
-    return full_cost.train_sizes(
-        data_flags.make_partition(args, settings_table.stand_in(args.dataset))
-    )
+    return full_cost.train_sizes(data_flags.make_partition(args, datasets.blank(args.dataset)))
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
