@@ -15,7 +15,7 @@ from fedjax_pfl.results.notes import row_remarks
 from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
-from ..cli.flags import RULE_FLAG
+from ..cli.data_flags import RULE_FLAG
 from ..outputs.run_files import client_records
 
 # Flags of places and of the execution, which do not change the results.
