@@ -128,10 +128,8 @@ def test_printed_deviations_are_there(name):
 
 
 def test_the_default_folder():
-    table = reproduce_tables.load("feddwa/1")
-
     def name(*words):
-        return str(planning.default_folder(table, "small", flags.parse(["run", *words])))
+        return str(planning.output_folder("feddwa-1", "small", flags.parse(["run", *words])))
 
     assert name() == name("--data_dir=x") == "runs/reproduce-feddwa-1-small"
     assert name("--rounds=3").startswith("runs/reproduce-feddwa-1-small-")

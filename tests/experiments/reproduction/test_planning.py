@@ -1,5 +1,7 @@
 """What a table's runs are, and on which data: decided before any of them begins."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments import run
@@ -29,7 +31,7 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
         section, _ = planning.own(asked, column)
         assert section.other_data == elsewhere
         assert ("on digits instead of the paper's data set" in section.title) == elsewhere
-    section, _ = planning.plan(asked, cifar, ["local"])
+    section, _ = planning.plan(replace(asked, rows=("local",)), cifar)
     assert section.other_data and "on digits" in section.title
 
 

@@ -1,6 +1,7 @@
 """Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
         asked = reproduce.request_of(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
         column = asked.table.column[0]
         assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
-        section, todo = planning.plan(asked, column, ["fedavg"])
+        section, todo = planning.plan(replace(asked, rows=("fedavg",)), column)
         assert "blank samples" in section.title and not section.other_data
         (cell,) = todo
         assert "--dataset=blank/cifar100" in cell.words
