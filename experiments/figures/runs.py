@@ -158,16 +158,6 @@ class Run:
         """Records of the clients by round, their traffic and computation, [S, T, N]."""
         return client_records(self.result)
 
-    def record(self, name: str) -> np.ndarray:
-        """Return the record of a name, [S, T, N].
-
-        Raises:
-          InputError: there is none.
-        """
-        if name not in self.records:
-            raise InputError(f"{self.folder} has no record {name!r}.")
-        return self.records[name]
-
     def traffic(self, way: str) -> np.ndarray:
         """Return the bytes sent ("up") or received ("down") by each client, [S, T, N]."""
         return self.records[f"traffic/{way}_bytes"]

@@ -151,5 +151,5 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
     names = ("local_steps", "local_epochs", "batch_size", "drop_last")
     args = args.replace(**{name: run.flags[name] for name in names if name in run.flags})
     own = steps(args, train_sizes(pfl.Partition.load(folder.parent / "partition.npz")))
-    plain = (run.record("participated") * own).sum() * step
+    plain = (run.records["participated"] * own).sum() * step
     return float(flops.sum() / plain) if plain else None
