@@ -24,7 +24,7 @@ from ..cli.flag_groups import Group, new_path
 from ..cli.parsing import FlagValues, parse_words
 from ..cli.start import called
 from ..outputs import line_styles
-from ..outputs.run_files import atomic_write, write_text
+from ..outputs.run_files import atomic_write, write_csv
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
@@ -198,7 +198,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        write_text(data, drawing.numbers.to_csv(index=False, lineterminator="\r\n"))
+        write_csv(data, drawing.numbers)
     if output is not None:
         with atomic_write(output) as part:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())

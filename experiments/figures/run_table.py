@@ -23,7 +23,7 @@ from fedjax_pfl.results.table import BOLD, Column, Table, measured
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from ..outputs.run_files import write_text
+from ..outputs.run_files import write_csv, write_text
 from .runs import ALGORITHM, Run, same_data
 from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import REPEATS, bare, differing_settings, labels, mixed_code, varying, with_scores
@@ -288,4 +288,4 @@ def write_tables(
     write_text(folder / "table.md", "\n\n".join([text, table.to_markdown(), *table.notes]) + "\n")
     write_text(folder / "table.tex", f"% {text}\n{latex}")
     write_text(folder / "table.csv", numbers.to_csv())
-    write_text(folder / "seeds.csv", scores.to_csv(index=False, lineterminator="\r\n"))
+    write_csv(folder / "seeds.csv", scores)
