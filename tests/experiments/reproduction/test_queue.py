@@ -144,7 +144,7 @@ def test_costs_at_full_scale():
 def settings_held(words):
     """Training samples of each client of a preset, as docs/settings.md counts them."""
     args = flags.parse(["run", *words])
-    return full_cost.train_sizes(data_flags.make_partition(args, datasets.blank(args.dataset)))
+    return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
