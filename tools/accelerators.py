@@ -7,6 +7,7 @@ their name, such as "small/v5e/" or "/feddwa"; the page's other numbers stay. Th
 if a compiler failed.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -112,21 +113,17 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile missing programs; update the page, if one is named."""
-    words = list(sys.argv if argv is None else argv)[1:]
-    only = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
-    paths = [Path(word) for word in words if not word.startswith("--")]
-    if len(paths) not in (1, 2) or len(paths) + len(only) != len(words) or len(only) > 1:
-        print(
-            "usage: python -m tools.accelerators FOLDER [docs/engineering_log.md] [--only=WORD]",
-            file=sys.stderr,
-        )
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m tools.accelerators")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("page", type=Path, nargs="?")
+    parser.add_argument("--only", default="", metavar="WORD")
+    args = parser.parse_args(None if argv is None else argv[1:])
     for target in TARGETS:
         targets.check_installed(targets.parse(target))
     jax.config.update("jax_enable_compilation_cache", False)  # seconds are of compiling
-    found = collect(paths[0], *only)
-    for page in paths[1:]:
-        write_text(page, filled(page.read_text(encoding="utf-8"), cases(), found))
+    found = collect(args.folder, args.only)
+    if args.page is not None:
+        write_text(args.page, filled(args.page.read_text(encoding="utf-8"), cases(), found))
     failed = {name: plan["error"] or plan["message"] for name, plan in found.items()
               if not plan["fits"]}  # fmt: skip
     for name, message in failed.items():
