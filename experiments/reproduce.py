@@ -151,7 +151,8 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
 
 def _request(chosen, more, table, output: Path) -> Request:
     """Return a table's request."""
-    table.require_scale(chosen.scale)
+    if not table.has_scale(chosen.scale):
+        raise pfl.InputError(f"{table.name} has no --scale=network: use small, medium or full.")
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
     stand_in = stand_ins(value_of(chosen, "stand_in"))
     cells = None if chosen.saved_cells is None else as_path("--saved_cells", chosen.saved_cells)

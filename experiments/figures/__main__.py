@@ -131,15 +131,13 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     options = pfl.data.parse_options(
         options_given(args), plot.options, f"option of figure {name!r}"
     )
-    if not plot.needs_runs:
-        if args.runs:
-            raise InputError(f"{name} draws a formula: leave --runs out.")
-        return plot.draw((), **(dict(plot.options) | options))
-    if not args.runs:
+    if args.runs and not plot.needs_runs:
+        raise InputError(f"{name} draws a formula: leave --runs out.")
+    if plot.needs_runs and not args.runs:
         raise InputError(f"{name} is drawn from finished runs: give their folders with --runs=DIR.")
     if "data_dir" in plot.options and args.data_dir is not None:
         options["data_dir"] = args.data_dir
-    runs = find(args.runs, args.algorithms, args.metric)
+    runs = find(args.runs, args.algorithms, args.metric) if plot.needs_runs else ()
     return plot.draw(runs, **(dict(plot.options) | options))
 
 
