@@ -283,7 +283,7 @@ def write(output: Path, report: Report) -> None:
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
     facts = {"table": report.table.name, "scale": report.scale, "reading": report.reading}
-    cells = pd.concat([
+    cells: Cells = pd.concat([
         report.cells[one.column.name].assign(
             **facts, column=one.column.name, note=one.note, unit=one.unit
         )
