@@ -182,6 +182,10 @@ def test_markdown_as_html(tmp_path):
 
 
 def test_a_table_given_twice_is_one(tmp_path):
-    words = ["--table=waffle/4,feddwa/6,waffle/4", f"--output_dir={tmp_path}"]
+    words = ["--table=waffle/4,feddwa/6,waffle/4", "--output_dir", str(tmp_path)]
     asked = reproduce.queue_of(*reproduce.parse(["reproduce", *words]))
     assert [one.table.name for one in asked.requests] == ["feddwa/6", "waffle/4"]
+    request = asked.requests[0]
+    first = next(request.cells(request.table.column[0]))
+    assert first.args().output_dir == str(first.folder)
+    assert first.folder.is_relative_to(tmp_path / "feddwa-6")
