@@ -7,14 +7,7 @@ import absl.flags
 import numpy as np
 
 from fedjax_pfl.results.notes import named
-from fedjax_pfl.results.summary import (
-    AVERAGES,
-    FIRST,
-    HEADLINES,
-    SCORES,
-    headline_of,
-    one_number,
-)
+from fedjax_pfl.results.summary import AVERAGES, FIRST, HEADLINES, SCORES, headline_of, one_number
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from ..cli.flag_groups import Group
