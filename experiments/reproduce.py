@@ -242,10 +242,11 @@ def several(queue: Queue) -> int:
     The report names a table that can't be made, and the others go on.
     """
     args = flags.parse(["run", *queue.requests[0].more])
-    tables = sorted(one.table.name for one in queue.requests)
-    entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
+    names = sorted(one.table.name for one in queue.requests)
+    entries, accept = _identity(args, queue, tables=names), args.accept_changed_code
     run_folder.check(queue.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.pending(one) for one in queue.requests}
+    tables = [one.table for one in queue.requests]
+    parts = {table.name: overview.Part(table.name, table.caption) for table in tables}
     title = f"The papers' tables again, {queue.scale} scale"
     if queue.reading:
         without = [one.table.name for one in queue.requests if one.reading is None]
