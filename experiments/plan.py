@@ -115,8 +115,7 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
 
 def prepare(args: ExperimentConfig, target: targets.Target) -> Experiment:
     """Build the experiment for the target, without its mesh of devices."""
-    single = {"devices": 1, "mesh": "auto"}
-    options = single | {"platform": target.chip.platform}
+    options = {"devices": 1, "mesh": "auto", "platform": target.chip.platform}
     return prepare_inputs(load_inputs(args), options=options)
 
 

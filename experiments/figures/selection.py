@@ -134,11 +134,8 @@ def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
 
 def _code(run: Run) -> dict[str, Any]:
     versions = run.config.get("versions")
-    return (
-        {}
-        if not isinstance(versions, dict)
-        else {k: versions.get(k) for k in provenance.versions()}
-    )
+    known = versions if isinstance(versions, dict) else {}
+    return {name: known.get(name) for name in provenance.versions()}
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:
