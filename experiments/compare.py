@@ -26,11 +26,7 @@ from .figures.loading import find
 from .figures.pivots import SPREADS, Pivot, pivoted
 from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
 from .figures.scores import SCORES, choice_of, define_flags
-from .figures.selection import (
-    REPEATS,
-    labelled,
-    read_labels,
-)
+from .figures.selection import REPEATS, labelled, read_labels
 from .outputs.run_files import write_picture, write_text
 
 USAGE = f"""\

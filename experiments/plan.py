@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     if args.target is None:
         raise pfl.InputError("--target must name a device, such as v5e; --list shows them.")
     target = targets.parse(args.target)
-    output = _output(args.output)
+    output = new_path("output", args.output, ENDINGS, in_folder=True)
     targets.check_installed(target)
     args.check()
     with _uncached():
@@ -115,8 +115,7 @@ def plan(args: ExperimentConfig, target: targets.Target, output: Path | None) ->
 
 def prepare(args: ExperimentConfig, target: targets.Target) -> Experiment:
     """Build the experiment for the target, without its mesh of devices."""
-    single = {"devices": 1, "mesh": "auto"}
-    options = single | {"platform": target.chip.platform}
+    options = {"devices": 1, "mesh": "auto", "platform": target.chip.platform}
     return prepare_inputs(load_inputs(args), options=options)
 
 
@@ -155,13 +154,6 @@ def _count(args: ExperimentConfig, most: int, clients: int) -> int:
     if args.devices != "auto" or asked.devices > most:
         shares.check(asked, wanted, f"{wanted} of the target's are to be used")
     return asked.devices
-
-
-def _output(text: str | None) -> Path | None:
-    path = new_path("output", text, ENDINGS)
-    if path is not None and not path.parent.is_dir():
-        raise pfl.InputError(f"--output={text}: no folder {path.parent} to write to.")
-    return path
 
 
 @contextlib.contextmanager

@@ -66,11 +66,9 @@ def main(argv: list[str]) -> int:
         values = flags.define(define)
         print("\n".join([USAGE, *map(values.module_help, ("pretrain", "data", "training")), BELOW]))
         return 0
-    output = new_path("output", config.output, ENDINGS)
+    output = new_path("output", config.output, ENDINGS, in_folder=True)
     if output is None:
         raise pfl.InputError("--output must name a file, such as base.safetensors.")
-    if not output.parent.is_dir():
-        raise pfl.InputError(f"--output={config.output}: no folder {output.parent} to write to.")
     config.check()
     set_precision(config.dtype)
     dataset = public_samples(config)

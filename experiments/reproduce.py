@@ -27,15 +27,7 @@ from .reproduction import overview, paper_tables, saved_cells
 from .reproduction import report as reproduce_report
 from .reproduction.cells import Section
 from .reproduction.paper_tables import READINGS, SCALES
-from .reproduction.planning import (
-    Cell,
-    Request,
-    default_folder,
-    digest,
-    finished_section,
-    marked,
-    plan,
-)
+from .reproduction.planning import Cell, Request, digest, finished_section, output_folder, plan
 
 USAGE = f"""\
 Run the cells of a paper's table and show the measured numbers beside the paper's.
@@ -107,8 +99,8 @@ def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
             f"{table.name} has no --reading={chosen.reading}{known}: its settings are the same "
             f"without it{f'; it has {others}' if others else ''}."
         )
-    output = default_folder(table, chosen.scale, args, chosen.reading)
-    return _request(chosen, more, table, args, output)
+    name = table.name.replace("/", "-")
+    return _request(chosen, more, table, output_folder(name, chosen.scale, args, chosen.reading))
 
 
 def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
@@ -128,20 +120,12 @@ def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
     if chosen["all"].value and tables:
         raise pfl.InputError("--all is every table: leave --table out.")
     name = "all" if chosen["all"].value else f"tables-{digest(sorted(tables))}"
-    if tables:
-        tables = [paper_tables.load(one, folder) for one in tables]
-    else:
-        every = (paper_tables.load(one, folder) for one in paper_tables.names(folder))
-        tables = [one for one in every if one.has_scale(chosen.scale)]
-    if not tables:
+    every = (paper_tables.load(one, folder) for one in tables or paper_tables.names(folder))
+    found = [one for one in every if tables or one.has_scale(chosen.scale)]
+    if not found:
         raise pfl.InputError(f"No table in {folder} has --scale={chosen.scale}.")
-    name += f"-{chosen.scale}{f'-{chosen.reading}' if chosen.reading else ''}{marked(args)}"
-    root = Path("runs") / f"reproduce-{name}"
-    root = root if args.output_dir is None else as_path("--output_dir", args.output_dir)
-    requests = [
-        _request(chosen, more, one, args, root / one.name.replace("/", "-"), own=True)
-        for one in tables
-    ]
+    root = output_folder(name, chosen.scale, args, chosen.reading)
+    requests = [_request(chosen, more, t, root / t.name.replace("/", "-")) for t in found]
     requests.sort(
         key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
     )
@@ -165,16 +149,15 @@ def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentCon
     return args
 
 
-def _request(chosen, more, table, args, output: Path, own: bool = False) -> Request:
-    """Return a table's request; `own` if the output folder is below a queue's."""
-    if args.output_dir is not None and not own:
-        output = as_path("--output_dir", args.output_dir)
-    table.require_scale(chosen.scale)
+def _request(chosen, more, table, output: Path) -> Request:
+    """Return a table's request."""
+    if not table.has_scale(chosen.scale):
+        raise pfl.InputError(f"{table.name} has no --scale=network: use small, medium or full.")
     reading = chosen.reading if chosen.reading in table.readings(chosen.scale) else None
-    more = tuple(word for word in more if not own or not word.startswith("--output_dir"))
     stand_in = stand_ins(value_of(chosen, "stand_in"))
     cells = None if chosen.saved_cells is None else as_path("--saved_cells", chosen.saved_cells)
-    return Request(table, chosen.scale, more, output, stand_in, reading, cells)
+    asked = {name: tuple(value_of(chosen, name)) for name in ("columns", "rows")}
+    return Request(table, chosen.scale, tuple(more), output, stand_in, reading, cells, **asked)
 
 
 def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
@@ -196,22 +179,19 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
     return result
 
 
-def reproduce(
-    request: Request, columns: Sequence[str] = (), rows: Sequence[str] = ()
-) -> tuple[int, reproduce_report.Report | None, list[Section]]:
+def reproduce(request: Request) -> tuple[int, reproduce_report.Report | None, list[Section]]:
     """Make the missing runs and write the table.
 
     Returns:
       (exit code, the table, its requested sections); no table where a run was interrupted.
     """
     table = request.table
-    with_columns = [c for c in table.column if not columns or c.name in columns]
-    rows = rows or [line.name for line in table.row]
+    with_columns = [c for c in table.column if not request.columns or c.name in request.columns]
     args = flags.parse(["run", *request.more])
     entries, accept = _identity(args, request, table=table.name), args.accept_changed_code
     # A table with other rounds is another one: results that are set aside are none of its cells.
     run_folder.check(request.output, entries, (), accept)
-    planned = [plan(request, column, rows) for column in with_columns]
+    planned = [plan(request, column) for column in with_columns]
     shown = [section for section, _ in planned]
     todo: dict[Path, tuple[Section, Cell]] = {}
     for section, cells in planned:
@@ -222,13 +202,13 @@ def reproduce(
     if todo:
         print(f"{len(todo)} runs to do, kept in {request.output}", flush=True)
     with run_folder.opened(request.output, entries, (), accept):
-        keep(request, shown)
+        saved_cells.save(request, shown)
         for number, (section, cell) in enumerate(todo.values(), start=1):
             print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
             code = run.run(cell.experiment(), quiet=True)
             if code:
                 return code, None, []
-            keep(request, shown)
+            saved_cells.save(request, shown)
         others = [finished_section(request, c) for c in table.column if c not in with_columns]
         sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
         report = reproduce_report.Report(
@@ -246,17 +226,9 @@ def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) ->
     return identity.run_identity(args, facts)
 
 
-def keep(request: Request, sections: Sequence[Section]) -> None:
-    """Add finished cells to the file of --saved_cells, if there is one."""
-    if request.saved is None:
-        return
-    for section in sections:
-        saved_cells.save(request.saved, request.table, request.scale, request.reading, section)
-
-
-def one_table(request: Request, columns: Sequence[str], rows: Sequence[str]) -> int:
+def one_table(request: Request) -> int:
     """Make and print one table; return the exit code."""
-    code, report, shown = reproduce(request, columns, rows)
+    code, report, shown = reproduce(request)
     if report is not None:
         print()
         reproduce_report.show(Console(), report, shown)
@@ -270,10 +242,11 @@ def several(queue: Queue) -> int:
     The report names a table that can't be made, and the others go on.
     """
     args = flags.parse(["run", *queue.requests[0].more])
-    tables = sorted(one.table.name for one in queue.requests)
-    entries, accept = _identity(args, queue, tables=tables), args.accept_changed_code
+    names = sorted(one.table.name for one in queue.requests)
+    entries, accept = _identity(args, queue, tables=names), args.accept_changed_code
     run_folder.check(queue.output, entries, (), accept)
-    parts = {one.table.name: overview.Part.pending(one) for one in queue.requests}
+    tables = [one.table for one in queue.requests]
+    parts = {table.name: overview.Part(table.name, table.caption) for table in tables}
     title = f"The papers' tables again, {queue.scale} scale"
     if queue.reading:
         without = [one.table.name for one in queue.requests if one.reading is None]
@@ -325,5 +298,5 @@ def main(argv: list[str]) -> int:
     elif args["all"].value or len(args.table) > 1:
         return several(queue_of(args, more))
     else:
-        return one_table(request_of(args, more), args.columns, args.rows)
+        return one_table(request_of(args, more))
     return 0

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
 
 from . import run, sweep
-from .cli import build, data_flags, flags, identity, presets, run_folder, shell
+from .cli import build, flags, identity, presets, run_folder, shell
 from .cli.algorithms import setting_of
 from .cli.config import ExperimentConfig
 from .cli.console import print_table
@@ -114,7 +114,7 @@ class Cell:
           InputError: it can't be run; the sentence names the cell.
         """
         with self.named():
-            inputs = build.load_inputs(self.config, _dataset(self.config))
+            inputs = build.load_inputs(self.config, shared=True)
             folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
             return None if folder.finished else build.prepare(inputs, folder)
 
@@ -130,22 +130,6 @@ class Cell:
         """Return the cell with the best of its settings."""
         (one,) = best(outcomes)
         return replace(self, argv=(*self.argv, *words_of(one.setting)))
-
-
-def _dataset(config: ExperimentConfig) -> pfl.Dataset:
-    seed = config.partition_seed if config.public else 0
-    place = config.dataset, config.data_dir, config.public, seed
-    return _loaded(*place, tuple(config.data_option))
-
-
-@lru_cache(maxsize=1)  # most settings share theirs
-def _loaded(
-    name: str, data_dir: str | None, public: str | None, seed: int, options: tuple[str, ...]
-) -> pfl.Dataset:
-    words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
-    words += [] if data_dir is None else [f"--data_dir={data_dir}"]
-    words += [] if public is None else [f"--public={public}", f"--partition_seed={seed}"]
-    return data_flags.load_dataset(flags.parse(["run", *words]))
 
 
 def parts(flag: str, texts: Sequence[str]) -> list[Part]:

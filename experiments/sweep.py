@@ -52,7 +52,7 @@ UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
 GROWS = (identity.ROUNDS,)  # ways in which the same command may be a larger sweep
 VALIDATION = "--validation_fraction=0.2"  # unless it is given
 RANKINGS = ("final", "last_tenth")
-MODEL = "personalized"
+MODEL, SPLITS = "personalized", ("validation", "test")
 
 
 class Plan(NamedTuple):
@@ -118,27 +118,20 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
 
 def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
     """Yield each setting of a program."""
-
     measure = result.measure()
-
     last = 1 if rank_by == "final" else max(1, len(result.eval_rounds) // 10)
 
-    def of(split: str) -> np.ndarray:
-        curve = measure.scale * result.curve(MODEL, split).astype(float)  # [S, H, E]
-        return curve[..., -last:].mean(axis=-1)
+    def ranked(scores: Callable[[str, str], np.ndarray]) -> list[np.ndarray]:
+        """Return the means over the last rounds, on validation and on test samples."""
+        both = (measure.scale * scores(MODEL, split).astype(float) for split in SPLITS)
+        return [one[:, :, -last:].mean(axis=2) for one in both]  # of [S, H, E, ...]
 
-    def each(split: str) -> np.ndarray:
-        values = measure.scale * result.values(MODEL, split).astype(float)  # [S, H, E, N]
-        return values[:, :, -last:].mean(axis=2)
-
-    validation, test = of("validation"), of("test")
-    clients = each("validation"), each("test")
+    (validation, test), clients = ranked(result.curve), ranked(result.values)
     for h, inside in enumerate(cell.inside):
         setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
         who, remarks = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
-        scores = validation[:, h], test[:, h]
-        by_client = clients[0][:, h], clients[1][:, h]
-        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure, by_client)
+        scores, each = (validation[:, h], test[:, h]), (clients[0][:, h], clients[1][:, h])
+        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure, each)
 
 
 def define(values: absl.flags.FlagValues) -> None:

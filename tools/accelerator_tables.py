@@ -12,7 +12,12 @@ from fedjax_pfl.results.table import Column, Table
 MARKS = ("<!-- accelerators -->\n", "\n<!-- end of accelerators -->")
 SMALL = "small"  # the case of every algorithm
 UNKNOWN = "-"
-LABELS = ("Algorithm", "Network", "on")  # heads of what tells rows apart
+LABELS = ("Algorithm", "Network", "on")  # headings of what tells rows apart
+BY_ALGORITHM, BY_NETWORK = ("Algorithm",), ("Network", "Algorithm", "on")  # of either table
+FACTS = (
+    "memory GB", "of it estimated", "local steps", "step Mcycles", "of its floor",
+    "evaluation Mcycles", "rest Mcycles", "rounds/s",
+)  # fmt: skip
 
 Plain = Mapping[str, Any]  # a plan in JSON's types
 
@@ -33,55 +38,45 @@ class Case(NamedTuple):
         return f"{self.size}/{self.target.replace(':', '-')}/{self.algorithm}"
 
 
-class PageTable:
-    """Rows of cells by labels and headings; missing cells are `UNKNOWN`.
+Cells = dict[tuple[str, ...], dict[str, str]]  # text by heading, by the labels of the row
+
+
+def read(page: str, labels: Sequence[str]) -> Cells:
+    """Return the cells of a page's table with these columns of labels."""
+    found: Cells = {}
+    heads: list[str] = []
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        if not line.startswith("|"):
+            heads = []
+        elif not heads:
+            heads = cells
+        elif [head for head in heads if head in LABELS] == list(labels):
+            row = dict(zip(heads, cells, strict=False))
+            found[tuple(row.pop(label) for label in labels)] = row
+    return found
+
+
+def markdown(
+    labels: Sequence[str],
+    numbers: Sequence[str],
+    words: Sequence[str],
+    rows: Iterable[tuple[str, ...]],
+    cells: Cells,
+) -> str:
+    """Format the rows without empty rows, columns and tables.
 
     Args:
-      labels: heads of the columns that tell rows apart.
-      numbers, words: the other heads, whose cells stand right and left.
-      rows: labels of all rows that it may have, in order.
+      labels: headings of the columns that tell rows apart.
+      numbers, words: the other headings, whose cells stand right and left.
     """
-
-    def __init__(
-        self,
-        labels: Sequence[str],
-        numbers: Sequence[str],
-        words: Sequence[str],
-        rows: Iterable[tuple[str, ...]],
-    ):
-        self.labels, self.numbers, self.words = tuple(labels), tuple(numbers), tuple(words)
-        self.rows = {row: dict[str, str]() for row in rows}
-
-    def add(self, row: tuple[str, ...], cells: Mapping[str, str]) -> None:
-        """Write cells, replacing existing ones; unknown rows are ignored."""
-        mine = self.rows.get(row, {})
-        for head in (*self.numbers, *self.words):
-            if cells.get(head) == UNKNOWN:
-                mine.pop(head, None)
-            elif head in cells:
-                mine[head] = cells[head]
-
-    def read(self, text: str) -> None:
-        """Add the rows of a page's table with the same label columns."""
-        heads: list[str] = []
-        for line in text.splitlines():
-            cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-            if not line.startswith("|"):
-                heads = []
-            elif not heads:
-                heads = cells
-            elif tuple(head for head in heads if head in LABELS) == self.labels:
-                row = dict(zip(heads, cells, strict=False))
-                self.add(tuple(row.pop(label) for label in self.labels), row)
-
-    def to_markdown(self) -> str:
-        """Format as Markdown without empty rows, columns and tables."""
-        rows = [{**dict(zip(self.labels, row, strict=True)), **cells}
-                for row, cells in self.rows.items() if cells]  # fmt: skip
-        left = [*self.labels, *self.words]
-        heads = (*self.labels, *self.numbers, *self.words)
-        columns = [Column(head, head, left=head in left) for head in heads]
-        return Table(columns, rows).to_markdown() if rows else ""
+    lines = []
+    for row in rows:
+        known = {head: cells.get(row, {}).get(head, UNKNOWN) for head in (*numbers, *words)}
+        known = {head: text for head, text in known.items() if text != UNKNOWN}
+        lines += [dict(zip(labels, row, strict=True)) | known] if known else []
+    columns = [Column(one, one, left=one not in numbers) for one in (*labels, *numbers, *words)]
+    return Table(columns, lines).to_markdown() if lines else ""
 
 
 def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") -> str:
@@ -96,32 +91,23 @@ def tables(cases: Sequence[Case], found: Mapping[str, Plain], page: str = "") ->
     """
     targets = list(dict.fromkeys(case.target for case in cases))
     names = sorted({case.algorithm for case in cases if case.size == SMALL})
-    small = PageTable(
-        ["Algorithm"],
-        [f"{target}, s" for target in targets],
-        [f"transfers, {target}" for target in targets if ":" in target],
-        [(f"`{name}`",) for name in names],
-    )
-    large = PageTable(
-        ["Network", "Algorithm", "on"],
-        ["memory GB", "of it estimated", "local steps", "step Mcycles", "of its floor",
-         "evaluation Mcycles", "rest Mcycles", "rounds/s"],
-        [],
-        [(case.size, f"`{case.algorithm}`", case.target) for case in cases if case.size != SMALL],
-    )  # fmt: skip
-    for table in (small, large):
-        table.read(page)
+    small, large = read(page, BY_ALGORITHM), read(page, BY_NETWORK)
     for case in cases:
         plan = found.get(case.name)
         if plan is None:
             continue
         if case.size == SMALL:
-            small.add((f"`{case.algorithm}`",), _small(case.target, plan))
+            small.setdefault((f"`{case.algorithm}`",), {}).update(_small(case.target, plan))
         else:
-            row = (case.size, f"`{case.algorithm}`", case.target)
-            large.rows[row].clear()
-            large.add(row, _large(plan))
-    return "\n\n".join(filter(None, (small.to_markdown(), large.to_markdown())))
+            large[case.size, f"`{case.algorithm}`", case.target] = _large(plan)
+    seconds = [f"{target}, s" for target in targets]
+    transfers = [f"transfers, {target}" for target in targets if ":" in target]
+    rows = [(one.size, f"`{one.algorithm}`", one.target) for one in cases if one.size != SMALL]
+    parts = (
+        markdown(BY_ALGORITHM, seconds, transfers, [(f"`{name}`",) for name in names], small),
+        markdown(BY_NETWORK, FACTS, [], rows, large),
+    )
+    return "\n\n".join(filter(None, parts))
 
 
 def _small(target: str, plan: Plain) -> dict[str, str]:

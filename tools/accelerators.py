@@ -7,6 +7,7 @@ their name, such as "small/v5e/" or "/feddwa"; the page's other numbers stay. Th
 if a compiler failed.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -21,10 +22,10 @@ import fedjax_pfl as pfl
 from experiments.cli import shell
 from experiments.outputs.run_files import write_json, write_text
 from experiments.planning import plans, targets
+from experiments.reproduction.datasets import blank
 from fedjax_pfl.core.algorithm_registry import ALGORITHMS
 from fedjax_pfl.testing.toys import toy_for
 from tools.accelerator_tables import SMALL, Case, filled
-from tools.settings_table import stand_in
 
 TARGETS = ("v5e", "v5e:2x2", "h100")
 WITH_CNN = ("fedavg", "feddwa", "cwfedavg", "pfedla")
@@ -81,7 +82,7 @@ def federation(size: str, algorithm: pfl.Algorithm, platform: str) -> pfl.Federa
 @cache
 def _images(name: str, count: int) -> tuple[pfl.Dataset, pfl.Partition]:
     """Return blank images in the data set's number; a program depends on no pixel."""
-    dataset = stand_in(name)
+    dataset = blank(name)
     partition = pfl.make_partition("iid", dataset, count, 0, train_samples=450, test_samples=100)
     return dataset, partition
 
@@ -112,21 +113,17 @@ def collect(folder: Path, only: str = "") -> dict[str, dict[str, Any]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compile missing programs; update the page, if one is named."""
-    words = list(sys.argv if argv is None else argv)[1:]
-    only = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
-    paths = [Path(word) for word in words if not word.startswith("--")]
-    if len(paths) not in (1, 2) or len(paths) + len(only) != len(words) or len(only) > 1:
-        print(
-            "usage: python -m tools.accelerators FOLDER [docs/engineering_log.md] [--only=WORD]",
-            file=sys.stderr,
-        )
-        return 2
+    parser = argparse.ArgumentParser(prog="python -m tools.accelerators")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("page", type=Path, nargs="?")
+    parser.add_argument("--only", default="", metavar="WORD")
+    args = parser.parse_args(None if argv is None else argv[1:])
     for target in TARGETS:
         targets.check_installed(targets.parse(target))
     jax.config.update("jax_enable_compilation_cache", False)  # seconds are of compiling
-    found = collect(paths[0], *only)
-    for page in paths[1:]:
-        write_text(page, filled(page.read_text(encoding="utf-8"), cases(), found))
+    found = collect(args.folder, args.only)
+    if args.page is not None:
+        write_text(args.page, filled(args.page.read_text(encoding="utf-8"), cases(), found))
     failed = {name: plan["error"] or plan["message"] for name, plan in found.items()
               if not plan["fits"]}  # fmt: skip
     for name, message in failed.items():

@@ -8,6 +8,7 @@ import ast
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,31 +149,17 @@ def violation(one_import: Import, packages: Mapping[str, dict], numbers: Mapping
     return None
 
 
-def cycles(found: Sequence[Import]) -> list[list[str]]:
-    """Return groups of modules that import each other, directly or through others."""
-    graph: dict[str, set[str]] = {}
-    for one_import in found:
-        if one_import.typing and component(one_import.importer) == component(one_import.imported):
-            continue
-        graph.setdefault(one_import.importer, set()).add(one_import.imported)
-        graph.setdefault(one_import.imported, set())
-    reached = {module: _reached(graph, module) for module in graph}
-    groups = {
-        frozenset({module, *(m for m in reached[module] if module in reached[m])})
-        for module in graph
-        if module in reached[module]
-    }
-    return sorted(sorted(group) for group in groups)
-
-
-def _reached(graph: Mapping[str, set[str]], module: str) -> set[str]:
-    seen, waiting = set(), list(graph[module])
-    while waiting:
-        one = waiting.pop()
-        if one not in seen:
-            seen.add(one)
-            waiting.extend(graph[one])
-    return seen
+def cycle(found: Sequence[Import]) -> list[str]:
+    """Return the modules of a cycle of imports, in alphabetical order; [] if there is none."""
+    graph = TopologicalSorter()
+    for one in found:
+        if not (one.typing and component(one.importer) == component(one.imported)):
+            graph.add(one.importer, one.imported)
+    try:
+        graph.prepare()
+    except CycleError as error:
+        return sorted(set(error.args[1]))
+    return []
 
 
 def violations(root: Path, packages: Mapping[str, dict]) -> list[str]:
@@ -186,7 +173,8 @@ def violations(root: Path, packages: Mapping[str, dict]) -> list[str]:
         for one in found
         if (wrong := violation(one, packages, numbers)) is not None
     ]
-    return messages + [f"Cycle: {', '.join(group)}." for group in cycles(found)]
+    group = cycle(found)
+    return [*messages, f"Cycle: {', '.join(group)}."] if group else messages
 
 
 def summary(root: Path, packages: Mapping[str, dict]) -> list[str]:
@@ -201,10 +189,10 @@ def summary(root: Path, packages: Mapping[str, dict]) -> list[str]:
         ours = {pair for pair in pairs if pair[0][0] == package}
         upward = sum(numbers.get(s, -1) <= numbers.get(t, 99) for s, t in ours)
         components = {component(module) for module in known if component(module)[0] == package}
-        loops = [group for group in cycles(found) if group[0].startswith(f"{package}.")]
+        loop = cycle([one for one in found if component(one.importer)[0] == package])
         lines.append(
             f"{package}: {len(components)} components in {len(config['layers'])} layers, "
-            f"{len(ours)} imports, {upward} upward, {len(loops)} cycles"
+            f"{len(ours)} imports, {upward} upward, {'a' if loop else 'no'} cycle"
         )
         for layer in config["layers"]:
             for name in layer:

@@ -172,15 +172,8 @@ def command(run: Run) -> str:
     usual, words = flags.parse(["run"]), []
     for group in run.config["flags"].values():
         for name, value in group.items():
-            if name in identity.NEUTRAL or name not in usual or value == usual[name].default:
-                continue
-            if name in flags.repeated():
-                words += [f"--{name}={word}" for word in value]
-            elif isinstance(value, bool):
-                words.append(f"--{'' if value else 'no'}{name}")
-            else:
-                text = ",".join(map(str, value)) if isinstance(value, list) else value
-                words.append(f"--{name}={text}")
+            if name in usual and name not in identity.NEUTRAL and value != usual[name].default:
+                words += flags.flag_words(name, value)
     return f"python -m experiments.run {shlex.join(words)}"
 
 

@@ -12,6 +12,7 @@ import matplotlib.figure
 import fedjax_pfl as pfl
 from experiments.cli import data_flags, shell
 from experiments.outputs.run_files import atomic_write
+from experiments.reproduction.datasets import blank
 from fedjax_pfl.results import partition_plots as plots
 from tools import settings_table
 
@@ -76,7 +77,7 @@ def figures() -> dict[str, matplotlib.figure.Figure]:
         rule, "Dir(alpha) per class over 20 clients, CIFAR-10's counts"
     )
     names = "dirichlet", "dirichlet_uncapped", "dirichlet_per_client"
-    dataset = settings_table.stand_in("cifar10")
+    dataset = blank("cifar10")
     rules = {rule: pfl.make_partition(rule, dataset, 20, 0, alpha=0.1) for rule in names}
     drawn["partition_dirichlets"] = _row(
         {rule: (dataset, partition) for rule, partition in rules.items()},
@@ -89,7 +90,7 @@ def figures() -> dict[str, matplotlib.figure.Figure]:
 
 def _deal(name: str, *words: str) -> tuple[pfl.Dataset, pfl.Partition]:
     args = settings_table.read(name, *words).args
-    dataset = settings_table.stand_in(args.dataset)
+    dataset = blank(args.dataset)
     return dataset, data_flags.make_partition(args, dataset)
 
 

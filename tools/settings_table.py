@@ -23,16 +23,6 @@ from fedjax_pfl.models.task import as_task
 PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla")
 
 
-def stand_in(name: str, most: int | None = None) -> pfl.Dataset:
-    """Return a blank data set with the published sizes, shape and classes.
-
-    Args:
-      name: a key of `KINDS`.
-      most: largest number of training samples of a class, a fifth of it for testing; None for all.
-    """
-    return blank(name, most, most and most // 5)
-
-
 class Preset(NamedTuple):
     """A flagfile and its first comment.
 
@@ -106,7 +96,7 @@ def _counted(shape: tuple[int, ...], classes: int, model: str, initializer: str,
 
 def sizes(preset: Preset) -> str:
     """Return samples and classes of the clients, and parameters, at full size."""
-    dataset = stand_in(preset.args.dataset)
+    dataset = blank(preset.args.dataset)
     partition = data_flags.make_partition(preset.args, dataset)
     counted = (dataset.labels, dataset.num_classes)
     held = sum(partition.class_counts(*counted, split) for split in ("train", "test"))

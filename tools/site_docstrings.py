@@ -18,43 +18,21 @@ except ImportError:  # the extra `docs` is not installed; the tests use only `on
     Extension = object
 
 DECLARED_ELSEWHERE = "**options: those of the groups in"
-SECTION = re.compile(r"^( *)(?:Args|Attributes):$")
+SECTION = re.compile(r"^( *)(?:Args|Attributes):\n(?:\1  .*\n?| *\n)*", re.MULTILINE)
 
 
 def one_each(text: str) -> str:
     """Return a docstring with one entry per name in Args and Attributes."""
-    lines, inside, indent = [], False, ""
-    names: list[str] = []
-    entry: list[str] = []
 
-    def end():
-        for name in names:
-            lines.append(f"{indent}{name}: {entry[0]}")
-            lines.extend(entry[1:])
-        names.clear()
-        entry.clear()
+    def entries(match: re.Match) -> str:
+        return "\n".join(f"{match[1]}{name}: {match[3]}" for name in match[2].split(", "))
 
-    for line in text.splitlines():
-        section = SECTION.match(line)
-        depth = len(line) - len(line.lstrip())
-        if inside and line.strip() and depth < len(indent):
-            end()
-            inside = False
-        if section:
-            inside, indent = True, section[1] + "  "
-            lines.append(line)
-            continue
-        found = re.match(rf"^{indent}(\*{{0,2}}\w+(?:, \*{{0,2}}\w+)*): (.*)$", line)
-        if inside and depth == len(indent) and found:
-            end()
-            names += found[1].split(", ")
-            entry.append(found[2])
-        elif entry:
-            entry.append(line)
-        else:
-            lines.append(line)
-    end()
-    return "\n".join(lines)
+    def section(match: re.Match) -> str:
+        indent, names = f"{match[1]}  ", r"\*{0,2}\w+(?:, \*{0,2}\w+)+"
+        several = rf"^({indent})({names}): (.*(?:\n{indent} .*)*)"
+        return re.sub(several, entries, match[0], flags=re.MULTILINE)
+
+    return SECTION.sub(section, text)
 
 
 def imported(path: str) -> tuple[str, list[inspect.Parameter]]:

@@ -87,15 +87,18 @@ class Experiment:
         )
 
 
-def load_inputs(config: ExperimentConfig, dataset: pfl.Dataset | None = None) -> Inputs:
-    """Check a configuration, load its data set unless given, and partition it.
+def load_inputs(config: ExperimentConfig, shared: bool = False) -> Inputs:
+    """Check a configuration, load its data set and partition it.
+
+    Args:
+      shared: whether the next run of the same data set may have it without loading.
 
     Raises:
       InputError: an invalid flag or data set.
     """
     config.check()
     set_precision(config.dtype)
-    dataset = data_flags.load_dataset(config) if dataset is None else dataset
+    dataset = data_flags.load_dataset(config, shared)
     partition = data_flags.make_partition(config, dataset)
     content = identity.content(config, dataset, partition)
     return Inputs(config, dataset, partition, content, identity.run_identity(config, content))

@@ -134,11 +134,6 @@ class ExperimentConfig:
                 )
         return None if self.score_clients is None else [number or 0 for number in numbers]
 
-    @cached_property
-    def delays(self) -> dict[int, int]:
-        """Delays of late clients in rounds, by client."""
-        return self.rounds_of_clients("stragglers", "DELAY")
-
     def rounds_of_clients(self, flag: str, what: str) -> dict[int, int]:
         """Return the numbers of rounds by client of a flag such as --stragglers."""
         rounds = {}
@@ -182,7 +177,7 @@ class ExperimentConfig:
         known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
         return {name: self[name].value for name in known if name in self} | {
             "model_options": self.model_options,
-            "stragglers": self.delays,
+            "stragglers": self.rounds_of_clients("stragglers", "DELAY"),
             "arrivals": self.rounds_of_clients("arrivals", "ROUND"),
             "departures": self.rounds_of_clients("departures", "ROUND"),
             "drift_rounds": self.drift_rounds or None,

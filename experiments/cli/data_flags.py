@@ -1,6 +1,9 @@
 """The data set and the partition that flags ask for."""
 
+import inspect
+import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.utils import aliases, name_matching
 
 from .config import ExperimentConfig
+from .flag_groups import Group
 from .parsing import name_and_value, parse_pairs, value_of
 
 # Flag names that differ from the option of the partition rule that they set.
@@ -21,6 +25,47 @@ PREFIX = "pfllib:"
 SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
 
+def define_rule(group: Group) -> None:
+    """Define the flags of the partition rules' options."""
+    group.number("alpha", None, "concentration of Dir(alpha): small means few classes per client")
+    group.integer(
+        "min_size", None, "fewest samples of a client, before test samples are held out", 1
+    )
+    group.integer("max_retries", None, "further draws until every client holds min_size samples", 0)
+    group.integer("classes_per_client", None, "classes that a client holds", 1)
+    group.integer("groups", None, "groups of clients with the same dominant classes", 1)
+    group.number("dominant_share", None, "part of a client's samples of dominant classes", 0.0, 1.0)
+    group.text("dominant", None, "'contiguous' blocks of classes, or 'sampled' ones")
+    group.integer("dominant_classes", None, "dominant classes of a group, if sampled", 1)
+    group.integer("train_samples", None, "largest number of training samples of a client", 1)
+    group.integer("test_samples", None, "largest number of test samples of a client", 1)
+    meaning = (
+        "test samples: 'official' deals the official ones by the same rule; 'pooled' deals all "
+        "samples and holds out a part of each client's, 'train' the training samples only; "
+        "'auto' is the rule's choice"
+    )
+    group.text("test_split", None, meaning)
+    meaning = "fraction of a client's samples held out, with --test_split=pooled or train"
+    group.number("test_fraction", None, meaning)
+    group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
+    group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
+    # Further options of single rules, given as text and parsed by the rule's own types.
+    takers: dict[str, list[tuple[str, str]]] = {}
+    for rule in sorted(pfl.data.RULES):
+        for option in pfl.data.rule_options(rule):
+            takers.setdefault(RULE_FLAG.get(option, option), []).append((rule, option))
+    for name in sorted(set(takers) - set(group.values)):
+        rules = ", ".join(rule for rule, _ in takers[name])
+        group.text(name, None, f"{rules}: {_documented(*takers[name][0])}")
+
+
+def _documented(rule: str, option: str) -> str:
+    """Return the first sentence on an option in the docstring of its rule."""
+    text = inspect.getdoc(pfl.data.RULES[rule].plan) or ""
+    entry = re.search(rf"^  {option}: (.+(?:\n    .+)*)", text, re.MULTILINE)
+    return " ".join(entry[1].split()).partition(". ")[0].rstrip(".") if entry else "an option"
+
+
 def rule_flags(rule: str) -> dict[str, object]:
     """Return the flags of a partition rule's own options, and their defaults."""
     return {
@@ -28,10 +73,13 @@ def rule_flags(rule: str) -> dict[str, object]:
     }
 
 
-def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
+def load_dataset(args: ExperimentConfig, shared: bool = False) -> pfl.Dataset:
     """Return the data set of --dataset, --data_dir and --data_option.
 
     A reader of chosen columns also keeps the one that defines the clients.
+
+    Args:
+      shared: whether to keep it for the next call of the same flags.
     """
     columns = [word for word in args.partition_option if word.startswith("column=")]
     column = columns[-1].partition("=")[2] if columns else args.column
@@ -40,10 +88,19 @@ def load_dataset(args: ExperimentConfig) -> pfl.Dataset:
     options = parse_pairs(args, "data_option", texts)
     if column and "id_columns" in texts:
         options.setdefault("id_columns", column)
-    dataset = pfl.load_dataset(args.dataset, args.data_dir, **options)
-    if args.public is None:
-        return dataset
-    return pfl.data.split_public(dataset, args.public, args.partition_seed)[1]
+    public = None if args.public is None else (args.public, args.partition_seed)
+    load = last_loaded if shared else _load
+    return load(args.dataset, args.data_dir, tuple(options.items()), public)
+
+
+def _load(
+    name: str, data_dir: str | None, options: Collection[tuple], public: tuple[str, int] | None
+) -> pfl.Dataset:
+    dataset = pfl.load_dataset(name, data_dir, **dict(options))
+    return dataset if public is None else pfl.data.split_public(dataset, *public)[1]
+
+
+last_loaded = lru_cache(maxsize=1)(_load)
 
 
 def num_clients(args: ExperimentConfig) -> int | None:

@@ -94,12 +94,14 @@ def new_path(
     text: str | None,
     endings: Sequence[str] = (),
     remedy: str | None = " and nothing is ever overwritten",
+    in_folder: bool = False,
 ) -> Path | None:
     """Return the path of an output flag, or None.
 
     Args:
       endings: of which it has one.
       remedy: the end of the sentence on a path that exists; None allows it.
+      in_folder: whether its folder has to exist.
 
     Raises:
       InputError: it exists, has another ending, or can't be written.
@@ -111,4 +113,6 @@ def new_path(
         raise pfl.InputError(f"--{flag} must end in {' or '.join(endings)}, got {shown(text)}.")
     if output_exists(flag, path) and remedy is not None:
         raise pfl.InputError(f"{path} exists already{remedy}.")
+    if in_folder and not path.parent.is_dir():
+        raise pfl.InputError(f"--{flag}={text}: no folder {path.parent} to write to.")
     return path

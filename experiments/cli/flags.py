@@ -1,7 +1,5 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
-import inspect
-import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -16,7 +14,6 @@ from fedjax_pfl.utils.conversions import keyword_defaults
 from . import data_flags, plugins
 from .algorithms import canonical_names
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
-from .data_flags import RULE_FLAG
 from .flag_groups import Group
 from .parsing import FlagValues, last_of_each, parse_words, value_of
 from .start import called
@@ -39,7 +36,11 @@ def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any)
     for option in pfl.options.declared(declared_in).values():
         name = prefix + option.name
         default, meaning = defaults.get(option.name, option.default), option.text()
-        if name in SPELLED:
+        if name in PAIRS:
+            group.pairs(name.removesuffix("s"), f"an option of {PAIRS[name]}")
+        elif name in LISTS:
+            group.names(name, [], LISTS[name])
+        elif name in SPELLED:
             SPELLED[name](group)
         elif name in CHOICES:
             group.text(name, default, option.text(CHOICES[name]))
@@ -53,31 +54,25 @@ def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any)
             group.text(name, default, meaning)
 
 
-# Options with another form as flags.
+# Options with another form as flags: those given as NAME=VALUE, lists, and others.
+PAIRS = {
+    "model_options": "the network, such as hidden=128",
+    "optimizer_options": "the optimizer, such as b1=0.8",
+    "lr_schedule_options": "the learning rate's schedule, such as final=0.1",
+    "attack_options": "the attack, such as factor=10",
+    "aggregator_options": "the robust rule, such as f=4",
+    "compress_options": "the compressor, such as rate=0.01",
+    "secure_options": "secure aggregation's numbers, such as levels=1024",
+}
+LISTS = {
+    "stragglers": "stragglers and their delays in rounds, such as 0:1,3:2",
+    "arrivals": "clients that arrive later and their first rounds, such as 8:20,9:20",
+    "departures": "clients that leave and their last rounds, such as 0:30",
+    "drift_rounds": "rounds that are the first of the next concept, such as 20,40",
+}
 SPELLED: dict[str, Callable[[Group], None]] = {
-    "model_options": lambda group: group.pairs(
-        "model_option", "an option of the network, such as hidden=128"
-    ),
-    "optimizer_options": lambda group: group.pairs(
-        "optimizer_option", "an option of the optimizer, such as b1=0.8"
-    ),
-    "lr_schedule_options": lambda group: group.pairs(
-        "lr_schedule_option", "an option of the learning rate's schedule, such as final=0.1"
-    ),
-    "attack_options": lambda group: group.pairs(
-        "attack_option", "an option of the attack, such as factor=10"
-    ),
     "attackers": lambda group: group.text(
         "attackers", None, "Byzantine clients: ids such as 3,7, or a share such as 20%"
-    ),
-    "aggregator_options": lambda group: group.pairs(
-        "aggregator_option", "an option of the robust rule, such as f=4"
-    ),
-    "compress_options": lambda group: group.pairs(
-        "compress_option", "an option of the compressor, such as rate=0.01"
-    ),
-    "secure_options": lambda group: group.pairs(
-        "secure_option", "an option of secure aggregation's numbers, such as levels=1024"
     ),
     "metrics": lambda group: group.names(
         "metrics", [], f"metrics beside the task's main metric: {metric_names()}, or your own"
@@ -92,18 +87,6 @@ SPELLED: dict[str, Callable[[Group], None]] = {
         0.0,
         "weight distribution regularizer of cwFedAVG, added to every algorithm",
         0.0,
-    ),
-    "stragglers": lambda group: group.names(
-        "stragglers", [], "stragglers and their delays in rounds, such as 0:1,3:2"
-    ),
-    "arrivals": lambda group: group.names(
-        "arrivals", [], "clients that arrive later and their first rounds, such as 8:20,9:20"
-    ),
-    "departures": lambda group: group.names(
-        "departures", [], "clients that leave and their last rounds, such as 0:30"
-    ),
-    "drift_rounds": lambda group: group.names(
-        "drift_rounds", [], "rounds that are the first of the next concept, such as 20,40"
     ),
     "devices": lambda group: group.text(
         "devices",
@@ -151,46 +134,6 @@ def _data(group: Group) -> None:
     group.number(
         "validation_fraction", 0.0, "part of each client's training samples for validation"
     )
-
-
-def _rule(group: Group) -> None:
-    group.number("alpha", None, "concentration of Dir(alpha): small means few classes per client")
-    group.integer(
-        "min_size", None, "fewest samples of a client, before test samples are held out", 1
-    )
-    group.integer("max_retries", None, "further draws until every client holds min_size samples", 0)
-    group.integer("classes_per_client", None, "classes that a client holds", 1)
-    group.integer("groups", None, "groups of clients with the same dominant classes", 1)
-    group.number("dominant_share", None, "part of a client's samples of dominant classes", 0.0, 1.0)
-    group.text("dominant", None, "'contiguous' blocks of classes, or 'sampled' ones")
-    group.integer("dominant_classes", None, "dominant classes of a group, if sampled", 1)
-    group.integer("train_samples", None, "largest number of training samples of a client", 1)
-    group.integer("test_samples", None, "largest number of test samples of a client", 1)
-    meaning = (
-        "test samples: 'official' deals the official ones by the same rule; 'pooled' deals all "
-        "samples and holds out a part of each client's, 'train' the training samples only; "
-        "'auto' is the rule's choice"
-    )
-    group.text("test_split", None, meaning)
-    meaning = "fraction of a client's samples held out, with --test_split=pooled or train"
-    group.number("test_fraction", None, meaning)
-    group.text("column", None, "column of client ids, such as writer, user, hospital (by_column)")
-    group.pairs("partition_option", "an option of the partition rule, such as one of your own rule")
-    # Further options of single rules, given as text and parsed by the rule's own types.
-    takers: dict[str, list[tuple[str, str]]] = {}
-    for rule in sorted(pfl.data.RULES):
-        for option in pfl.data.rule_options(rule):
-            takers.setdefault(RULE_FLAG.get(option, option), []).append((rule, option))
-    for name in sorted(set(takers) - set(group.values)):
-        rules = ", ".join(rule for rule, _ in takers[name])
-        group.text(name, None, f"{rules}: {_documented(*takers[name][0])}")
-
-
-def _documented(rule: str, option: str) -> str:
-    """Return the first sentence on an option in the docstring of its rule."""
-    text = inspect.getdoc(pfl.data.RULES[rule].plan) or ""
-    entry = re.search(rf"^  {option}: (.+(?:\n    .+)*)", text, re.MULTILINE)
-    return " ".join(entry[1].split()).partition(". ")[0].rstrip(".") if entry else "an option"
 
 
 def _training(group: Group) -> None:
@@ -293,7 +236,7 @@ def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> Fla
     values = FlagValues()
     for name, group in zip(
         (*GROUPS, "help"),
-        (_comparison, _data, _rule, _training, _uploads, _run, _help),
+        (_comparison, _data, data_flags.define_rule, _training, _uploads, _run, _help),
         strict=True,
     ):
         group(Group(values, name))
@@ -351,18 +294,22 @@ def repeated() -> frozenset[str]:
 
 def given_words(config: ExperimentConfig) -> list[str]:
     """Return the given flags as words, without flags that name places or code."""
-    words = []
-    for name, one in config.settings.items():
-        if not one.present or one.group not in GROUPS or name in OWN_PLACES:
-            continue
-        if name in repeated():
-            words += [f"--{name}={word}" for word in one.value]
-        elif isinstance(one.value, bool):
-            words.append(f"--{'' if one.value else 'no'}{name}")
-        elif one.value is not None:
-            value = ",".join(map(str, one.value)) if isinstance(one.value, list) else one.value
-            words.append(f"--{name}={value}")
-    return words
+    return [
+        word
+        for name, one in config.settings.items()
+        if one.present and one.group in GROUPS and name not in OWN_PLACES
+        for word in flag_words(name, one.value)
+    ]
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """Return the words that set a flag: several of a repeatable flag, none for None."""
+    if name in repeated():
+        return [f"--{name}={word}" for word in value]
+    if isinstance(value, bool):
+        return [f"--{'' if value else 'no'}{name}"]
+    text = ",".join(map(str, value)) if isinstance(value, list) else value
+    return [] if value is None else [f"--{name}={text}"]
 
 
 USAGE = f"""\

@@ -16,10 +16,9 @@ from fedjax_pfl.utils.conversions import decimal
 from fedjax_pfl.utils.errors import shown
 from fedjax_pfl.utils.metric_names import ACCURACY
 
-from ..outputs.run_files import write_text
+from ..outputs.run_files import NEW_CLIENTS, write_text
 from .config import ExperimentConfig
 
-FILE = "new_clients.csv"
 AXES = ("seed", "part_of_samples", "local_steps", "client")
 COLUMNS = ["seed", "client", "part_of_samples", "local_steps"]  # and the measure
 
@@ -84,17 +83,13 @@ def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -
     return rows.loc[np.isfinite(rows[name]), [*COLUMNS, name]]
 
 
-def write(folder: Path, rows: pd.DataFrame) -> None:
-    """Write an algorithm's rows."""
-    write_text(folder / FILE, rows.to_csv(index=False, lineterminator="\r\n"))
-
-
-def _rows(path: Path, measure: pfl.models.Measure) -> pd.DataFrame:
+def _rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
     """Format an algorithm's rows.
 
     Raises:
-      InputError: they can't be read as what `write` writes.
+      InputError: they can't be read as those of `score`.
     """
+    path = folder / NEW_CLIENTS
     try:
         rows = pd.read_csv(path, dtype=str)
         if list(rows) != [*COLUMNS, measure.name]:
@@ -114,12 +109,12 @@ def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFram
     Raises:
       InputError: as of `_rows`.
     """
-    return pd.concat([_rows(folder / FILE, measure) for folder in folders])
+    return pd.concat([_rows(folder, measure) for folder in folders])
 
 
 def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> str:
     """Write and return the table of new clients: mean over clients and seeds, by steps."""
-    rows = pd.concat({name: _rows(folder / name / FILE, measure) for name in names}, names=["name"])
+    rows = pd.concat({name: _rows(folder / name, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
     means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
     cells = means.mean().unstack(["part_of_samples", "local_steps"], sort=False)

@@ -5,7 +5,6 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +195,9 @@ def _run_seeds(
         adapt=config.adaptation,
     )
     models = final_models(result) if config.save_models else None
-    more = None
+    rows = None
     if experiment.new_clients is not None:
         rows = new_clients.score(experiment.new_clients, result, config.training_of[name])
-        more = partial(new_clients.write, rows=rows)
     # Without `final`, which frees device memory for the next algorithm.
     result = replace(result, final=None)
     description = provenance.configuration(experiment, result, facts)
@@ -208,7 +206,7 @@ def _run_seeds(
         if folder.parent != output:  # of some of the seeds
             with writing(folder.parent):
                 folder.parent.mkdir(parents=True, exist_ok=True)
-        run_files.write_algorithm(folder, result, description, facts["summary"], models, more)
+        run_files.write_algorithm(folder, result, description, facts["summary"], models, rows)
         growing.remove()
 
     processes.on_first(write)
@@ -223,12 +221,11 @@ def _join(
     folders = {algorithm_folders.part_folder(output, name, s, config.rounds): s for s in parts}
     result = algorithm_folders.joined(folders, name, config.rounds)
     models = algorithm_folders.joined_models(folders) if config.save_models else None
-    more = None
+    rows = None
     if experiment.new_clients is not None:
         rows = new_clients.rows_of(folders, result.measure())
-        more = partial(new_clients.write, rows=rows)
     description = provenance.configuration(experiment, result, facts)
-    run_files.write_algorithm(output / name, result, description, facts["summary"], models, more)
+    run_files.write_algorithm(output / name, result, description, facts["summary"], models, rows)
 
 
 def final_models(result: pfl.Result) -> dict[str, Any]:

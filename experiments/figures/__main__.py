@@ -24,7 +24,7 @@ from ..cli.flag_groups import Group, new_path
 from ..cli.parsing import FlagValues, parse_words
 from ..cli.start import called
 from ..outputs import line_styles
-from ..outputs.run_files import atomic_write, write_text
+from ..outputs.run_files import atomic_write, write_csv
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
@@ -131,15 +131,13 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
     options = pfl.data.parse_options(
         options_given(args), plot.options, f"option of figure {name!r}"
     )
-    if not plot.needs_runs:
-        if args.runs:
-            raise InputError(f"{name} draws a formula: leave --runs out.")
-        return plot.draw((), **(dict(plot.options) | options))
-    if not args.runs:
+    if args.runs and not plot.needs_runs:
+        raise InputError(f"{name} draws a formula: leave --runs out.")
+    if plot.needs_runs and not args.runs:
         raise InputError(f"{name} is drawn from finished runs: give their folders with --runs=DIR.")
     if "data_dir" in plot.options and args.data_dir is not None:
         options["data_dir"] = args.data_dir
-    runs = find(args.runs, args.algorithms, args.metric)
+    runs = find(args.runs, args.algorithms, args.metric) if plot.needs_runs else ()
     return plot.draw(runs, **(dict(plot.options) | options))
 
 
@@ -198,7 +196,7 @@ def write(drawing: Drawing, output: Path | None, data: Path | None) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
     if data is not None:
-        write_text(data, drawing.numbers.to_csv(index=False, lineterminator="\r\n"))
+        write_csv(data, drawing.numbers)
     if output is not None:
         with atomic_write(output) as part:
             drawing.figure.savefig(part, format=output.suffix[1:].lower())

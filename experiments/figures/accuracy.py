@@ -263,7 +263,7 @@ def of_record(runs: Sequence[Run], *, record: str = "self_weight") -> Drawing:
     """
     runs, drawing = with_record(runs, record), Drawing(5.8, 4.0)
     for run, name, style in with_styles(runs):
-        values = mean_over_clients(run.record(record).astype(float))  # [S, T]
+        values = mean_over_clients(run.records[record].astype(float))  # [S, T]
         drawing.band(drawing.axes[0], run.record_rounds, values, style, name)
         places = {"seed": run.seeds, "round": run.record_rounds}
         drawing.add({"value": values}, places, **of_run(run, name), record=record)

@@ -104,11 +104,7 @@ def scatter(
     unit = ", %" if measure.fraction else f", {measure.axis}"
     drawing = Drawing.panels(len(others), 4.0, 4.0)
     for axes, run, name in zip(drawing.axes, others, names, strict=True):
-        if not same_data(run, first):
-            raise InputError(
-                "accuracy/scatter needs the same clients with the same samples in all runs, got "
-                f"{first.data_name} ({own}) and {run.data_name} ({name})."
-            )
+        _require_same_data("accuracy/scatter", (first, own), (run, name))
         seeds = [seed for seed in first.seeds if seed in run.seeds]
         if not seeds:
             raise InputError(f"{own} and {name} have no seed in common.")
@@ -160,11 +156,7 @@ def sorted_gains(
     drawing, made = Drawing(6.4, 4.2), {}
     for run, name, _ in with_styles(runs):
         if run is not base:
-            if not same_data(run, base):
-                raise InputError(
-                    "accuracy/gains needs the same clients with the same samples in all runs, got "
-                    f"{base.data_name} ({baseline}) and {run.data_name} ({name})."
-                )
+            _require_same_data("accuracy/gains", (base, baseline), (run, name))
             made[name] = run.result.gains(base.result, model, split)
             places = {"seed": made[name].seeds, "client": made[name].clients}
             drawing.add({"gain": made[name].values}, places, **of_run(run, name))
@@ -173,6 +165,15 @@ def sorted_gains(
     drawing.legend(f"better than {baseline}")
     drawing.title(f"{model} model, {split} samples, after the last round; a client in a seed each")
     return drawing
+
+
+def _require_same_data(figure: str, *named: tuple[Run, str]) -> None:
+    """Raise `InputError` unless two runs, which have these names, are on the same data."""
+    if not same_data(*(run for run, _ in named)):
+        words = " and ".join(f"{run.data_name} ({name})" for run, name in named)
+        raise InputError(
+            f"{figure} needs the same clients with the same samples in all runs, got {words}."
+        )
 
 
 def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:

@@ -25,6 +25,7 @@ from .selection import (
     REPEATS,
     differing_settings,
     mixed_code,
+    named_settings,
     renamed,
     setting,
     shown,
@@ -184,17 +185,13 @@ def pivoted(
             )
     differ = _differing_settings(runs, at, names)
 
-    def row_of(run: Run) -> str:
-        own = [n for n in differ if n in run.settings]
-        words = [f"{n.partition('.')[2] or n}={shown(run.settings[n])}" for n in own]
-        return ", ".join([run.algorithm, *words])
-
     scores: list[tuple[str, str, int, float]] = []
     pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[tuple[str, str], list[str]] = {}
     for run, column, mine in zip(runs, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
-        place, what = (renamed(row_of(run)), renamed(column)), f"{row_of(run)} with {name} {column}"
+        row = ", ".join([run.algorithm, *named_settings(run, differ)])
+        place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:
             both = set(run.seeds) & set(other.seeds)

@@ -26,14 +26,13 @@ from ..cli import flags, identity, plugins, run_folder
 from ..cli.algorithms import words as algorithm_words
 from ..cli.build import Experiment, load_inputs, prepare
 from .runs import CONFIG, Run
+from .selection import MEASURING
 
 # Flags that the saved partition replaces, or that local training does not use.
 _LEFT_OUT = {
     "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
     "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
-    "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "adapt_learning_rate",
-    "adapt_batch_size", "score_clients", "import_file", "trust_flagfiles", "distributed",
-    "tensorboard", "wandb", "mlflow",
+    "import_file", "trust_flagfiles", "distributed", "tensorboard", "wandb", "mlflow", *MEASURING,
 }  # fmt: skip
 
 

@@ -23,10 +23,10 @@ from fedjax_pfl.results.table import BOLD, Column, Table, measured
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from ..outputs.run_files import write_text
+from ..outputs.run_files import write_csv, write_text
 from .runs import ALGORITHM, Run, same_data
 from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
-from .selection import REPEATS, differing_settings, labels, mixed_code, varying, with_scores
+from .selection import REPEATS, bare, differing_settings, labels, mixed_code, varying, with_scores
 
 
 def run_columns(measure: Measure) -> list[Column]:
@@ -180,14 +180,10 @@ def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
     if left:
         notes.append(f"Left out, without {split} scores of the model {model!r}: {', '.join(left)}.")
     differ = [name for name in varying(runs, REPEATS) if name != ALGORITHM]
-    hidden = [name for name in differ if not any(_bare(name) + "=" in label for label in names)]
+    hidden = [name for name in differ if not any(bare(name) + "=" in label for label in names)]
     if hidden:
         notes.append(f"The runs also differ in {', '.join(hidden)}.")
     return notes
-
-
-def _bare(name: str) -> str:
-    return name.partition(".")[2] or name
 
 
 def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
@@ -292,4 +288,4 @@ def write_tables(
     write_text(folder / "table.md", "\n\n".join([text, table.to_markdown(), *table.notes]) + "\n")
     write_text(folder / "table.tex", f"% {text}\n{latex}")
     write_text(folder / "table.csv", numbers.to_csv())
-    write_text(folder / "seeds.csv", scores.to_csv(index=False, lineterminator="\r\n"))
+    write_csv(folder / "seeds.csv", scores)

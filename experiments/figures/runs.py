@@ -15,7 +15,7 @@ from fedjax_pfl.results.notes import row_remarks
 from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
-from ..cli.flags import RULE_FLAG
+from ..cli.data_flags import RULE_FLAG
 from ..outputs.run_files import client_records
 
 # Flags of places and of the execution, which do not change the results.
@@ -157,16 +157,6 @@ class Run:
     def records(self) -> dict[str, np.ndarray]:
         """Records of the clients by round, their traffic and computation, [S, T, N]."""
         return client_records(self.result)
-
-    def record(self, name: str) -> np.ndarray:
-        """Return the record of a name, [S, T, N].
-
-        Raises:
-          InputError: there is none.
-        """
-        if name not in self.records:
-            raise InputError(f"{self.folder} has no record {name!r}.")
-        return self.records[name]
 
     def traffic(self, way: str) -> np.ndarray:
         """Return the bytes sent ("up") or received ("down") by each client, [S, T, N]."""

@@ -119,8 +119,8 @@ def curve(
         )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts
-    if over == "next_participants" and "participated" in run.records:  # else all take part
-        took_part = run.record("participated").astype(bool)  # [S, T, N]
+    if over == "next_participants":
+        took_part = run.records["participated"].astype(bool)  # [S, T, N]
         coming = np.concatenate([took_part[:, 1:], np.zeros_like(took_part[:, :1])], axis=1)
         known &= coming[:, run.eval_rounds - 1][:, :, rows]
     weights = known * (run.result.test_sizes[rows] if average == "samples" else 1.0)

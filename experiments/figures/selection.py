@@ -134,11 +134,8 @@ def mixed_code(groups: Iterable[Sequence[Run]]) -> list[str]:
 
 def _code(run: Run) -> dict[str, Any]:
     versions = run.config.get("versions")
-    return (
-        {}
-        if not isinstance(versions, dict)
-        else {k: versions.get(k) for k in provenance.versions()}
-    )
+    known = versions if isinstance(versions, dict) else {}
+    return {name: known.get(name) for name in provenance.versions()}
 
 
 def setting(runs: Sequence[Run], name: str) -> list[Run]:
@@ -178,6 +175,16 @@ def shown(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+def bare(name: str) -> str:
+    """Return the name of a setting without its algorithm."""
+    return name.partition(".")[2] or name
+
+
+def named_settings(run: Run, names: Sequence[str]) -> list[str]:
+    """Return words such as "top_k=5" for the settings among the names that a run has."""
+    return [f"{bare(n)}={shown(run.settings[n])}" for n in names if n in run.settings]
+
+
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run: its algorithm, then the settings in which runs differ.
 
@@ -190,8 +197,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
     hidden = hidden and len({repr([run.settings.get(name) for name in differ]) for run in runs}) < 2
 
     def label(run: Run) -> str:
-        own = [name for name in differ if name in run.settings]
-        words = [f"{name.partition('.')[2] or name}={shown(run.settings[name])}" for name in own]
+        words = named_settings(run, differ)
         return ", ".join([run.algorithm, *words] if several or not words else words)
 
     chosen = [label(run) for run in runs]

@@ -184,7 +184,7 @@ def _draw(
 def _last(run: Run, record: str) -> np.ndarray:
     """Return a record's mean over clients in the last round, [S], or the run's traffic."""
     if record == TRAFFIC:
-        sent = run.record("traffic/up_bytes") + run.record("traffic/down_bytes")
-        present = np.maximum(run.record("participated").sum(axis=(1, 2)), 1)
+        sent = run.records["traffic/up_bytes"] + run.records["traffic/down_bytes"]
+        present = np.maximum(run.records["participated"].sum(axis=(1, 2)), 1)
         return sent.sum(axis=(1, 2)) / present / 1e6
-    return np.nanmean(run.record(record)[:, -1].astype(float), axis=-1)
+    return np.nanmean(run.records[record][:, -1].astype(float), axis=-1)

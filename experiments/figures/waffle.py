@@ -42,7 +42,7 @@ def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
       record: name of the algorithm's record, [S, T, N].
     """
     runs = with_record(runs, record)
-    values = [run.record(record).astype(float) for run in runs]
+    values = [run.records[record].astype(float) for run in runs]
     top = max(float(np.nanmax(one)) for one in values) or 1.0
     norm, width = PowerNorm(0.5, vmin=0.0, vmax=top), max(3.6 * len(runs), 5.0) + 1.6
     shape = {"sharex": "col", "height_ratios": (1.2, 1.0)}

@@ -59,11 +59,8 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.FIRS
         the measure after the last round.
     """
     first = next(iter(results.values()))
-    measure, more, common = (
-        first.measure(),
-        first.measures[1:][: result_table.MOST],
-        _common(results),
-    )
+    measure, more = first.measure(), first.measures[1:][: result_table.MOST]
+    common = _common(results)
     over = harm.gains_over_baselines(results, pfl.Result.gains)
     rows, scores = [], []
     for name, result in results.items():

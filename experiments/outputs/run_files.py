@@ -33,12 +33,13 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
@@ -50,11 +51,17 @@ from fedjax_pfl.results.names import COUNTS
 from . import comparison_table, line_styles
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
+NEW_CLIENTS = "new_clients.csv"
 
 
 def write_text(path: Path, text: str) -> None:
     with atomic_write(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Write a table's columns, with their names and without its index."""
+    write_text(path, table.to_csv(index=False, lineterminator="\r\n"))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -83,7 +90,7 @@ def write_algorithm(
     config: Mapping,
     facts: Mapping,
     models: Mapping | None,
-    more: Callable[[Path], None] | None = None,
+    new_clients: pd.DataFrame | None = None,
 ) -> None:
     """Write one algorithm's folder.
 
@@ -93,7 +100,7 @@ def write_algorithm(
       config: content of `config.json`.
       facts: added to the summary, such as the data set's name.
       models: by name, or None to leave them out.
-      more: writes further files into the folder.
+      new_clients: rows of their scores, if there are any.
     """
     target, folder = folder, folder.with_name(f".part-{folder.name}")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed while writing
@@ -120,8 +127,8 @@ def write_algorithm(
                 value[0], result.matrix_rounds, title, names, result.client_names
             )
             write_picture(folder / f"{name}.png", picture)
-    if more is not None:
-        more(folder)
+    if new_clients is not None:
+        write_csv(folder / NEW_CLIENTS, new_clients)
     if models is not None:
         with atomic_write(folder / "models.npz") as part:
             pfl.save_models(part, models)

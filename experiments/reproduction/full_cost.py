@@ -105,12 +105,7 @@ def _round(words: tuple[str, ...]) -> float | None:
         return None
     partition = data_flags.make_partition(args, datasets.blank(args.dataset))
     each = _step(args)
-    return None if each is None else float(steps(args, train_sizes(partition)).sum()) * each
-
-
-def train_sizes(partition: pfl.Partition) -> np.ndarray:
-    """Return each client's number of training samples, [N]."""
-    return np.array([len(own) for own in partition.train.lists()])
+    return None if each is None else float(steps(args, partition.sizes()).sum()) * each
 
 
 def steps(args: ExperimentConfig, sizes: np.ndarray) -> np.ndarray:
@@ -150,6 +145,6 @@ def passes(folders: Mapping[str, Path], row: str) -> float | None:
     args = flags.parse(["run"])
     names = ("local_steps", "local_epochs", "batch_size", "drop_last")
     args = args.replace(**{name: run.flags[name] for name in names if name in run.flags})
-    own = steps(args, train_sizes(pfl.Partition.load(folder.parent / "partition.npz")))
-    plain = (run.record("participated") * own).sum() * step
+    own = steps(args, pfl.Partition.load(folder.parent / "partition.npz").sizes())
+    plain = (run.records["participated"] * own).sum() * step
     return float(flops.sum() / plain) if plain else None

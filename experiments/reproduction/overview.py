@@ -29,20 +29,15 @@ class Part:
       name: such as "feddwa/1".
       title: its caption.
       report: its numbers; None where it has none yet.
-      state: "finished", or what is the matter.
+      state: how many cells are measured, or what is the matter.
       cost: at full scale, or None if it wasn't counted.
     """
 
     name: str
     title: str
-    report: Report | None
-    state: str
+    report: Report | None = None
+    state: str = "not made yet"
     cost: Cost | None = None
-
-    @classmethod
-    def pending(cls, request: Request) -> "Part":
-        """Return a table that has not been made yet."""
-        return cls(request.table.name, request.table.caption, None, "not made yet")
 
     @classmethod
     def finished(cls, request: Request, report: Report) -> "Part":

@@ -159,13 +159,10 @@ class Line:
     def registered(self) -> bool:
         return self.algorithm in pfl.core.ALGORITHMS
 
-    def same_run(self, other: "Line") -> bool:
-        """Return whether both are scores of one run."""
-        mine, theirs = (
-            (one.algorithm, one.settings, one.reduced, one.flags, dict(one.reading))
-            for one in (self, other)
-        )
-        return mine == theirs
+    @property
+    def run(self) -> tuple:
+        """Equal for rows that are scores of one run."""
+        return self.algorithm, self.settings, self.reduced, self.flags, dict(self.reading)
 
 
 @dataclass(frozen=True)
@@ -206,7 +203,7 @@ class PaperTable:
 
     def run_of(self, line: Line) -> Line:
         """Return the first row whose run has this row's score."""
-        return next(one for one in self.row if one.same_run(line))
+        return next(one for one in self.row if one.run == line.run)
 
     def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
         """Return the further settings of single rows at that scale, by their titles."""
@@ -220,11 +217,6 @@ class PaperTable:
     def has_scale(self, scale: str) -> bool:
         """Return whether the table has flags for a scale."""
         return scale != "network" or bool(self.network)
-
-    def require_scale(self, scale: str) -> None:
-        """Raise `InputError` where the table has no flags for a scale."""
-        if not self.has_scale(scale):
-            raise pfl.InputError(f"{self.name} has no --scale=network: use small, medium or full.")
 
     def readings(self, scale: str = "full") -> list[str]:
         """Return the readings that change something at a scale, for a part of the table."""

@@ -4,11 +4,11 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.files import as_path
 
 from ..cli import build, data_flags, flags, identity, run_folder
 from ..cli.config import ExperimentConfig
@@ -39,10 +39,7 @@ class Cell:
         Raises:
           InputError: invalid flags, or no data set.
         """
-        args = self.args()
-        return build.load_inputs(
-            args, _loaded(args.dataset, args.data_dir, tuple(args.data_option))
-        )
+        return build.load_inputs(self.args(), shared=True)
 
     def finished(self) -> bool:
         """Return whether the folder has all results of the run.
@@ -62,9 +59,8 @@ class Cell:
 
     def has_data(self) -> bool:
         """Return whether the data set exists."""
-        args = self.args()
         try:
-            _loaded(args.dataset, args.data_dir, tuple(args.data_option))
+            data_flags.load_dataset(self.args(), shared=True)
         except pfl.InputError:
             return False
         return True
@@ -91,13 +87,6 @@ class Cell:
             )
 
 
-@lru_cache(maxsize=1)  # the rows of a column share theirs
-def _loaded(name: str, data_dir: str | None, options: tuple[str, ...]) -> pfl.Dataset:
-    words = [f"--dataset={name}", *(f"--data_option={option}" for option in options)]
-    words += [] if data_dir is None else [f"--data_dir={data_dir}"]
-    return data_flags.load_dataset(flags.parse(["run", *words]))
-
-
 @dataclass(frozen=True)
 class Request:
     """A table to make.
@@ -111,6 +100,7 @@ class Request:
         that another one makes sense.
       reading: one of `tables.READINGS`, or None for the presets as they are.
       saved: folder of saved cells, see `saved_cells`, or None.
+      columns, rows: names of those to run; () is all.
     """
 
     table: PaperTable
@@ -120,6 +110,8 @@ class Request:
     stand_in: Mapping[str, str] = field(default_factory=dict)
     reading: str | None = None
     saved: Path | None = None
+    columns: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     def cells(self, column: Column, other: str | None = None) -> Iterator[Cell]:
         """Yield the runs of a column's rows, on another data set if one is named."""
@@ -167,20 +159,15 @@ def _filled(word: str, values: Mapping[str, object]) -> str:
     return word
 
 
-def default_folder(
-    table: PaperTable, scale: str, args: ExperimentConfig, reading: str | None = None
+def output_folder(
+    name: str, scale: str, args: ExperimentConfig, reading: str | None = None
 ) -> Path:
-    """Return runs/reproduce-PAPER-TABLE-SCALE, with a hash of further flags if any."""
-    name = f"reproduce-{table.name.replace('/', '-')}-{scale}"
-    return Path("runs") / f"{name}{f'-{reading}' if reading else ''}{marked(args)}"
-
-
-def marked(args: ExperimentConfig) -> str:
-    """Return the end of a default folder's name: a hash of effective flags, or nothing."""
+    """Return --output_dir, or runs/reproduce-NAME-SCALE with a hash of further flags if any."""
+    if args.output_dir is not None:
+        return as_path("--output_dir", args.output_dir)
     now = identity.run_identity(args)
-    if now == identity.run_identity(flags.parse(["run"])):
-        return ""
-    return f"-{digest(now)}"
+    mark = "" if now == identity.run_identity(flags.parse(["run"])) else f"-{digest(now)}"
+    return Path("runs") / f"reproduce-{name}-{scale}{f'-{reading}' if reading else ''}{mark}"
 
 
 def digest(value: object) -> str:
@@ -188,7 +175,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
-def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section, list[Cell]]:
+def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     """Return (the table's section of a column, its missing runs).
 
     Raises:
@@ -197,8 +184,9 @@ def plan(request: Request, column: Column, rows: Sequence[str]) -> tuple[Section
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
-        asked_for = (cell for cell in cells if cell.line.name in rows)
-        return [c for c in asked_for if c.line.name not in section.saved and not c.finished()]
+        rows = request.rows or [cell.line.name for cell in cells]
+        todo = (cell for cell in cells if cell.line.name in rows)
+        return [c for c in todo if c.line.name not in section.saved and not c.finished()]
 
     complete = request.scale == "full"
     section, cells = own(request, column)
@@ -251,7 +239,7 @@ def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section
         for cell in cells
     }
     section = replace(section, runs={row: run for row, run in runs.items() if run})
-    facts = saved_cells.load(request.saved, table, request.scale, request.reading)
+    facts = saved_cells.load(request)
     return replace(section, saved=saved_cells.current(facts, section))
 
 

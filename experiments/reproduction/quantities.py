@@ -38,9 +38,7 @@ class Quantity(NamedTuple):
 
 def _per_participant(run: Run, sums: np.ndarray) -> np.ndarray:
     """Reduce [S, T, N] to [S], the last round's mean over its participants."""
-    took_part = np.full(len(sums), sums.shape[2])
-    if "participated" in run.records:
-        took_part = run.record("participated")[:, -1].sum(axis=1)
+    took_part = run.records["participated"][:, -1].sum(axis=1)
     return sums[:, -1].sum(axis=1) / np.maximum(took_part, 1)
 
 

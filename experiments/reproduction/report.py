@@ -16,7 +16,7 @@ from fedjax_pfl.results.table import Table
 
 from ..cli.console import print_table
 from ..figures.scores import SCORES
-from ..outputs.run_files import write_json, write_text
+from ..outputs.run_files import write_csv, write_json, write_text
 from . import datasets
 from .cells import (
     DATA,
@@ -283,7 +283,7 @@ def write(output: Path, report: Report) -> None:
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
     facts = {"table": report.table.name, "scale": report.scale, "reading": report.reading}
-    cells = pd.concat([
+    cells: Cells = pd.concat([
         report.cells[one.column.name].assign(
             **facts, column=one.column.name, note=one.note, unit=one.unit
         )
@@ -292,8 +292,7 @@ def write(output: Path, report: Report) -> None:
     cells["algorithm"] = [line.algorithm for line in cells["line"]]
     cells["within"] = cells["within"].astype(object).where(cells["difference"].notna())
     cells["explained_by"] = cells["explained_by"].map("; ".join)
-    text = cells[COLUMNS].to_csv(index=False, lineterminator="\r\n")
-    write_text(output / "table.csv", text)
+    write_csv(output / "table.csv", cells[COLUMNS])
 
 
 def summary(report: Report) -> dict[str, Any]:

@@ -8,9 +8,9 @@ machines differ.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,10 @@ from fedjax_pfl.data.atomic_files import read_json
 from ..cli import identity
 from ..outputs.run_files import plain, write_text
 from .cells import Section, measured
-from .paper_tables import SCALES, PaperTable
+from .paper_tables import SCALES
+
+if TYPE_CHECKING:
+    from .planning import Request
 
 CELLS = "kept"
 
@@ -41,16 +44,20 @@ def as_text(facts: Mapping[str, Any]) -> str:
     return f'{text[:-2]},\n  "{CELLS}": {{\n' + ",\n".join(lines) + "\n  }\n}\n"
 
 
-def load(folder: Path, table: PaperTable, scale: str, reading: str | None) -> dict[str, Any]:
+def _file(request: "Request") -> Path:
+    return (request.saved or Path()) / f"{page_of(request.table.name, request.scale)}.json"
+
+
+def load(request: "Request") -> dict[str, Any]:
     """Read a table's file; without one there are no cells.
 
     Raises:
       InputError: the file is damaged, or of another reading.
     """
-    path = folder / f"{page_of(table.name, scale)}.json"
-    facts = {"table": table.name, "scale": scale, "reading": reading}
+    path = _file(request)
+    facts = {"table": request.table.name, "scale": request.scale, "reading": request.reading}
     facts |= read_json(path) if path.exists() else {}
-    if facts["reading"] != reading:
+    if facts["reading"] != request.reading:
         raise pfl.InputError(
             f"{path} keeps cells of the reading {facts['reading'] or 'of the presets'}: give "
             "another folder as --saved_cells."
@@ -64,26 +71,27 @@ def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, A
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 
 
-def save(
-    folder: Path, table: PaperTable, scale: str, reading: str | None, section: Section
-) -> None:
-    """Add a column's finished cells to the table's file."""
-    facts, new = load(folder, table, scale, reading), {}
-    known = current(facts, section)
-    for line in table.row if section.column.quantity != "seconds" else ():
-        run, place = section.runs.get(line.name), section.folders.get(line.name)
-        if run is None or place is None or line.name in known:
-            continue
-        if (place / "summary.json").exists():
-            cell = measured(table, section.column, line, place)
-            seeds = [str(seed) for seed in read_json(place / "config.json")["seeds"]]
-            scores = dict(zip(seeds, np.asarray(cell.pop("scores"), float), strict=True))
-            cell = {name: value for name, value in cell.items() if value or name == "remarks"}
-            new[f"{section.column.name}/{line.name}"] = plain({
-                "run": run, "revision": identity.revision(pfl.core.ALGORITHMS[line.algorithm]),
-                "scores": scores, **cell,
-            })  # fmt: skip
+def save(request: "Request", sections: Sequence[Section]) -> None:
+    """Add finished cells to the table's file, if the command has a folder of them."""
+    if request.saved is None:
+        return
+    facts, new, table = load(request), {}, request.table
+    for section in sections:
+        known = current(facts, section)
+        for line in table.row if section.column.quantity != "seconds" else ():
+            run, place = section.runs.get(line.name), section.folders.get(line.name)
+            if run is None or place is None or line.name in known:
+                continue
+            if (place / "summary.json").exists():
+                cell = measured(table, section.column, line, place)
+                seeds = [str(seed) for seed in read_json(place / "config.json")["seeds"]]
+                scores = dict(zip(seeds, np.asarray(cell.pop("scores"), float), strict=True))
+                cell = {name: value for name, value in cell.items() if value or name == "remarks"}
+                new[f"{section.column.name}/{line.name}"] = plain({
+                    "run": run, "revision": identity.revision(pfl.core.ALGORITHMS[line.algorithm]),
+                    "scores": scores, **cell,
+                })  # fmt: skip
     if new:
-        folder.mkdir(parents=True, exist_ok=True)
+        request.saved.mkdir(parents=True, exist_ok=True)
         facts[CELLS] = {**facts.get(CELLS, {}), **new}
-        write_text(folder / f"{page_of(table.name, scale)}.json", as_text(facts))
+        write_text(_file(request), as_text(facts))

@@ -17,7 +17,7 @@ from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY
 
 from ..outputs import html_page
-from ..outputs.run_files import write_picture, write_text
+from ..outputs.run_files import write_csv, write_picture, write_text
 from ..sweeps.sweep_files import Outcome, at_the_edge, best, best_on_test, best_per_client
 from .report import COSTS, MEANINGS, SETTING, Report
 
@@ -170,12 +170,11 @@ def write(report: Report, folder: Path, parts: Sequence[Section], command: str) 
     for part in parts:
         if part.name and part.tables:
             numbers = pd.concat([table.to_pandas() for table in part.tables])
-            text = numbers.to_csv(index=False, lineterminator="\r\n")
-            write_text(folder / f"{part.name}.csv", text)
+            write_csv(folder / f"{part.name}.csv", numbers)
         if part.picture is not None:
             write_picture(folder / f"{part.name}.png", part.picture)
     text = "\n\n".join(["# Study", f"```bash\n{command}\n```", *(p.to_markdown() for p in parts)])
     write_text(folder / "study.tex", "\n".join(part.to_latex() for part in parts))
-    write_text(folder / "study.csv", report.numbers.to_csv(index=False, lineterminator="\r\n"))
+    write_csv(folder / "study.csv", report.numbers)
     write_text(folder / "study.html", html_page.page("Study", text, folder))
     write_text(folder / "study.md", f"{text}\n")

@@ -30,7 +30,7 @@ def check_run(words):
 
 
 def check_config(args):
-    _ = args.delays, args.scored_clients, args.recorded_rounds, args.adaptation
+    _ = args.federation_options(), args.scored_clients, args.recorded_rounds, args.adaptation
     own = data_flags.rule_flags(args.partition)
     for name in args.by_group()["rule"]:
         if args[name].present and name not in own:

@@ -13,6 +13,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
+from experiments.cli import data_flags
 from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
@@ -213,13 +214,13 @@ def test_results_of_other_data_are_no_cells_of_the_table(tables, finished, monke
         raise pfl.InputError("It is gone.")
 
     for load, code in ((lambda data_dir: changed, 2), (gone, 0)):
-        planning._loaded.cache_clear()
+        data_flags.last_loaded.cache_clear()
         monkeypatch.setitem(DATASETS, "digits", source._replace(load=load))
         assert call(tables, finished, "--eval_every=1") == code
         said = capsys.readouterr()
         assert ("content of the data set was" in said.err) == (code == 2)
         assert ("DWA (1)" in said.out) == (code == 0)
-    planning._loaded.cache_clear()
+    data_flags.last_loaded.cache_clear()
 
 
 def test_another_data_set_stands_in(tables, finished, capsys):

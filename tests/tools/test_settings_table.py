@@ -47,7 +47,8 @@ def small(monkeypatch):
 
         def load(data_dir, max_tokens=32_000, max_length=200, name=name, kind=kind):
             assert (max_tokens, max_length) == (32_000, 200)
-            return settings_table.stand_in(name, MOST.get(len(kind.train), 200))
+            most = MOST.get(len(kind.train), 200)
+            return datasets.blank(name, most, most // 5)
 
         monkeypatch.setitem(DATASETS, name, Source("a stand-in", load))
 
@@ -139,7 +140,7 @@ def test_counts_are_the_papers():
 def test_spfl_with_512_units_as_its_table_4_says(data):
     name = f"spfl/table1_iid_{data}"
     args = flags.parse(["run", f"--preset={name}", "--model_option=hidden=512"])
-    count = settings_table.parameters(args, settings_table.stand_in(args.dataset))
+    count = settings_table.parameters(args, datasets.blank(args.dataset))
     assert f"(512 units: {count:,})" in settings_table.read(name).paper
 
 

@@ -35,7 +35,7 @@ def test_pfllibs_folder_as_a_data_set_brings_its_clients(folder):
 
 
 def test_a_split_for_a_data_set_of_ours(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(data_flags, "load_dataset", lambda args: DATA)
+    monkeypatch.setattr(data_flags, "load_dataset", lambda args, shared: DATA)
     made = build.load_inputs(parsed("--dataset=digits", f"--partition_file={folder}"))
     assert made.partition.rule == "pfllib"
     write_flbench(other := tmp_path / "fmnist")

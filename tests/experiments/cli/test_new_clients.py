@@ -8,6 +8,7 @@ import pytest
 
 from experiments import run
 from experiments.cli import new_clients
+from experiments.outputs import run_files
 
 pytestmark = pytest.mark.thorough  # the library's own tests show the same
 
@@ -64,7 +65,8 @@ def test_the_heading_of_one_step(tmp_path):
     (tmp_path / "fedavg").mkdir()
     rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.5, 2, 0.75)]
     columns = [*new_clients.COLUMNS, "accuracy"]
-    new_clients.write(tmp_path / "fedavg", pd.DataFrame(rows, columns=columns))
+    path = tmp_path / "fedavg" / run_files.NEW_CLIENTS
+    run_files.write_csv(path, pd.DataFrame(rows, columns=columns))
     table = new_clients.write_table(tmp_path, ["fedavg"])
     assert "| 1 step, 100% of samples | 2 steps, 50% of samples |" in table
     assert "| fedavg | 25.00 | 75.00 |" in table

@@ -76,7 +76,7 @@ def test_weights_of_waffle(made):
     drawn = waffle.weights([run])
     (shown,) = meshes(drawn.figure)
     np.testing.assert_allclose(shown.sum(axis=0), 1, rtol=1e-5)
-    np.testing.assert_allclose(shown[2], run.record("weight")[:, :, 2].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(shown[2], run.records["weight"][:, :, 2].mean(axis=0), rtol=1e-6)
     assert run.alice == 2
 
 

@@ -23,7 +23,7 @@ def test_weights_by_round_with_alice_in_the_middle(found):
     run = found["main", "weight_erosion"]  # serves client 1
     drawn = waffle.weights([found["main", "local"], run])
     upper, lower = drawn.figure.axes[:2]
-    weights = run.record("weight").astype(float)
+    weights = run.records["weight"].astype(float)
     order = [3, 0, 1, 2]
     (shown,) = meshes(drawn.figure)
     np.testing.assert_allclose(shown, weights.mean(axis=0)[:, order].T, rtol=1e-6)

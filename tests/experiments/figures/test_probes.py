@@ -67,7 +67,7 @@ def test_class_norms_over_the_minibatches(found):
     steps = -(-int(Partition.load(run.folder.parent / "partition.npz").sizes("train")[2]) // 16)
     assert values.shape == (steps + 1, CLASSES)
     np.testing.assert_allclose(values[0], norms(kernel[1, 2]), rtol=1e-5)
-    recorded = longer.record("class_share_error")[1, ROUNDS, 2]
+    recorded = longer.records["class_share_error"][1, ROUNDS, 2]
     np.testing.assert_allclose(np.linalg.norm(values[-1] - truth), recorded, rtol=1e-4)
     (points,) = [line for line in scatter.get_lines() if len(line.get_xdata()) == CLASSES]
     np.testing.assert_allclose(points.get_xdata(), truth, rtol=1e-5)

@@ -16,7 +16,7 @@ SIZES = np.array([1, 3, 4])
 
 def a_run():
     return SimpleNamespace(
-        records={"participated": TOOK_PART}, record={"participated": TOOK_PART}.get,
+        records={"participated": TOOK_PART},
         result=SimpleNamespace(test_sizes=SIZES),
         values=lambda model, split: ACCURACY, measure=MEASURE, eval_rounds=np.array([1, 3, 4]),
     )  # fmt: skip
@@ -30,15 +30,6 @@ def test_clients_of_the_next_round_are_averaged():
     np.testing.assert_allclose(result[0], 100 * np.array(expected))
     some = curve(a_run(), np.array([2]), "personalized", "test", over="next_participants")
     np.testing.assert_allclose(some[0], [np.nan, 60, np.nan])
-
-
-def test_where_all_take_part_nothing_differs():
-    run, rows = a_run(), np.arange(3)
-    run.records = {}
-    one, other = (
-        curve(run, rows, "personalized", "test", over=o) for o in ("all", "next_participants")
-    )
-    np.testing.assert_array_equal(one, other)
 
 
 def test_an_unknown_set_of_clients_is_refused():

@@ -128,10 +128,8 @@ def test_printed_deviations_are_there(name):
 
 
 def test_the_default_folder():
-    table = reproduce_tables.load("feddwa/1")
-
     def name(*words):
-        return str(planning.default_folder(table, "small", flags.parse(["run", *words])))
+        return str(planning.output_folder("feddwa-1", "small", flags.parse(["run", *words])))
 
     assert name() == name("--data_dir=x") == "runs/reproduce-feddwa-1-small"
     assert name("--rounds=3").startswith("runs/reproduce-feddwa-1-small-")
@@ -267,12 +265,12 @@ def blank(monkeypatch):
         most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
 
         def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):
-            return settings_table.stand_in(name, most)
+            return datasets.blank(name, most, most // 5)
 
         monkeypatch.setitem(DATASETS, name, Source("blank", load))
-    planning._loaded.cache_clear()
+    data_flags.last_loaded.cache_clear()
     yield
-    planning._loaded.cache_clear()
+    data_flags.last_loaded.cache_clear()
 
 
 # A column whose rows need validation samples, and one whose row needs batch-norm.

@@ -1,5 +1,7 @@
 """What a table's runs are, and on which data: decided before any of them begins."""
 
+from dataclasses import replace
+
 import pytest
 
 from experiments import run
@@ -8,7 +10,6 @@ from experiments.reproduction import datasets, planning
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.test_reproduce import TABLE, call
-from tools import settings_table
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
         section, _ = planning.own(asked, column)
         assert section.other_data == elsewhere
         assert ("on digits instead of the paper's data set" in section.title) == elsewhere
-    section, _ = planning.plan(asked, cifar, ["local"])
+    section, _ = planning.plan(replace(asked, rows=("local",)), cifar)
     assert section.other_data and "on digits" in section.title
 
 
@@ -48,13 +49,13 @@ def test_files_of_another_data_set_are_noticed(monkeypatch):
     args = flags.parse(["run", "--dataset=mnist"])
 
     def found(name, *most):
-        source = Source("a stand-in", lambda data_dir: settings_table.stand_in(name, *most))
+        source = Source("a stand-in", lambda data_dir: datasets.blank(name, *most))
         monkeypatch.setitem(DATASETS, "mnist", source)
         return [datasets.check_data(args, complete) for complete in (False, True)]
 
     assert found("mnist") == [(None, None)] * 2
     problem, note = found("fashion_mnist")[0]
     assert "are another data set's" in problem and "6,000 to 6,000" in problem and note is None
-    (small, said), (full, nothing) = found("mnist", 100)
+    (small, said), (full, nothing) = found("mnist", 100, 20)
     assert small is None and said == "1,200 of the 70,000 samples of mnist"
     assert "is incomplete" in full and nothing is None

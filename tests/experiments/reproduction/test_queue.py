@@ -1,6 +1,7 @@
 """Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,6 @@ from experiments.cli import data_flags, flags
 from experiments.outputs import html_page
 from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
-from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
@@ -144,9 +144,7 @@ def test_costs_at_full_scale():
 def settings_held(words):
     """Training samples of each client of a preset, as docs/settings.md counts them."""
     args = flags.parse(["run", *words])
-    return full_cost.train_sizes(
-        data_flags.make_partition(args, settings_table.stand_in(args.dataset))
-    )
+    return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()
 
 
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
@@ -157,7 +155,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
         asked = reproduce.request_of(*reproduce.parse(["reproduce", "--table=feddwa/4"]))
         column = asked.table.column[0]
         assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
-        section, todo = planning.plan(asked, column, ["fedavg"])
+        section, todo = planning.plan(replace(asked, rows=("fedavg",)), column)
         assert "blank samples" in section.title and not section.other_data
         (cell,) = todo
         assert "--dataset=blank/cifar100" in cell.words
@@ -171,7 +169,7 @@ def test_blank_samples_for_costs(monkeypatch, tmp_path):
     finally:
         DATASETS.clear()
         DATASETS.update(before)
-        planning._loaded.cache_clear()
+        data_flags.last_loaded.cache_clear()
 
 
 def test_markdown_as_html(tmp_path):
@@ -184,6 +182,10 @@ def test_markdown_as_html(tmp_path):
 
 
 def test_a_table_given_twice_is_one(tmp_path):
-    words = ["--table=waffle/4,feddwa/6,waffle/4", f"--output_dir={tmp_path}"]
+    words = ["--table=waffle/4,feddwa/6,waffle/4", "--output_dir", str(tmp_path)]
     asked = reproduce.queue_of(*reproduce.parse(["reproduce", *words]))
     assert [one.table.name for one in asked.requests] == ["feddwa/6", "waffle/4"]
+    request = asked.requests[0]
+    first = next(request.cells(request.table.column[0]))
+    assert first.args().output_dir == str(first.folder)
+    assert first.folder.is_relative_to(tmp_path / "feddwa-6")

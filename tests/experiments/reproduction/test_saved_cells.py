@@ -8,6 +8,7 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run
 from experiments.reproduction import saved_cells
 from experiments.reproduction.paper_tables import PaperTable
+from experiments.reproduction.planning import Request
 
 TABLE = """
 paper = "Mine"
@@ -128,5 +129,6 @@ def test_the_reading_of_the_file(tmp_path):
     table = PaperTable("feddwa/1", "", "", "", "best", "samples", (), ())
     (tmp_path / "feddwa-1-medium.json").write_text('{"reading": "code"}')
     with pytest.raises(pfl.InputError, match="keeps cells of the reading code"):
-        saved_cells.load(tmp_path, table, "medium", None)
-    assert saved_cells.load(tmp_path, table, "small", "code")["reading"] == "code"
+        saved_cells.load(Request(table, "medium", (), tmp_path, saved=tmp_path))
+    small = Request(table, "small", (), tmp_path, reading="code", saved=tmp_path)
+    assert saved_cells.load(small)["reading"] == "code"
