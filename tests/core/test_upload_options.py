@@ -421,7 +421,7 @@ def test_self_clip_of_a_tiny_radius_leaves_each_client_its_own_model(name):
     [
         ({"attack": "alie"}, "attack='alie' needs attackers"),
         ({"attackers": "0.2", "attack": "alie"}, "ids such as '3,7' or a share such as '20%'"),
-        ({"attackers": [10**5000], "attack": "alie"}, "attackers? must be"),
+        ({"attackers": [10**5000], "attack": "alie"}, "attacker must be a whole number"),
         ({"attackers": np.ones((1, 1)), "attack": "alie"}, "'20%', got an array"),
         ({"attackers": "60%", "attack": "alie"}, "below 50%"),
         ({"attackers": "9", "attack": "alie"}, r"attackers must be ids of clients, got \[9\]"),
