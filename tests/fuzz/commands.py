@@ -87,6 +87,7 @@ for path in (*ROOT.glob("experiments/presets/**/*.flags"), *ROOT.glob("docs/**/*
     text = path.read_text("utf-8")
     for name, word in re.findall(r"--(\w+)=([^\s`'\"\\$A-Z]+)(?=[\s`])", text):
         WRITTEN[name].add(word)
+WRITTEN["grid"] |= WRITTEN["set"]
 
 
 def valid(flag: absl.flags.Flag) -> Sequence[str]:
@@ -112,7 +113,7 @@ def flags_of(*mains: Callable) -> dict[str, absl.flags.Flag]:
 def line(draw, texts: Mapping, base: Sequence[str], first: Mapping, counts=(1, 1, 1, 2, 3)):
     """One of the words `first`, whose own flags are likely, the words `base`, and odd flags."""
     word = draw(st.sampled_from([*first]))
-    names, result = [*texts, *first[word] * 9], [word, *base]
+    names, result = [*texts, *first[word] * 20], [word, *base]
     for _ in range(draw(st.sampled_from(counts))):
         name = draw(st.sampled_from(names))
         text = draw(texts[name])
@@ -166,7 +167,7 @@ def check(out: Path) -> None:
 
 RULES = {f"--partition={rule}": [*data_flags.rule_flags(rule)] for rule in pfl.data.RULES}
 FIGURES = {name: [*plot.options] for name, plot in figures.FIGURES.items()}
-GRIDS = {"--grid=learning_rate=0.1,0.2": [], "--grid=batch_size=2,3": [], "--seed=1": ["grid"]}
+GRIDS = {"--grid=learning_rate=0.1,0.2": [], "--grid=batch_size=2,3": [], "--seed=1": ["grid"] * 4}
 REPRODUCED = ("--stand_in=digits", "--model=softmax", "--train_samples=10")
 COMMANDS = {
     "run": (70, SMALL, RULES, run.main),

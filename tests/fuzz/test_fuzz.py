@@ -121,7 +121,6 @@ def test_malformed_input_is_accepted_or_refused(name, batch, scratch, record_pro
 
 
 def told(given):
-    """Does what its input says."""
     if given == "refuse":
         raise InputError("It must be 1, got 2.")
     if given == "crash":
