@@ -228,6 +228,8 @@ def dataset_from_arrays(
     for one in class_names:
         readable = isinstance(one, str) and one.encode("utf-8", "replace").decode() == one
         require(readable, f"class_names of data set {name!r}", one, "text that UTF-8 can say")
+    if input_scaling is None:
+        input_scaling = "half" if train_x.dtype == np.uint8 else "raw"
     return Dataset(
         name=name,
         train_x=train_x,
@@ -235,12 +237,14 @@ def dataset_from_arrays(
         test_x=test_x,
         test_y=test_y,
         num_classes=num_classes,
-        input_scaling=input_scaling or ("half" if train_x.dtype == np.uint8 else "raw"),
+        input_scaling=input_scaling,
         vocab_size=vocab_size,
         class_names=tuple(class_names),
         note=note,
         task=task,
-        columns=checked_columns(name, columns or {}, len(train_y) + len(test_y)),
+        columns=checked_columns(
+            name, {} if columns is None else columns, len(train_y) + len(test_y)
+        ),
     )
 
 

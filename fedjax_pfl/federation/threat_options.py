@@ -19,7 +19,7 @@ from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert
-from fedjax_pfl.utils.errors import InputError, require, require_name, unknown_name
+from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
 
 NONE = "none"
@@ -119,10 +119,8 @@ class ThreatOptions(Group):
             require(2 * len(numbers) < count, "attackers", chosen, allowed)
             return np.asarray(numbers)
         words = chosen.split(",") if isinstance(chosen, str) else chosen
-        if not isinstance(words, Sequence) or any("." in str(word) for word in words):
-            raise InputError(
-                f"attackers must be ids such as '3,7' or a share such as '20%', got {chosen!r}."
-            )
+        whole = isinstance(words, Sequence) and not any("." in shown(word) for word in words)
+        require(whole, "attackers", chosen, "ids such as '3,7' or a share such as '20%'")
         numbers = sorted({convert("attacker", word, int) for word in words})
         unknown = [one for one in numbers if one not in ids]
         require(not unknown, "attackers", unknown, "ids of clients")

@@ -28,7 +28,7 @@ from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils import keys, trees
-from fedjax_pfl.utils.conversions import decimal
+from fedjax_pfl.utils.conversions import decimal, is_list
 from fedjax_pfl.utils.errors import InputError, refused, require
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -155,7 +155,8 @@ def parse_ranks(given: str | Sequence[int]) -> tuple[int, ...]:
     Raises:
       InputError: anything else, or shares that are not 100 % together.
     """
-    words = given.split(",") if isinstance(given, str) else [*map(str, given)]
+    listed = [*map(str, given)] if is_list(given) else []
+    words = given.split(",") if isinstance(given, str) else listed
     parts = [word.partition(":") for word in words]
     ranks, shares = [decimal(rank) for rank, _, _ in parts], [share for _, _, share in parts]
     allowed = "ranks such as 2,4,8, or with shares 2:50%,8:50% that are 100 % together"

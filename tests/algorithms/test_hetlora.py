@@ -126,6 +126,7 @@ def test_ranks_in_turn(given, wanted):
         ({"lora_ranks": "2,x"}, "lora_ranks must be ranks such as 2,4,8, or with shares"),
         ({"lora_ranks": "2,0"}, "lora_ranks must be ranks"),
         ({"lora_ranks": ()}, "lora_ranks must be ranks"),
+        ({"lora_ranks": 2.5}, "lora_ranks must be ranks"),
         ({"lora_ranks": "2:50%,4:40%"}, "lora_ranks must be ranks"),
         ({"lora_ranks": "2:50%,4"}, "lora_ranks must be ranks"),
         ({"lora_ranks": "2,4", "lora_rank": 2}, "lora_rank must be absent or 4, the largest"),

@@ -88,6 +88,14 @@ def test_scalings_of_another_type(value):
         input_scaling(value, data)
 
 
+def test_options_of_a_data_set_that_are_arrays():
+    array, samples = np.zeros(2), (np.zeros((1, 2)), [0])
+    with pytest.raises(InputError, match="Unknown input scaling"):
+        input_scaling("default", dataset_from_arrays("a", *samples, input_scaling=array))
+    with pytest.raises(InputError, match="columns must be a dict"):
+        dataset_from_arrays("a", *samples, columns=array)
+
+
 @pytest.mark.parametrize("name", ["half", "unit", "mnist"])
 def test_scaled_samples_are_not_divided_by_255_once_more(name):
     x = np.random.default_rng(0).uniform(-1, 1, (3000, 2, 2, 1)).astype(np.float32)

@@ -1,168 +1,157 @@
-"""Malformed inputs by target, and tests of the verdicts on them.
+"""Malformed inputs by target, the verdict on each, and tests of the verdicts."""
 
-Where an input ends its process, pytest-xdist starts another one and reports the batch as failed.
-"""
-
-import functools
+import contextlib
+import io
+import math
 import os
-import tempfile
+import re
+import resource
+import signal
+import sys
 import time
+import traceback
+import warnings
 from collections import Counter
-from pathlib import Path
+from functools import cache
 
-import hypothesis
+import absl.flags
+import jax
 import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from fedjax_pfl.utils.errors import InputError
-from tests.fuzz import commands, files, interface, verdict, whole_runs
+from tests.fuzz import commands, library
 
-TARGETS = {name: one for module in (commands, files, interface, whole_runs)
-           for name, one in module.TARGETS.items()}  # fmt: skip
-INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
+# name: (how many of a thousand inputs it has, a function that returns its strategy and attack)
+TARGETS = commands.TARGETS | library.TARGETS
+TARGETS = {name: (share, cache(make)) for name, (share, make) in TARGETS.items()}
+INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 SEED = os.environ.get("FUZZ_SEED", "quick")
+BATCHES = math.ceil(INPUTS / 5000)  # of each target
+CALM = {"suppress_health_check": [*HealthCheck]}
+MEMORY = 2**30  # bytes that an input may add to the largest size of the process so far
+UNCLEAR = {  # signs of a mistake in the program rather than in the input
+    "nothing": r"\A\s*\Z",
+    "several lines": "\n",
+    "too many characters": r"(?s:.){2001}",  # the longest lists a hundred valid names
+    "a traceback": "Traceback",
+    "an array": r"\barray\(|\[ *\d+\.?\d*(,? +\d+\.?\d*){20}",
+}
 
 
-def batches(inputs: int) -> list[tuple[str, int, int]]:
-    """(target, its first input, number of inputs) of every batch; each target has at least one."""
-    shares = sum(one.share for one in TARGETS.values())
-    counts = {name: max(1, round(inputs * one.share / shares)) for name, one in TARGETS.items()}
-    return [
-        (name, first, min(TARGETS[name].batch, count - first))
-        for name, count in counts.items()
-        for first in range(0, count, TARGETS[name].batch)
-    ]
+class TooLong(BaseException):
+    """Not an `Exception`, so that no reader takes it for a bad file."""
+
+
+def attempt(attack, value, seconds=60):
+    """(outcome, text) of an attack, which returns nothing or the sentence that was printed."""
+
+    def late(number, frame):
+        raise TooLong(f"was not done after {seconds} s")
+
+    before = peak()
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            text = attack(value)
+    except (InputError, absl.flags.Error) as error:
+        text = str(error).removeprefix("ERROR:: ")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        last = "".join(traceback.format_tb(error.__traceback__)[-6:])
+        return "failed", f"{type(error).__name__}: {str(error)[:3000]}\n{last}"
+    finally:
+        signal.alarm(0)
+        jax.config.update("jax_enable_x64", False)  # a command line may have asked for it
+    if (added := peak() - before) > MEMORY:
+        return "failed", f"took {added / 2**30:.1f} GiB, and ended: {str(text)[:200]}"
+    if text is None:
+        return "accepted", ""
+    wrong = next((what for what, sign in UNCLEAR.items() if re.search(sign, text)), None)
+    return ("failed", f"printed {wrong}: {text[:1000]}") if wrong else ("refused", text)
+
+
+def peak():
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if sys.platform == "darwin" else 1024 * size
 
 
 @pytest.fixture(scope="module")
-def scratch():
+def scratch(tmp_path_factory):
     """A working folder that is also home and cache and holds finished runs."""
-    with (
-        tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as name,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        folder = Path(name)
-        patch.chdir(folder)
-        files.finished_runs(folder / "finished")
-        patch.setenv("HOME", str(folder / "home"))
-        patch.setenv("FEDJAX_PFL_CACHE", str(folder / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("fuzz"))
+        library.finished_runs()
+        commands.scene()
+        patch.setenv("HOME", os.path.abspath("home"))
+        patch.setenv("FEDJAX_PFL_CACHE", os.path.abspath("cache"))
         patch.delenv("FEDJAX_PFL_DATA", raising=False)
-        yield folder
+        yield
 
 
-@functools.cache
-def prepared(name):
-    return TARGETS[name].prepare()
-
-
-def run_inputs(inputs, seed: str, count: int, each) -> None:
-    """Hands `count` inputs to `each`; the same ones for the same seed."""
-
-    @hypothesis.seed(seed)
-    @hypothesis.settings(
-        max_examples=count,
-        phases=[hypothesis.Phase.generate],
-        database=None,
-        deadline=None,
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    @hypothesis.given(inputs)
-    def one(given):
-        each(given)
-
-    one()
-
-
-@pytest.mark.parametrize(("name", "first", "count"), batches(INPUTS))
-def test_malformed_input_is_accepted_or_refused_in_one_sentence(
-    name, first, count, scratch, record_property
-):
-    inputs, attack = prepared(name)
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("name", TARGETS)
+def test_malformed_input_is_accepted_or_refused(name, batch, scratch, record_property):
+    count = math.ceil(TARGETS[name][0] * INPUTS / 1000 / BATCHES)
+    inputs, attack = TARGETS[name][1]()
     counts, failures = Counter(), []
 
-    def each(given):
-        outcome, text = verdict.attempt(attack, given, TARGETS[name].seconds)
+    @seed(f"{SEED} {name} {batch}")
+    @settings(max_examples=count, phases=[Phase.generate], database=None, deadline=None, **CALM)
+    @given(inputs)
+    def each(value):
+        outcome, text = attempt(attack, value)
         counts[outcome] += 1
-        if outcome == verdict.FAILED:
-            failures.append(f"{given!r:.5000}\n{text}")
+        if outcome == "failed":
+            failures.append(f"{value!r:.5000}\n{text}")
 
-    run_inputs(inputs, f"{SEED} {name} {first}", count, each)
+    each()
     for outcome, times in counts.items():
         record_property(outcome, times)
     shown = "\n\n".join(failures[:5])
     assert not failures, f"{len(failures)} of {counts}, the first:\n{shown}"
     assert sum(counts.values()) >= count
-    assert (
-        counts[verdict.REFUSED] or name == "checkpoints" or count < 20
-    )  # damaged ones are skipped
+    assert counts["refused"] or count < 20
 
 
-def refuses(message):
-    def attack(given):
-        raise InputError(message)
-
-    return attack
-
-
-def prints(message):
-    return lambda given: message
-
-
-def crashes(given):
-    return [][given]
-
-
-def sleeps(given):
+def told(given):
+    if given == "refuse":
+        raise InputError("It must be 1, got 2.")
+    if given == "crash":
+        raise IndexError("list index out of range")
     try:
-        time.sleep(given)
+        time.sleep(20 * (given == "sleep"))
     except Exception:  # a reader that takes any error for a bad file
-        raise InputError("It is slow.") from None
+        return "It is slow."
+    return given
 
 
 @pytest.mark.parametrize(
-    ("attack", "given", "wrong"),
+    ("given", "outcome", "text"),
     [
-        (crashes, 3, "IndexError: list index out of range"),
-        (sleeps, 20, "was not done after 1 s"),
-        (prints("Not so.\nBut so."), 0, "printed several lines"),
-        (prints("a" * 3000), 0, "printed 3000 characters"),
-        (prints("No file: [Errno 2] x"), 0, "printed an error number"),
-        (prints("It must be 1, got array([2, 3])."), 0, "printed an array"),
-        (prints(f"It must be 1, got {list(range(99))}."), 0, "printed an array"),
-        (prints("It can't be <object object at 0x7f0a1b2c3d>."), 0, "printed an object's address"),
-        (prints(""), 0, "printed nothing"),
+        (None, "accepted", ""),
+        ("It must be 1, got 2.", "refused", "It must be 1, got 2."),
+        ("refuse", "refused", "It must be 1, got 2."),
+        ("crash", "failed", "IndexError: list index out of range"),
+        ("sleep", "failed", "was not done after 1 s"),
+        ("Not so.\nBut so.", "failed", "printed several lines"),
+        ("a" * 3000, "failed", "printed too many characters"),
+        (f"It must be 1, got {list(range(99))}.", "failed", "printed an array"),
+        ("", "failed", "printed nothing"),
     ],
 )
-def test_verdict_on_failures(attack, given, wrong):
-    outcome, text = verdict.attempt(attack, given, seconds=1)
-    assert outcome == verdict.FAILED
-    assert wrong in text
+def test_verdict(given, outcome, text):
+    found, said = attempt(told, given, seconds=1)
+    assert found == outcome and text in said
 
 
 def test_verdict_on_what_fills_the_memory(monkeypatch):
     sizes = iter([2**30, 3 * 2**30])
-    monkeypatch.setattr(verdict, "_peak", lambda: next(sizes))
-    assert verdict.attempt(refuses("It is large."), 0) == (
-        verdict.FAILED, "took 2.0 GiB, and ended: refused: It is large.",
-    )  # fmt: skip
-
-
-def test_verdict_on_acceptance_and_refusal():
-    assert verdict.attempt(lambda given: None, 0) == (verdict.ACCEPTED, "")
-    one = "It must be 1, got 2."
-    assert verdict.attempt(refuses(one), 0) == (verdict.REFUSED, one)
-
-
-def test_the_same_seed_makes_the_same_inputs():
-    first, again, other = [], [], []
-    for seed, into in (("a", first), ("a", again), ("b", other)):
-        run_inputs(hypothesis.strategies.integers(0, 2**48), seed, 20, into.append)
-    assert first == again != other
-
-
-def test_batches_cover_every_input():
-    counts = Counter()
-    for name, first, count in batches(100_000):
-        assert 0 < count <= TARGETS[name].batch and first == counts[name]
-        counts[name] += count
-    assert abs(sum(counts.values()) - 100_000) < len(TARGETS) == len(counts)
-    assert counts["whole runs"] >= 200
+    monkeypatch.setitem(globals(), "peak", lambda: next(sizes))
+    assert attempt(told, "Large.") == ("failed", "took 2.0 GiB, and ended: Large.")
