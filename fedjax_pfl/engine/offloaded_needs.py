@@ -43,9 +43,9 @@ class Traced(NamedTuple):
 
     Attributes:
       program: the traced program.
-      states: its first operand.
-      federation: with samples of as many clients as it has.
-      samples: these.
+      states: its first operand, with rows of the clients that it runs.
+      federation: its federation operand, with samples of these clients.
+      samples: the samples, labels and indices in it.
     """
 
     program: Any

@@ -27,7 +27,7 @@ class Layout(NamedTuple):
 
     Attributes:
       tree: structure of the state.
-      hosted: for each leaf.
+      hosted: for each leaf, whether it is in the store.
     """
 
     tree: Any
@@ -50,10 +50,10 @@ class PartialStates:
     """States of all runs with the rows of some clients on the devices.
 
     Attributes:
-      device: the leaves that are there as a whole, [R, ...].
-      rows: of the other leaves the rows of some clients, [R, K, ...].
+      device: the leaves that are on the devices as a whole, [R, ...].
+      rows: rows of some clients of the other leaves, [R, K, ...].
       address: where a program reads other clients' rows.
-      layout: which leaves these are.
+      layout: which leaves are in `device`, and which in `rows`.
       clients: K.
     """
 
