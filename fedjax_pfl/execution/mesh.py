@@ -36,7 +36,7 @@ def described_devices(devices: Sequence[Device]) -> AbstractContextManager:
 def mesh_of(devices: int, runs: int = 1) -> Mesh:
     """Return a mesh of the first available devices, or of the described ones.
 
-    In one row, which shares the clients; or `runs` such rows, each with runs of its own.
+    Its devices share the clients; with several `runs`, each part of the runs has so many devices.
 
     Raises:
       InputError: fewer devices are available.
