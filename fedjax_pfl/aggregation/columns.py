@@ -41,7 +41,7 @@ def _is_enough(rows: int, mesh: Mesh) -> bool:
     return rows % mesh.shape[AXIS] == 0 or rows > mesh.shape[AXIS]
 
 
-def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
+def sum_over_columns(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     """Compute `fn(*stacks, *others)`, a sum over columns of stacks [M, ...].
 
     On each device `fn` receives lists of leaves with different columns of all rows, and its results

@@ -31,7 +31,7 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     """Return inner products <a_i, b_j>, [A, B]; with `centred`, of b minus its mean."""
     if streamed.blocks(b) is not None:
         centre = _centre(b) if centred else None
-        return streamed.columns(lambda some: gram(a, _shifted(some, centre)), b)
+        return streamed.map_blocks(lambda some: gram(a, _shifted(some, centre)), b)
     b = streamed.materialize(b)
 
     def block(x, y):
@@ -100,11 +100,13 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     def one_by_one():
         # In blocks: if devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
-            if len(x) < rows:  # a part of the rows (`columns.added`): map over the fewer rows
+            if (
+                len(x) < rows
+            ):  # a part of them (`columns.sum_over_columns`): map over the fewer rows
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
-        direct = streamed.columns(lambda some: _over_blocks(block, a, some), b) if far else None
+        direct = streamed.map_blocks(lambda some: _over_blocks(block, a, some), b) if far else None
         direct = _over_blocks(block, a, b) if direct is None else direct
         return jnp.where(all_trusted, distances, direct)
 
@@ -124,7 +126,7 @@ def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...
         some = _shifted(some, centre)
         return jnp.concatenate([gram(a, some), squared_norms(some)[None]])
 
-    results = streamed.columns(rows_of, b)
+    results = streamed.map_blocks(rows_of, b)
     return results[:-1], squared_norms(a), results[-1], paired
 
 
@@ -135,7 +137,7 @@ def _centre(b: Stack) -> Tree:
     def of_block(some, rows, real):
         return jax.tree.map(lambda x: products.rows(real.astype(x.dtype) / count, x), some)
 
-    return streamed.added(of_block, b)
+    return streamed.sum_over_blocks(of_block, b)
 
 
 def _shifted(stack: Stack, centre: Tree | None) -> Stack:
@@ -162,7 +164,7 @@ def cosines(a: Stack, b: Stack) -> Matrix:
     Cosines are not translation invariant: pass updates (differences of models) instead of weights.
     """
     if streamed.is_offloaded(b):
-        return streamed.columns(lambda some: cosines(a, some), b)
+        return streamed.map_blocks(lambda some: cosines(a, some), b)
     return gram(_unit_rows(a), _unit_rows(b))
 
 
@@ -196,7 +198,7 @@ def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tre
     def of_columns(a, b, *others):
         return _on_one(lambda x, y: fn(x, y, *others), a, b)
 
-    return columns.added(of_columns, a, b, others=others)
+    return columns.sum_over_columns(of_columns, a, b, others=others)
 
 
 def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:

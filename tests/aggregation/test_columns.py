@@ -119,7 +119,9 @@ def test_stacks_are_sent_once_and_others_reach_sums_of_large_matrices(monkeypatc
                    for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))  # fmt: skip
 
     def traced(*stacks):
-        program = jax.jit(lambda factor: columns.added(products, *stacks, others=(factor,)))
+        program = jax.jit(
+            lambda factor: columns.sum_over_columns(products, *stacks, others=(factor,))
+        )
         with sharing(ON_TPU):
             np.testing.assert_allclose(program(2.0), products(*stacks, 2.0), 1e-4, 1e-4)
             return str(program.trace(2.0).jaxpr).count("all_to_all[")
