@@ -83,9 +83,9 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
     others = () if partners is None else (partners,)
-    far = streamed.blocks(b) is not None
-    if far:
-        crossed, norms_a, norms_b, paired = _far_sums(a, b, partners)
+    offloaded = streamed.blocks(b) is not None
+    if offloaded:
+        crossed, norms_a, norms_b, paired = _offloaded_sums(a, b, partners)
     else:
         b = streamed.materialize(b)
         crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
@@ -106,8 +106,10 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
-        direct = streamed.map_blocks(lambda some: _over_blocks(block, a, some), b) if far else None
-        direct = _over_blocks(block, a, b) if direct is None else direct
+        if offloaded:
+            direct = streamed.map_blocks(lambda some: _over_blocks(block, a, some), b)
+        else:
+            direct = _over_blocks(block, a, b)
         return jnp.where(all_trusted, distances, direct)
 
     all_trusted = jnp.all(trusted)
@@ -115,7 +117,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
 
 
-def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
+def _offloaded_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
     """Compute `sums` of `squared_distances` over all leaves of an offloaded `b`."""
     centre = _centre(b)
     near = a if partners is None else trees.take(b, partners)
