@@ -171,7 +171,7 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
     receivers, count = shape
     if mesh is None or not columns.is_shared(senders):
         return False
-    return receivers > count // mesh.shape[columns.AXIS]
+    return receivers > count // mesh.shape[columns.CLIENTS]
 
 
 def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:
