@@ -100,9 +100,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     def one_by_one():
         # In blocks: if devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
-            if (
-                len(x) < rows
-            ):  # a part of them (`columns.sum_over_columns`): map over the fewer rows
+            if len(x) < rows:  # a part (`columns.sum_over_columns`): map over the fewer rows
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
