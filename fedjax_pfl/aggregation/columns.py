@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
-from fedjax_pfl.execution.mesh import AXIS, not_shared, shared_clients
+from fedjax_pfl.execution.mesh import CLIENTS, not_shared, shared_clients
 from fedjax_pfl.utils.typing import Stack, Tree
 
 WIDE = 2**14  # elements per client from which a leaf is sent separately
@@ -38,10 +38,10 @@ def is_shared(*stacks: Stack) -> bool:
 
 def _is_enough(rows: int, mesh: Mesh) -> bool:
     """Return whether each device has some of a number of rows, with little padding."""
-    return rows % mesh.shape[AXIS] == 0 or rows > mesh.shape[AXIS]
+    return rows % mesh.shape[CLIENTS] == 0 or rows > mesh.shape[CLIENTS]
 
 
-def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
+def sum_over_columns(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
     """Compute `fn(*stacks, *others)`, a sum over columns of stacks [M, ...].
 
     On each device `fn` receives lists of leaves with different columns of all rows, and its results
@@ -75,7 +75,7 @@ def added(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()) -> Tree:
         summands = jax.tree.leaves(fn(a, *more, *others))
         return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
-    specs = [PartitionSpec(AXIS) if apart else WHOLE for apart in by_rows]
+    specs = [PartitionSpec(CLIENTS) if apart else WHOLE for apart in by_rows]
     sums = _on_devices(one_device, specs, distinct, others)
     pairs = zip(sums, results, strict=True)
     return treedef.unflatten([_first(x, len(like)) if like.ndim else x for x, like in pairs])
@@ -85,8 +85,8 @@ def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
     """Sum over devices; the result is replicated or sharded by rows."""
     if by_rows:
         x = _filled(x, _devices())
-        return lax.psum_scatter(x, AXIS, scatter_dimension=0, tiled=True)
-    return lax.psum(x, AXIS)
+        return lax.psum_scatter(x, CLIENTS, scatter_dimension=0, tiled=True)
+    return lax.psum(x, CLIENTS)
 
 
 def _sums_in_turns(
@@ -96,14 +96,14 @@ def _sums_in_turns(
 
     Partial sums of some rows are passed on; each device adds its summand.
     """
-    devices, mine = _devices(), lax.axis_index(AXIS)
+    devices, mine = _devices(), lax.axis_index(CLIENTS)
     rows = len(a[0]) // devices
 
     def summands(whose):
         return fn([lax.dynamic_slice_in_dim(x, whose * rows, rows) for x in a])
 
     def turn(i, sums):
-        sums = lax.ppermute(sums, AXIS, _onward(devices))
+        sums = lax.ppermute(sums, CLIENTS, _onward(devices))
         return jax.tree.map(jnp.add, sums, summands((mine - 1 - i) % devices))
 
     return lax.fori_loop(1, devices, turn, summands((mine - 1) % devices))
@@ -127,7 +127,7 @@ def mixed(
     """
     mesh = shared_clients()
     assert mesh is not None
-    devices, count = mesh.shape[AXIS], len(senders[0])
+    devices, count = mesh.shape[CLIENTS], len(senders[0])
     back = _is_enough(receivers, mesh)
     in_turns = back and sum(x.size for x in weights.values()) >= LARGE
     if in_turns:
@@ -150,14 +150,14 @@ def mixed(
             new |= _returned(part, columns, senders, back)
         return [new[i] for i in range(len(senders))]
 
-    out, others_spec = (PartitionSpec(AXIS) if rows else WHOLE for rows in (back, in_turns))
+    out, others_spec = (PartitionSpec(CLIENTS) if rows else WHOLE for rows in (back, in_turns))
     new = _on_devices(one_device, out, list(senders), weights, others_spec)
     return [_first(x, receivers) for x in new]
 
 
 def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.Array]:
     """Apply `fn` to all devices' weights, which are passed around a ring, and stack the rows."""
-    devices, mine = _devices(), lax.axis_index(AXIS)
+    devices, mine = _devices(), lax.axis_index(CLIENTS)
 
     def put(new, weights, whose):
         rows = fn(weights)
@@ -168,7 +168,7 @@ def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.
 
     def turn(i, carry):
         weights, new = carry
-        weights = lax.ppermute(weights, AXIS, _onward(devices))
+        weights = lax.ppermute(weights, CLIENTS, _onward(devices))
         return weights, put(new, weights, (mine - i) % devices)
 
     shapes = jax.eval_shape(fn, weights)
@@ -196,9 +196,9 @@ def _on_devices(
 
     mesh = shared_clients()
     assert mesh is not None
-    specs = (PartitionSpec(AXIS), others_spec)
+    specs = (PartitionSpec(CLIENTS), others_spec)
     run = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
-    return run(jax.tree.map(lambda x: _filled(x, mesh.shape[AXIS]), stacks), others)
+    return run(jax.tree.map(lambda x: _filled(x, mesh.shape[CLIENTS]), stacks), others)
 
 
 def _filled(x: jax.Array, devices: int) -> jax.Array:
@@ -213,7 +213,7 @@ def _first(x: jax.Array, count: int) -> jax.Array:
 
 
 def _devices() -> int:
-    return lax.axis_size(AXIS)
+    return lax.axis_size(CLIENTS)
 
 
 def _parts(leaves: Sequence[jax.Array], kinds: Sequence[Hashable], devices: int) -> list[Part]:
@@ -231,11 +231,11 @@ def _parts(leaves: Sequence[jax.Array], kinds: Sequence[Hashable], devices: int)
 def _sent(part: Part, leaves: Sequence[jax.Array]) -> jax.Array:
     """Exchange the rows [M / D, ...] of a device for some columns of all rows, [M, ...]."""
     if part.axis is not None:
-        return lax.all_to_all(leaves[part.leaves[0]], AXIS, part.axis, 0, tiled=True)
+        return lax.all_to_all(leaves[part.leaves[0]], CLIENTS, part.axis, 0, tiled=True)
     flat = [leaves[i].reshape(len(leaves[i]), -1) for i in part.leaves]
     flat = jnp.concatenate(flat, axis=1) if len(flat) > 1 else flat[0]
     flat = jnp.pad(flat, ((0, 0), (0, -flat.shape[1] % _devices())))
-    return lax.all_to_all(flat, AXIS, 1, 0, tiled=True)
+    return lax.all_to_all(flat, CLIENTS, 1, 0, tiled=True)
 
 
 def _returned(
@@ -244,9 +244,9 @@ def _returned(
     """Return a part's leaves by index: of the device's receivers if `back`, else of all."""
     axis = 1 if part.axis is None else part.axis
     if back:
-        complete = lax.all_to_all(columns, AXIS, 0, axis, tiled=True)
+        complete = lax.all_to_all(columns, CLIENTS, 0, axis, tiled=True)
     else:
-        complete = lax.all_gather(columns, AXIS, axis=axis, tiled=True)
+        complete = lax.all_gather(columns, CLIENTS, axis=axis, tiled=True)
     if part.axis is not None:
         return {part.leaves[0]: complete}
     result, start = {}, 0

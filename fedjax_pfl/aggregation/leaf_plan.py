@@ -135,7 +135,7 @@ class LeafPlan:
         return self.shared_block_sizes() > 0
 
     def select(self, tree: Tree, keep: Callable[[int], bool]) -> Tree:
-        """Replace each leaf with None for whose index `keep` is false."""
+        """Keep the leaves for whose index `keep` is true, and replace the others with None."""
         leaves, treedef = jax.tree.flatten(tree)
         return treedef.unflatten([x if keep(i) else None for i, x in enumerate(leaves)])
 

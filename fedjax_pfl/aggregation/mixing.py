@@ -171,7 +171,7 @@ def _goes_by_columns(shape: tuple[int, int], senders: list[jax.Array]) -> bool:
     receivers, count = shape
     if mesh is None or not columns.is_shared(senders):
         return False
-    return receivers > count // mesh.shape[columns.AXIS]
+    return receivers > count // mesh.shape[columns.CLIENTS]
 
 
 def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array]:
@@ -184,7 +184,7 @@ def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array
             for w, leaf in zip(weights, block, strict=True)
         ]
 
-    return streamed.added(of_block, senders, nonzero)
+    return streamed.sum_over_blocks(of_block, senders, nonzero)
 
 
 def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:
@@ -228,7 +228,7 @@ def weighted_sum(weights: PerMember, senders: Stack, onto: Tree) -> Tree:
         def of_block(block, rows, real):
             return combine(jnp.where(real, weights[rows], 0), block)
 
-        sums = iter(streamed.added(of_block, floats, weights != 0))
+        sums = iter(streamed.sum_over_blocks(of_block, floats, weights != 0))
     else:
         sums = map(partial(combine, weights), floats)
 

@@ -31,7 +31,7 @@ def gram(a: Stack, b: Stack, centred: bool = False) -> Matrix:
     """Return inner products <a_i, b_j>, [A, B]; with `centred`, of b minus its mean."""
     if streamed.blocks(b) is not None:
         centre = _centre(b) if centred else None
-        return streamed.columns(lambda some: gram(a, _shifted(some, centre)), b)
+        return streamed.map_blocks(lambda some: gram(a, _shifted(some, centre)), b)
     b = streamed.materialize(b)
 
     def block(x, y):
@@ -83,9 +83,9 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return products.pairs(x, y), jnp.sum(x * x, inner), jnp.sum(y * y, inner), paired
 
     others = () if partners is None else (partners,)
-    far = streamed.blocks(b) is not None
-    if far:
-        crossed, norms_a, norms_b, paired = _far_sums(a, b, partners)
+    offloaded = streamed.blocks(b) is not None
+    if offloaded:
+        crossed, norms_a, norms_b, paired = _offloaded_sums(a, b, partners)
     else:
         b = streamed.materialize(b)
         crossed, norms_a, norms_b, paired = _over_blocks(sums, a, b, *others)
@@ -100,12 +100,14 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
     def one_by_one():
         # In blocks: if devices of one CPU share `b`, each gathers what is mapped over.
         def block(x, y):
-            if len(x) < rows:  # a part of the rows (`columns.added`): map over the fewer rows
+            if len(x) < rows:  # a part (`columns.sum_over_columns`): map over the fewer rows
                 return lax.map(lambda one: squared_norms(one - y), x)
             return lax.map(lambda other: squared_norms(x - other), y).T
 
-        direct = streamed.columns(lambda some: _over_blocks(block, a, some), b) if far else None
-        direct = _over_blocks(block, a, b) if direct is None else direct
+        if offloaded:
+            direct = streamed.map_blocks(lambda some: _over_blocks(block, a, some), b)
+        else:
+            direct = _over_blocks(block, a, b)
         return jnp.where(all_trusted, distances, direct)
 
     all_trusted = jnp.all(trusted)
@@ -113,7 +115,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
 
 
-def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
+def _offloaded_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:
     """Compute `sums` of `squared_distances` over all leaves of an offloaded `b`."""
     centre = _centre(b)
     near = a if partners is None else trees.take(b, partners)
@@ -124,7 +126,7 @@ def _far_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...
         some = _shifted(some, centre)
         return jnp.concatenate([gram(a, some), squared_norms(some)[None]])
 
-    results = streamed.columns(rows_of, b)
+    results = streamed.map_blocks(rows_of, b)
     return results[:-1], squared_norms(a), results[-1], paired
 
 
@@ -135,7 +137,7 @@ def _centre(b: Stack) -> Tree:
     def of_block(some, rows, real):
         return jax.tree.map(lambda x: products.rows(real.astype(x.dtype) / count, x), some)
 
-    return streamed.added(of_block, b)
+    return streamed.sum_over_blocks(of_block, b)
 
 
 def _shifted(stack: Stack, centre: Tree | None) -> Stack:
@@ -162,7 +164,7 @@ def cosines(a: Stack, b: Stack) -> Matrix:
     Cosines are not translation invariant: pass updates (differences of models) instead of weights.
     """
     if streamed.is_offloaded(b):
-        return streamed.columns(lambda some: cosines(a, some), b)
+        return streamed.map_blocks(lambda some: cosines(a, some), b)
     return gram(_unit_rows(a), _unit_rows(b))
 
 
@@ -196,7 +198,7 @@ def _over_blocks(fn: Callable[..., Any], a: Tree, b: Tree, *others: Rows) -> Tre
     def of_columns(a, b, *others):
         return _on_one(lambda x, y: fn(x, y, *others), a, b)
 
-    return columns.added(of_columns, a, b, others=others)
+    return columns.sum_over_columns(of_columns, a, b, others=others)
 
 
 def _on_one(fn: Callable[..., Any], a: Tree, b: Tree) -> Tree:

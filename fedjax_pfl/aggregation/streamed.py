@@ -60,8 +60,8 @@ def materialize(stack: Stack) -> Stack:
     return trees.take(stack, jnp.arange(count, dtype=jnp.int32))
 
 
-def columns(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
-    """Return `fn(stack)`, [A, N], where `fn` maps a block to columns [A, B]."""
+def map_blocks(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
+    """Return `fn(stack)`, [A, N], computed by blocks, of which `fn` makes columns [A, B]."""
     divided = blocks(stack)
     if divided is None:
         return fn(materialize(stack))
@@ -69,7 +69,7 @@ def columns(fn: Callable[[Stack], jax.Array], stack: Stack) -> jax.Array:
     return jnp.moveaxis(parts, 0, 1).reshape(parts.shape[1], -1)[:, : divided.count]
 
 
-def added(
+def sum_over_blocks(
     fn: Callable[[Stack, Rows, Mask], Tree], stack: Stack, contributing: Mask | None = None
 ) -> Tree:
     """Sum `fn(block, rows [B], real [B])` over a stack's blocks.

@@ -165,8 +165,8 @@ class Cfl(core.Algorithm):
         members = self._members(state, own, cohort)
         mean_norms = jnp.sqrt(similarity.squared_norms(_means(members, update)))
         largest = jnp.max(jnp.where(members, norms, 0), axis=1)
-        stands = (mean_norms < self.mean_below) & (largest > self.largest_above)
-        wants = stands & (jnp.sum(members, axis=1) > 2) & (ctx.t >= self.first_split)
+        stationary = (mean_norms < self.mean_below) & (largest > self.largest_above)
+        wants = stationary & (jnp.sum(members, axis=1) > 2) & (ctx.t >= self.first_split)
         state, now = lax.cond(
             jnp.any(wants & (state.count < len(wants))),
             lambda: self._split(state, own, update, cohort.ids, members & wants[:, None]),

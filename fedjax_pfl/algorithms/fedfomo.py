@@ -89,7 +89,7 @@ class FedFomo(core.Algorithm):
         candidates = uploaders & (rows[:, None] != everyone)
         choice, found = self.choose(ctx, ctx.cohort.ids, rows, affinity, candidates)
         initial = with_private_of(ctx, starts, own)
-        signed = first_order(ctx, self.norm, initial, state.trained, choice, found)
+        signed = signed_weights(ctx, self.norm, initial, state.trained, choice, found)
         share = positive_part(signed, self.fallback)
         mixed, weights = self.mix(ctx, share, choice, state.trained, initial)
         trained, cohort, loss = ctx.train(mixed)
@@ -153,7 +153,7 @@ class FedFomo(core.Algorithm):
         alike, rows = jnp.zeros(candidates.shape), jnp.arange(count, dtype=jnp.int32)
         choice, found = self.choose(ctx, new_clients.ids, rows, alike, candidates, first=count)
         models = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.trained)
-        signed = first_order(new_clients, self.norm, initial, models, choice, found, rows)
+        signed = signed_weights(new_clients, self.norm, initial, models, choice, found, rows)
         share = positive_part(signed, self.fallback)
         return self.mix(new_clients, share, choice, models, initial)[0]
 
@@ -220,7 +220,7 @@ def pick(affinity, candidates, explores, priority, ties):
     return picks.T, any_left.T
 
 
-def first_order(ctx, norm, starts, candidates, choice, found, rows=None):
+def signed_weights(ctx, norm, starts, candidates, choice, found, rows=None):
     """Return signed w_ij, [A, 1 + D], of each client's own model and its downloads.
 
     Args:

@@ -15,7 +15,7 @@ from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import adapting, local_sgd, scoring
-from fedjax_pfl.training.class_statistics import ClassSums, Second, class_sums
+from fedjax_pfl.training.class_statistics import ClassSums, Moments, class_sums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
 from fedjax_pfl.training.sample_features import SampleFeatures, sample_features
@@ -176,7 +176,7 @@ class Context(Exchange):
         return losses
 
     def class_sums(
-        self, models: Stack | Broadcast, cohort: Cohort | None = None, second: Second = "none"
+        self, models: Stack | Broadcast, cohort: Cohort | None = None, second: Moments = "none"
     ) -> tuple[ClassSums, Cohort]:
         """Return sums of the features of each member's training samples by class, and the cohort.
 

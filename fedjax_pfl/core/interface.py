@@ -46,8 +46,8 @@ class Algorithm:
         secure aggregation provides), or single "models".
       robust: what a robust rule (`federation.aggregator`) replaces: the "mean" of `ctx.aggregate`
         or `ctx.aggregate_rows`, the mixing "matrix" of `ctx.mix` (`self_clip`), or "nothing".
-      equal_sums: whether the server's sums have equal weights without being such a mean, so that
-        distributed noise and secure aggregation fit.
+      equal_sums: whether the server's sums have equal weights although `robust` is not "mean", so
+        that distributed noise and secure aggregation fit.
       uploads_per_round: calls of `ctx.upload` by which a member sends something in a round, at
         most; each is a release of client-level differential privacy.
       uploads_models: whether uploads include models or updates, which a compressor can act on.

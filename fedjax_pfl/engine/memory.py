@@ -99,8 +99,8 @@ def peak(
     operand with no other use. A loop's carry is counted once: it is updated in place.
 
     Args:
-      jaxpr: of the program, not closed.
-      owned: inputs that it may use up, which count.
+      jaxpr: the program's, not closed.
+      owned: inputs whose buffers the program may reuse; only these inputs are counted.
       devices: how many devices share the stacks. Outside a `shard_map` each of them
         gathers the larger operand of a product, unless that is a small sum over its clients, and
         in a round what is scanned over.
@@ -113,8 +113,8 @@ def working_bytes(traced: Any, owned: int, state_bytes: int, execution: Executio
     """Estimate the bytes of a traced program in addition to its inputs.
 
     Args:
-      owned: how many of its inputs, the first ones, it may use up.
-      state_bytes: bytes of these.
+      owned: number of leading inputs whose buffers the program may reuse.
+      state_bytes: bytes of these inputs.
 
     Returns:
       None, with a warning, where this version of JAX has other internals.
@@ -212,7 +212,7 @@ class _Walk:
     def inside(self, equation: Any, dying: set) -> tuple[int, set] | None:
         """Return (peak within an equation, the freed inputs that it includes), or None.
 
-        What a loop reads in every turn lives on until its end.
+        What a loop reads in every iteration is freed only after it.
         """
         name, params = equation.primitive.name, equation.params
         if name == "while":
@@ -250,7 +250,7 @@ class _Walk:
         return self.peak(bodies[0]), set()
 
     def called(self, body: Any, operands: Any, dying: set) -> tuple[int, set]:
-        """Return (peak of a body that may use up what dies of these, those)."""
+        """Return (peak of a body, the `dying` ones of its operands, whose buffers it may reuse)."""
         used_up = dying & _variables(operands)
         pairs = zip(operands, body.invars, strict=True)
         owned = {b for a, b in pairs if not isinstance(a, Literal) and a in used_up}

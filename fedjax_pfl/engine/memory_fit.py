@@ -18,9 +18,9 @@ MARGIN = 1.15  # compilers for accelerators may plan so much more than the estim
 def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
     """Return the program and its estimate, with fewer lanes if their number is automatic.
 
-    As many lanes as keep a local step in a TPU's on-chip memory (`tpu_memory`) and fit. On
-    accelerators, where a program that is too large fails, `MARGIN` is left while lanes can be
-    taken away. The estimate is None where this version of JAX gives none.
+    Lanes are reduced until the program fits, and on a TPU until a local step fits into its on-chip
+    memory (`tpu_memory`). On accelerators, where a program that is too large fails, `MARGIN` is
+    left while lanes can be taken away. The estimate is None where this version of JAX gives none.
 
     Args:
       program: of the requested execution.

@@ -21,7 +21,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates
 from fedjax_pfl.engine.state_store import Address
 from fedjax_pfl.execution.mesh import (
-    AXIS,
+    CLIENTS,
     RUNS,
     described_devices,
     mesh_of,
@@ -43,9 +43,9 @@ class Traced(NamedTuple):
 
     Attributes:
       program: the traced program.
-      states: its first operand.
-      federation: with samples of as many clients as it has.
-      samples: these.
+      states: its first operand, with rows of the clients that it runs.
+      federation: its federation operand, with samples of these clients.
+      samples: the samples, labels and indices in it.
     """
 
     program: Any
@@ -201,7 +201,7 @@ class OffloadedNeeds(Program):
             )
             device, rows, address, runs, there = shapes
             device = place(device, self.mesh, RUNS)
-            rows = place(rows, self.mesh, RUNS, AXIS)
+            rows = place(rows, self.mesh, RUNS, CLIENTS)
             states = replace(states, device=device, rows=rows, address=address)
             return states, runs, there, federation, samples
 

@@ -44,7 +44,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.state_sharding import PartialStates, unsharded_metrics
 from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
-from fedjax_pfl.execution.mesh import AXIS, RUNS, place, rows_of
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, readable
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
@@ -77,8 +77,8 @@ class OffloadedProgram(OffloadedNeeds):
     def _put_rows(self, leaves: list[np.ndarray]) -> list[jax.Array]:
         """Put rows [R, K, ...] on the devices; each process provides its own."""
         if is_distributed():
-            return jax.block_until_ready(combined(leaves, self.mesh, RUNS, AXIS))
-        return self.put(leaves, RUNS, AXIS)
+            return jax.block_until_ready(combined(leaves, self.mesh, RUNS, CLIENTS))
+        return self.put(leaves, RUNS, CLIENTS)
 
     def _with_samples(self, clients: np.ndarray, splits: tuple, most: int) -> Federation:
         """Return the federation with samples of some clients; each process provides its own."""
@@ -313,11 +313,11 @@ def offloaded_program(program: Program, folder: Path | None = None) -> Offloaded
 @partial(jax.jit, static_argnames=("mesh",), donate_argnums=(0,))
 def _merged(coming, done, at, mesh):
     """Replace rows [R, M, ...] by the previous round's where `at` [R, M] is not -1."""
-    coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, AXIS)
+    coming, done = rows_of((coming, done), mesh, at.shape[1], RUNS, CLIENTS)
 
     def one(new, made, at):
         known = (at >= 0).reshape(at.shape + (1,) * (new.ndim - 1))
         return jnp.where(known, made[jnp.maximum(at, 0)], new)
 
     merged = jax.tree.map(lambda new, made: jax.vmap(one)(new, made, at), coming, done)
-    return place(merged, mesh, RUNS, AXIS)
+    return place(merged, mesh, RUNS, CLIENTS)

@@ -206,8 +206,9 @@ class ChunkRunner:
     def _next_chunk_end(self) -> int:
         """Return the next round after which a chunk ends.
 
-        Its matrices are kept, it is the last, patience may end there, or it is the one before the
-        last, from which a longer simulation continues: that one scores the last as any other.
+        That is a round whose matrices are kept, the last round, or one at which patience may end
+        the simulation. With extendable checkpoints it may also be the round before the last: a
+        longer simulation continues there, since for it the last round need not be a scored one.
         """
         ends = [*self.metrics.matrix_rounds, self.program.rounds]
         if self._extendable:

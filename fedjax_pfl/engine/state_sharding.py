@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from fedjax_pfl.engine.state_store import Address
-from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of, place, rows_of
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of, place, rows_of
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils.structs import by_field, static, struct
 from fedjax_pfl.utils.typing import State, Tree
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
 
     Attributes:
       tree: structure of the state.
-      hosted: for each leaf.
+      hosted: for each leaf, whether it is in the store.
     """
 
     tree: Any
@@ -50,10 +50,10 @@ class PartialStates:
     """States of all runs with the rows of some clients on the devices.
 
     Attributes:
-      device: the leaves that are there as a whole, [R, ...].
-      rows: of the other leaves the rows of some clients, [R, K, ...].
+      device: the leaves that are on the devices as a whole, [R, ...].
+      rows: rows of some clients of the other leaves, [R, K, ...].
       address: where a program reads other clients' rows.
-      layout: which leaves these are.
+      layout: which leaves are in `device`, and which in `rows`.
       clients: K.
     """
 
@@ -70,7 +70,7 @@ def unpack_states(states: Tree, federation: Federation) -> tuple[State, Address 
         return unpadded(states, federation), None
     execution = federation.execution
     mesh = mesh_of(execution.devices, execution.runs)
-    rows = rows_of(states.rows, mesh, states.clients, RUNS, AXIS)
+    rows = rows_of(states.rows, mesh, states.clients, RUNS, CLIENTS)
     return states.layout.joined(states.device, rows), states.address
 
 
@@ -81,7 +81,7 @@ def pack_states(state: State, like: Tree, federation: Federation) -> Tree:
     execution = federation.execution
     mesh = mesh_of(execution.devices, execution.runs)
     device, rows = like.layout.parted(state)
-    return replace(like, device=place(device, mesh, RUNS), rows=place(rows, mesh, RUNS, AXIS))
+    return replace(like, device=place(device, mesh, RUNS), rows=place(rows, mesh, RUNS, CLIENTS))
 
 
 def placed(states: State, federation: Federation) -> State:
@@ -93,7 +93,9 @@ def placed(states: State, federation: Federation) -> State:
     if federation.execution.all_devices == 1:
         return states
     mesh, lead = _mesh_axes(federation)
-    return by_field(lambda value, axes: place(value, mesh, lead, *([AXIS] if axes else [])), states)
+    return by_field(
+        lambda value, axes: place(value, mesh, lead, *([CLIENTS] if axes else [])), states
+    )
 
 
 def unpadded(states: State, federation: Federation) -> State:
@@ -101,7 +103,7 @@ def unpadded(states: State, federation: Federation) -> State:
     if not is_padded(federation):
         return states
     (mesh, lead), count = _mesh_axes(federation), federation.num_clients
-    return by_field(lambda v, axes: rows_of(v, mesh, count, lead, AXIS) if axes else v, states)
+    return by_field(lambda v, axes: rows_of(v, mesh, count, lead, CLIENTS) if axes else v, states)
 
 
 def unsharded_states(states: State, leaves: Sequence[np.ndarray], federation: Federation) -> State:
@@ -130,9 +132,9 @@ def placed_measured(buffers: Tree, matrices: Tree, federation: Federation) -> tu
     def matrix(leaf):
         if leaf.shape[-2] != federation.num_clients:  # one row for all
             return leaf
-        return place(leaf, mesh, lead, *[None] * (leaf.ndim - 3), AXIS)
+        return place(leaf, mesh, lead, *[None] * (leaf.ndim - 3), CLIENTS)
 
-    of_clients = {name: place(buffers[name], mesh, lead, None, AXIS) for name in MEASURED}
+    of_clients = {name: place(buffers[name], mesh, lead, None, CLIENTS) for name in MEASURED}
     return buffers | of_clients, jax.tree.map(matrix, matrices)
 
 

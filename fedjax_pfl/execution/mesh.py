@@ -22,7 +22,6 @@ from fedjax_pfl.execution.shares import CLIENTS, RUNS, Shares, check
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils.typing import Device, Tree
 
-AXIS = CLIENTS  # of the device mesh
 _described = jax.make_user_context(None)  # JAX's caches depend on it
 _sharing = jax.make_user_context(None)
 _platform = jax.make_user_context("cpu")
@@ -36,7 +35,7 @@ def described_devices(devices: Sequence[Device]) -> AbstractContextManager:
 def mesh_of(devices: int, runs: int = 1) -> Mesh:
     """Return a mesh of the first available devices, or of the described ones.
 
-    In one row, which shares the clients; or `runs` such rows, each with runs of its own.
+    Its devices share the clients; with several `runs`, each part of the runs has so many devices.
 
     Raises:
       InputError: fewer devices are available.
@@ -50,8 +49,8 @@ def mesh_of(devices: int, runs: int = 1) -> Mesh:
 @functools.cache
 def _mesh(devices: tuple[Device, ...], runs: int) -> Mesh:
     if runs == 1:
-        return Mesh(np.asarray(devices), (AXIS,))
-    return Mesh(np.asarray(devices).reshape(runs, -1), (RUNS, AXIS))
+        return Mesh(np.asarray(devices), (CLIENTS,))
+    return Mesh(np.asarray(devices).reshape(runs, -1), (RUNS, CLIENTS))
 
 
 @contextmanager
@@ -129,7 +128,7 @@ def rows_of(tree: Tree, mesh: Mesh, count: int, *lead: str | None) -> Tree:
 
     def one(leaf):
         shape = tuple(
-            count if name == AXIS else size
+            count if name == CLIENTS else size
             for name, size in zip_longest(lead[: leaf.ndim], leaf.shape)
         )
         if shape == leaf.shape:
@@ -146,7 +145,7 @@ def _padded_shape(
 ) -> tuple[int, ...]:
     """Return the shape with its axis of clients padded."""
     names = zip_longest(lead[: len(shape)], shape)
-    return tuple(n + -n % mesh.shape[AXIS] if name == AXIS else n for name, n in names)
+    return tuple(n + -n % mesh.shape[CLIENTS] if name == CLIENTS else n for name, n in names)
 
 
 def _spec(shape: tuple[int, ...], mesh: Mesh, lead: Sequence[str | None]) -> PartitionSpec:

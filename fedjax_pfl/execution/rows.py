@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
 from fedjax_pfl.execution.lane_assignment import ranks_of_devices
-from fedjax_pfl.execution.mesh import AXIS, mesh_of, not_shared
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, not_shared
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Rows, Tree
@@ -126,7 +126,7 @@ def over_devices(
     if devices == 1:
         return fn(operands, broadcast, lengths, None)
     count = jax.tree.leaves(operands)[0].shape[0]
-    ours = PartitionSpec(AXIS)
+    ours = PartitionSpec(CLIENTS)
 
     def on_one_device(*given):
         with not_shared():
@@ -181,11 +181,11 @@ def _specs(node: Any) -> Any:
     """Return partition specs of an argument without a client axis: replicated or divided."""
     whole = jax.tree.map(lambda _: PartitionSpec(), node)
     if isinstance(node, Split) and node.shards > 1:
-        return replace(whole, index=PartitionSpec(AXIS))
+        return replace(whole, index=PartitionSpec(CLIENTS))
     if isinstance(node, FederatedData):
         names = ("train", "validation", "test")
         splits = {name: _specs(getattr(node, name)) for name in names}
-        pool = PartitionSpec(AXIS) if node.shards > 1 else PartitionSpec()
+        pool = PartitionSpec(CLIENTS) if node.shards > 1 else PartitionSpec()
         return replace(whole, samples=pool, labels=pool, **splits)
     return whole
 

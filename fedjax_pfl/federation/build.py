@@ -108,7 +108,7 @@ def federate(
     members = participation.cohort_size
     uploads = uploads_of(groups[PrivacyOptions], threat, groups[CompressionOptions], ids, members)
     return Federation(
-        data=data if on_host else jax.device_put(data),  # see `spread`
+        data=data if on_host else jax.device_put(data),  # see `distribute`
         participation=participation,
         training=training,
         network=task,

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.execution.mesh import AXIS, mesh_of
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of
 from fedjax_pfl.execution.processes import is_distributed, put
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import all_process_data, process_local
@@ -52,7 +52,7 @@ def on_mesh(federation: Federation, mesh: Mesh) -> Federation:
     others = jax.tree.map(everywhere, replace(federation, data=None))
     if data.shards > 1:
         return replace(others, data=data)
-    divided = mesh.shape[AXIS] > 1
+    divided = mesh.shape[CLIENTS] > 1
     return replace(others, data=in_parts(data, mesh) if divided else jax.tree.map(everywhere, data))
 
 
@@ -65,8 +65,8 @@ class _Part(NamedTuple):
 
 def in_parts(data: FederatedData, mesh: Mesh) -> FederatedData:
     """Divide the pool of samples among the devices of a mesh; see `FederatedData.shards`."""
-    shards = mesh.shape[AXIS]
-    ours, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((AXIS,), ()))
+    shards = mesh.shape[CLIENTS]
+    ours, replicated = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((CLIENTS,), ()))
     data = replace(data, shards=shards, digest=data.content())
     parts = [_part(data, k) for k in range(shards)]
     others = jax.tree.map(

@@ -63,8 +63,8 @@ class Federation:
       sample_privacy: sample-level differential privacy of local training, or None.
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
-      notes: sentences on samples that the initial model has seen, attacks, robust rules and
-        compression for tables.
+      notes: sentences for tables, on samples that the initial model has seen, drift, clients that
+        arrive or leave, attacks, robust rules and compression.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 

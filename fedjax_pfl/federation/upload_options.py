@@ -1,4 +1,4 @@
-"""Options of what happens to uploads: privacy, attacks, robust aggregation, compression."""
+"""Options of differential privacy, compression and secure aggregation."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -57,7 +57,7 @@ class Metric:
 
 
 class Registered(NamedTuple):
-    """A row of `METRICS`; empty `tasks` mean all tasks."""
+    """An entry of `METRICS`; empty `tasks` mean all tasks."""
 
     metric: Metric
     tasks: tuple[str, ...]
@@ -84,10 +84,10 @@ def register_metric(
     for task in tasks:
         require_name("task", task, OBJECTIVES)
 
-    def row(fn: Callable[..., Any]) -> Registered:
+    def entry(fn: Callable[..., Any]) -> Registered:
         return Registered(Metric(name, fn, better, fraction), tuple(tasks))
 
-    return registering("metric", METRICS, name, row)
+    return registering("metric", METRICS, name, entry)
 
 
 def _check(name: Any, better: Any) -> None:

@@ -1,4 +1,4 @@
-"""The privacy that a result's clients spent, from their recorded local steps."""
+"""The privacy that a result's clients spent, from recorded local steps or participation."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,7 +17,7 @@ class Guarantee(NamedTuple):
       unit: what is added or removed: "sample" or "client".
       epsilon: of the client that spent most, over all seeds; infinite without noise.
       delta: at which.
-      sampling: what the accounting assumes of minibatches.
+      sampling: what the accounting assumes of minibatches or cohorts.
     """
 
     unit: str
@@ -35,8 +35,8 @@ class Guarantee(NamedTuple):
 def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
     """Return the epsilon of each client in each run of one setting, [S, N].
 
-    Scores and losses of the simulation are diagnostics and are not counted; personal models are
-    outputs, with one adaptation of the final one.
+    Scores and losses are diagnostics and are not counted. Personalized models count as published,
+    with one adaptation of the final one.
 
     Raises:
       InputError: dp-accounting is not installed.

@@ -73,8 +73,8 @@ class Result(Scored, Costs):
       measures: the measures of `scores`, see `Measure`; the first is the task's main metric.
       client_names: names of the N clients, such as "north", or empty.
       setting_remarks: further notes on the rows of single settings, by setting, or ().
-      privacy: what clients released under sample-level differential privacy, from which `epsilons`
-        computes, or None.
+      privacy: what clients released under differential privacy, from which `epsilons` computes what
+        they spent, or None.
       final: the end state on the device, or None for a result read from a file.
     """
 

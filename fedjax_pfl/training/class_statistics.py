@@ -13,7 +13,7 @@ from fedjax_pfl.training.client_loop import run_clients
 from fedjax_pfl.utils.structs import Broadcast, struct
 from fedjax_pfl.utils.typing import Key, Stack
 
-Second: TypeAlias = Literal["none", "trace", "scatter", "pooled"]
+Moments: TypeAlias = Literal["none", "trace", "scatter", "pooled"]
 
 
 @struct
@@ -32,7 +32,7 @@ class ClassSums:
     second: jax.Array | None = None
 
     @classmethod
-    def zeros(cls, num_classes: int, width: int, dtype, second: Second = "none") -> "ClassSums":
+    def zeros(cls, num_classes: int, width: int, dtype, second: Moments = "none") -> "ClassSums":
         """Return sums over no samples, at least in single precision."""
         dtype = jnp.promote_types(dtype, jnp.float32)
         shapes = {
@@ -48,7 +48,7 @@ class ClassSums:
 
     @classmethod
     def of(
-        cls, batch: Batch, features: jax.Array, num_classes: int, second: Second = "none"
+        cls, batch: Batch, features: jax.Array, num_classes: int, second: Moments = "none"
     ) -> "ClassSums":
         """Return the sums over a minibatch's valid samples, whose features are [B, d]."""
         member = (batch.labels == jnp.arange(num_classes)[:, None]) & batch.valid  # [C, B]
@@ -80,7 +80,7 @@ def class_sums(
     cohort: Cohort,
     *,
     key: Key,
-    second: Second = "none",
+    second: Moments = "none",
 ) -> tuple[ClassSums, Cohort]:
     """Sum the features of each member's training samples by class, in evaluation mode.
 

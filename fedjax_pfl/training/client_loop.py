@@ -64,8 +64,8 @@ class _Common(NamedTuple):
     key: jax.Array
 
 
-class _Walk(NamedTuple):
-    """A client's number of samples, steps per epoch (per order), and first and last step."""
+class _Span(NamedTuple):
+    """A client's number of samples, steps per order, first step, and the step after its last."""
 
     size: jax.Array
     per_order: jax.Array
@@ -114,7 +114,7 @@ class _ClientLoop:
             begin=self._begin,
             enter=self._enter,
             inside=lambda lane, at: at.k < at.end,
-            unfinished=lambda lane, at: at.k < self._walk(lane).stop,
+            unfinished=lambda lane, at: at.k < self._span(lane).stop,
             step=self._step,
             finish=self._finish,
             counts=self._counts(),
@@ -126,26 +126,26 @@ class _ClientLoop:
         most, usual = (float(schedule.total_steps(size)) for size in (part.capacity, mean))
         return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
-    def _walk(self, lane: _Lane) -> _Walk:
+    def _span(self, lane: _Lane) -> _Span:
         # If all sizes are equal, the size does not depend on the row.
         part = self.common.part
         size = part.size[0] if part.equal else part.size[lane.row]
         count = self.schedule.total_steps(size) if lane.steps is None else lane.steps
         start = jnp.int32(0) if lane.start is None else lane.start
         per_order = jnp.maximum(self.schedule.steps_per_order(size), 1)
-        return _Walk(size, per_order, start, start + count)
+        return _Span(size, per_order, start, start + count)
 
     def _client(self, lane: _Lane, k: jax.Array) -> Client:
-        ours, data = self._walk(lane), self.common.data
+        span, data = self._span(lane), self.common.data
         return Client(
             row=lane.row,
             id=data.ids[lane.row],
-            size=ours.size,
+            size=span.size,
             class_counts=data.class_counts[lane.row],
-            num_steps=ours.stop - ours.start,
-            step=k - ours.start,
+            num_steps=span.stop - span.start,
+            step=k - span.start,
             operand=lane.operand,
-            batch_size=self.schedule.expected_batch(ours.size),
+            batch_size=self.schedule.expected_batch(span.size),
             calls=itertools.count(),
         )
 
@@ -156,7 +156,7 @@ class _ClientLoop:
         return common.carry if self.together else lane.carry
 
     def _begin(self, lane: _Lane, common: _Common) -> _Position:
-        start = self._walk(lane).start
+        start = self._span(lane).start
         order = jnp.zeros(self.common.part.capacity, jnp.int32)
         first = self._first(lane, common)
         if self.together and self.platform == "tpu":
@@ -166,23 +166,23 @@ class _ClientLoop:
         return _Position(start, start, order, first, drawn)
 
     def _enter(self, lane: _Lane, at: _Position) -> _Position:
-        ours = self._walk(lane)
-        epoch = at.k // ours.per_order
+        span = self._span(lane)
+        epoch = at.k // span.per_order
         order_key, _ = self._keys(lane)
         part = self.common.part
-        positions = self.schedule.order(order_key, epoch, ours.size, part.capacity)
-        positions = jnp.where(positions < ours.size, positions, 0)
+        positions = self.schedule.order(order_key, epoch, span.size, part.capacity)
+        positions = jnp.where(positions < span.size, positions, 0)
         order = self.common.data.places(part, lane.row, positions)  # once, not in each step
-        end = jnp.minimum((epoch + 1) * ours.per_order, ours.stop)
+        end = jnp.minimum((epoch + 1) * span.per_order, span.stop)
         if self.schedule.poisson:
-            drawn = self.schedule.drawn(order_key, epoch, ours.size, part.capacity)
+            drawn = self.schedule.drawn(order_key, epoch, span.size, part.capacity)
             at = at._replace(drawn=drawn)
         return at._replace(end=end, order=order)
 
     def _step(self, lane: _Lane, common: _Common, at: _Position) -> _Position:
-        ours = self._walk(lane)
-        within = at.k - at.k // ours.per_order * ours.per_order
-        count = ours.size if at.drawn is None else at.drawn
+        span = self._span(lane)
+        within = at.k - at.k // span.per_order * span.per_order
+        count = span.size if at.drawn is None else at.drawn
         places, valid = self.schedule.positions(at.order, within, count)
         _, step_key = self._keys(lane)
         rng = jax.random.fold_in(step_key, at.k)
@@ -202,11 +202,11 @@ class _ClientLoop:
         return data.batch(lane.row, places, valid, dtype, augment)
 
     def _finish(self, lane: _Lane, common: _Common, at: _Position) -> ClientRuns:
-        ours, first = self._walk(lane), self._first(lane, common)
+        span, first = self._span(lane), self._first(lane, common)
         finite = trees.squares_fit(at.value)
         last = jax.tree.map(lambda new, old: jnp.where(finite, new, old), at.value, first)
-        last = last if self.finish is None else self.finish(last, self._client(lane, ours.stop))
-        return ClientRuns(last, finite, at.k - ours.start)
+        last = last if self.finish is None else self.finish(last, self._client(lane, span.stop))
+        return ClientRuns(last, finite, at.k - span.start)
 
 
 def run_clients(

@@ -30,7 +30,7 @@ class _Common(NamedTuple):
     part: Split
 
 
-class _Scored(NamedTuple):
+class _Lane(NamedTuple):
     """A client's row, its model (None for the broadcast model), and its number of samples (None for
     all)."""
 
@@ -73,7 +73,7 @@ def score(
     """
     part = federation.data.split(split)
     alike = isinstance(models, Broadcast)
-    operands, model = (_Scored(rows), models.model) if alike else (_Scored(rows, models), None)
+    operands, model = (_Lane(rows), models.model) if alike else (_Lane(rows, models), None)
     lengths = None if part.equal else part.size[rows]
     common = _Common(model, federation.data, part)
     loop = partial(
@@ -96,13 +96,13 @@ def _scoring(
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
     most, mean = (-(-size // batch_size) for size in (part.capacity, part.mean_size))
 
-    def size_of(scored: _Scored):
-        if scored.size is not None:
-            return scored.size
-        return part.size[0] if part.equal else part.size[scored.row]
+    def size_of(lane: _Lane):
+        if lane.size is not None:
+            return lane.size
+        return part.size[0] if part.equal else part.size[lane.row]
 
-    def predicted(scored, common, at):
-        row, model, size = scored.row, scored.model, size_of(scored)
+    def predicted(lane, common, at):
+        row, model, size = lane.row, lane.model, size_of(lane)
         batch = data.fetch(part, row, at, at < size, task.dtype, changes)
         return task.predict(common.models if model is None else model, batch.inputs), batch
 
@@ -112,23 +112,23 @@ def _scoring(
             return jnp.sum(marks & batch.valid, dtype=jnp.int32)
         return jnp.sum(jnp.where(batch.valid[:, None], marks, 0), axis=0).astype(zero.dtype)
 
-    def begin(scored, common):
+    def begin(lane, common):
         width = task.objective.marked
         marks = jnp.zeros(width, zero.dtype) if width else jnp.int32(0)
         if not metrics:
             return jnp.int32(0), marks, zero, None
         at = jnp.arange(batch_size, dtype=jnp.int32)
-        logits, _ = jax.eval_shape(lambda: predicted(scored, common, at))
+        logits, _ = jax.eval_shape(lambda: predicted(lane, common, at))
         outputs = jnp.zeros((most * batch_size, *logits.shape[1:]), logits.dtype)
         return jnp.int32(0), marks, zero, outputs
 
-    def unfinished(scored, state):
-        return state[0] < size_of(scored)
+    def unfinished(lane, state):
+        return state[0] < size_of(lane)
 
-    def step(scored, common, state):
+    def step(lane, common, state):
         start, marks, loss, outputs = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
-        logits, batch = predicted(scored, common, at)
+        logits, batch = predicted(lane, common, at)
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
         if outputs is not None:
             outputs = lax.dynamic_update_slice_in_dim(outputs, logits, start, 0)
@@ -139,13 +139,13 @@ def _scoring(
             outputs,
         )
 
-    def finish(scored, common, state):
+    def finish(lane, common, state):
         _, marks, loss, outputs = state
         if outputs is None:
             return Scores(marks, loss, {})
         everything = jnp.arange(most * batch_size, dtype=jnp.int32)
-        valid = everything < size_of(scored)
-        batch = data.fetch(part, scored.row, everything, valid, task.dtype)
+        valid = everything < size_of(lane)
+        batch = data.fetch(part, lane.row, everything, valid, task.dtype)
         measured = {
             one.name: jnp.asarray(one.fn(outputs, batch.labels, valid), zero.dtype)
             for one in metrics
@@ -155,7 +155,7 @@ def _scoring(
 
     return Loop(
         begin=begin,
-        enter=lambda scored, state: state,
+        enter=lambda lane, state: state,
         inside=unfinished,
         unfinished=unfinished,
         step=step,
@@ -223,14 +223,14 @@ def loss_matrix(
         trees.check_rows("models with the clients' private leaves", onto, rows.shape[0])
         (candidates, _), (_, private) = map(federation.plan.split, (candidates, onto))
 
-    def lane(operand, common: _Common):
+    def of_client(operand, common: _Common):
         row, chosen, size, private = operand
         scoring = _scoring(federation.task, federation.eval_batch_size, common)
 
         def one(candidate):
             model = trees.row(common.models, candidate)
             model = model if private is None else trees.join(model, private)
-            loss = scoring.run_row(_Scored(row, model, size), common).loss
+            loss = scoring.run_row(_Lane(row, model, size), common).loss
             return loss / jnp.maximum(common.part.size[row], 1)
 
         return lax.map(one, chosen)
@@ -238,7 +238,7 @@ def loss_matrix(
     operands = (rows, choice, None if active is None else sizes, private)
     common = _Common(candidates, federation.data, part)
     row_devices = row_devices_of(federation.data, rows)
-    losses = over_rows(lane, operands, common, federation.execution, sizes, row_devices)
+    losses = over_rows(of_client, operands, common, federation.execution, sizes, row_devices)
     return LossMatrix(losses, _passes(sizes, choice))
 
 

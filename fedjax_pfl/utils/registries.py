@@ -17,19 +17,19 @@ def registering(
     kind: str,
     registry: MutableMapping[str, Any],
     name: str,
-    row: Callable[[Any], Any] = lambda function: function,
+    entry: Callable[[Any], Any] = lambda function: function,
 ) -> Callable[[F], F]:
     """Return a decorator that adds a function or class to a registry under a name.
 
     Args:
       kind: such as "model", for error messages.
-      registry: rows by name.
-      name: of the new row.
-      row: makes the row from the decorated object; by default the object itself.
+      registry: entries by name.
+      name: of the new entry.
+      entry: makes the entry from the decorated object; by default the object itself.
 
     Raises:
       InputError: `name` is not text, or is the name of an object that is defined elsewhere. A
-        definition that its module repeats, as a notebook does, replaces the row.
+        definition that its module repeats, as a notebook does, replaces the entry.
     """
     require(isinstance(name, str) and bool(name.strip()), f"name of the {kind}", name, "text")
 
@@ -38,7 +38,7 @@ def registering(
         place, key = defined_at(function), (id(registry), name)
         if name in registry and place != (_places.get(key) or defined_at(registry[name])):
             raise InputError(f"The {kind} {name!r} is registered already, by another function.")
-        registry[name] = row(function)
+        registry[name] = entry(function)
         _places[key] = place
         return function
 

@@ -116,12 +116,12 @@ def take(stack: Stack, rows: Rows | np.ndarray) -> Stack:
         return leaf[rows] if isinstance(leaf, PartialLeaf) else jnp.take(leaf, rows, 0, mode="clip")
 
     leaves, tree = jax.tree.flatten(stack)
-    far = [i for i, x in enumerate(leaves) if _is_far(x, rows)]
-    read = dict(zip(far, _read([leaves[i] for i in far], jnp.asarray(rows)), strict=True))
+    wanted = [i for i, x in enumerate(leaves) if _must_be_read(x, rows)]
+    read = dict(zip(wanted, _read([leaves[i] for i in wanted], jnp.asarray(rows)), strict=True))
     return tree.unflatten([read[i] if i in read else of(x) for i, x in enumerate(leaves)])
 
 
-def _is_far(leaf: Any, rows: Rows | np.ndarray) -> bool:
+def _must_be_read(leaf: Any, rows: Rows | np.ndarray) -> bool:
     return isinstance(leaf, PartialLeaf) and leaf.readable and rows is not leaf.rows
 
 

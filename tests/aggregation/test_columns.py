@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import mixing, similarity
 from fedjax_pfl.aggregation import columns
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.execution.mesh import AXIS, mesh_of, place, rows_of, sharing
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, place, rows_of, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_for
 
@@ -56,10 +56,10 @@ def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
         by_block = jnp.asarray(rng.dirichlet(np.ones(rows), (plan.num_blocks, rows)))
         operands = (near, models, jnp.arange(rows)[::-1], weights, by_block)
         wanted = jax.jit(servers_part)(*operands)
-        sharded = [place(tree, mesh_of(2), AXIS) for tree in operands[:2]]
+        sharded = [place(tree, mesh_of(2), CLIENTS) for tree in operands[:2]]
 
         def part(near, models, *others):
-            return servers_part(*rows_of((near, models), mesh_of(2), rows, AXIS), *others)
+            return servers_part(*rows_of((near, models), mesh_of(2), rows, CLIENTS), *others)
 
         with sharing(ON_TPU):
             compiled = jax.jit(part).lower(*sharded, *operands[2:]).compile()
@@ -89,11 +89,11 @@ def test_large_matrices_go_round(rows, monkeypatch):
 
         wanted = jax.jit(part)(weights, models)
         assert 0 < wanted["distances"][0, 2] < 1e-9  # so near that pairs are summed one by one
-        sharded = [place(weights, mesh_of(2), None, AXIS), place(models, mesh_of(2), AXIS)]
+        sharded = [place(weights, mesh_of(2), None, CLIENTS), place(models, mesh_of(2), CLIENTS)]
 
         def shared_part(weights, models):
-            weights = rows_of(weights, mesh_of(2), rows, None, AXIS)
-            return part(weights, rows_of(models, mesh_of(2), rows, AXIS))
+            weights = rows_of(weights, mesh_of(2), rows, None, CLIENTS)
+            return part(weights, rows_of(models, mesh_of(2), rows, CLIENTS))
 
         monkeypatch.setattr(columns, "LARGE", 1)
         with sharing(ON_TPU):
@@ -119,7 +119,9 @@ def test_stacks_are_sent_once_and_others_reach_sums_of_large_matrices(monkeypatc
                    for x, y in zip(*map(jax.tree.leaves, (a, b)), strict=True))  # fmt: skip
 
     def traced(*stacks):
-        program = jax.jit(lambda factor: columns.added(products, *stacks, others=(factor,)))
+        program = jax.jit(
+            lambda factor: columns.sum_over_columns(products, *stacks, others=(factor,))
+        )
         with sharing(ON_TPU):
             np.testing.assert_allclose(program(2.0), products(*stacks, 2.0), 1e-4, 1e-4)
             return str(program.trace(2.0).jaxpr).count("all_to_all[")

@@ -17,7 +17,7 @@ from experiments.planning import targets
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.execution.mesh import AXIS, sharing
+from fedjax_pfl.execution.mesh import CLIENTS, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.testing.toys import toy_for
 from fedjax_pfl.utils import trees
@@ -138,14 +138,14 @@ def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
     """Fused with the exchange's transposition, these products have no tiles there."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")
     target = targets.parse("h100:8")
-    mesh = Mesh(target.devices(), AXIS)
+    mesh = Mesh(target.devices(), CLIENTS)
 
     def one_device(a, b):
-        a, b = (lax.all_to_all(x, AXIS, 1, 0, tiled=True) for x in (a, b))
-        return lax.psum_scatter(products.pairs(a - b[:1], b - b[:1]), AXIS, tiled=True)
+        a, b = (lax.all_to_all(x, CLIENTS, 1, 0, tiled=True) for x in (a, b))
+        return lax.psum_scatter(products.pairs(a - b[:1], b - b[:1]), CLIENTS, tiled=True)
 
     with sharing(Execution(0, "vmap", 1, platform="gpu")):
-        spec = PartitionSpec(AXIS)
+        spec = PartitionSpec(CLIENTS)
         shared = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec)
         stack = jax.ShapeDtypeStruct((rows, 720), jnp.float32, sharding=NamedSharding(mesh, spec))
         lowered = jax.jit(shared).lower(stack, stack)

@@ -79,7 +79,9 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
     wanted = jnp.zeros(COUNT, bool).at[jnp.array([3, 5, 6])].set(True)
     with jax.disable_jit():
         asked.clear()
-        total = streamed.added(lambda block, rows, real: (rows * real).sum(), far(STACK), wanted)
+        total = streamed.sum_over_blocks(
+            lambda block, rows, real: (rows * real).sum(), far(STACK), wanted
+        )
     read = [np.asarray(rows).tolist() for rows in asked if not isinstance(rows, jax.core.Tracer)]
     assert read == [[3, 5], [6, 0]]
     assert total == 14

@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.algorithms import fedfomo as downloads
-from fedjax_pfl.algorithms.fedfomo import State, first_order
+from fedjax_pfl.algorithms.fedfomo import State, signed_weights
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
@@ -142,7 +142,7 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
         head = jax.tree.map(lambda leaf, row: leaf.at[1].set(row), head, same)
         models = {"params": {**models["params"], "head": head}}
         found = jnp.ones((5, 2), bool).at[4, 1].set(False)
-        return starts, models, first_order(ctx, "l2", starts, models, choice, found)
+        return starts, models, signed_weights(ctx, "l2", starts, models, choice, found)
 
     starts, models, weights = weigh(case.federation)
     starts, models = listed(starts), listed(models)

@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.engine.compiled import advance
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.execution.mesh import AXIS, mesh_of, place, rows_of
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, place, rows_of
 from fedjax_pfl.testing.toys import assert_close, count_compilations, toy_federation, toy_for
 
 SIZES = (7, 3, 1, 10, 4)  # of five clients: two devices have three and two
@@ -26,20 +26,20 @@ def program_of(name, sizes=SIZES, devices=2):
 def test_rows_are_filled_up_and_given_back():
     mesh = mesh_of(2)
     tree = {"kept": np.arange(10.0).reshape(1, 5, 2), "of none": np.arange(3)}
-    there = place(tree, mesh, None, AXIS)
+    there = place(tree, mesh, None, CLIENTS)
     assert [s.data.shape for s in there["kept"].addressable_shards] == [(1, 3, 2)] * 2
     np.testing.assert_array_equal(there["kept"][:, :5], tree["kept"])
     assert not there["kept"][:, 5].any()
     np.testing.assert_array_equal(there["of none"], tree["of none"])
     shapes = jax.eval_shape(lambda: {"kept": tree["kept"]})
-    assert place(shapes, mesh, None, AXIS)["kept"].sharding == there["kept"].sharding
-    assert place(there["kept"], mesh, None, AXIS).shape == (1, 6, 2)  # it is at rest
+    assert place(shapes, mesh, None, CLIENTS)["kept"].sharding == there["kept"].sharding
+    assert place(there["kept"], mesh, None, CLIENTS).shape == (1, 6, 2)  # it is at rest
 
     @jax.jit
     def doubled(x):
-        rows = rows_of(x, mesh, 5, None, AXIS)
+        rows = rows_of(x, mesh, 5, None, CLIENTS)
         assert rows.shape == (1, 5, 2)
-        return place(2 * rows, mesh, None, AXIS)
+        return place(2 * rows, mesh, None, CLIENTS)
 
     traced = doubled.trace(there["kept"])
     assert str(traced.jaxpr).count("sharding_constraint") == 2  # also where nothing else tells

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.execution import host_rows, processes
-from fedjax_pfl.execution.mesh import AXIS, RUNS, mesh_of
+from fedjax_pfl.execution.mesh import CLIENTS, RUNS, mesh_of
 
 
 @pytest.mark.parametrize("total", [1, 4, 10])
@@ -26,7 +26,7 @@ def test_bits_stay_on_their_way():
     odd.view(np.uint32)[0, 1] |= 5  # a NaN of its own
     given = [odd, np.arange(6, dtype=np.int16).reshape(2, 3, 1), odd.reshape(2, 3, 1) > 1]
     devices = len(processes.all_devices())
-    result = host_rows.combined(given, mesh_of(devices), RUNS, AXIS)
+    result = host_rows.combined(given, mesh_of(devices), RUNS, CLIENTS)
     for one, other in zip(host_rows.on_hosts(result), given, strict=True):
         assert one.shape[1] == 3 + -3 % devices  # at rest
         one = np.ascontiguousarray(one[:, :3])

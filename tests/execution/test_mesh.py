@@ -10,7 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import devices
-from fedjax_pfl.execution.mesh import AXIS, described_devices, mesh_of, place
+from fedjax_pfl.execution.mesh import CLIENTS, described_devices, mesh_of, place
 from fedjax_pfl.execution.shares import RUNS, Shares, automatic, nearest, parsed
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -77,7 +77,7 @@ def test_no_mesh_takes_fewer_devices_than_it_was_made_for():
 
 def test_runs_that_devices_do_not_divide_are_on_all_of_them():
     for runs, each in ((4, 2), (3, 3)):
-        there = place(np.zeros((runs, 5)), mesh_of(1, 2), RUNS, AXIS)
+        there = place(np.zeros((runs, 5)), mesh_of(1, 2), RUNS, CLIENTS)
         assert [shard.data.shape for shard in there.addressable_shards] == [(each, 5)] * 2
 
 

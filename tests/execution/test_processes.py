@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.execution import processes
-from fedjax_pfl.execution.mesh import AXIS, mesh_of, place
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of, place
 
 
 def test_what_is_fetched_is_not_kept_beside_the_array():
     """The whole of an array on several devices is joined on the host, and is the caller's alone."""
     values = np.arange(12.0).reshape(4, 3)
-    on_both = place(values, mesh_of(2), AXIS)
+    on_both = place(values, mesh_of(2), CLIENTS)
     everywhere = place(values, mesh_of(2), None)
     tree = [on_both, everywhere, jnp.float32(3), np.int32(5), jnp.zeros((0, 2))]
     result = processes.gather_to_host(tree)

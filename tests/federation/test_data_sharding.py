@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.execution.mesh import AXIS, mesh_of
+from fedjax_pfl.execution.mesh import CLIENTS, mesh_of
 from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.data_sharding import distribute, on_mesh
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -73,7 +73,7 @@ def test_a_device_has_its_own_clients_samples_and_no_others():
         assert held - {first.tobytes()} <= wanted <= held | {first.tobytes()}
     assert parts.content() == data.content()  # wherever they lie
     assert row_devices_of(parts, np.arange(5)).device is None  # no row moves
-    assert {axis for axes in (parts.labels.sharding.spec,) for axis in axes} == {AXIS}
+    assert {axis for axes in (parts.labels.sharding.spec,) for axis in axes} == {CLIENTS}
 
 
 def test_one_process_keeps_its_federation():

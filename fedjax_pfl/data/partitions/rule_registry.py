@@ -94,12 +94,12 @@ def register_rule(
     fits = is_number(test_fraction) and 0 <= test_fraction < 1
     require(fits, "test_fraction", test_fraction, "a number at least 0 and below 1")
 
-    def row(plan: Callable[..., Plan]) -> Rule:
+    def entry(plan: Callable[..., Plan]) -> Rule:
         return Rule(
             plan, equal_sizes, test_split, test_fraction, needs_classes, natural, sees_inputs
         )
 
-    return registering("partition rule", RULES, name, row)
+    return registering("partition rule", RULES, name, entry)
 
 
 COMMON_OPTIONS: dict[str, Any] = {

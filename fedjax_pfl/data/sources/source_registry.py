@@ -64,10 +64,10 @@ def register_dataset(
       InputError: the name is another data set's.
     """
 
-    def row(load: Callable[..., Dataset]) -> Source:
+    def entry(load: Callable[..., Dataset]) -> Source:
         return Source(description, load, named, bundled, natural, needs)
 
-    return registering("data set", DATASETS, name, row)
+    return registering("data set", DATASETS, name, entry)
 
 
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
