@@ -165,7 +165,9 @@ class AddsCounts(FreeRiders):
     factors: object = (0.0, 0.0)
 
     def __call__(self, sent, reference, sending, memory):
-        added = self.factors[0] * jnp.sum(sending.mask) + self.factors[1] * jnp.sum(sending.weighted)
+        added = self.factors[0] * jnp.sum(sending.mask) + self.factors[1] * jnp.sum(
+            sending.weighted
+        )
         return jax.tree.map(lambda leaf: leaf + added, sent), memory
 
 
