@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.planning import paths_in_order
 from fedjax_pfl.data.cache import cached_arrays
 from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.execution import tiles
-from fedjax_pfl.models.cached_features import HeadOnly, check_frozen_features
+from fedjax_pfl.models.cached_features import DIFFERENT, HeadOnly, check_frozen_features
 from fedjax_pfl.models.task import EVALUATION, Task
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Tree
@@ -73,10 +73,7 @@ def with_cached_features(
     few = np.arange(min(count, COMPARED), dtype=np.int32)
     probe = features(few)
     if not np.array_equal(probe, features(few, train=True), equal_nan=True):
-        raise InputError(
-            "cache_features needs features that are the same in training and evaluation, without "
-            "dropout or batch normalization below the head."
-        )
+        raise InputError(DIFFERENT)
     key = hashlib.sha256(f"{jax.__version__} {[*fixed]}".encode())
     for array in map(np.asarray, [data.samples, data.scale, data.shift, *fixed.values(), probe]):
         key.update(f"{array.dtype} {array.shape}".encode())

@@ -12,6 +12,11 @@ from fedjax_pfl.models.wrapped_task import WrappedTask
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
+DIFFERENT = (
+    "cache_features needs features that are the same in training and evaluation, without dropout "
+    "or batch normalization below the head."
+)
+
 
 @dataclass(frozen=True)
 class HeadOnly(WrappedTask):
@@ -50,7 +55,7 @@ def complete(task: Task, data: Any) -> tuple[Task, Any]:
 
 
 def check_frozen_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
-    """Refuse a network whose features depend on a client's model.
+    """Refuse a network whose features depend on a client's model or are random in training.
 
     Args:
       task: the task, with frozen leaves.
@@ -65,6 +70,9 @@ def check_frozen_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct)
     def features(model, inputs):
         return task.computed(task.embed, model, inputs, *EVALUATION)[0]
 
+    def in_training(key, model, inputs, valid):
+        return task.computed(task.embed, model, inputs, True, key, valid)[0]
+
     stack = jax.tree.map(lambda one: jax.ShapeDtypeStruct((2, *one.shape), one.dtype), model)
     try:  # refused if the features have the axis of the models
         jax.eval_shape(jax.vmap(features, (0, None), out_axes=None), stack, inputs)
@@ -72,3 +80,10 @@ def check_frozen_features(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct)
         raise InputError(
             "cache_features needs features that no client trains: freeze all layers but the head."
         ) from error
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0)))
+    valid = jax.ShapeDtypeStruct(inputs.shape[:1], bool)
+    try:  # refused if the features have the axis of the random keys, however rarely they differ
+        random = jax.vmap(in_training, (0, None, None, None), out_axes=None)
+        jax.eval_shape(random, keys, model, inputs, valid)
+    except ValueError as error:
+        raise InputError(DIFFERENT) from error

@@ -111,8 +111,9 @@ def test_what_is_refused(options, message):
         federation(**{"dtype": "float32", "cache_features": True} | options)
 
 
-def test_dropout_below_the_head_is_refused():
-    net, options = CNN(3, (), hidden=5, dropout=0.5), {"dtype": "float32"}
+@pytest.mark.parametrize("rate", [0.5, 1e-6])  # the second differs in no sample of a comparison
+def test_random_features_are_refused(rate):
+    net, options = CNN(3, (), hidden=5, dropout=rate), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))
     with pytest.raises(pfl.InputError, match="the same in training and evaluation"):
         small_federation(net, freeze="body", initial_model=values, cache_features=True, **options)
