@@ -1,4 +1,4 @@
-"""The shared suite catches algorithms that let absent or diverged clients' samples through."""
+"""The checks catch algorithms that let absent or diverged clients' samples through."""
 
 import jax
 import jax.numpy as jnp
