@@ -89,14 +89,16 @@ CASES = {
     "an IDX file whose gzip stream is cut off": lambda d: mnist(
         d, train_images_gz=lambda content: content[:40]
     ),
-    "an IDX file of another magic number": lambda d: mnist(
+    "an IDX file with a wrong magic number": lambda d: mnist(
         d, train_images=idx_bytes(np.zeros((6, 28, 28)), b"\0\0\x0d")
     ),
     "an IDX file shorter than its header requires": lambda d: mnist(
         d, t10k_images=idx_bytes(np.zeros((2, 28, 28)))[:-5]
     ),
     "a missing file of four": lambda d: mnist(d, t10k_labels_gz=lambda content: b""),
-    "labels of other samples": lambda d: mnist(d, train_labels=idx_bytes(np.arange(5) % 2)),
+    "another number of labels than samples": lambda d: mnist(
+        d, train_labels=idx_bytes(np.arange(5) % 2)
+    ),
     "a label beyond the classes": lambda d: mnist(d, train_labels=idx_bytes(np.arange(6) + 5)),
     "an empty folder": lambda d: ("cifar10", d),
     "CIFAR as pickles": lambda d: file(d, "cifar10", "cifar-10-python.tar.gz", b""),
