@@ -16,7 +16,6 @@ from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import gigabytes
 
 from . import plugins, presets
-from .data_flags import rule_flags
 
 # Columns left out one by one where a terminal is too narrow; others are always shown.
 OPTIONAL_COLUMNS = (
@@ -59,7 +58,8 @@ def catalogue() -> str:
     for name, rule in sorted(pfl.data.RULES.items()):
         lines.append(f"  {name:20} {first_line(rule.plan)}")
         usual = pfl.data.COMMON_OPTIONS
-        own = {k: v for k, v in rule_flags(name).items() if k not in usual or usual[k] != v}
+        options = pfl.data.rule_options(name).items()
+        own = {k: v for k, v in options if k not in usual or usual[k] != v}
         if own:
             lines.append(f"  {'':20} {values(own)}")
     lines.append("\nModels (--model):")

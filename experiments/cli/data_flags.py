@@ -17,9 +17,6 @@ from .config import ExperimentConfig
 from .flag_groups import Group
 from .parsing import name_and_value, parse_pairs, value_of
 
-# Flag names that differ from the option of the partition rule that they set.
-RULE_OPTION = {"dominant_share": "share"}
-RULE_FLAG = {option: flag for flag, option in RULE_OPTION.items()}
 ANOTHER_SPLIT = ("partition", "import_split", "alphas")  # than a data set's own
 PREFIX = "pfllib:"
 SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
@@ -53,7 +50,7 @@ def define_rule(group: Group) -> None:
     takers: dict[str, list[tuple[str, str]]] = {}
     for rule in sorted(pfl.data.RULES):
         for option in pfl.data.rule_options(rule):
-            takers.setdefault(RULE_FLAG.get(option, option), []).append((rule, option))
+            takers.setdefault(option, []).append((rule, option))
     for name in sorted(set(takers) - set(group.values)):
         rules = ", ".join(rule for rule, _ in takers[name])
         group.text(name, None, f"{rules}: {_documented(*takers[name][0])}")
@@ -64,13 +61,6 @@ def _documented(rule: str, option: str) -> str:
     text = inspect.getdoc(pfl.data.RULES[rule].plan) or ""
     entry = re.search(rf"^  {option}: (.+(?:\n    .+)*)", text, re.MULTILINE)
     return " ".join(entry[1].split()).partition(". ")[0].rstrip(".") if entry else "an option"
-
-
-def rule_flags(rule: str) -> dict[str, object]:
-    """Return the flags of a partition rule's own options, and their defaults."""
-    return {
-        RULE_FLAG.get(name, name): default for name, default in pfl.data.rule_options(rule).items()
-    }
 
 
 def load_dataset(args: ExperimentConfig, shared: bool = False) -> pfl.Dataset:
@@ -126,24 +116,24 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
                 f"{partition.num_clients} clients: leave the flag out."
             )
     else:
-        own = rule_flags(args.partition)
+        defaults = pfl.data.rule_options(args.partition)
         names = [name for name in names if name != "partition_option"]
         for name in names:
-            if name not in own:
-                valid = ", ".join(f"--{flag}" for flag in own)
-                takers = [rule for rule in sorted(pfl.data.RULES) if name in rule_flags(rule)]
+            if name not in defaults:
+                valid = ", ".join(f"--{flag}" for flag in defaults)
+                rules = sorted(pfl.data.RULES)
+                takers = [rule for rule in rules if name in pfl.data.rule_options(rule)]
                 raise pfl.InputError(
                     f"--{name} is no option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
-        options = {RULE_OPTION.get(name, name): args[name].value for name in names}
+        options = {name: args[name].value for name in names}
         for word in args.partition_option:
             name, value = name_and_value("partition_option", word)
             if name in options:
                 raise pfl.InputError(f"The option {name!r} of the partition rule is given twice.")
             options[name] = value
         texts = {name: value for name, value in options.items() if isinstance(value, str)}
-        defaults = pfl.data.rule_options(args.partition)
         options |= pfl.data.parse_options(texts, defaults, "option of the partition rule")
         count = num_clients(args)
         partition = pfl.make_partition(
@@ -189,7 +179,7 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
         _unparse(values, _options(values) | {"partition", "num_clients"}, typed)
     elif chosen == {"partition"}:
         rule = typed["partition"]
-        taken = rule_flags(rule) if rule in pfl.data.RULES else {}
+        taken = pfl.data.rule_options(rule) if rule in pfl.data.RULES else {}
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 

@@ -15,7 +15,6 @@ from fedjax_pfl.results.notes import row_remarks
 from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
-from ..cli.data_flags import RULE_FLAG
 from ..outputs.run_files import client_records
 
 # Flags of places and of the execution, which do not change the results.
@@ -107,8 +106,7 @@ class Run:
         """
         groups = self.config["flags"]
         flags = {name: value for group in groups.values() for name, value in group.items()}
-        drawn = self.config["partition"]["options"].items()
-        drawn = {RULE_FLAG.get(name, name): value for name, value in drawn}
+        drawn = self.config["partition"]["options"]
         flags |= {name: drawn.get(name) for name in groups["rule"]}
         flags |= {"num_clients": self.num_clients, "partition": self.config["partition"]["rule"]}
         flags |= self.training

@@ -151,7 +151,7 @@ class Attention:
 
 
 BETAS = (0.9, 0.99)  # Adam's, as in the authors' later code
-SOURCES = {"learnt": Logits, "attention": Attention}
+SOURCES = {"learned": Logits, "attention": Attention}
 
 
 @core.algorithm("l2c")
@@ -174,7 +174,7 @@ class L2C(core.Algorithm):
       neighbours: how many, besides the client itself; 0 is a tenth of all clients, at least one.
       whole_pass: take a step on each minibatch of a pass over the validation samples, at the model
         of the current a_i. The client's model is mixed before them. By default one step.
-      weights: "learnt", a_i itself; or "attention" (meta-L2C), where a learned encoder of the
+      weights: "learned", a_i itself; or "attention" (meta-L2C), where a learned encoder of the
         updates, averaged over the members after each round, gives a_i.
     """
 
@@ -184,7 +184,7 @@ class L2C(core.Algorithm):
     prune_after: int = 10
     neighbours: int = core.static(default=0)
     whole_pass: bool = core.static(default=False)
-    weights: Literal["learnt", "attention"] = core.static(default="learnt")
+    weights: Literal["learned", "attention"] = core.static(default="learned")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:

@@ -210,7 +210,7 @@ def test_neighbours_by_default_are_a_tenth_of_all():
 
 def test_defaults_are_those_of_the_reference():
     own = algorithm().hyperparameters()
-    assert (own.pop("neighbours"), own.pop("weights")) == (0, "learnt")  # the reference's None
+    assert (own.pop("neighbours"), own.pop("weights")) == (0, "learned")  # the reference's None
     stated = inspect.signature(l2c.run).parameters
     assert own == {name: stated[name].default for name in own}
 

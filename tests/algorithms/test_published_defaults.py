@@ -372,7 +372,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "prune_after": (10, "SCooL: its code, by the same authors"),
         "neighbours": (0, "SCooL: its code; 0 stands for a tenth of the clients"),
         "whole_pass": (False, "SCooL: its code"),
-        "weights": ("learnt", "FedDWA's paper: the method of its tables"),
+        "weights": ("learned", "FedDWA's paper: the method of its tables"),
     },
     "feddistill": {"weight": (1.0, "HtFLlib: system/total.sh:4; PFLlib: system/main.py:447")},
     "fedkd": {

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
 from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study, sweep
-from experiments.cli import algorithms, data_flags, flags
+from experiments.cli import algorithms, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
 from experiments.planning import targets
@@ -31,7 +31,7 @@ def check_run(words):
 
 def check_config(args):
     _ = args.federation_options(), args.scored_clients, args.recorded_rounds, args.adaptation
-    own = data_flags.rule_flags(args.partition)
+    own = pfl.data.rule_options(args.partition)
     for name in args.by_group()["rule"]:
         if args[name].present and name not in own:
             raise pfl.core.unknown_name(f"flag of rule {args.partition!r}", name, own)

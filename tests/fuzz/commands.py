@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
 from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
-from experiments.cli import data_flags, flags
+from experiments.cli import flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.sources import source_registry
 from tests.fuzz.values import words
@@ -165,7 +165,7 @@ def check(out: Path) -> None:
     assert len((out / "comparison.csv").read_text("utf-8").splitlines()) == 2
 
 
-RULES = {f"--partition={rule}": [*data_flags.rule_flags(rule)] for rule in pfl.data.RULES}
+RULES = {f"--partition={rule}": [*pfl.data.rule_options(rule)] for rule in pfl.data.RULES}
 FIGURES = {name: [*plot.options] for name, plot in figures.FIGURES.items()}
 GRIDS = {"--grid=learning_rate=0.1,0.2": [], "--grid=batch_size=2,3": [], "--seed=1": ["grid"] * 4}
 REPRODUCED = ("--stand_in=digits", "--model=softmax", "--train_samples=10")

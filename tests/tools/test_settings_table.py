@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.cli import build, data_flags, flags, presets
+from experiments.cli import build, flags, presets
 from experiments.reproduction import datasets
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from fedjax_pfl.models.kernels.forms import by_definition
@@ -91,9 +91,7 @@ def test_presets_are_whole(name):
     assert ("batch_norm" in given) == (preset.args.model in WITH_NORM)
     assert ("test_fraction" in given) == (preset.args.test_split != "official")
     # The partition's own options too, but for a number that the rule finds itself.
-    own = {
-        data_flags.RULE_FLAG.get(o, o) for o in build.pfl.data.rule_options(preset.args.partition)
-    }
+    own = set(build.pfl.data.rule_options(preset.args.partition))
     left = own - set(given) - {"samples_per_client", "train_samples", "test_samples"}
     starred = str(given.get("distribution", "")).endswith("*")
     assert left <= {"test_fraction", "dominant_classes"} | (

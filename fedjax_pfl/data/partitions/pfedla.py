@@ -47,38 +47,39 @@ def pfedla_noniid2(
     rng: np.random.Generator,
     *,
     dominant_classes: int = 2,
-    share: float = 0.5,
+    dominant_share: float = 0.5,
     samples_per_client: int | None = None,
     allow_overlap: bool = False,
 ) -> Plan:
     """All classes per client, two of them with more samples, equal clients: pFedLA's non-IID_2.
 
-    pFedLA (CVPR 2022), section 4.1, which doesn't give their share. Dominant classes are random,
+    pFedLA (CVPR 2022), section 4.1, which doesn't give their part. Dominant classes are random,
     used as evenly as possible, and of equal size; so are the other classes. Sizes, fractions and
     overlap as in `pfedla_noniid1`.
 
     Args:
       dominant_classes: 1..C-1 (CIFAR-100 6).
-      share: part of a client's samples that is of its dominant classes, between 0 and 1.
+      dominant_share: part of a client's samples that is of its dominant classes, between 0 and 1.
       samples_per_client: a client's samples before hold-out; None: 600, or as many as there are.
       allow_overlap: whether clients may hold the same samples.
     """
     present = np.flatnonzero(samples.counts())
     require(len(present) > 1, "Number of classes for rule 'pfedla_noniid2'", len(present), "2+")
     each = require_whole("dominant_classes", dominant_classes, 1, len(present) - 1)
-    inside = is_number(share) and 0 < share < 1
-    require(inside, "share", share, "a number above 0 and below 1")
+    inside = is_number(dominant_share) and 0 < dominant_share < 1
+    require(inside, "dominant_share", dominant_share, "a number above 0 and below 1")
     sets = samples.class_sets(num_clients, each, rng)
     dominant = samples.membership(sets)
     others = np.zeros_like(dominant)
     others[:, present] = ~dominant[:, present]
 
     def counts(size: int, available: np.ndarray) -> np.ndarray:
-        favoured = int(share * size + 0.5)
+        favoured = int(dominant_share * size + 0.5)
         first = _even(dominant, favoured, available, np.zeros_like(available))
         return first + _even(others, size - favoured, available, first.sum(axis=0))
 
-    low = max(math.ceil((each - 0.5) / share), math.ceil((len(present) - each) / (1 - share)))
+    rest = 1 - dominant_share
+    low = max(math.ceil((each - 0.5) / dominant_share), math.ceil((len(present) - each) / rest))
     return _plan(samples, counts, low, samples_per_client, allow_overlap, sets, dominant)
 
 

@@ -69,18 +69,18 @@ def grouped(
     rng: np.random.Generator,
     *,
     groups: int = 4,
-    share: float = 0.8,
+    dominant_share: float = 0.8,
     dominant: Literal["contiguous", "sampled"] = "contiguous",
     dominant_classes: int = 3,
 ) -> Plan:
     """Groups of clients with dominant classes, equal sizes: FedDWA's practical-1 (IJCAI 2023).
 
     Clients of a group follow one another (`options["client_groups"]`), the last group takes the
-    remainder. A client's samples are `share` dominant ones and the rest random over all classes.
+    remainder. `dominant_share` of a client's samples are dominant ones, the rest random over all classes.
 
     Args:
       groups: number of groups, 1..N.
-      share: part of a client's samples that is of its group's dominant classes, 0..1.
+      dominant_share: part of a client's samples that is of its group's dominant classes, 0..1.
       dominant: "contiguous", the published code: dominant samples are sorted by label and cut into
         one block per group, so 10 classes and 4 groups give 2.5 neighbouring classes each.
         "sampled", the text: `dominant_classes` random classes per group, in equal numbers; all
@@ -89,18 +89,21 @@ def grouped(
         refused otherwise.
     """
     groups = require_whole("groups", groups, 1, num_clients)
-    require(is_number(share) and 0 <= share <= 1, "share", share, "a number from 0 to 1")
+    inside = is_number(dominant_share) and 0 <= dominant_share <= 1
+    require(inside, "dominant_share", dominant_share, "a number from 0 to 1")
     require_name("dominant", dominant, ("contiguous", "sampled"))
     group_of = np.minimum(np.arange(num_clients) // (num_clients // groups), groups - 1)
     resolved = {"client_groups": group_of.tolist()}
     if dominant == "contiguous":
         resolved["dominant_classes"] = None
         unread = {"dominant_classes": "dominant='sampled'"}
-        return Plan(_deal_blocks(group_of, share), resolved, unread=unread)
+        return Plan(_deal_blocks(group_of, dominant_share), resolved, unread=unread)
     present = np.flatnonzero(samples.counts())
     each = require_whole("dominant_classes", dominant_classes, 1, len(present))
     sets = samples.class_sets(groups, each, rng)
-    return Plan(_deal_sets(sets[group_of], share), resolved | {"dominant_sets": sets.tolist()})
+    return Plan(
+        _deal_sets(sets[group_of], dominant_share), resolved | {"dominant_sets": sets.tolist()}
+    )
 
 
 def _deal_blocks(group_of: np.ndarray, share: float):

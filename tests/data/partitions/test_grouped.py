@@ -33,7 +33,7 @@ def test_grouped_contiguous_blocks():
 def test_grouped_sampled_dominant_classes(share):
     dataset = toy(20000, 4000)
     p = make_partition(
-        "grouped", dataset, 20, 0, dominant="sampled", share=share, train_samples=300
+        "grouped", dataset, 20, 0, dominant="sampled", dominant_share=share, train_samples=300
     )
     sets = p.options["dominant_sets"]
     assert [len(set(row)) for row in sets] == [3] * 4
@@ -50,7 +50,7 @@ def test_grouped_sampled_dominant_classes(share):
 
 
 def test_grouped_sampled_rotates_what_does_not_divide():
-    options = {"groups": 1, "share": 1, "dominant": "sampled", "test_fraction": 0}
+    options = {"groups": 1, "dominant_share": 1, "dominant": "sampled", "test_fraction": 0}
     p = make_partition("grouped", POOLED, 6, 0, **options)
     # 3 classes of 200 for 6 clients: 100 each is 33, 33 and 34, so all 600 fit only by turns.
     assert p.sizes().tolist() == [100] * 6
@@ -72,7 +72,7 @@ def test_grouped_remainder_goes_to_the_last_group():
     test=st.sampled_from([0, 600]),
 )
 def test_grouped_has_equal_sizes(clients, groups, share, dominant, dominant_classes, test):
-    options = {"share": share, "dominant": dominant}
+    options = {"dominant_share": share, "dominant": dominant}
     options |= {"dominant_classes": dominant_classes} if dominant == "sampled" else {}
     p = make_partition(
         "grouped", toy(2000, test), clients, 0, groups=min(groups, clients), **options

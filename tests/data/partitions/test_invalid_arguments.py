@@ -81,7 +81,7 @@ def test_options_that_the_mode_does_not_read(data, rule, options, needed):
             {"alpha": [0.1] * 1000},
             "alpha must be a number, text, True, .*, got 'li",
         ),
-        ("grouped", {"share": 10**400}, "share must be a number from 0 to 1"),
+        ("grouped", {"dominant_share": 10**400}, "dominant_share must be a number from 0 to 1"),
     ],
 )
 def test_numbers_that_nobody_has_samples_for(rule, options, message):

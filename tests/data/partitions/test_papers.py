@@ -175,7 +175,12 @@ def test_spfl_of_the_paper():
             "1000 clients need 4 samples each, but there are enough for 2",
         ),
         ("pfedla_noniid1", 10, {"allow_overlap": 1}, "allow_overlap must be True or False"),
-        ("pfedla_noniid2", 10, {"share": 1}, "share must be a number above 0 and below 1, got 1"),
+        (
+            "pfedla_noniid2",
+            10,
+            {"dominant_share": 1},
+            "dominant_share must be a number above 0 and below 1, got 1",
+        ),
         ("pfedla_noniid2", 10, {"dominant_classes": 10}, "a whole number in 1..9, got 10"),
         ("dirichlet_per_client", 10, {"alpha": 0}, "alpha must be a finite number above 0, got 0"),
         ("shards", 10, {"shards_per_client": 0}, "shards_per_client must be a whole number of"),

@@ -79,7 +79,7 @@ def test_golden_hashes(rule):
 
 @pytest.mark.parametrize(
     ("rule", "options"),
-    [("pathological", {"classes_per_client": 10}), ("grouped", {"share": 0}), ("iid", {})],
+    [("pathological", {"classes_per_client": 10}), ("grouped", {"dominant_share": 0}), ("iid", {})],
 )
 def test_samples_are_dealt_at_random(rule, options):
     # Nothing is left to chance in these plans, so that only the dealing can differ.
@@ -228,7 +228,11 @@ def test_pathological_refuses_what_a_class_cannot_serve():
         ("pathological", {"classes_per_client": 2.5}, "a whole number in 1..10, got 2.5"),
         ("pathological", {"classes_per_client": True}, "a whole number in 1..10, got True"),
         ("grouped", {"groups": 21}, "groups must be a whole number in 1..20, got 21"),
-        ("grouped", {"share": 1.5}, "share must be a number from 0 to 1, got 1.5"),
+        (
+            "grouped",
+            {"dominant_share": 1.5},
+            "dominant_share must be a number from 0 to 1, got 1.5",
+        ),
         ("grouped", {"dominant": "sample"}, "Unknown dominant 'sample'. Did you mean 'sampled'"),
         (
             "grouped",
@@ -300,23 +304,23 @@ def test_file_round_trip_keeps_the_hash(tmp_path):
 def test_options_from_text():
     defaults = rule_options("pfedla_noniid2")
     text = {
-        "share": "0.4",
+        "dominant_share": "0.4",
         "allow_overlap": "True",
         "samples_per_client": "50",
         "test_split": "auto",
     }
     parsed = parse_options(text, defaults, "option")
     assert parsed == {
-        "share": 0.4, "allow_overlap": True, "samples_per_client": 50, "test_split": "auto"
+        "dominant_share": 0.4, "allow_overlap": True, "samples_per_client": 50, "test_split": "auto"
     }  # fmt: skip
     assert parse_options({"samples_per_client": "none"}, defaults, "option") == {
         "samples_per_client": None
     }
     for name, value, message in (
-        ("share", "x", "share must be a number, got 'x'"),
+        ("dominant_share", "x", "dominant_share must be a number, got 'x'"),
         ("allow_overlap", "2", "allow_overlap must be true or false, got '2'"),
         ("dominant_classes", "2.5", "dominant_classes must be a whole number, got '2.5'"),
-        ("shaer", "1", "Unknown option 'shaer'. Did you mean 'share'"),
+        ("dominant_shaer", "1", "Unknown option 'dominant_shaer'. Did you mean 'dominant_share'"),
     ):
         with pytest.raises(InputError, match=message):
             parse_options({name: value}, defaults, "option")
