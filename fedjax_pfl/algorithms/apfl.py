@@ -131,13 +131,13 @@ class Apfl(fedavg.Weighted):
         cohort = cohort.keep(runs.finite, self.gradients_per_batch() * runs.steps)
         return Both(shared, cohort, loss, own=own, alphas=alphas)
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Both):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        fields = sent.cohort.scatter((state.own, state.alphas), (sent.own, sent.alphas))
+    def server_update(self, ctx, state: State, mean, weights, used: Both):
+        after = super().server_update(ctx, state, mean, weights, used)
+        fields = used.cohort.scatter((state.own, state.alphas), (used.own, used.alphas))
         return replace(after, own=fields[0], alphas=fields[1])
 
-    def record(self, ctx, sent, weights, **noted):
-        return super().record(ctx, sent, weights, alpha=sent.alphas, **noted)
+    def record(self, ctx, trained, weights, **noted):
+        return super().record(ctx, trained, weights, alpha=trained.alphas, **noted)
 
     def models(self, ctx, state: State, rows):
         named = super().models(ctx, state, rows)

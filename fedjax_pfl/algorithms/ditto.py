@@ -84,6 +84,6 @@ class Ditto(OwnModels):
         )
         return Both(trained.models, cohort, trained.loss, own=own)
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Both):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        return replace(after, own=sent.cohort.scatter(state.own, sent.own))
+    def server_update(self, ctx, state: State, mean, weights, used: Both):
+        after = super().server_update(ctx, state, mean, weights, used)
+        return replace(after, own=used.cohort.scatter(state.own, used.own))

@@ -120,12 +120,12 @@ class FedALA(fedavg.FedAvg):
     def received(self, state: State, rows):
         return trees.take(state.models, rows)
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        after = replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
+    def server_update(self, ctx, state: State, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
+        after = replace(after, trained=used.cohort.scatter(state.trained, used.models))
         if self.participants == "sampled":
             return after
-        return replace(after, models=sent.cohort.scatter(state.models, sent.models))
+        return replace(after, models=used.cohort.scatter(state.models, used.models))
 
     def adapt(self, ctx, state: State, own_models, cohort):
         """Adapt the cohort's rows of `own_models` [N, ...] (adaptive local aggregation).

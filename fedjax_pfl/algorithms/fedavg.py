@@ -108,7 +108,7 @@ class FedAvg(core.Algorithm):
         state: State,
         mean: core.Tree,
         weights: jax.Array,
-        sent: core.Trained,
+        used: core.Trained,
     ) -> State:
         """Return the state after the round.
 
@@ -116,7 +116,7 @@ class FedAvg(core.Algorithm):
           mean: average of the uploads, like `state.server`; `state.server` itself if all weights
             are 0.
           weights: [M].
-          sent: the admitted members' results of local training.
+          used: the admitted members' results of local training.
         """
         optimizer = self.server_optimizer()
         if optimizer is None:
@@ -138,15 +138,15 @@ class FedAvg(core.Algorithm):
     def record(
         self,
         ctx: core.Context,
-        sent: core.Trained,
+        trained: core.Trained,
         weights: jax.Array,
         up=1,
         down=1,
         **noted: jax.Array,
     ) -> core.Record:
         """Return the record of all members that took part; `noted` are further values [M]."""
-        clients = {"train_loss": sent.loss, **noted}
-        return ctx.record(sent.cohort, up=up, down=down, clients=clients, mixing=weights)
+        clients = {"train_loss": trained.loss, **noted}
+        return ctx.record(trained.cohort, up=up, down=down, clients=clients, mixing=weights)
 
     def models(
         self, ctx: core.Context, state: State, rows: jax.Array

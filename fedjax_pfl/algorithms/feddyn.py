@@ -111,9 +111,9 @@ class FedDyn(fedavg.FedAvg):
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(ctx.dtype)), state  # 1/M
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Regularized):
+    def server_update(self, ctx, state: State, mean, weights, used: Regularized):
         theta, target = state.server["params"], mean["params"]
-        part = jnp.sum(sent.cohort.mask) / ctx.num_clients  # members of all N
+        part = jnp.sum(used.cohort.mask) / ctx.num_clients  # members of all N
         arrived = part > 0  # else the mean is theta, and h makes no second step
         drift = jax.tree.map(
             lambda h, y, w: h - (self.alpha * part * (y - w)).astype(h.dtype),
@@ -127,12 +127,12 @@ class FedDyn(fedavg.FedAvg):
         average = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), mean, state.average)
         last = state.last
         if last is not None:
-            last = sent.cohort.scatter(last, sent.models)
+            last = used.cohort.scatter(last, used.models)
         return replace(
             state,
             server={**mean, "params": params},
             drift=drift,
-            gradients=sent.cohort.scatter(state.gradients, sent.gradients),
+            gradients=used.cohort.scatter(state.gradients, used.gradients),
             average=average,
             last=last,
         )

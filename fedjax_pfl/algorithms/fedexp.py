@@ -68,7 +68,7 @@ class FedExP(fedavg.Weighted):
         rate = jnp.maximum(1, mixing.ratio(spread, 2 * length))
         return weights, replace(state, rate=rate.astype(state.rate.dtype))
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, used):
         old = state.server["params"]
         params = jax.tree.map(
             lambda w, m: w + (state.rate * (m - w)).astype(w.dtype), old, mean["params"]
@@ -77,7 +77,7 @@ class FedExP(fedavg.Weighted):
             arrived = jnp.any(weights != 0)
             kept = jax.tree.map(lambda w, p: jnp.where(arrived, w, p), old, state.previous)
             state = replace(state, previous=kept)
-        return super().server_update(ctx, state, {**mean, "params": params}, weights, sent)
+        return super().server_update(ctx, state, {**mean, "params": params}, weights, used)
 
     def models(self, ctx, state: State, rows):
         if self.average_last:

@@ -145,12 +145,12 @@ class FedGen(fedavg.FedAvg):
         generator, memory = jax.tree.map(lambda a, b: jnp.where(arrived, a, b), after, before)
         return weights, replace(state, generator=generator, memory=memory, counts=counts)
 
-    def record(self, ctx, sent, weights, up=1, down=1, **noted):
+    def record(self, ctx, trained, weights, up=1, down=1, **noted):
         shapes = jax.eval_shape(lambda: self.init(ctx).generator)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes))
         return ctx.record(
-            sent.cohort, up=up, down=down, numbers_up=ctx.federation.data.num_classes,
-            numbers_down=size, clients={"train_loss": sent.loss, **noted}, mixing=weights,
+            trained.cohort, up=up, down=down, numbers_up=ctx.federation.data.num_classes,
+            numbers_down=size, clients={"train_loss": trained.loss, **noted}, mixing=weights,
         )  # fmt: skip
 
     def personalize(self, ctx, state: State, new_clients):

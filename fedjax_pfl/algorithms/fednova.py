@@ -53,15 +53,15 @@ class FedNova(FedProx):
     def weigh(self, ctx, state, sent):
         return mixing.normalize(self.normalized(ctx, sent.cohort)[0]), state
 
-    def server_update(self, ctx, state, mean, weights, sent):
-        rates, steps = self.normalized(ctx, sent.cohort)
+    def server_update(self, ctx, state, mean, weights, used):
+        rates, steps = self.normalized(ctx, used.cohort)
         scale = steps * jnp.sum(rates)
         params = jax.tree.map(
             lambda old, new: old + (scale * (new - old)).astype(old.dtype),
             state.server["params"],
             mean["params"],
         )
-        return super().server_update(ctx, state, {**mean, "params": params}, weights, sent)
+        return super().server_update(ctx, state, {**mean, "params": params}, weights, used)
 
     def normalized(self, ctx, cohort):
         """Return (p_i / a_i of the members [M], sum_i p_i b_i)."""

@@ -86,17 +86,17 @@ class FedPHP(fedavg.FedAvg):
         ctx.count_forward(passes(ctx.federation, networks=1) * sent.cohort.steps)
         return sent
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        own, rounds = sent.cohort.gather((state.own, state.rounds))
+    def server_update(self, ctx, state: State, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
+        own, rounds = used.cohort.gather((state.own, state.rounds))
         kept = self.kept(ctx, rounds)
 
         def inherit(old, new):
             m = trees.expand_to(old, kept)
             return (m * old + (1 - m) * new).astype(old.dtype)
 
-        new = jax.tree.map(inherit, own, sent.models), rounds + 1
-        own, rounds = sent.cohort.scatter((state.own, state.rounds), new)
+        new = jax.tree.map(inherit, own, used.models), rounds + 1
+        own, rounds = used.cohort.scatter((state.own, state.rounds), new)
         return replace(after, own=own, rounds=rounds)
 
     def kept(self, ctx, rounds):

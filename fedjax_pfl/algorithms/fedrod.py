@@ -70,11 +70,11 @@ class FedRod(fedavg.FedAvg):
 
         return super().local_update(ctx, state, received, objective=objective, **options)
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
+    def server_update(self, ctx, state: State, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
         if not self.score_trained:
             return after
-        return replace(after, trained=sent.cohort.scatter(state.trained, sent.models))
+        return replace(after, trained=used.cohort.scatter(state.trained, used.models))
 
     def models(self, ctx, state: State, rows):
         plan, received = ctx.plan, self.received(state, rows)

@@ -114,9 +114,9 @@ class FedSAM(fedavg.FedAvg):
             lambda w, t, g: w + (factor * t * g).astype(w.dtype), params, scales, scaled
         )
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
+    def server_update(self, ctx, state: State, mean, weights, used):
         if self.global_momentum:
-            steps = jnp.sum(weights * sent.cohort.steps) / 2
+            steps = jnp.sum(weights * used.cohort.steps) / 2
             path = ctx.learning_rate * steps
             direction = jax.tree.map(
                 lambda w, m, d: jnp.where(path > 0, mixing.ratio(w - m, path), d).astype(d.dtype),
@@ -125,10 +125,10 @@ class FedSAM(fedavg.FedAvg):
                 state.direction,
             )
             state = replace(state, direction=direction)
-        return super().server_update(ctx, state, mean, weights, sent)
+        return super().server_update(ctx, state, mean, weights, used)
 
-    def record(self, ctx, sent, weights, **noted):
-        return super().record(ctx, sent, weights, down=2 if self.global_momentum else 1, **noted)
+    def record(self, ctx, trained, weights, **noted):
+        return super().record(ctx, trained, weights, down=2 if self.global_momentum else 1, **noted)
 
     def personalize(self, ctx, state, new_clients):
         """Train one round of local steps from the server's model."""

@@ -62,8 +62,8 @@ class FLoRA(MergedAdapters):
     def added(self, a, b, weights):
         return merged_adapters.summed_products(a, b, weights)
 
-    def server_update(self, ctx, state: Any, mean, weights, sent):
-        state = super().server_update(ctx, state, mean, weights, sent)
+    def server_update(self, ctx, state: Any, mean, weights, used):
+        state = super().server_update(ctx, state, mean, weights, used)
         drawn = ctx.federation.initial_model(ctx.key_for("adapters"))
         layers = trained_adapters(ctx.federation)
         names = {f"params/{name}/{leaf}" for name in layers for leaf in (A, B)}
@@ -72,18 +72,18 @@ class FLoRA(MergedAdapters):
         kept = ctx.plan.select(state.server, lambda i: not new[i])
         return replace(state, server=trees.join(kept, fresh))
 
-    def record(self, ctx, sent, weights, up=1, down=1, **noted):
+    def record(self, ctx, trained, weights, up=1, down=1, **noted):
         adapters: Any = ctx.federation.adapters
         if adapters is None or not adapters.ranks:
-            return super().record(ctx, sent, weights, up, down, **noted)
-        took_part = sent.cohort.mask | sent.cohort.diverged
+            return super().record(ctx, trained, weights, up, down, **noted)
+        took_part = trained.cohort.mask | trained.cohort.diverged
         ranks = adapters.ranks_of(ctx.federation.data.ids[ctx.cohort.rows])
         copies, numbers = copies_and_numbers(ctx.federation, ranks, took_part)
         merged = numbers_of_merge(ctx.federation, jnp.sum(ranks * took_part))
         return ctx.record(
-            sent.cohort, up=copies, down=copies,
+            trained.cohort, up=copies, down=copies,
             numbers_up=numbers, numbers_down=numbers + merged * took_part,
-            clients={"train_loss": sent.loss, "rank": ranks, **noted}, mixing=weights,
+            clients={"train_loss": trained.loss, "rank": ranks, **noted}, mixing=weights,
         )  # fmt: skip
 
     def personalize(self, ctx, state: Any, new_clients, **options):

@@ -126,15 +126,15 @@ class HetLoRA(fedavg.FedAvg):
         squares = sum(squared_norms(one[A], one[B]) for one in own)
         return mixing.normalize(jnp.sqrt(squares), sent.cohort.mask), state
 
-    def record(self, ctx, sent: Any, weights, up=1, down=1, **noted):
-        took_part = sent.cohort.mask | sent.cohort.diverged
+    def record(self, ctx, trained: Any, weights, up=1, down=1, **noted):
+        took_part = trained.cohort.mask | trained.cohort.diverged
         (up, more), (down, received) = (
             copies_and_numbers(ctx.federation, ranks, took_part)
-            for ranks in (sent.ranks, sent.before)
+            for ranks in (trained.ranks, trained.before)
         )
         return ctx.record(
-            sent.cohort, up=up, down=down, numbers_up=more, numbers_down=received,
-            clients={"train_loss": sent.loss, "rank": sent.ranks, **noted}, mixing=weights,
+            trained.cohort, up=up, down=down, numbers_up=more, numbers_down=received,
+            clients={"train_loss": trained.loss, "rank": trained.ranks, **noted}, mixing=weights,
         )  # fmt: skip
 
     def personalize(self, ctx, state: Any, new_clients, **options):

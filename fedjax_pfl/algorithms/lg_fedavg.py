@@ -107,16 +107,16 @@ class LgFedAvg(PartlyShared):
         private = jax.tree.map(held, state.common, taken, is_leaf=lambda leaf: leaf is None)
         return trees.assemble(state.server, private)
 
-    def server_update(self, ctx, state: WarmState, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
+    def server_update(self, ctx, state: WarmState, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
         if not self.warmup_rounds:
             return after
-        warm, local = ctx.t < self.warmup_rounds, self._local(ctx.plan, sent.models)
+        warm, local = ctx.t < self.warmup_rounds, self._local(ctx.plan, used.models)
         held = core.Broadcast({"local": state.common})
-        uploads = ctx.upload({"local": local}, held, "local", sent.cohort)["local"]
+        uploads = ctx.upload({"local": local}, held, "local", used.cohort)["local"]
         common = ctx.aggregate(weights, uploads, onto=state.common)
         common = jax.tree.map(lambda a, b: jnp.where(warm, a, b), common, state.common)
-        own = sent.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))
+        own = used.cohort.scatter(state.own, jnp.broadcast_to(~warm, weights.shape))
         return replace(after, common=common, own=own)
 
     def _later(self, ctx):

@@ -87,10 +87,10 @@ class Moon(fedavg.Weighted):
         ctx.count_forward(passes(ctx.federation, NETWORKS) * sent.cohort.steps)
         return sent
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        new = (sent.models, jnp.ones_like(sent.cohort.mask))
-        previous, took_part = sent.cohort.scatter((state.previous, state.took_part), new)
+    def server_update(self, ctx, state: State, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
+        new = (used.models, jnp.ones_like(used.cohort.mask))
+        previous, took_part = used.cohort.scatter((state.previous, state.took_part), new)
         return replace(after, previous=previous, took_part=took_part)
 
 

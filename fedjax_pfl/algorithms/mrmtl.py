@@ -41,6 +41,6 @@ class MrMtl(OwnModels):
         own = ctx.cohort.gather(state.own)
         return super().local_update(ctx, state, own, **self.near(state), **options)
 
-    def server_update(self, ctx, state: State, mean, weights, sent):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        return replace(after, own=sent.cohort.scatter(state.own, sent.models))
+    def server_update(self, ctx, state: State, mean, weights, used):
+        after = super().server_update(ctx, state, mean, weights, used)
+        return replace(after, own=used.cohort.scatter(state.own, used.models))

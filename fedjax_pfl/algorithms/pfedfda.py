@@ -126,13 +126,13 @@ class PFedFda(fedavg.FedAvg):
             known = replace(known, covariance=nearest(known.covariance, self.epsilon))
         return weights, replace(state, known=known)
 
-    def record(self, ctx, sent: Any, weights, up=1, down=1, **noted):
-        classes, width = sent.own.means.shape[1:]
+    def record(self, ctx, trained: Any, weights, up=1, down=1, **noted):
+        classes, width = trained.own.means.shape[1:]
         numbers = (classes * width + width * (width + 1) // 2) * ctx.cohort.mask
-        clients = {"train_loss": sent.loss, "beta_means": sent.beta[:, 0],
-                   "beta_covariance": sent.beta[:, 1], **noted}  # fmt: skip
+        clients = {"train_loss": trained.loss, "beta_means": trained.beta[:, 0],
+                   "beta_covariance": trained.beta[:, 1], **noted}  # fmt: skip
         return ctx.record(
-            sent.cohort, up=up, down=down, numbers_up=numbers * sent.cohort.mask,
+            trained.cohort, up=up, down=down, numbers_up=numbers * trained.cohort.mask,
             numbers_down=numbers, clients=clients, mixing=weights,
         )  # fmt: skip
 

@@ -140,18 +140,18 @@ class PFedMe(fedavg.Weighted):
     def admitted(self, ctx, cohort):
         return cohort.at_work(cohort.mask & cohort.arrives)
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Nearby):
+    def server_update(self, ctx, state: State, mean, weights, used: Nearby):
         beta = self.server_rate
         params = jax.tree.map(
             lambda w, m: (1 - beta) * w + beta * m, state.server["params"], mean["params"]
         )
-        personal = sent.cohort.scatter(state.personal, sent.personal, where=sent.trained)
+        personal = used.cohort.scatter(state.personal, used.personal, where=used.trained)
         return replace(state, server={**mean, "params": params}, personal=personal)
 
-    def record(self, ctx, sent, weights, **noted):
-        cohort = sent.cohort
+    def record(self, ctx, trained, weights, **noted):
+        cohort = trained.cohort
         up = (cohort.mask | cohort.diverged) & cohort.arrives
-        return super().record(ctx, sent, weights, up=up, **noted)
+        return super().record(ctx, trained, weights, up=up, **noted)
 
     def models(self, ctx, state: State, rows):
         personal = trees.take(state.personal, rows)

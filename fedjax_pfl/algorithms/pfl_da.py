@@ -74,9 +74,9 @@ class PflDa(fedavg.FedAvg):
         loss = (first + sent.loss) / 2
         return Both(sent.models, sent.cohort, loss, heads=heads)
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Both):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        return replace(after, heads=sent.cohort.scatter(state.heads, sent.heads))
+    def server_update(self, ctx, state: State, mean, weights, used: Both):
+        after = super().server_update(ctx, state, mean, weights, used)
+        return replace(after, heads=used.cohort.scatter(state.heads, used.heads))
 
     def models(self, ctx, state: State, rows):
         own = trees.join(trees.take(state.heads, rows), trees.take(state.private, rows))

@@ -86,15 +86,15 @@ class Scaffold(fedavg.FedAvg):
     def weigh(self, ctx, state, sent):
         return mixing.normalize(sent.cohort.mask.astype(sent.loss.dtype)), state  # 1/M
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Corrected):
+    def server_update(self, ctx, state: State, mean, weights, used: Corrected):
         params = jax.tree.map(
             lambda x, y: x + self.server_rate * (y - x), state.server["params"], mean["params"]
         )
         return replace(
             state,
             server={**mean, "params": params},
-            control=self.server_control(ctx, state, weights, sent),
-            controls=sent.cohort.scatter(state.controls, sent.controls),
+            control=self.server_control(ctx, state, weights, used),
+            controls=used.cohort.scatter(state.controls, used.controls),
         )
 
     def server_control(self, ctx, state: State, weights, sent: Corrected):
@@ -106,5 +106,5 @@ class Scaffold(fedavg.FedAvg):
             sent.cohort.gather(state.controls),
         )
 
-    def record(self, ctx, sent, weights, **noted):
-        return super().record(ctx, sent, weights, up=2, down=2, **noted)  # models and controls
+    def record(self, ctx, trained, weights, **noted):
+        return super().record(ctx, trained, weights, up=2, down=2, **noted)  # models and controls

@@ -109,15 +109,15 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
         weights = mixing.normalize(alpha, sent.cohort.mask)
         return weights, replace(state, alpha=sent.cohort.scatter(state.alpha, alpha))
 
-    def server_update(self, ctx, state, mean, weights, sent: Summed):
+    def server_update(self, ctx, state, mean, weights, used: Summed):
         params = state.server["params"]
         none = jax.tree.map(jnp.zeros_like, params)
-        direction = mixing.weighted_sum(weights, sent.total, onto=none)
+        direction = mixing.weighted_sum(weights, used.total, onto=none)
         params = jax.tree.map(lambda x, g: x - ctx.learning_rate * g, params, direction)
         return replace(state, server={**mean, "params": params})
 
-    def record(self, ctx, sent: Summed, weights, **noted):
-        return super().record(ctx, sent, weights, distance=sent.distance, **noted)
+    def record(self, ctx, trained: Summed, weights, **noted):
+        return super().record(ctx, trained, weights, distance=trained.distance, **noted)
 
 
 def _passes(rounds, batch_size: int, sizes, dtype):

@@ -40,8 +40,8 @@ class ForAlice(FedAvg):
     def admitted(self, ctx, cohort):
         return if_present(cohort, cohort.ids == self.alice)
 
-    def record(self, ctx, sent, weights, **noted):
-        return super().record(ctx, sent, weights, weight=weights, **noted)
+    def record(self, ctx, trained, weights, **noted):
+        return super().record(ctx, trained, weights, weight=weights, **noted)
 
     def models(self, ctx, state, rows):
         return {"personalized": self.received(state, rows)}

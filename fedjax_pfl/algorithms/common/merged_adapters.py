@@ -84,14 +84,14 @@ class MergedAdapters(fedavg.FedAvg):
             base[name] += adapters.in_shape(more, base[name]).astype(base[name].dtype)
         return weights, replace(state, base=base)
 
-    def record(self, ctx, sent, weights, up=1, down=1, **noted):
+    def record(self, ctx, trained, weights, up=1, down=1, **noted):
         adapters: Any = ctx.federation.adapters
         there = trained_adapters(ctx.federation)
         total = ctx.cohort.size * adapters.rank if there else 0
         return ctx.record(
-            sent.cohort, up=up, down=down,
+            trained.cohort, up=up, down=down,
             numbers_down=numbers_of_merge(ctx.federation, total) if there else None,
-            clients={"train_loss": sent.loss, **noted}, mixing=weights,
+            clients={"train_loss": trained.loss, **noted}, mixing=weights,
         )  # fmt: skip
 
 

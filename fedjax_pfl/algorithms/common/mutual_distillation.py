@@ -35,9 +35,9 @@ class MutualDistillation(fedavg.Weighted):
             received = trees.replicate(received.model, ctx.cohort.size)
         return self.train_both(ctx, ctx.cohort.gather(state.own), received, **options)
 
-    def server_update(self, ctx, state: State, mean, weights, sent: Both):
-        after = super().server_update(ctx, state, mean, weights, sent)
-        return replace(after, own=sent.cohort.scatter(state.own, sent.own))
+    def server_update(self, ctx, state: State, mean, weights, used: Both):
+        after = super().server_update(ctx, state, mean, weights, used)
+        return replace(after, own=used.cohort.scatter(state.own, used.own))
 
     def models(self, ctx, state: State, rows):
         return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}

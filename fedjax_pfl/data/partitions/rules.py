@@ -76,7 +76,8 @@ def grouped(
     """Groups of clients with dominant classes, equal sizes: FedDWA's practical-1 (IJCAI 2023).
 
     Clients of a group follow one another (`options["client_groups"]`), the last group takes the
-    remainder. `dominant_share` of a client's samples are dominant ones, the rest random over all classes.
+    remainder. `dominant_share` of a client's samples are dominant ones, the rest random over all
+    classes.
 
     Args:
       groups: number of groups, 1..N.
