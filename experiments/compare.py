@@ -142,7 +142,7 @@ def ranked(pivot: Pivot, baseline: str | None) -> tuple[Table, Ranking]:
     """Return the table of ranks over a pivot's columns, and the ranking.
 
     Raises:
-      InputError: too few columns, or a baseline that is no row.
+      InputError: too few columns, or a baseline that is not a row.
     """
     ranking, notes = pivot.ranking()
     if baseline is not None and baseline not in ranking.names:

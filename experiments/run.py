@@ -136,7 +136,7 @@ def _cache_programs(config: ExperimentConfig) -> None:
     """Let JAX cache compiled programs in a folder, which the first process checks.
 
     Raises:
-      InputError: --compilation_cache was given, and is no path.
+      InputError: --compilation_cache was given, and is not a path.
     """
     try:
         cache = as_path("--compilation_cache", config.compilation_cache)
@@ -192,7 +192,7 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
     clients = max(result.num_clients for result in results.values())
     lines = [f"Training: {training_line.describe_training(config, clients)}."]
     lines += comparison_table.headline_notes(results, config.headline)
-    print("\n".join([*lines, comparison_table.headline(results)]) + "\n")
+    print("\n".join([*lines, comparison_table.caption(results)]) + "\n")
     print(f"Table, pictures and a folder for each algorithm: {output}")
     return 0
 

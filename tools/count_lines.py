@@ -1,7 +1,7 @@
 """Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
 `python -m tools.count_lines [FOLDER]`.
 
-Tables, code blocks and the pages of reproduced tables are no prose.
+Tables, code blocks and the pages of reproduced tables are not prose.
 """
 
 import ast

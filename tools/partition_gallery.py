@@ -60,7 +60,7 @@ ROWS = {
 }
 ALPHAS = (0.01, 0.1, 1.0, 10.0)
 SWAPPED = "waffle/table1_mnist_a_star"
-DPI = 80  # a page is no wider
+DPI = 80  # a page is not wider
 
 
 def figures() -> dict[str, matplotlib.figure.Figure]:

@@ -4,8 +4,7 @@
       momentum, weight_decay: of plain SGD.
 
 are two parameters with one description; Griffe would read one parameter of that name. A function
-whose options are declared elsewhere, which its docstring says in an entry `**options`, is shown as
-Python's help shows it.
+with `**options` and a signature of its own, such as `federate`, is shown as Python's help shows it.
 """
 
 import importlib
@@ -17,7 +16,6 @@ try:
 except ImportError:  # the extra `docs` is not installed; the tests use only `one_each`
     Extension = object
 
-DECLARED_ELSEWHERE = "**options: those of the groups in"
 SECTION = re.compile(r"^( *)(?:Args|Attributes):\n(?:\1  .*\n?| *\n)*", re.MULTILINE)
 
 
@@ -35,10 +33,12 @@ def one_each(text: str) -> str:
     return SECTION.sub(section, text)
 
 
-def imported(path: str) -> tuple[str, list[inspect.Parameter]]:
-    """Return docstring and parameters of a function after its module is imported."""
+def imported(path: str) -> tuple[str, list[inspect.Parameter]] | None:
+    """Return docstring and parameters of a function with a signature of its own, else None."""
     module, _, name = path.rpartition(".")
-    function = getattr(importlib.import_module(module), name)
+    function = getattr(importlib.import_module(module), name, None)
+    if not hasattr(function, "__signature__"):
+        return None
     return inspect.getdoc(function) or "", [*inspect.signature(function).parameters.values()]
 
 
@@ -53,9 +53,11 @@ class OneEach(Extension):
     """Applies `one_each` to every docstring."""
 
     def on_object(self, *, obj, **kwargs):
-        text = obj.docstring.value if obj.docstring and obj.is_function else ""
-        if DECLARED_ELSEWHERE in text:
-            obj.docstring.value, parameters = imported(obj.path)
+        known = None
+        if obj.docstring and obj.is_function and obj.parent.is_module:
+            known = imported(obj.path) if "options" in obj.parameters else None
+        if known is not None:
+            obj.docstring.value, parameters = known
             obj.parameters = Parameters(
                 *(
                     Parameter(

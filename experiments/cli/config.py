@@ -172,7 +172,7 @@ class ExperimentConfig:
         """Return the options of `pfl.federate` by name.
 
         Raises:
-          InputError: a word that is no valid value.
+          InputError: a word that is not a valid value.
         """
         known = [name for group in pfl.options.GROUPS for name in pfl.options.declared(group)]
         return {name: self[name].value for name in known if name in self} | {

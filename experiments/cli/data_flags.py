@@ -124,7 +124,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
                 rules = sorted(pfl.data.RULES)
                 takers = [rule for rule in rules if name in pfl.data.rule_options(rule)]
                 raise pfl.InputError(
-                    f"--{name} is no option of partition rule {args.partition!r}, which takes "
+                    f"--{name} is not an option of partition rule {args.partition!r}, which takes "
                     f"{valid}. Rules that take it: {', '.join(takers)}."
                 )
         options = {name: args[name].value for name in names}

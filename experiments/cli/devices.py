@@ -61,7 +61,7 @@ def _of_several(devices: str, mesh: str) -> int:
     """Return the number of devices that the processes of a run have created.
 
     Raises:
-      InputError: processes have other words, which are no part of a run's identity.
+      InputError: processes have other words, which are not part of a run's identity.
     """
     mine = f"--devices={devices} --mesh={mesh}"
     for number, theirs in enumerate(processes.exchange(mine)):

@@ -7,7 +7,7 @@ from typing import Any
 from absl import flags
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.headlines import FIRST, HEADLINES
+from fedjax_pfl.results.headlines import DEFAULT, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 
@@ -196,7 +196,7 @@ def _run(group: Group) -> None:
         "how scores of clients and rounds become the number that leads the table: "
         f"{', '.join(HEADLINES)}; see docs/migrating.md"
     )
-    group.text("headline", FIRST, meaning)
+    group.text("headline", DEFAULT, meaning)
     group.switch("save_models", True, "write the final models")
     group.switch("tensorboard", False, "also write TensorBoard's event files during the run")
     group.text("wandb", None, "also log to this Weights & Biases project, or ENTITY/PROJECT")

@@ -97,7 +97,7 @@ def _rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
         values = rows.astype(float)
         scores = values[measure.name]
         if values.isna().any(axis=None) or (measure.fraction and not scores.between(0, 1).all()):
-            raise ValueError(f"a value is no {measure.label}")
+            raise ValueError(f"a value is not a {measure.label}")
     except (OSError, ValueError) as error:
         raise damaged(path, f"it can't be read as a table of new clients ({error})") from error
     return rows

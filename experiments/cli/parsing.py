@@ -75,11 +75,11 @@ class FlagValues(flags.FlagValues):
         if self.__dict__["read"] > MOST_FLAGFILES:
             raise pfl.InputError(f"More than {MOST_FLAGFILES} flagfiles include one another.")
         if os.path.exists(path) and (size := require_file(path)) > LARGEST_FLAGFILE:
-            raise pfl.InputError(f"--flagfile={path} has {size:,} bytes: it is no flagfile.")
+            raise pfl.InputError(f"--flagfile={path} has {size:,} bytes: it is not a flagfile.")
         try:
             return super()._get_flag_file_lines(filename, parsed_file_stack)
         except UnicodeDecodeError as error:
-            raise pfl.InputError(f"--flagfile={path} is no UTF-8 text: {error}.") from None
+            raise pfl.InputError(f"--flagfile={path} is not UTF-8 text: {error}.") from None
         except flags.CantOpenFlagFileError as error:
             why = getattr(error.__context__, "strerror", None) or error
             raise pfl.InputError(f"--flagfile={path} can't be read: {why}.") from None
@@ -123,7 +123,7 @@ def parse_words(
       positional: how many words may be no flags; None also passes unknown flags on.
 
     Returns:
-      (words that are no flags, values of the flags that the command line itself has, without those
+      (words that are not flags, values of the flags that the command line itself has, without those
       that came only from flagfiles).
 
     Raises:
@@ -156,7 +156,7 @@ def parse_words(
         word = rest[positional]
         name = word.partition("=")[0].rpartition(".")[2]  # such as method=fedavg, common.lr=0.1
         hint = unknown_flags.hint(name, list(values)) if "=" in word else ""
-        raise flags.Error(f"{word!r} is no flag: write --NAME=VALUE. {hint}".strip())
+        raise flags.Error(f"{word!r} is not a flag: write --NAME=VALUE. {hint}".strip())
     if "import_file" in values:
         plugins.load(value_of(values, "import_file"))
     return rest, typed

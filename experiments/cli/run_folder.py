@@ -132,7 +132,7 @@ def _record(output: Path) -> dict[str, Any]:
     path, what = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
-            f"{output} exists already and is no run to continue, and nothing is ever "
+            f"{output} exists already and is not a run to continue, and nothing is ever "
             "overwritten: choose a new folder with --output_dir, or leave the flag out for one "
             "named after the flags."
         )

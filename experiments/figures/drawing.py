@@ -171,7 +171,7 @@ def numbers_of(name: str, text: str, example: str) -> list[float]:
     """Parse the comma-separated numbers of an option.
 
     Raises:
-      InputError: a word is no number.
+      InputError: a word is not a number.
     """
     try:
         return [float(word) for word in text.split(",")]

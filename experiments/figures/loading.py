@@ -61,7 +61,7 @@ def find(
             )  # fmt: skip
             if not summaries:
                 raise InputError(
-                    f"{match} is no finished run: neither it nor a folder in it has a "
+                    f"{match} is not a finished run: neither it nor a folder in it has a "
                     f"summary.json, which `{called('run')}` writes last."
                 )
             for path in summaries:
@@ -121,7 +121,7 @@ def read(folder: Path) -> Run:
     try:
         config, summary = (read_json(folder / name) for name in (CONFIG, SUMMARY))
     except InputError as error:
-        raise InputError(f"{folder} is no finished run: {error} {remedy(folder)}") from error
+        raise InputError(f"{folder} is not a finished run: {error} {remedy(folder)}") from error
     versions = config.get("versions")
     if isinstance(versions, dict) and "fedjax_pfl" in versions:
         require_version(folder / CONFIG, versions["fedjax_pfl"], remedy(folder), OLDER)

@@ -63,7 +63,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
             if group == "rule" or name in _LEFT_OUT or name in without or value is None:
                 continue
             if name not in known:
-                raise damaged(run.folder / CONFIG, f"{shown(name)} is no flag of a run")
+                raise damaged(run.folder / CONFIG, f"{shown(name)} is not a flag of a run")
             if name == "init_from" and not run.config["model"].get("frozen"):
                 continue  # the saved models have all leaves
             if name == "data_dir" and data_dir:
@@ -133,7 +133,7 @@ def saved_models(run: Run, row: int, federation: pfl.Federation, name: str) -> T
         others = [repr(other) for other in axes if other != name]
         known = f": it has {', '.join(others)} too" if others else ""
         raise InputError(
-            f"The models {name!r} of {path} are no single networks, but what an algorithm made of "
+            f"The models {name!r} of {path} are not single networks, but what an algorithm made of "
             f"several. This figure needs single ones{known}."
         )
 
@@ -207,7 +207,7 @@ def similarity_by_block(
 def _cosines(federation, models, seed, rounds):
     ctx = context(federation, seed, rounds)
     schedule = replace(federation.schedule, epochs=1, steps=None)
-    trained, cohort, _ = ctx.train(models, ctx.everyone(), schedule=schedule)
+    trained, cohort, _ = ctx.train(models, ctx.cohort_of(), schedule=schedule)
     update = jax.tree.leaves(jax.tree.map(jnp.subtract, trained, models))
     plan = federation.plan
     return jnp.stack([

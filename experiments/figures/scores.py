@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.results.headlines import (
     AVERAGES,
-    FIRST,
+    DEFAULT,
     HEADLINES,
     SCORES,
     headline_of,
@@ -115,7 +115,7 @@ def curve(
     require_name("over", over, OVER)
     if average == "samples" and not run.measure.pools:
         raise InputError(
-            f"average must be 'clients' here: {run.measure.label} is no mean over samples."
+            f"average must be 'clients' here: {run.measure.label} is not a mean over samples."
         )
     values = run.values(model, split)[:, :, rows].astype(float)
     known = ~np.isnan(values)  # an infinite error counts
@@ -155,7 +155,7 @@ def define_flags(group: Group) -> None:
     group.text("model", "personalized", "model whose scores are taken, such as global")
     group.text("split", "test", "split of the scores, such as test")
     meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
-    group.text("headline", FIRST, meaning)
+    group.text("headline", DEFAULT, meaning)
     group.text("average", "clients", f"mean over {' or '.join(AVERAGES)}")
     meaning = "ids of the clients to average over (default: those that all runs score)"
     group.text("clients", "", meaning)

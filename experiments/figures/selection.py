@@ -248,7 +248,7 @@ def read_labels(file: str | None) -> dict[str, str]:
     try:
         lines = read_bytes(path).decode().splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"--labels={path} is no UTF-8 text: {error}.") from None
+        raise InputError(f"--labels={path} is not UTF-8 text: {error}.") from None
     for number, line in enumerate(lines, 1):
         name, equals, label = (part.strip() for part in line.partition("="))
         if not line.strip() or line.startswith("#"):

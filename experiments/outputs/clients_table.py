@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 
 from .run_files import write_text
 
@@ -26,7 +26,7 @@ def write(folder: Path, partition: pfl.Partition, results: Mapping[str, pfl.Resu
     table = pd.DataFrame({"name": partition.names} | {s: partition.sizes(s) for s in SPLITS})
     for name, result in results.items():
         for score, values in result.scores.items():
-            if score.startswith(f"{HEADLINE}/test/"):
+            if score.startswith(f"{PERSONALIZED}/test/"):
                 means = values[:, 0].astype(float).mean(axis=0)  # [E, N]
                 last = pd.Series(means[-1], result.client_ids) if len(means) else np.nan
                 table[f"{name}/{score.rpartition('/')[2]}"] = last

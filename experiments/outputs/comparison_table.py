@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.results import harm, headlines, result_table
 from fedjax_pfl.results import notes as results_notes
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import ACCURACY, HIGHER, Measure
@@ -45,7 +45,7 @@ VALIDATED = (
 )
 
 
-def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.FIRST) -> Table:
+def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFAULT) -> Table:
     """Return a table with one row per algorithm, and notes on rows and intervals.
 
     Values of fractions, such as accuracies, are fractions. Under "accuracy" is the headline of the
@@ -100,7 +100,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.FIRS
             "diverged_clients": len(summary["diverged_clients"]),
             "nonfinite_clients": len(summary["nonfinite_clients"]),
         })  # fmt: skip
-    if headline == headlines.FIRST:
+    if headline == headlines.DEFAULT:
         rows = [{k: v for k, v in row.items() if not k.startswith("headline")} for row in rows]
     differ = len({tuple(row["clients"]) for row in rows}) > 1
     silent = {key for key in ("never_drawn", "nonfinite_clients") if not any(r[key] for r in rows)}
@@ -180,7 +180,7 @@ def _drift(summary: Mapping[str, Any]) -> dict[str, float | None]:
 
 def _validated(result: pfl.Result) -> dict[str, float]:
     """Return test means in the rounds that are best on validation samples, if there are any."""
-    if f"{HEADLINE}/validation/{result.measure().name}" not in result.scores:
+    if f"{PERSONALIZED}/validation/{result.measure().name}" not in result.scores:
         return {}
     ways = {"validated": False, "own_validated": True}
     return {
@@ -211,7 +211,7 @@ def labelled(results: Mapping[str, pfl.Result]) -> dict[str, pfl.Result]:
 
 def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str]:
     """Return a sentence on the headline, unless it is the last round's mean."""
-    if headline == headlines.FIRST:
+    if headline == headlines.DEFAULT:
         return []
     how = headlines.headline_of(headline)
     warning = f"; {headlines.CHOSEN_ON_TEST}" if how.score == "best" else ""
@@ -219,7 +219,7 @@ def headline_notes(results: Mapping[str, pfl.Result], headline: str) -> list[str
     return [f"Headline ({headline}): the personalized model, {meaning}{warning}."]
 
 
-def headline(results: Mapping[str, pfl.Result]) -> str:
+def caption(results: Mapping[str, pfl.Result]) -> str:
     """Describe the accuracies and the averaged clients."""
     measure = next(iter(results.values())).measure()
     what = f"{measure.label[:1].upper()}{measure.label[1:]}"

@@ -45,7 +45,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
 from fedjax_pfl.data.npz import save_arrays
 from fedjax_pfl.results import comparison_plots, harm, partition_plots, plots
-from fedjax_pfl.results.headlines import FIRST
+from fedjax_pfl.results.headlines import DEFAULT
 from fedjax_pfl.results.names import COUNTS
 
 from . import comparison_table, line_styles
@@ -240,7 +240,7 @@ def write_comparison(
     results: Mapping[str, pfl.Result],
     title: str,
     training: str = "",
-    headline: str = FIRST,
+    headline: str = DEFAULT,
 ) -> None:
     """Write the table, as CSV (fractions) and Markdown (percentages), and the accuracy curves.
 
@@ -264,7 +264,7 @@ def write_comparison(
         write_picture(folder / "gains.png", comparison_plots.sorted_gains(panels, styles))
     above = [f"# {title}", *([f"Training: {training}."] if training else [])]
     above += comparison_table.headline_notes(results, headline)
-    text = [*above, comparison_table.headline(results), table.to_markdown(), *below]
+    text = [*above, comparison_table.caption(results), table.to_markdown(), *below]
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 
 

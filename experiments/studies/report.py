@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -116,7 +116,7 @@ class Report:
         """
         runs = list(self.runs.values())
         try:
-            rows = chosen_clients(runs, "", HEADLINE, "test")
+            rows = chosen_clients(runs, "", PERSONALIZED, "test")
         except InputError:  # too late to refuse a study: headings say it
             rows = [np.flatnonzero(~np.isnan(run.values()).all(axis=(0, 1))) for run in runs]
         return dict(zip(runs, rows, strict=True))

@@ -148,13 +148,13 @@ class LeafPlan:
         """Return models with private leaves from `private`, the second result of `split`."""
         return trees.join(self.split(models)[0], private)
 
-    def compared(self, leaf: int) -> bool:
+    def is_trainable_shared(self, leaf: int) -> bool:
         """Return whether a leaf, given by its index, is trainable and shared."""
         return self.shared[leaf] and trainable(self.paths[leaf])
 
-    def uploaded(self, tree: Tree) -> Tree:
+    def trainable_shared(self, tree: Tree) -> Tree:
         """Return the trainable shared leaves, by which a server can compare clients."""
-        return self.select(tree, self.compared)
+        return self.select(tree, self.is_trainable_shared)
 
     def head_mask(self, tree: Tree) -> Tree:
         """Return a tree of Python booleans that are True on the leaves of heads.
@@ -245,10 +245,10 @@ class LeafPlan:
           all other leaves.
         """
         groups = self.leaf_groups(by)
-        seen = sorted({group for i, group in enumerate(groups) if self.compared(i)})
+        seen = sorted({group for i, group in enumerate(groups) if self.is_trainable_shared(i)})
 
         def part(model, group):
-            return self.select(model, lambda i: groups[i] == group and self.compared(i))
+            return self.select(model, lambda i: groups[i] == group and self.is_trainable_shared(i))
 
         return {group: tuple(part(model, group) for model in models) for group in seen}
 

@@ -75,7 +75,7 @@ def sum_over_blocks(
     """Sum `fn(block, rows [B], real [B])` over a stack's blocks.
 
     Args:
-      fn: function of a block, its rows, and which of them are no padding.
+      fn: function of a block, its rows, and which of them are not padding.
       stack: the stack.
       contributing: bool [N], rows that contribute; blocks without such rows are not read.
     """

@@ -128,7 +128,7 @@ class Apfl(fedavg.Weighted):
         active = None if cohort.complete else cohort.mask
         runs = ctx.run_clients(step, begin, active=active, finish=finish, **options)
         shared, own, alphas, loss = runs.carry
-        cohort = cohort.keep(runs.finite, self.gradients_per_batch() * runs.steps)
+        cohort = cohort.mark_diverged(runs.finite, self.gradients_per_batch() * runs.steps)
         return Both(shared, cohort, loss, own=own, alphas=alphas)
 
     def server_update(self, ctx, state: State, mean, weights, used: Both):
@@ -158,7 +158,7 @@ class Apfl(fedavg.Weighted):
 
     def personalize(self, ctx, state, new_clients):
         """Return the mixtures for new clients after one round of local training from v_i = w."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         start = new.replicate(self.new_client_start(ctx, state))
         alphas, options = self.first_alphas(new), {"purpose": "personalize", "cursor": None}
         sent = self.train_both(new, start, start, alphas, **options)

@@ -79,11 +79,11 @@ class Apple(core.Algorithm):
             cores = lax.map(lambda i: make(jax.random.fold_in(key, i)), ctx.ids)
         relations = ctx.replicate(self._first_relations(ctx))
         rows = jnp.arange(ctx.num_clients)
-        personal = mixtures(ctx.plan, relations, cores, ctx.uploaded(cores), rows)
+        personal = mixtures(ctx.plan, relations, cores, ctx.trainable_shared(cores), rows)
         return State(cores, relations, personal)
 
     def round(self, ctx, state):
-        step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.uploaded(state.cores)
+        step, rows, stack = ctx.sgd_step(), ctx.cohort.rows, ctx.trainable_shared(state.cores)
         first, penalty = self._first_relations(ctx), self.penalty(ctx.t, ctx.num_rounds)
 
         def both(carry, batch, rng, stack, client):
@@ -91,7 +91,7 @@ class Apple(core.Algorithm):
             model = mixture(ctx.plan, q, own.model, stack, client.row)
             result = step.loss_and_gradient(model, batch, rng, None, client)
             gradient = {**model, "params": result.gradient}
-            g, mine = ctx.plan.uploaded(gradient), ctx.plan.uploaded(own.model)
+            g, mine = ctx.plan.trainable_shared(gradient), ctx.plan.trainable_shared(own.model)
             along = similarity.dots(stack, g).at[client.row].set(optax.tree.vdot(g, mine))
             speed = self.relation_momentum * speed + along + penalty * (q - first)
             scaled = trees.join(optax.tree.scale(q[client.row], g), gradient)["params"]
@@ -101,7 +101,7 @@ class Apple(core.Algorithm):
         cores, relations = ctx.cohort.gather((state.cores, state.relations))
         begin = step.begin_all(cores), relations, jnp.zeros_like(relations)
         (local, q, _), finite, steps = ctx.run_clients(both, begin, broadcast=stack)
-        cohort = ctx.cohort.keep(finite, steps)
+        cohort = ctx.cohort.mark_diverged(finite, steps)
         personal = mixtures(ctx.plan, q, local.model, stack, rows)
         sent = ctx.upload(local.model, cores, cohort=cohort)
         fields = cohort.scatter(vars(state), vars(State(sent, q, personal)))
@@ -140,7 +140,7 @@ def mixture(plan, q, own, stack, row):
       stack: the mixed leaves of all cores as downloaded, [N, ...]; the row of c_i is not used.
     """
     others = mixing.combine(q.at[row].set(0), stack)
-    mixed = optax.tree.add_scale(others, q[row], plan.uploaded(own))
+    mixed = optax.tree.add_scale(others, q[row], plan.trainable_shared(own))
     return trees.join(mixed, own)
 
 

@@ -54,7 +54,7 @@ class Turn(NamedTuple):
         went_well = self.cohort.gather(earlier)
         turn = self._replace(arrives=self.arrives & (went_well | ~self.late))
         began = self.starts | self.cohort.diverged
-        turn = turn._replace(cohort=self.cohort.at_work(turn.starts | turn.arrives))
+        turn = turn._replace(cohort=self.cohort.masked(turn.starts | turn.arrives))
         return turn, self.cohort.scatter(earlier, self.starts, where=began)
 
     def record(self, ctx: core.Context, weights: core.PerMember) -> core.Record:
@@ -77,7 +77,7 @@ def take_turn(ctx: core.Context, state, cohort: core.Cohort | None = None, **opt
         begin = ctx.average(jnp.ones((1,)), one, onto=own)
     active = None if cohort.complete else starts
     sent = ctx.train(begin, cohort, active=active, **options)
-    cohort = sent.cohort.at_work(starts | arrives)
+    cohort = sent.cohort.masked(starts | arrives)
     return Turn(cohort, starts & cohort.mask, arrives & cohort.mask, sent.models, sent.loss)
 
 
@@ -110,7 +110,7 @@ class FedAvgAsync(core.Algorithm):
         cohort = turn.cohort
         own = cohort.scatter(state.trained, turn.trained, where=turn.starts)
         uploads = self.uploads(ctx, turn, cohort.gather(own), state.server)
-        arriving = cohort.at_work(turn.arrives)
+        arriving = cohort.masked(turn.arrives)
         sent = ctx.upload(uploads, core.Broadcast(state.server), cohort=arriving)
         server, weights = self.aggregate(ctx, turn, sent, state.server)
         own = cohort.scatter(own, uploads, where=turn.late)

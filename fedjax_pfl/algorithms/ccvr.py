@@ -71,7 +71,7 @@ class CCVR(fedavg.FedAvg):
         after, record = super().round(ctx, state)
         due = self.every | (ctx.t + 1 == ctx.num_rounds)
         punctual = jnp.asarray(ctx.federation.participation.delay) == 0
-        everyone = replace(ctx, cohort=ctx.everyone().at_work(punctual))
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(punctual))
         sizes, plain = everyone.sizes(), after.server["params"][HEAD]
         everyone.count_forward(due * punctual * sizes)
         head, numbers = lax.cond(

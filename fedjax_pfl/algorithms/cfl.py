@@ -160,7 +160,7 @@ class Cfl(core.Algorithm):
         received = ctx.plan.with_private(trees.take(state.models, own), private)
         trained, cohort, loss = ctx.train(received)
         sent = ctx.upload(trained, received, cohort=cohort)
-        update = ctx.uploaded(jax.tree.map(jnp.subtract, sent, received))
+        update = ctx.trainable_shared(jax.tree.map(jnp.subtract, sent, received))
         norms = jnp.sqrt(similarity.squared_norms(update))
         members = self._members(state, own, cohort)
         mean_norms = jnp.sqrt(similarity.squared_norms(_means(members, update)))
@@ -236,7 +236,7 @@ class Cfl(core.Algorithm):
 
     def personalize(self, ctx, state, new_clients):
         """Train the cluster's model that fits a new client's training samples best."""
-        everyone = new_clients.everyone()
+        everyone = new_clients.cohort_of()
         numbers = jnp.arange(len(jax.tree.leaves(state.models)[0]))
         used = jnp.where(numbers < state.count, numbers, 0)
         choice = jnp.broadcast_to(used, (everyone.size, len(used)))

@@ -98,13 +98,13 @@ class FedALA(fedavg.FedAvg):
     def _upper(self, plan, model):
         """Return the parameters of the upper layers, with None in place of all other leaves."""
         upper = plan.with_share(core.SharedLayers(last=self.layers)).chosen
-        return plan.select(model, lambda i: upper[i] and plan.compared(i))
+        return plan.select(model, lambda i: upper[i] and plan.is_trainable_shared(i))
 
     def round(self, ctx, state: State):
         if self.participants == "all":
             after: Any
             after, record = super().round(ctx, state)
-            after, passes = self.adapt(ctx, after, after.models, ctx.everyone())
+            after, passes = self.adapt(ctx, after, after.models, ctx.cohort_of())
             record = replace(record, down=jnp.ones_like(record.down))
         else:
             begun, passes = self.adapt(ctx, state, state.trained, ctx.cohort)

@@ -68,14 +68,16 @@ class Attentive(core.Algorithm):
     def round(self, ctx, state):
         own, rows = ctx.cohort.gather(state.models), ctx.cohort.rows
         others = rows[:, None] != jnp.arange(ctx.num_clients)
-        xi = self.attention(ctx.uploaded(own), ctx.uploaded(state.models), others, rows)
+        xi = self.attention(
+            ctx.trainable_shared(own), ctx.trainable_shared(state.models), others, rows
+        )
         itself = on_itself(xi)
         weights = jnp.where(others, xi, itself[:, None])
         cloud = ctx.mix(weights, state.models, onto=own)
         trained, cohort, loss = ctx.train(
             own if self.start == "own" else cloud,
             extra_loss=training.proximal(self.pull),
-            operands=ctx.uploaded(cloud)["params"],
+            operands=ctx.trainable_shared(cloud)["params"],
         )
         sent = ctx.upload(trained, own, cohort=cohort)
         return State(cohort.scatter(state.models, sent)), ctx.record(
@@ -89,7 +91,9 @@ class Attentive(core.Algorithm):
         """Train new clients locally, then mix each once with the models of all N clients."""
         own = super().personalize(ctx, state, new_clients)
         others = jnp.ones((new_clients.num_clients, ctx.num_clients), bool)
-        xi = self.attention(new_clients.uploaded(own), ctx.uploaded(state.models), others)
+        xi = self.attention(
+            new_clients.trainable_shared(own), ctx.trainable_shared(state.models), others
+        )
         weights = jnp.concatenate([jnp.diag(on_itself(xi)), xi], axis=1)
         senders = jax.tree.map(lambda *each: jnp.concatenate(each), own, state.models)
         return new_clients.mix(weights, senders, onto=own)

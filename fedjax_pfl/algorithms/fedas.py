@@ -130,7 +130,7 @@ class FedAS(core.Algorithm):
             purpose="fisher", schedule=ctx.federation.schedule.one_pass(), operands=models,
             active=cohort.mask, cursor=None,
         )  # fmt: skip
-        return total, cohort.keep(finite, steps)
+        return total, cohort.mark_diverged(finite, steps)
 
     def models(self, ctx, state, rows):
         return {"personalized": trees.take(state.own, rows)}

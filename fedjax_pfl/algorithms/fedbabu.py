@@ -47,7 +47,7 @@ class FedBabu(PartlyShared):
             raise core.InputError(
                 "fedbabu trains a body under a frozen head, and this network is only a head."
             )
-        return super().prepare(federation.frozen("head"))
+        return super().prepare(federation.with_frozen("head"))
 
     def adaptation(self):
         return training.Adaptation(
@@ -72,4 +72,4 @@ class FedBabu(PartlyShared):
         """
         how = replace(self.adaptation(), steps=new_clients.federation.schedule.steps)
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return new_clients.adapt(start, new_clients.everyone().rows, how)
+        return new_clients.adapt(start, new_clients.cohort_of().rows, how)

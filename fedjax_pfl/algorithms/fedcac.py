@@ -23,7 +23,7 @@ class State:
 
 @core.algorithm("fedcac")
 class FedCAC(core.Algorithm):
-    """FedCAC: a client's critical parameters are averaged only with clients whose are similar.
+    """FedCAC: a client's critical parameters are averaged only with similar clients'.
 
     A client trains from m_i u_i + (1 - m_i) g. Its critical parameters m_i are, in each tensor, the
     `tau` of largest |(w_i - start) w_i|, a first-order estimate of the loss's change without them.

@@ -138,7 +138,7 @@ class FedCP(fedavg.FedAvg):
         start = core.Broadcast(self.new_client_start(ctx, state))
         trained = self.local_update(
             new_clients, state, start,
-            cohort=new_clients.everyone(), purpose="personalize", cursor=None,
+            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
         ).models  # fmt: skip
         common = trees.replicate(start.model["params"][HEAD], new_clients.num_clients)
         return {**trained, "params": {**trained["params"], HEAD: common}}

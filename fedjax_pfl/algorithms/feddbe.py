@@ -115,7 +115,7 @@ class FedDBE(fedavg.FedAvg):
 
     def common_mean(self, ctx, state: State):
         """Return (z_bar from one round of all clients without b_i, their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.everyone().at_work(self.punctual(ctx)), observer=None)
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(self.punctual(ctx)), observer=None)
 
         def keep_memory(gradient, params, broadcast, client):
             return {**gradient, MEMORY: jnp.zeros_like(gradient[MEMORY])}
@@ -156,7 +156,7 @@ class FedDBE(fedavg.FedAvg):
         (local, mean), finite, steps = ctx.run_clients(
             step_and_see, begin, broadcast=consensus, **options
         )
-        cohort = ctx.cohort.keep(finite, steps)
+        cohort = ctx.cohort.mark_diverged(finite, steps)
         return core.Trained(local.model, cohort, local.loss / jnp.maximum(steps, 1)), mean
 
     def running(self, mean, features, valid):
@@ -172,6 +172,6 @@ class FedDBE(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train for a round from the server's model with b = 0."""
-        everyone = replace(new_clients, cohort=new_clients.everyone())
+        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         start = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(everyone, state, start, purpose="personalize", cursor=None).models

@@ -87,7 +87,7 @@ class FedDistill(core.Algorithm):
     def round(self, ctx, state: State):
         teachers = self.teachers(state, ctx.cohort)
         (local, sums), finite, steps = self.train(ctx, ctx.cohort.gather(state.models), teachers)
-        cohort = ctx.cohort.keep(finite, steps)
+        cohort = ctx.cohort.mark_diverged(finite, steps)
         mean = Predictions(sums.means.astype(ctx.dtype), (sums.counts > 0).astype(ctx.dtype))
         none = jax.tree.map(jnp.zeros_like, mean)
         mean = trees.where(cohort.mask, mean, none)
@@ -157,7 +157,7 @@ class FedDistill(core.Algorithm):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train for a round from the initial model, with the means of all clients."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         teachers = new.replicate(mean_of(state.total))
         start = new.replicate(self.new_client_start(ctx, state))
         ran = self.train(new, start, teachers, purpose="personalize", cursor=None)
@@ -166,5 +166,5 @@ class FedDistill(core.Algorithm):
 
 def mean_of(total: Predictions) -> Predictions:
     """Return the means of sums of predictions, and whether there are any."""
-    exist = total.holders > 0.5  # noisy uploads are no whole numbers
+    exist = total.holders > 0.5  # noisy uploads are not whole numbers
     return Predictions(total.means / jnp.where(exist, total.holders, 1)[..., None], exist)

@@ -193,7 +193,7 @@ class FedDPA(fedavg.Weighted):
                 _, some = jax.lax.top_k(jnp.where(seen.valid, order, -1), most)
                 return seen.features[some], seen.valid[some]
 
-            seconds, everyone = {**models, MIXING: whole}, ctx.everyone(rows)
+            seconds, everyone = {**models, MIXING: whole}, ctx.cohort_of(rows)
             (how["anchors"], how["valid"]), _ = ctx.sample_features(seconds, everyone, then=drawn)
         return {**models, MIXING: how}
 
@@ -206,7 +206,7 @@ class FedDPA(fedavg.Weighted):
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
         if not trained_adapters(ctx.federation):
             return super().personalize(ctx, state, new_clients)
-        everyone = new_clients.everyone()
+        everyone = new_clients.cohort_of()
         own = self.train_own(
             new_clients, start, cohort=everyone, purpose="personalize", cursor=None
         )

@@ -96,8 +96,8 @@ class FedDWA(core.Algorithm):
         trained, cohort, loss = ctx.train(received)  # eq. (7)
         sent = ctx.upload(trained, received, cohort=cohort)
         guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
-        uploads = ctx.uploaded(sent)
-        distances = similarity.squared_distances(ctx.uploaded(guide), uploads)
+        uploads = ctx.trainable_shared(sent)
+        distances = similarity.squared_distances(ctx.trainable_shared(guide), uploads)
         tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # relative to the receiver's norm
         weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
         weights = mixing.keep_top_k(weights, self.top_k)
@@ -131,7 +131,7 @@ class FedDWA(core.Algorithm):
         if self.guidance == "extrapolate":
             move = optax.tree.sub(sent["params"], received["params"])
             guide = {**sent, "params": optax.tree.add(sent["params"], move)}
-            return guide, cohort.keep(trees.rows_finite(guide, cohort.size))
+            return guide, cohort.mark_diverged(trees.rows_finite(guide, cohort.size))
         if self.guidance == "last":
             return cohort.gather(state.last), cohort
         return {"received": received, "trained": sent}[self.guidance], cohort

@@ -166,7 +166,7 @@ class FedEM(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Return the server's learners with mixtures of the new clients."""
-        everyone = replace(new_clients, cohort=new_clients.everyone())
+        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         server, private = ctx.plan.split(self.new_client_start(ctx, state))
         own: Any = everyone.replicate(private)
         for _ in range(self.new_client_passes):

@@ -157,7 +157,7 @@ class FedGen(fedavg.FedAvg):
         start = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(
             new_clients, state, start,
-            cohort=new_clients.everyone(), purpose="personalize", cursor=None,
+            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
         ).models  # fmt: skip
 
 

@@ -123,7 +123,7 @@ class FedKD(MutualDistillation):
 
         begin = own_step.begin_all(own.model), shared_step.begin_all(shared), own.transform
         (v, w, transform), finite, steps = ctx.run_clients(step, begin, **options)
-        cohort = ctx.cohort.keep(finite, 2 * steps)
+        cohort = ctx.cohort.mark_diverged(finite, 2 * steps)
         loss = w.loss / jnp.maximum(steps, 1)
         return Both(w.model, cohort, loss, own=Mentor(v.model, transform))
 
@@ -168,7 +168,7 @@ class FedKD(MutualDistillation):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train both models for a round from the server's, with the mean W; return the mentors."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         start = new.replicate(self.new_client_start(ctx, state))
         mean = jnp.mean(state.own.transform, axis=0).astype(ctx.dtype)
         own = Mentor(start, new.replicate(mean))

@@ -150,7 +150,7 @@ class FedProto(core.Algorithm):
         begin = step.begin_all(received), trees.replicate(none, ctx.cohort.size)
         (local, sums), finite, steps = ctx.run_clients(see_and_step, begin, broadcast=prototypes)
         loss = local.loss / jnp.maximum(steps, 1)
-        return core.Trained(local.model, ctx.cohort.keep(finite, steps), loss), sums
+        return core.Trained(local.model, ctx.cohort.mark_diverged(finite, steps), loss), sums
 
     def aggregated(self, last: Prototypes, sums: ClassSums, mask) -> Prototypes:
         """Return the server's prototypes from the members' sums [M, ...] and the `last` ones."""

@@ -100,6 +100,6 @@ class FedRep(PartlyShared):
         start = core.Broadcast(trees.join(state.server, private))
         schedule = replace(new_clients.federation.schedule, epochs=max(self.head_epochs, 1))
         return new_clients.train(
-            start, new_clients.everyone(), purpose="personalize", cursor=None, schedule=schedule,
+            start, new_clients.cohort_of(), purpose="personalize", cursor=None, schedule=schedule,
             trainable=self._head(ctx, start),
         ).models  # fmt: skip

@@ -97,7 +97,7 @@ class FedRod(fedavg.FedAvg):
             new_clients,
             state,
             core.Broadcast(trees.join(state.server, private)),
-            cohort=new_clients.everyone(),
+            cohort=new_clients.cohort_of(),
             purpose="personalize",
             cursor=None,
         )

@@ -97,7 +97,7 @@ class FedSAM(fedavg.FedAvg):
             step, sgd.begin_all(received), broadcast=state.direction, finish=finish, **options
         )
         models, loss = runs.carry
-        return core.Trained(models, cohort.keep(runs.finite, 2 * runs.steps), loss)
+        return core.Trained(models, cohort.mark_diverged(runs.finite, 2 * runs.steps), loss)
 
     def perturbed(self, params, gradient, moves):
         """Return the parameters at which the step's gradient is taken."""
@@ -132,6 +132,6 @@ class FedSAM(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train one round of local steps from the server's model."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         begin = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(new, state, begin, purpose="personalize", cursor=None).models

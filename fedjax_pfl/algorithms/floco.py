@@ -128,7 +128,7 @@ class Floco(fedavg.FedAvg):
 
     def points(self, ctx, state):
         """Train all clients; return (b_i [N, E], their steps [N])."""
-        cohort = ctx.everyone().at_work(self.punctual(ctx))
+        cohort = ctx.cohort_of().masked(self.punctual(ctx))
         everyone = replace(ctx, cohort=cohort, observer=None)
         received: Any = self.received(state, everyone.cohort.rows)
         trained = self.local_update(everyone, state, received, near=False, purpose="projection")
@@ -167,7 +167,7 @@ class Floco(fedavg.FedAvg):
 
     def personalize(self, ctx, state, new_clients):
         """Train for a round from the server's model, at the centre of the simplex."""
-        everyone = replace(new_clients, cohort=new_clients.everyone())
+        everyone = replace(new_clients, cohort=new_clients.cohort_of())
         start = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(everyone, state, start, purpose="personalize", cursor=None).models
 

@@ -68,5 +68,5 @@ class FML(MutualDistillation):
 
         begin = own_step.begin_all(own), shared_step.begin_all(shared)
         (v, w), finite, steps = ctx.run_clients(step, begin, **options)
-        cohort = ctx.cohort.keep(finite, 2 * steps)
+        cohort = ctx.cohort.mark_diverged(finite, 2 * steps)
         return Both(w.model, cohort, w.loss / jnp.maximum(steps, 1), own=v.model)

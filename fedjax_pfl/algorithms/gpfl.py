@@ -123,7 +123,7 @@ class GPFL(fedavg.FedAvg):
         start = trees.replicate(self.new_client_start(ctx, state), new_clients.num_clients)
         return self.local_update(
             new_clients, state, with_shares(start, new_clients),
-            cohort=new_clients.everyone(), purpose="personalize", cursor=None,
+            cohort=new_clients.cohort_of(), purpose="personalize", cursor=None,
         ).models  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class Ifca(core.Algorithm):
         _, private = ctx.plan.split(ctx.replicate(ctx.initial_model()))
         if self.initial != "balanced_redraw":
             return State(self._draw(ctx), private)
-        everyone = ctx.everyone().rows
+        everyone = ctx.cohort_of().rows
         enough = enough_takers(self.clusters, ctx.num_clients)
 
         def unbalanced(carry):
@@ -189,7 +189,7 @@ class Ifca(core.Algorithm):
 
     def personalize(self, ctx, state, new_clients):
         """Train the model that fits a new client's training samples best."""
-        everyone = new_clients.everyone()
+        everyone = new_clients.cohort_of()
         own = mean_private(state, everyone.size)
         chosen, _ = best_fitting(new_clients, state.models, own, everyone.rows)
         start = ctx.plan.with_private(trees.take(state.models, chosen), own)

@@ -99,7 +99,7 @@ class KnnPer(fedavg.FedAvg):
 
     def remembering(self, ctx, models: core.Stack | core.Broadcast, rows) -> core.Stack:
         """Return the models of clients `rows` with memories of their training samples."""
-        known, _ = ctx.sample_features(models, ctx.everyone(rows))
+        known, _ = ctx.sample_features(models, ctx.cohort_of(rows))
         count, dtype = len(rows), known.features.dtype
         memory = {
             "features": known.features,
@@ -142,4 +142,4 @@ class KnnPer(fedavg.FedAvg):
     def personalize(self, ctx, state, new_clients):
         """Return the server's model with the new clients' memories."""
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.remembering(new_clients, start, new_clients.everyone().rows)
+        return self.remembering(new_clients, start, new_clients.cohort_of().rows)

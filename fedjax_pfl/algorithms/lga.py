@@ -64,7 +64,7 @@ class Lga(FedAvgAsync):
         begun = cohort.scatter(state.begun, now, where=turn.starts)
         second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
         own, w0, w1 = cohort.gather((trained, begun, second))
-        arriving = cohort.at_work(turn.arrives)
+        arriving = cohort.masked(turn.arrives)
         v = ctx.upload(own, core.Broadcast(state.server), cohort=arriving)
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)

@@ -39,7 +39,7 @@ class Local(core.Algorithm):
         return State(ctx.replicate(ctx.initial_model()))
 
     def round(self, ctx, state):
-        cohort = ctx.everyone() if self.participants == "all" else ctx.cohort
+        cohort = ctx.cohort_of() if self.participants == "all" else ctx.cohort
         trained = ctx.train(cohort.gather(state.models), cohort)
         models = trained.cohort.scatter(state.models, trained.models)
         record = ctx.record(trained.cohort, up=0, down=0, clients={"train_loss": trained.loss})

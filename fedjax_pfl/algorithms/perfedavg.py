@@ -112,7 +112,7 @@ class PerFedAvg(Weighted):
         runs = ctx.run_clients(step, sgd.begin_all(received), finish=finish, **options)
         models, loss = runs.carry
         gradients = 2 if self.variant == "first_order" else 4  # a product is worth two
-        return core.Trained(models, cohort.keep(runs.finite, gradients * runs.steps), loss)
+        return core.Trained(models, cohort.mark_diverged(runs.finite, gradients * runs.steps), loss)
 
     def hessian_product(self, gradient, w, d):
         """Return H(w) d, where H is the Jacobian of `gradient`."""

@@ -58,7 +58,7 @@ class PerFedAvgAsync(FedAvgAsync):
         turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort = turn.cohort
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
-        held, arriving = core.Broadcast(state.server), cohort.at_work(turn.arrives)
+        held, arriving = core.Broadcast(state.server), cohort.masked(turn.arrives)
         sent = ctx.upload(cohort.gather(trained), held, cohort=arriving)
         arrived = cohort.scatter(state.arrived, sent, where=turn.arrives)
         sizes = ctx.federation.data.train.size

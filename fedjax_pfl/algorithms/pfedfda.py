@@ -242,7 +242,7 @@ class PFedFda(fedavg.FedAvg):
     def own_models(self, ctx, state: State, models, rows) -> core.Stack:
         """Return models [k, ...] of clients `rows` with the heads of their own Gaussians."""
         adapt = partial(self.adapted, state.known)
-        (own, _), _ = ctx.sample_features(models, ctx.everyone(rows), then=adapt)
+        (own, _), _ = ctx.sample_features(models, ctx.cohort_of(rows), then=adapt)
         return self.with_heads(ctx, models, own, rows)
 
     def new_client_start(self, ctx, state: State):
@@ -254,7 +254,7 @@ class PFedFda(fedavg.FedAvg):
     def personalize(self, ctx, state: State, new_clients):
         """Return the server's body with heads of the new clients' Gaussians."""
         start = core.Broadcast(self.new_client_start(ctx, state))
-        return self.own_models(new_clients, state, start, new_clients.everyone().rows)
+        return self.own_models(new_clients, state, start, new_clients.cohort_of().rows)
 
 
 def nearest(covariance: jax.Array, least: jax.Array | float) -> jax.Array:

@@ -91,7 +91,7 @@ class PFedHN(core.Algorithm):
 
     def check(self, federation):
         plan = federation.plan
-        if not any(map(plan.compared, range(len(plan.paths)))):
+        if not any(map(plan.is_trainable_shared, range(len(plan.paths)))):
             raise core.InputError("pfedhn generates what clients share, and that is nothing here.")
         if plan.normalized and plan.batch_norm == "shared":
             raise core.InputError(
@@ -108,7 +108,7 @@ class PFedHN(core.Algorithm):
 
     def init(self, ctx):
         model, dtype = ctx.initial_model(), ctx.dtype
-        like, hidden = ctx.plan.uploaded(model), self.hidden_size
+        like, hidden = ctx.plan.trainable_shared(model), self.hidden_size
         size = self.embedding_size or 1 + ctx.num_clients // 4
         key = keys.derive(ctx.key, "hypernetwork")
         psi = hypernetwork.first(key, (size, *[hidden] * (self.depth + 1)), like, dtype)
@@ -135,7 +135,7 @@ class PFedHN(core.Algorithm):
             generator, sent = lax.scan(turn, state.generator, order)
             sent = jax.tree.map(lambda leaf: leaf[jnp.argsort(order), 0], sent)
         (private, momentum), finite, steps, loss = sent
-        cohort = cohort.keep(finite, steps)
+        cohort = cohort.mark_diverged(finite, steps)
         (embedding, psi), (of_v, of_psi) = generator
         fields = cohort.scatter((state.private, state.momentum), (private, momentum))
         state = State(embedding, psi, of_v, of_psi, *fields)
@@ -158,7 +158,7 @@ class PFedHN(core.Algorithm):
         members = trained.cohort.mask
         # 0 for the late and the diverged, who keep theta.
         sent = ctx.upload(trained.models, model, cohort=cohort)
-        change = optax.tree.sub(theta, ctx.plan.uploaded(sent))
+        change = optax.tree.sub(theta, ctx.plan.trainable_shared(sent))
         count = jnp.maximum(members.sum(), 1).astype(ctx.dtype)
         d_psi, d_v = psi.pullback(of_members, optax.tree.scale(1 / count, change))
         gradient = jnp.zeros_like(embedding).at[cohort.rows].set(d_v), d_psi
@@ -209,7 +209,7 @@ def train_clipped(
       momentum: the members' optimizer states as `persistent` returned them, [M, ...].
       clip: largest norm of a gradient of generated leaves; 0: no limit.
     """
-    generated = jax.tree.map(lambda _: True, ctx.plan.uploaded(models)["params"])
+    generated = jax.tree.map(lambda _: True, ctx.plan.trainable_shared(models)["params"])
 
     def correct(gradient, params, broadcast, client):
         some = jax.tree.map(lambda on, g: g if on else None, generated, gradient,
@@ -225,7 +225,7 @@ def train_clipped(
 
 def private_leaves(plan: core.LeafPlan, models: core.Stack) -> core.Stack:
     """Return the leaves that are not generated, with None in place of the others."""
-    return plan.select(models, lambda i: not plan.compared(i))
+    return plan.select(models, lambda i: not plan.is_trainable_shared(i))
 
 
 def persistent(plan: core.LeafPlan, memory: core.Tree) -> core.Tree:
@@ -233,7 +233,7 @@ def persistent(plan: core.LeafPlan, memory: core.Tree) -> core.Tree:
 
     Optimizers hold trees like the parameters, so paths in them end in a parameter's path.
     """
-    names = {path.partition("/")[2]: plan.compared(i)
+    names = {path.partition("/")[2]: plan.is_trainable_shared(i)
              for i, path in enumerate(plan.paths) if leaf_plan.trainable(path)}  # fmt: skip
 
     def lasts(path, leaf):

@@ -97,7 +97,7 @@ class PFedMe(fedavg.Weighted):
     def round(self, ctx, state):
         if self.participants == "all":
             drawn = ctx.cohort.spread(ctx.cohort.mask, False)
-            ctx = replace(ctx, cohort=replace(ctx.everyone(), arrives=drawn))
+            ctx = replace(ctx, cohort=replace(ctx.cohort_of(), arrives=drawn))
         return super().round(ctx, state)
 
     def local_update(self, ctx, state, received, **options):
@@ -134,11 +134,11 @@ class PFedMe(fedavg.Weighted):
         active = None if cohort.complete else cohort.mask
         runs = ctx.run_clients(step, carry, active=active, finish=finish, **options)
         local, personal, loss = runs.carry
-        cohort = cohort.keep(runs.finite, self.inner_steps * runs.steps)
+        cohort = cohort.mark_diverged(runs.finite, self.inner_steps * runs.steps)
         return Nearby(local, cohort, loss, personal=personal, trained=cohort.mask)
 
     def admitted(self, ctx, cohort):
-        return cohort.at_work(cohort.mask & cohort.arrives)
+        return cohort.masked(cohort.mask & cohort.arrives)
 
     def server_update(self, ctx, state: State, mean, weights, used: Nearby):
         beta = self.server_rate
@@ -162,6 +162,6 @@ class PFedMe(fedavg.Weighted):
 
     def personalize(self, ctx, state, new_clients):
         """Return theta_i after one round of local training from w."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         begin = core.Broadcast(self.new_client_start(ctx, state))
         return self.local_update(new, state, begin, purpose="personalize", cursor=None).personal

@@ -85,7 +85,7 @@ class PflDa(fedavg.FedAvg):
     def personalize(self, ctx, state: State, new_clients):
         """Train a body and a head for new clients by one round, from the clients' mean bodies."""
         start = self.servers_model(state)
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         shared, private = new.plan.split(start)
         begun = replace(state, private=new.replicate(private), heads=new.replicate(shared))
         sent = self.local_update(new, begun, new.replicate(start), cursor=None)

@@ -151,7 +151,7 @@ class Sfl(core.Algorithm):
         """Return alpha A^layers + (1 - alpha) I, [N, N], over uploads and last models."""
         own, data = jnp.eye(ctx.num_clients, dtype=ctx.dtype), ctx.federation.data
         if self.graph == "neighbours":
-            changes = ctx.uploaded(jax.tree.map(jnp.subtract, sent, server))
+            changes = ctx.trainable_shared(jax.tree.map(jnp.subtract, sent, server))
             edges = nearest_by_cosine(changes, ctx.ids, self.neighbours)
         elif self.relation is None:
             edges = share_a_label(data.class_counts, data.class_counts)
@@ -160,10 +160,10 @@ class Sfl(core.Algorithm):
         edges = mixing.normalize(edges.astype(ctx.dtype))
         if self.graph == "learned":
             generator = first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
-            learned = fitted_graph(generator, ctx.uploaded(sent), ctx.ids)
+            learned = fitted_graph(generator, ctx.trainable_shared(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
-        # A client that diverged is no vertex in this round; one without an edge keeps its model. A
-        # row of the learned graph may be empty: then the other's row counts for all.
+        # A client that diverged is not a vertex in this round; one without an edge keeps its model.
+        # A row of the learned graph may be empty: then the other's row counts for all.
         edges = mixing.normalize(edges, ~cohort.spread(cohort.diverged, False))
         edges = jnp.where(jnp.any(edges > 0, axis=1, keepdims=True), edges, own)
         spread = products.power(edges, self.layers)
@@ -178,7 +178,7 @@ class Sfl(core.Algorithm):
 
         A new client is not part of other graphs, and is pulled only to u.
         """
-        everyone = new_clients.everyone()
+        everyone = new_clients.cohort_of()
         start = trees.replicate(state.server, everyone.size)
         if self.graph == "labels" and self.relation is None:
             counts = (each.federation.data.class_counts for each in (new_clients, ctx))

@@ -144,7 +144,7 @@ class Spfl(core.Algorithm):
 
     def _routine(self, ctx, state):
         """Return (all clients at their mean [N, ...], S, steps [N]) (Alg. 1)."""
-        everyone = ctx.everyone()
+        everyone = ctx.cohort_of()
         mean = ctx.average(mixing.normalize(everyone.mask.astype(ctx.dtype)),
                            state.models, onto=state.models)  # fmt: skip
         trained, everyone, _ = self.train(ctx, mean, cohort=everyone, purpose="routine")
@@ -229,7 +229,7 @@ def of_layers(
 def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
     """Return whether the server receives a leaf and it belongs to the body (0) or head (1)."""
     return [
-        plan.compared(i) and (plan.blocks[block] == plan.head) == bool(stage)
+        plan.is_trainable_shared(i) and (plan.blocks[block] == plan.head) == bool(stage)
         for i, block in enumerate(plan.block_of)
     ]
 
@@ -237,7 +237,11 @@ def in_stage(plan: core.LeafPlan, stage: int) -> list[bool]:
 def compared_layers(plan: core.LeafPlan, stack: core.Stack, with_head: bool) -> list[int]:
     """Return the blocks with a shared kernel, in the network's order."""
     leaves = jax.tree.leaves(stack)
-    seen = {plan.block_of[i] for i, leaf in enumerate(leaves) if plan.compared(i) and leaf.ndim > 2}
+    seen = {
+        plan.block_of[i]
+        for i, leaf in enumerate(leaves)
+        if plan.is_trainable_shared(i) and leaf.ndim > 2
+    }
     return sorted(b for b in seen if with_head or plan.blocks[b] != plan.head)
 
 
@@ -245,7 +249,9 @@ def _cosines(plan, update, chosen, kernels=False):
     leaves = jax.tree.leaves(update)
     part = plan.select(
         update,
-        lambda i: plan.compared(i) and chosen(i) and not (kernels and leaves[i].ndim < 3),
+        lambda i: (
+            plan.is_trainable_shared(i) and chosen(i) and not (kernels and leaves[i].ndim < 3)
+        ),
     )
     return similarity.cosines(part, part)
 

@@ -155,7 +155,7 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
     """Return the context with the frozen leaves that the server changed, `updated_base`.
 
     Raises:
-      TypeError: they are no leaves of the backbone.
+      TypeError: they are not leaves of the backbone.
     """
     with while_traced(algorithm, "updated_base"):
         changed = algorithm.updated_base(ctx, algorithm_state(state))

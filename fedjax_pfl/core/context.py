@@ -80,10 +80,10 @@ class Context(Exchange):
         Args:
           models: [k, ...], or one `Broadcast` model.
           rows, how: see `adapting.adapt`.
-          number: of the adaptation after this round; each has noise of its own.
+          number: index of the adaptation after this round; each draws noise of its own.
         """
         return adapting.adapt(
-            self.federation, models, self.everyone(rows), how, key=self.key_for("adapt"),
+            self.federation, models, self.cohort_of(rows), how, key=self.key_for("adapt"),
             learning_rate=self.learning_rate, number=number,
         )  # fmt: skip
 
@@ -139,8 +139,8 @@ class Context(Exchange):
 
         For the cohort, absent members are inactive unless `active` is given, and unshuffled
         schedules of training samples continue where the client's earlier rounds stopped. To count
-        the computation, add it to the cohort: `cohort.keep(finite, steps)`, or twice the steps if
-        each step computes two gradients.
+        the computation, add it to the cohort: `cohort.mark_diverged(finite, steps)`, or twice the
+        steps if each step computes two gradients.
         """
         if rows is None:
             rows = self.cohort.places
@@ -182,7 +182,7 @@ class Context(Exchange):
 
         One pass in evaluation mode, over samples that are not augmented. Within a round its forward
         passes are counted and recorded as "forward_samples"; those in `models` are not. An
-        algorithm whose `models` calls it, for `ctx.everyone(rows)`, declares `models_read_samples`.
+        algorithm whose `models` calls it for `ctx.cohort_of(rows)` declares `models_read_samples`.
 
         Args:
           models: [M, ...], or one `Broadcast` model; they must define their features.

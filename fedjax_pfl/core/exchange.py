@@ -76,9 +76,9 @@ class Exchange(RoundInfo):
         """Return which members have a weight in every sum: those with samples."""
         return cohort.mask & (self.federation.data.train.size[cohort.rows] > 0)
 
-    def uploaded(self, models: Stack) -> Stack:
+    def trainable_shared(self, models: Stack) -> Stack:
         """Return the trainable shared leaves of models, by which a server can compare clients."""
-        return self.federation.plan.uploaded(models)
+        return self.federation.plan.trainable_shared(models)
 
     def mix(
         self,

@@ -95,7 +95,7 @@ class Algorithm:
 
     def sharing(self) -> Rule:
         """Return the rule of shared leaves; override it if it depends on static hyperparameters."""
-        return type(self).share  # of the class: a predicate is no method of the algorithm
+        return type(self).share  # of the class: a predicate is not a method of the algorithm
 
     def validate(self) -> None:
         """Raise `InputError` for a hyperparameter out of range; called before tracing."""
@@ -276,7 +276,7 @@ class Algorithm:
         if any(new_clients.plan.frozen):
             options["trainable"] = jax.tree.map(lambda _: True, start["params"])
         return new_clients.train(
-            Broadcast(start), new_clients.everyone(), purpose="personalize", cursor=None, **options
+            Broadcast(start), new_clients.cohort_of(), purpose="personalize", cursor=None, **options
         ).models
 
     def hyperparameters(self) -> dict[str, Any]:

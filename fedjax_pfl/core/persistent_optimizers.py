@@ -33,8 +33,8 @@ class Optimizers:
     """Provides local training with optimizer states while a round is traced.
 
     Attributes:
-      phases: phases by name after the calls so far; while `begin` discovers them, only their states
-        [M, ...].
+      phases: phases by name after the calls so far; while `extended_state.initial_phases` discovers
+        them, only their states [M, ...].
     """
 
     def __init__(self, name: str, phases: dict[str, Phase] | None = None):

@@ -64,8 +64,8 @@ class RoundInfo:
         """
         if not self.knows_num_rounds:
             raise InputError(
-                "ctx.num_rounds is only for algorithms that declare depends_on_num_rounds = True: "
-                "a run of theirs that gets more rounds begins again."
+                "ctx.num_rounds needs the class attribute depends_on_num_rounds = True, so that a "
+                "run extended by more rounds begins again instead of continuing."
             )
         return self.total
 
@@ -112,7 +112,7 @@ class RoundInfo:
         """Return the numbers of samples of the cohort's clients, int32 [M]."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
-    def everyone(self, rows: Rows | None = None) -> Cohort:
+    def cohort_of(self, rows: Rows | None = None) -> Cohort:
         """Return a cohort of the clients `rows` (default: all), none of them absent or late."""
         in_place = rows is None
         rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)

@@ -20,7 +20,8 @@ class RoundObserver:
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
-      weights: [M], coefficients that a robust rule gave to the uploads, or None.
+      weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
+        by uniform weighting; None if there are none.
     """
 
     def __init__(self):

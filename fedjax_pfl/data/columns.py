@@ -25,7 +25,8 @@ def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[
     names = tuple(word.strip() for word in text.split(",") if word.strip())
     for name in names:
         require_name(f"column of {where}:", name, known)
-        require(names.count(name) == 1, "id_columns", text, f"names of which {name!r} is only one")
+        if names.count(name) > 1:
+            raise InputError(f"id_columns names {name!r} {names.count(name)} times.")
     return names
 
 

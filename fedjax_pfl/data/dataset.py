@@ -194,7 +194,10 @@ def dataset_from_arrays(
       InputError: a shape, type or value that is not allowed.
     """
     require_name("task", task, TASKS)
-    require((test_x is None) == (test_y is None), "Test samples and labels", name, "given together")
+    if (test_x is None) != (test_y is None):
+        raise InputError(
+            f"Data set {name!r} has only one of test_x and test_y: give both or neither."
+        )
     if vocab_size is not None:
         vocab_size = require_whole("vocab_size", vocab_size, 1, MAX_VOCABULARY)
     train_x = _samples(f"training samples of data set {name!r}", train_x, vocab_size)

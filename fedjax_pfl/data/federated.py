@@ -137,9 +137,7 @@ class FederatedData:
     def require_rows(self, rows: Rows) -> None:
         """Raise `RowsNotOnDevice` unless the samples of the clients `rows` are on the device."""
         if self.device_rows is not None and rows is not self.device_rows:
-            raise RowsNotOnDevice(
-                "PartialLeaf: the samples of other clients than those on the device."
-            )
+            raise RowsNotOnDevice("samples of clients that are not on the device")
 
     def narrowed(self, rows: Rows, part: Rows) -> "FederatedData":
         """Return the same data for `part` of the clients `rows` that are on the device."""
@@ -207,7 +205,7 @@ class FederatedData:
           RowsNotOnDevice: the samples of this split are not on the device.
         """
         if split.index is None:
-            raise RowsNotOnDevice("PartialLeaf: samples of a split that is not on the device.")
+            raise RowsNotOnDevice("samples of a split that is not on the device")
         return _taken(split.index, _taken(split.offset, row) + positions)
 
     def batch(
@@ -249,12 +247,17 @@ def _turned(images: jax.Array, turns: jax.Array) -> jax.Array:
     return jnp.where(turns & 1, jnp.rot90(images, axes=(1, 2)), images)
 
 
-def check_turns(turns: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise `InputError` unless samples of a shape can be turned by quarter turns."""
+def check_turns(turns: np.ndarray, shape: tuple[int, ...], half_turns: str) -> None:
+    """Raise `InputError` unless samples of a shape can be turned by quarter turns.
+
+    `half_turns` is the option that restricts them to half turns, such as "groups=2".
+    """
     allowed = "that of images, (h, w, c)"
     require(len(shape) == 3, "Shape of a sample to rotate", shape, allowed)
     square = shape[0] == shape[1] or not (np.asarray(turns) & 1).any()
-    require(square, "Shape of a sample to rotate by quarter turns", shape, "square, or groups=2")
+    require(
+        square, "Shape of a sample to rotate by quarter turns", shape, f"square, or {half_turns}"
+    )
 
 
 def by_class(

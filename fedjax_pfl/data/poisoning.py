@@ -33,7 +33,7 @@ def poison(
       change: makes the poisoned samples and labels of one attacker.
 
     Raises:
-      InputError: no such client, or labels that are no classes.
+      InputError: no such client, or labels that are not classes.
     """
     require(dataset.has_classes, "Task of poisoned data", dataset.task, "classification")
     clients = sorted(set(attackers))

@@ -18,8 +18,8 @@ def checked_patience(
     """Check `patience`, a number of rounds without a better validation metric, or None.
 
     Raises:
-      InputError: it is no whole number of at least 1, no client has validation samples, or models
-        are scored after the last round only, which is not known in advance.
+      InputError: it is not a whole number of at least 1, no client has validation samples, or
+        models are scored after the last round only, which is not known in advance.
     """
     if patience is None:
         return None

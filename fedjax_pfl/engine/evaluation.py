@@ -130,19 +130,19 @@ def score_rows(
             size = federation.data.split(of).size[rows]
             twin = (id(models), split)  # a model with two names is scored once
             if twin not in seen:
-                marks, loss, more = score(seen_by, models, rows, of, plain)
+                sums, loss, more = score(seen_by, models, rows, of, plain)
                 for one in metrics:
                     if one.changes is not None:
                         changed = score(seen_by, models, rows, of, (one,), one.changes)
                         more = more | changed.metrics
-                seen[twin] = marks, loss, more
-            marks, loss, more = seen[twin]
+                seen[twin] = sums, loss, more
+            sums, loss, more = seen[twin]
             known = (size > 0) & served[rows] & (last if name in late else True)
             if drift is not None and split == PREVIOUS:
                 known &= drift.phase(ctx.t)[rows] > 0
             known &= _finite(models, len(rows))  # a network answers NaN with its first class
             count = jnp.maximum(size, 1)
-            values = federation.task.objective.values(marks.astype(dtype), count) | more
+            values = federation.task.objective.values(sums.astype(dtype), count) | more
             for one in federation.measures:
                 scores[f"{name}/{split}/{one.name}"] = jnp.where(known, values[one.name], jnp.nan)
             scores[f"{name}/{split}/loss"] = jnp.where(known, loss / count, jnp.nan)

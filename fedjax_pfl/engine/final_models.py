@@ -18,7 +18,7 @@ from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
@@ -83,7 +83,7 @@ class Final:
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
-        stack = self.models([row])[HEADLINE]
+        stack = self.models([row])[PERSONALIZED]
         at = (run,) if isinstance(stack, Broadcast) else (run, 0)
         models = stack.model if isinstance(stack, Broadcast) else stack
         model, backbone = (

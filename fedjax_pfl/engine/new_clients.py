@@ -87,7 +87,7 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 
 def with_samples(federation: Federation, fraction: float) -> Federation:
     """Return the federation with a first part of each client's training samples, one at least."""
-    require(0 < fraction <= 1, "part of the samples", fraction, "a fraction in (0, 1]")
+    require(0 < fraction <= 1, "fractions", fraction, "a fraction in (0, 1]")
     sizes = np.asarray(federation.data.train.size)
     size = np.minimum(sizes, np.maximum(1, np.floor(fraction * sizes + 0.5))).astype(np.int32)
     # On the host, from where any number of devices gets it.
@@ -136,8 +136,8 @@ def score_new_clients(
             asked = fewer.replace_training(local_steps=int(count), batch_order=order)
             asked.schedule.validate()
             models = final.personalize(asked)
-            marks = np.asarray(readable(scored(runs, models, backbone, new_clients)))
-            values = np.asarray(objective.values(marks, np.maximum(size, 1))[main])
+            sums = np.asarray(readable(scored(runs, models, backbone, new_clients)))
+            values = np.asarray(objective.values(sums, np.maximum(size, 1))[main])
             table.append(np.where(size > 0, values, np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)

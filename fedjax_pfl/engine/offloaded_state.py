@@ -51,6 +51,7 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.trees import is_missing_rows
 from fedjax_pfl.utils.typing import Stack, State, Tree
 
 
@@ -198,7 +199,7 @@ class OffloadedProgram(OffloadedNeeds):
         try:
             yield
         except (TypeError, AttributeError, ValueError) as error:
-            if "PartialLeaf" not in str(error):
+            if not is_missing_rows(error):
                 raise
             own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
             raise InputError(

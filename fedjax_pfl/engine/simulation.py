@@ -182,8 +182,10 @@ class Simulation:
           state: of `init` or `step`. It stays valid, except with `client_state="host"`.
 
         Returns:
-          The next state, and the measurements of the round by name: "scores", "clients" [R, N],
-          "scalars" [R], copies sent "up" and received "down" [R, N], and "matrices".
+          The next state, and the measurements of the round by name: "scores" and "clients" by name,
+          [R, N]; "scalars" by name, [R]; copies of each of the model's G blocks sent "up" and
+          received "down", int32 [R, N, G]; "matrices" by name, [R, N, N], one for each block
+          [R, G, N, N], or a single row [R, 1, N].
         """
         states = jax.tree.map(jnp.copy, state.states)  # the program reuses its argument's memory
         states, buffers, matrices = state.program.advance(states, state.round, 1)

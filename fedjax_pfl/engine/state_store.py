@@ -243,7 +243,7 @@ class Reader:
     The number of the store is an operand, so that one program serves all simulations of its kind.
 
     Attributes:
-      at: of the run, traced.
+      at: index of the run, traced.
       mesh: the devices that share what is read; the first one of several reads for all.
     """
 

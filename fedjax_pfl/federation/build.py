@@ -95,11 +95,12 @@ def federate(
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
     metrics = threat.metrics(dataset)
     if groups[ModelOptions].cache_features:
-        changed = any(one.changes is not None for one in metrics)
-        allowed = "without an augmentation or a backdoor, which change samples"
-        require(training.augment is None and not changed, "cache_features", True, allowed)
-        allowed = "without rotated clients, whose features differ"
-        require(data.turns is None, "cache_features", True, allowed)
+        changed = training.augment is not None or any(one.changes is not None for one in metrics)
+        if changed or data.turns is not None:
+            raise InputError(
+                "cache_features can't be combined with an augmentation, a backdoor or rotated "
+                "clients, which change samples."
+            )
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
     training = training.fitted(data, plan, shapes["params"], task.dtype)

@@ -62,7 +62,7 @@ class DriftOptions(Group):
             data.num_clients, rounds, self.drift_concepts, self.drift_share, self.drift_stagger
         )
         if self.drift == ROTATE:
-            check_turns(concepts, dataset.input_shape)
+            check_turns(concepts, dataset.input_shape, "drift_concepts=2")
         elif not dataset.has_classes:
             raise InputError(f"drift='swap' needs classes, and {dataset.name!r} has none.")
         counts = np.asarray(data.class_counts)

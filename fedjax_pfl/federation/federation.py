@@ -271,7 +271,7 @@ class Federation:
         """
         return self.with_network(mixture)
 
-    def frozen(self, rule: Rule) -> "Federation":
+    def with_frozen(self, rule: Rule) -> "Federation":
         """Return the federation with leaves frozen in all rounds by a rule, such as "head".
 
         Clients keep the initial values of these leaves, including statistics, and never send them.

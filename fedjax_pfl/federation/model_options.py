@@ -172,16 +172,17 @@ class ModelOptions(Group):
         labels = jax.ShapeDtypeStruct((count, *dataset.train_y.shape[1:]), dataset.train_y.dtype)
         try:
             losses = jax.eval_shape(objective.losses, outputs, labels)
-            marks = jax.eval_shape(objective.marks, outputs, labels)
+            statistics = jax.eval_shape(objective.sample_statistics, outputs, labels)
         except Exception as error:
             raise InputError(
                 f"{what} can't take labels of {dataset.name!r}: {first_line(error)}"
             ) from error
-        wanted = (count, objective.marked) if objective.marked else (count,)
-        if losses.shape != (count,) or marks.shape != wanted:
+        wanted = (count, objective.num_statistics) if objective.num_statistics else (count,)
+        if losses.shape != (count,) or statistics.shape != wanted:
             raise InputError(
-                f"{what} must have losses [{count}] and marks {list(wanted)} for {count} "
-                f"samples of {dataset.name!r}, got {list(losses.shape)} and {list(marks.shape)}."
+                f"{what} must have losses [{count}] and sample statistics {list(wanted)} for "
+                f"{count} samples of {dataset.name!r}, got {list(losses.shape)} and "
+                f"{list(statistics.shape)}."
             )
         return objective
 

@@ -145,7 +145,7 @@ class InputOptions(Group):
         counts = partition.class_counts(labels, dataset.num_classes, "train")
         label_map, turns = partition.label_map, partition.turns
         if turns is not None:
-            check_turns(turns, dataset.input_shape)
+            check_turns(turns, dataset.input_shape, "groups=2")
         train = partition.train.idx, partition.train.offsets
         if class_sorted:
             require_classes("batch_order 'by_class'", dataset.has_classes)
@@ -199,7 +199,7 @@ class ScoringOptions(Group):
         """Return the metrics for a network's task and the clients' data.
 
         Raises:
-          InputError: the task has no such metric, or a function is no valid metric.
+          InputError: the task has no such metric, or a function is not a valid metric.
         """
         requested, objective = () if self.metrics is None else self.metrics, task.objective
         result = resolve_metrics(requested, objective, data.num_classes)

@@ -37,8 +37,8 @@ class Cohort:
         including those of diverged clients.
       num_clients: N, the number of all clients.
       in_place: whether the cohort consists of all clients in the order of the client axis.
-      complete: whether the mask is statically all-true. Use `keep` to remove members, which updates
-        this flag; do not replace the mask.
+      complete: whether the mask is statically all-true. `mark_diverged` and `masked` update it, so
+        do not replace the mask.
       keeps_failed: whether members whose training diverged remain in the mask, with the model
         from which they began.
       parent: int32, the rows of the cohort of which this is a part (`member`), or None.
@@ -104,7 +104,7 @@ class Cohort:
         lots = jax.vmap(lambda i: jax.random.bits(jax.random.fold_in(key, i), dtype="uint32"))
         return jnp.argsort(lots(self.ids)).astype(jnp.int32)
 
-    def keep(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
+    def mark_diverged(self, finite: jax.Array, steps: jax.Array | int = 0) -> "Cohort":
         """Return the cohort with members that are not `finite` [M] marked as diverged.
 
         `steps` [M] are added to the members' numbers of computed gradients.
@@ -118,8 +118,11 @@ class Cohort:
         """Return the cohort with `steps` [M] added to the numbers of computed gradients."""
         return replace(self, steps=(self.steps + steps).astype(jnp.int32))
 
-    def at_work(self, members: jax.Array) -> "Cohort":
-        """Return the cohort masked to `members` [M], which may be late, without diverged ones."""
+    def masked(self, members: jax.Array) -> "Cohort":
+        """Return the cohort of `members` [M] only, which may be late, without diverged ones.
+
+        Members that are left out do not count as diverged.
+        """
         failed = self.diverged & (not self.keeps_failed)
         return replace(self, mask=members & ~failed, complete=False)
 

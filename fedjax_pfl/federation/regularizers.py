@@ -17,8 +17,9 @@ from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Tree
 
 NO_REFERENCE = (
-    "proximal pulls to parameters like one client's: "
-    'ctx.train(..., broadcast=server["params"]), or operands=own["params"], a row for each member.'
+    "proximal needs reference parameters with the structure of one client's: pass "
+    'ctx.train(..., broadcast=server["params"]) for one common reference, or '
+    'operands=own["params"] for one per member.'
 )
 PENALTY = 2**31 - 4  # what a step's key is folded with for a federation's extra loss
 

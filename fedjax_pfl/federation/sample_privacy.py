@@ -20,7 +20,7 @@ class SamplePrivacy:
         numbers of the clients. None until it is computed from `epsilon`.
       epsilon: what the noise of all rounds must keep to, from which it is computed before the first
         round (`core.sample_privacy.noise_within`); None where the noise is given.
-      delta: of epsilon.
+      delta: the delta at which epsilon holds.
       public_validation: whether validation samples are public, and need no protection.
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.
     """

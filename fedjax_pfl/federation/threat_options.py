@@ -212,7 +212,7 @@ class ThreatOptions(Group):
         made.validate(members)
         root, attackers = getattr(made, "root", None), self.attackers_of(ids)
         honest = ids if attackers is None else np.setdiff1d(ids, attackers)
-        allowed = "the id of a client that is no attacker"
+        allowed = "the id of a client that is not an attacker"
         require(root is None or root in honest, f"root of {self.aggregator}", root, allowed)
         return on_device(made)
 

@@ -66,5 +66,7 @@ def read_facts(path: Path) -> tuple[dict[str, Any], np.ndarray]:
     with reading(path, "a safetensors file with facts in JSON"):
         facts = json.loads(text)
     if not isinstance(facts, dict) or seen.ndim != 1 or seen.dtype != np.uint64:
-        raise InputError(f"{path} has facts of fedjax_pfl that are none: write it anew.")
+        raise InputError(
+            f"{path} has invalid metadata of fedjax_pfl: write it again with pfl.models.write_base."
+        )
     return facts, seen

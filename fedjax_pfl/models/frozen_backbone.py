@@ -143,7 +143,7 @@ def overlaid(tree: Tree, changed: Tree, at: str = "") -> Tree:
     both = dict(tree) if isinstance(tree, Mapping) else {}
     for name, part in changed.items():
         if name not in both:
-            raise TypeError(f"{at}/{name} is no frozen leaf: it must be one of the backbone's.")
+            raise TypeError(f"{at}/{name} is not a frozen leaf: it must be one of the backbone's.")
         both[name] = overlaid(both[name], part, f"{at}/{name}")
     return both
 

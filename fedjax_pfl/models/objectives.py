@@ -25,14 +25,15 @@ class Objective:
     Class attributes:
       name: name of the task, such as "regression".
       classes: whether each sample has one class, which partitions and algorithms may use.
-      marked: how many numbers of a sample are added up; 0 for one bool, which is counted.
+      num_statistics: m, the numbers of each sample that are added up for `values`; 0: one bool,
+        which is counted.
       per_token: whether a model has outputs for each token of a text.
       measures: the measures that `values` computes; the first is the main metric.
     """
 
     name: ClassVar[str] = ""
     classes: ClassVar[bool] = False
-    marked: ClassVar[int] = 0
+    num_statistics: ClassVar[int] = 0
     per_token: ClassVar[bool] = False
     measures: ClassVar[tuple[Measure, ...]] = ()
 
@@ -48,12 +49,15 @@ class Objective:
         """Return the loss of every sample [B] for outputs [B, ...]."""
         raise NotImplementedError
 
-    def marks(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
-        """Return the terms that are added up over samples: float [B, `marked`], or bool [B]."""
+    def sample_statistics(self, outputs: jax.Array, labels: jax.Array) -> jax.Array:
+        """Return what is added up over samples: float [B, `num_statistics`], or bool [B]."""
         raise NotImplementedError
 
     def values(self, sums: Any, count: Any) -> dict[str, Any]:
-        """Return the measures for sums [k] or [k, m] of marks over `count` samples [k] (>= 1)."""
+        """Return the measures for sums [k] or [k, m] of sample statistics.
+
+        They are over `count` [k] samples, at least one each.
+        """
         raise NotImplementedError
 
     def mixed(self, outputs: jax.Array, weights: jax.Array) -> jax.Array:
@@ -84,7 +88,7 @@ class Classification(Objective):
         log_p = jax.nn.log_softmax(outputs)
         return -_of_labels(log_p, labels)
 
-    def marks(self, outputs, labels):
+    def sample_statistics(self, outputs, labels):
         return jnp.argmax(outputs, axis=1) == labels
 
     def values(self, sums, count):
@@ -96,7 +100,7 @@ class Regression(Objective):
     """Mean squared error of outputs [B, K]; labels float [B, K]."""
 
     name = "regression"
-    marked = 2
+    num_statistics = 2
     measures = (
         Measure("mse", LOWER, fraction=False, pools=True),
         Measure("mae", LOWER, fraction=False, pools=True),
@@ -105,7 +109,7 @@ class Regression(Objective):
     def losses(self, outputs, labels):
         return jnp.mean((outputs - labels) ** 2, axis=1)
 
-    def marks(self, outputs, labels):
+    def sample_statistics(self, outputs, labels):
         apart = outputs - labels
         return jnp.stack([jnp.mean(apart**2, axis=1), jnp.mean(jnp.abs(apart), axis=1)], axis=1)
 
@@ -118,14 +122,14 @@ class MultiLabel(Objective):
     """Sigmoid cross-entropy of logits [B, K], mean over the labels; labels int [B, K], 0 or 1."""
 
     name = "multi_label"
-    marked = 2
+    num_statistics = 2
     measures = (Measure("label_accuracy", pools=True), Measure("exact_match", pools=True))
 
     def losses(self, outputs, labels):
         signed = jnp.where(labels == 1, outputs, -outputs)
         return jnp.mean(-jax.nn.log_sigmoid(signed), axis=1)
 
-    def marks(self, outputs, labels):
+    def sample_statistics(self, outputs, labels):
         right = (outputs > 0) == (labels == 1)
         both = jnp.stack([jnp.mean(right, axis=1), jnp.all(right, axis=1)], axis=1)
         return both.astype(outputs.dtype)
@@ -149,7 +153,7 @@ class NextToken(Objective):
     """
 
     name = "next_token"
-    marked = 3
+    num_statistics = 3
     per_token = True
     measures = (Measure("perplexity", LOWER, fraction=False), Measure("token_accuracy"))
 
@@ -157,7 +161,7 @@ class NextToken(Objective):
         _, losses, count = self._of_tokens(outputs, labels)
         return losses / jnp.maximum(count, 1)
 
-    def marks(self, outputs, labels):
+    def sample_statistics(self, outputs, labels):
         return jnp.stack(self._of_tokens(outputs, labels), axis=1)
 
     def values(self, sums, count):
@@ -203,7 +207,7 @@ def register_objective(kind: C) -> C:
     """
     is_objective = isinstance(kind, type) and issubclass(kind, Objective)
     require(is_objective, "objective", shown(kind), "a subclass of Objective")
-    for name in ("losses", "marks", "values"):
+    for name in ("losses", "sample_statistics", "values"):
         if getattr(kind, name) is getattr(Objective, name):
             raise InputError(f"The objective {kind.__name__} must define {name}.")
     measured = len(kind.measures) > 0 and all(isinstance(one, Measure) for one in kind.measures)

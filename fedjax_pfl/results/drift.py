@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Change(NamedTuple):
         return {k: float(v) if np.isfinite(v) else None for k, v in values.items()} | counts
 
 
-def changes(result: "Scored", setting: int = 0, model: str = HEADLINE) -> list[Change]:
+def changes(result: "Scored", setting: int = 0, model: str = PERSONALIZED) -> list[Change]:
     """Return what happens at each change of concept; see `Result.changes`."""
     if "concept" not in result.clients:
         raise InputError("No concept drift in this result: give drift and drift_rounds.")
@@ -107,6 +107,6 @@ def _first(curves: np.ndarray, level: float) -> float:
 
 def summary(result: "Scored", setting: int) -> dict[str, Any]:
     """Return entries for a result's summary: the changes' means, or nothing without drift."""
-    if "concept" not in result.clients or f"{HEADLINE}/{PREVIOUS}/loss" not in result.scores:
+    if "concept" not in result.clients or f"{PERSONALIZED}/{PREVIOUS}/loss" not in result.scores:
         return {}
     return {"changes": [one.means() for one in changes(result, setting)]}

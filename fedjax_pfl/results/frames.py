@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_pfl.results import result_table
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 
 if TYPE_CHECKING:
     import pandas as pd  # slow imports: only where they are used
@@ -82,7 +82,7 @@ def to_html(result: "Result") -> str:
     """Format the table of a result and its notes for a notebook."""
     if not result.is_scored:
         return f"<p>{html.escape(repr(result))}</p>"
-    table = result_table.table(result, HEADLINE)
+    table = result_table.table(result, PERSONALIZED)
     title = f"{result.algorithm}: {result.num_clients} clients, {result.rounds} rounds"
     first, *notes = (f"<p>{html.escape(line)}</p>" for line in (title, *table.notes))
     return "\n".join([first, table.to_html(), *notes])

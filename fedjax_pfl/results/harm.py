@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.table import Column
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -113,7 +113,7 @@ class Gains:
 
 
 def gains(
-    result: "Scored", baseline: "Scored", model: str = HEADLINE, split: str = "test"
+    result: "Scored", baseline: "Scored", model: str = PERSONALIZED, split: str = "test"
 ) -> Gains:
     """Return the gains of `Result.gains`."""
     for one in (result, baseline):

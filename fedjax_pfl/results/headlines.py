@@ -28,9 +28,9 @@ SCORES = {
     "last_tenth": "mean of the last tenth of rounds",
 }
 AVERAGES = ("clients", "samples")
-FIRST = "final"
+DEFAULT = "final"
 HEADLINES = {
-    FIRST: Headline("final", "clients", "mean over clients after the last round"),
+    DEFAULT: Headline("final", "clients", "mean over clients after the last round"),
     "best": Headline("best", "clients", "the best round's mean over clients"),
     "last_tenth": Headline(
         "last_tenth", "clients", "mean over clients in the last tenth of rounds"

@@ -1,5 +1,5 @@
 """Names shared by results, tables and pictures."""
 
-HEADLINE = "personalized"
+PERSONALIZED = "personalized"
 # Whole numbers of each client in a round: of its computation, and of its traffic beside blocks.
 COUNTS = ("local_steps", "forward_samples", "numbers_up", "numbers_down")

@@ -17,7 +17,7 @@ from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -149,7 +149,7 @@ def heat(
 
 def accuracy_curves(
     results: Mapping[str, "Result"],
-    model: str = HEADLINE,
+    model: str = PERSONALIZED,
     split: str = "test",
     setting: int = 0,
     styles: Mapping[str, int] | None = None,

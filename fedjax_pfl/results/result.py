@@ -20,7 +20,7 @@ from fedjax_pfl.results import (
     significance,
 )
 from fedjax_pfl.results.costs import Costs
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -100,7 +100,9 @@ class Result(Scored, Costs):
         require(self.privacy is not None, "dp", "none", "'sample', for a result with an epsilon")
         return privacy.epsilons(self, setting)
 
-    def gains(self, baseline: "Result", model: str = HEADLINE, split: str = "test") -> harm.Gains:
+    def gains(
+        self, baseline: "Result", model: str = PERSONALIZED, split: str = "test"
+    ) -> harm.Gains:
         """Return each client's gain over a baseline in each seed, after the last round.
 
         `gains.summary()` has the share of clients that are better off and the share that is harmed.
@@ -117,7 +119,9 @@ class Result(Scored, Costs):
 
     @staticmethod
     def compare(
-        results: Mapping[str, Mapping[str, "Result"]], model: str = HEADLINE, split: str = "test"
+        results: Mapping[str, Mapping[str, "Result"]],
+        model: str = PERSONALIZED,
+        split: str = "test",
     ) -> significance.Ranking:
         """Return the ranking of algorithms over data sets or settings, with its tests.
 
@@ -134,7 +138,7 @@ class Result(Scored, Costs):
         """
         return significance.ranking(results, model, split)
 
-    def changes(self, setting: int = 0, model: str = HEADLINE) -> list[drift.Change]:
+    def changes(self, setting: int = 0, model: str = PERSONALIZED) -> list[drift.Change]:
         """Return scores around each change of concept: after it, until recovery, and backward.
 
         Args:
@@ -146,7 +150,7 @@ class Result(Scored, Costs):
         """
         return drift.changes(self, setting, model)
 
-    def table(self, model: str = HEADLINE, form: str = "markdown") -> str:
+    def table(self, model: str = PERSONALIZED, form: str = "markdown") -> str:
         """Format a table with a row for each setting, and notes on the rows.
 
         Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
@@ -166,7 +170,7 @@ class Result(Scored, Costs):
         text = table.to_markdown() if form == "markdown" else table.to_text()
         return "\n\n".join([text, *table.notes])
 
-    def plot(self, model: str = HEADLINE, split: str = "test") -> "Figure":
+    def plot(self, model: str = PERSONALIZED, split: str = "test") -> "Figure":
         """Plot mean accuracy over clients by round, a line for each setting.
 
         Returns a `matplotlib.figure.Figure` (`figure.axes[0]` has the lines, `figure.savefig(path)`

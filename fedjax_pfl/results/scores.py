@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -25,7 +25,7 @@ class Scored(Measurements):
         return known[name]
 
     def values(
-        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+        self, model: str = PERSONALIZED, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
         """Return a measure of a named model, [S, H, E, N]; by default the task's main metric.
 
@@ -44,7 +44,7 @@ class Scored(Measurements):
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
 
-    def accuracy(self, model: str = HEADLINE, split: str = "test") -> np.ndarray:
+    def accuracy(self, model: str = PERSONALIZED, split: str = "test") -> np.ndarray:
         """Return a classifier's accuracy for a named model, [S, H, E, N].
 
         Raises:
@@ -56,7 +56,8 @@ class Scored(Measurements):
     def is_scored(self) -> bool:
         """Whether the personalized model was scored on test samples in some round."""
         return (
-            bool(len(self.eval_rounds)) and f"{HEADLINE}/test/{self.measure().name}" in self.scores
+            bool(len(self.eval_rounds))
+            and f"{PERSONALIZED}/test/{self.measure().name}" in self.scores
         )
 
     def require_scores(self) -> None:
@@ -68,7 +69,7 @@ class Scored(Measurements):
             )
 
     def curve(
-        self, model: str = HEADLINE, split: str = "test", metric: str | None = None
+        self, model: str = PERSONALIZED, split: str = "test", metric: str | None = None
     ) -> np.ndarray:
         """Return the plain mean of a measure over clients, [S, H, E]; NaN without scores."""
         accuracy = self.values(model, split, metric)
@@ -77,7 +78,7 @@ class Scored(Measurements):
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
 
-    def pooled(self, model: str = HEADLINE) -> np.ndarray:
+    def pooled(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the main metric over all test samples of scored clients, [S, H, E].
 
         For classifiers all correct predictions over all samples; NaN where the main metric is no
@@ -93,7 +94,7 @@ class Scored(Measurements):
         correct = correct.sum(-1)
         return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
 
-    def headline(self, name: str = headlines.FIRST, model: str = HEADLINE) -> np.ndarray:
+    def headline(self, name: str = headlines.DEFAULT, model: str = PERSONALIZED) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
 
         Args:
@@ -113,7 +114,7 @@ class Scored(Measurements):
         return headlines.one_number(curve, how.score, self.measure())
 
     def at_best_validation(
-        self, per_client: bool = False, model: str = HEADLINE, metric: str | None = None
+        self, per_client: bool = False, model: str = PERSONALIZED, metric: str | None = None
     ) -> np.ndarray:
         """Return test scores in the round with the best validation score, [S, H, N].
 
@@ -141,7 +142,7 @@ class Scored(Measurements):
 
     def participant_mean(
         self,
-        model: str = HEADLINE,
+        model: str = PERSONALIZED,
         split: str = "test",
         next_round: bool = False,
         pooled: bool = False,
@@ -168,7 +169,7 @@ class Scored(Measurements):
         mean = (accuracy * weights).sum(-1) / np.where(total > 0, total, 1)
         return np.where(total > 0, mean, np.nan)
 
-    def worst_decile(self, model: str = HEADLINE) -> np.ndarray:
+    def worst_decile(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the mean over the worst tenth of clients after the last round, [S, H]."""
         last = self.measure().worst_first(self.values(model)[:, :, -1])
         known = max(int((~np.isnan(last[0, 0])).sum()), 1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import HEADLINE
+from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -42,7 +42,7 @@ class Friedman(NamedTuple):
 class Ranking:
     """Rows, such as algorithms, that are ranked within blocks: data sets or settings.
 
-    Clients and seeds are no blocks, because those of one data set are not independent.
+    Clients and seeds are not blocks, because those of one data set are not independent.
 
     Attributes:
       names: names of the k rows.
@@ -215,7 +215,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def ranking(
-    results: Mapping[str, Mapping[str, "Scored"]], model: str = HEADLINE, split: str = "test"
+    results: Mapping[str, Mapping[str, "Scored"]], model: str = PERSONALIZED, split: str = "test"
 ) -> Ranking:
     """Return the ranking of `Result.compare`."""
     names = list(next(iter(results.values()), ()))

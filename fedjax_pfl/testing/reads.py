@@ -7,6 +7,7 @@ from fedjax_pfl.engine.offloaded_needs import OffloadedNeeds
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.utils.trees import is_missing_rows
 
 
 class _Cohort(OffloadedNeeds):
@@ -45,7 +46,7 @@ def _error(needs: OffloadedNeeds) -> str | None:
     try:
         needs.traced()
     except (TypeError, AttributeError, ValueError) as error:
-        if "PartialLeaf" not in str(error):
+        if not is_missing_rows(error):
             raise
         return str(error)
     return None

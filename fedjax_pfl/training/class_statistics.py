@@ -116,4 +116,4 @@ def class_sums(
         operands=None if together else models,
         active=None if cohort.complete else cohort.mask,
     )
-    return sums, cohort.keep(finite)
+    return sums, cohort.mark_diverged(finite)

@@ -130,7 +130,7 @@ def train(
         epochs=epochs,
         finish=finish,
     )
-    cohort = cohort.keep(finite, steps * step.updates_per_batch)
+    cohort = cohort.mark_diverged(finite, steps * step.updates_per_batch)
     return Trained(trained, cohort, loss, gradient, memory)
 
 
@@ -172,4 +172,4 @@ def full_gradient(
         operands=models,
         active=cohort.mask,
     )
-    return gradients, cohort.keep(finite, steps)
+    return gradients, cohort.mark_diverged(finite, steps)

@@ -91,4 +91,4 @@ def sample_features(
         active=None if cohort.complete else cohort.mask,
         finish=finish,
     )
-    return seen, cohort.keep(finite)
+    return seen, cohort.mark_diverged(finite)

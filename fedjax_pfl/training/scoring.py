@@ -43,12 +43,13 @@ class Scores(NamedTuple):
     """Scores of each client's model on its own samples.
 
     Attributes:
-      marks: sums of the task's marks, [k] or [k, m]; a classifier's correct predictions, int32.
+      sums: of the task's sample statistics, [k] or [k, m]; a classifier's correct predictions,
+        int32.
       loss: summed loss, [k].
       metrics: further metrics by name, [k] each; NaN where undefined.
     """
 
-    marks: jax.Array
+    sums: jax.Array
     loss: jax.Array
     metrics: dict[str, jax.Array]
 
@@ -106,27 +107,27 @@ def _scoring(
         batch = data.fetch(part, row, at, at < size, task.dtype, changes)
         return task.predict(common.models if model is None else model, batch.inputs), batch
 
-    def marked(logits, batch):
-        marks = task.objective.marks(logits, batch.labels)
-        if not task.objective.marked:
-            return jnp.sum(marks & batch.valid, dtype=jnp.int32)
-        return jnp.sum(jnp.where(batch.valid[:, None], marks, 0), axis=0).astype(zero.dtype)
+    def summed(logits, batch):
+        statistics = task.objective.sample_statistics(logits, batch.labels)
+        if not task.objective.num_statistics:
+            return jnp.sum(statistics & batch.valid, dtype=jnp.int32)
+        return jnp.sum(jnp.where(batch.valid[:, None], statistics, 0), axis=0).astype(zero.dtype)
 
     def begin(lane, common):
-        width = task.objective.marked
-        marks = jnp.zeros(width, zero.dtype) if width else jnp.int32(0)
+        width = task.objective.num_statistics
+        sums = jnp.zeros(width, zero.dtype) if width else jnp.int32(0)
         if not metrics:
-            return jnp.int32(0), marks, zero, None
+            return jnp.int32(0), sums, zero, None
         at = jnp.arange(batch_size, dtype=jnp.int32)
         logits, _ = jax.eval_shape(lambda: predicted(lane, common, at))
         outputs = jnp.zeros((most * batch_size, *logits.shape[1:]), logits.dtype)
-        return jnp.int32(0), marks, zero, outputs
+        return jnp.int32(0), sums, zero, outputs
 
     def unfinished(lane, state):
         return state[0] < size_of(lane)
 
     def step(lane, common, state):
-        start, marks, loss, outputs = state
+        start, sums, loss, outputs = state
         at = start + jnp.arange(batch_size, dtype=jnp.int32)
         logits, batch = predicted(lane, common, at)
         losses = jnp.where(batch.valid, task.losses(logits, batch.labels), 0)
@@ -134,15 +135,15 @@ def _scoring(
             outputs = lax.dynamic_update_slice_in_dim(outputs, logits, start, 0)
         return (
             start + batch_size,
-            marks + marked(logits, batch),
+            sums + summed(logits, batch),
             loss + jnp.sum(losses).astype(loss.dtype),
             outputs,
         )
 
     def finish(lane, common, state):
-        _, marks, loss, outputs = state
+        _, sums, loss, outputs = state
         if outputs is None:
-            return Scores(marks, loss, {})
+            return Scores(sums, loss, {})
         everything = jnp.arange(most * batch_size, dtype=jnp.int32)
         valid = everything < size_of(lane)
         batch = data.fetch(part, lane.row, everything, valid, task.dtype)
@@ -151,7 +152,7 @@ def _scoring(
             for one in metrics
             if one.fn is not None
         }
-        return Scores(marks, loss, measured)
+        return Scores(sums, loss, measured)
 
     return Loop(
         begin=begin,

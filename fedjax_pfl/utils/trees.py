@@ -28,6 +28,14 @@ class RowsNotOnDevice(TypeError):
     """The requested rows of a stack are not on the device."""
 
 
+def is_missing_rows(error: Exception) -> bool:
+    """Return whether an error says that rows are not on the device.
+
+    JAX's functions raise errors of their own, which name `PartialLeaf`.
+    """
+    return isinstance(error, RowsNotOnDevice) or PartialLeaf.__name__ in str(error)
+
+
 class PartialLeaf:
     """A leaf [N, ...] of which only some rows are on the device while a function is traced.
 
@@ -70,11 +78,11 @@ class PartialLeaf:
 
     def __getitem__(self, rows: Any) -> jax.Array:
         if rows is not self.rows:
-            raise RowsNotOnDevice("PartialLeaf: other rows than those that are on the device.")
+            raise RowsNotOnDevice("rows of clients that are not on the device")
         return self.values
 
     def _needs_all(self, *_: Any, **__: Any) -> Any:
-        raise RowsNotOnDevice("PartialLeaf: all rows of a stack of which some are on the device.")
+        raise RowsNotOnDevice("all rows of per-client state, of which only some are on the device")
 
     __array__ = __iter__ = __bool__ = __eq__ = __ne__ = (
         _needs_all  # defaults of objects would be wrong

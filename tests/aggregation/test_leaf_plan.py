@@ -114,7 +114,7 @@ def test_split_join_uploaded_and_head_mask():
     assert private["params"]["first"]["bias"] is None
     assert shared["params"]["second"]["kernel"] is None
     assert_close(join(shared, private), model, "joined", 0)
-    uploaded = plan.uploaded(model)
+    uploaded = plan.trainable_shared(model)
     assert [leaf.shape for leaf in jax.tree.leaves(uploaded)] == [(5,), (4, 5), (5,), (5,)]
     assert jax.tree.leaves(plan.head_mask(model)) == [False] * 6 + [True] * 2
 

@@ -89,5 +89,5 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
 
 def test_without_a_reader_nothing_is_computed():
     leaf = trees.PartialLeaf(jnp.ones((2, 3)), ROWS, COUNT)
-    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="PartialLeaf"):
+    with pytest.raises(TypeError, match=r"PartialLeaf|not on the device"):
         similarity.cosines([jnp.ones((2, 3))], [leaf])

@@ -50,7 +50,7 @@ class TwoModels(Algorithm):
         own, alpha = cohort.gather((state.own, state.alpha))
         begin = (step.begin_all(received), step.begin_all(own), alpha)
         (w, v, alpha), finite, steps = ctx.run_clients(both, begin)
-        cohort = cohort.keep(finite, 2 * steps)  # two gradients in each
+        cohort = cohort.mark_diverged(finite, 2 * steps)  # two gradients in each
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         server = mixing.weighted_sum(weights, w.model, onto=state.server)
         own, alpha = cohort.scatter((state.own, state.alpha), (v.model, alpha))

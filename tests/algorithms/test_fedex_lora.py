@@ -57,7 +57,7 @@ def test_the_residual_is_zero():
     started = jax.jit(one.with_backbone)(key)
     ctx = pfl.Context(started, key, zero, zero + 1, None)
     start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(key, "init")))
-    own = jax.jit(lambda: ctx.train(start, ctx.everyone()).models)()["params"]["hidden"]
+    own = jax.jit(lambda: ctx.train(start, ctx.cohort_of()).models)()["params"]["hidden"]
     shares = np.asarray(one.data.train.size) / np.sum(one.data.train.size)
     products = np.einsum("i,iab->ab", shares, own["lora_a"] @ own["lora_b"])
     result = pfl.simulate(pfl.make_algorithm("fedex_lora"), one, 1)

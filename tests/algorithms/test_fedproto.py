@@ -279,7 +279,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
     far = jax.tree.map(lambda leaf: np.stack([leaf + 3] * 5), {"params": case.initial()})
     final = final_in(State(far, prototypes), one, case.federation, rounds=3)
     new = Case(rounds=1, train_sizes=(6,))
-    result = final.personalize(new.federation.frozen("head"))["params"]
+    result = final.personalize(new.federation.with_frozen("head"))["params"]
     key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
     for (batch,) in pfl.training.batch_indices(schedule, new.federation.data.train, key, 0, 0):

@@ -56,7 +56,7 @@ def test_how_many_are_slow_and_how_slow():
 
     def epochs(part, t, federation=here):
         ctx = pfl.Context(federation, jax.random.key(3), t, jnp.int32(1), None)
-        cohort = replace(ctx.everyone(), mask=ctx.ids < 5)
+        cohort = replace(ctx.cohort_of(), mask=ctx.ids < 5)
         return replace(algorithm(), slow_fraction=part).epochs(replace(ctx, cohort=cohort))
 
     @jax.jit

@@ -41,7 +41,7 @@ def test_reference(pattern, variant):
     states, records = case.run_rounds(algorithm(mu=0.7, **settings))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
-        assert_steps(record, case.cohorts[t], batches[t])  # fine-tuning is no part of a round
+        assert_steps(record, case.cohorts[t], batches[t])  # fine-tuning is not part of a round
         case.assert_whole_models(record, t)
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)
         if "personalized" in models:

@@ -96,7 +96,7 @@ def test_both_passes_have_a_dropout_of_their_own():
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
     options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
-    federation = toy_federation((4,), (2,), **options).frozen(lambda path: "head" not in path)
+    federation = toy_federation((4,), (2,), **options).with_frozen(lambda path: "head" not in path)
     before, after = states_of(algorithm(rho=0.5), federation, 1)
     task = federation.task
     batch = pfl.training.Batch(

@@ -186,7 +186,7 @@ def test_gradients_are_averaged_over_those_that_are_not_late():
     def one_round():
         cohort = federation.participation.cohort(key, t, federation.data.ids)
         ctx = pfl.Context(federation, key, t, jnp.int32(1), cohort)
-        gradient, _ = ctx.full_gradient(ctx.replicate(ctx.initial_model()), ctx.everyone())
+        gradient, _ = ctx.full_gradient(ctx.replicate(ctx.initial_model()), ctx.cohort_of())
         first = chooser.init(ctx)
         return gradient, first.models["params"], chooser.round(ctx, first)[0].models["params"]
 

@@ -68,7 +68,7 @@ def in_order(case):
 def context(federation, t=1, cohort=None):
     """A round of all clients."""
     ctx = pfl.Context(federation, jax.random.key(3), jnp.int32(t), jnp.int32(9), cohort)
-    return ctx if cohort is not None else replace(ctx, cohort=ctx.everyone())
+    return ctx if cohort is not None else replace(ctx, cohort=ctx.cohort_of())
 
 
 @over(PATTERNS, QUICK, VARIANTS)

@@ -38,7 +38,7 @@ def clients_and_new_ones():
 def context(federation, t=0):
     """A round of all clients."""
     ctx = pfl.Context(federation, jax.random.key(3), jnp.int32(t), jnp.int32(2), None)
-    return replace(ctx, cohort=ctx.everyone())
+    return replace(ctx, cohort=ctx.cohort_of())
 
 
 def two_rounds(name):

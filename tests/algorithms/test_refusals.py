@@ -464,6 +464,6 @@ def test_refusals(name, refused):
     options = dict(*options)
     frozen = options.pop("frozen", None)
     federation = toy_federation(**options) if options else plain()
-    federation = federation if frozen is None else federation.frozen(frozen)
+    federation = federation if frozen is None else federation.with_frozen(frozen)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name, settings), federation).check()

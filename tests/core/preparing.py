@@ -64,7 +64,7 @@ class TwoHeaded(FedAvg):
             return {**model, "params": params, **statistics}
 
         models, finite, steps = ctx.run_clients(step, self.received(state, ctx.cohort.rows))
-        cohort = ctx.cohort.keep(finite, steps)
+        cohort = ctx.cohort.mark_diverged(finite, steps)
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         uploads, private = ctx.plan.split(models)
         server = mixing.weighted_sum(weights, uploads, onto=state.server)
@@ -85,7 +85,7 @@ class FrozenHead(FedAvg):
     share = "body"
 
     def prepare(self, federation):
-        return super().prepare(federation.frozen("head"))
+        return super().prepare(federation.with_frozen("head"))
 
     def adaptation(self):
         return pfl.Adaptation(epochs=2, learning_rate=0.1)

@@ -76,16 +76,16 @@ def test_frozen_leaves_have_no_optimizer_state():
     model = federation.initial_model(jax.random.key(0))
     for fed, shapes in (
         (federation, [(3,), (5, 3), (5,), (4, 5)]),
-        (federation.frozen("head"), [(5,), (4, 5)]),
-        (federation.frozen("body"), [(3,), (5, 3)]),
-        (federation.frozen(lambda path: path.endswith("bias")), [(5, 3), (4, 5)]),
+        (federation.with_frozen("head"), [(5,), (4, 5)]),
+        (federation.with_frozen("body"), [(3,), (5, 3)]),
+        (federation.with_frozen(lambda path: path.endswith("bias")), [(5, 3), (4, 5)]),
     ):
         begun = LocalStep(fed, fed.training.learning_rate).begin(model)
         assert [leaf.shape for leaf in jax.tree.leaves(begun.optimizer)] == shapes
 
 
 def test_statistics_of_a_frozen_body_stay():
-    federation = toy_federation(model=ConvNorm()).frozen("body")
+    federation = toy_federation(model=ConvNorm()).with_frozen("body")
     states = states_of(FedAvg(), federation, 1)
     for layer in ("params", "batch_stats"):
         for name, leaves in everyones(states[0], 5)[layer].items():
@@ -97,8 +97,8 @@ def test_statistics_of_a_frozen_body_stay():
 
 
 def test_what_was_frozen_stays_so_beside_more_and_under_a_second_head():
-    federation = toy_federation(model=Apart()).frozen("head")
-    both = federation.frozen(lambda path: path.endswith("hidden/bias"))
+    federation = toy_federation(model=Apart()).with_frozen("head")
+    both = federation.with_frozen(lambda path: path.endswith("hidden/bias"))
     named = dict(zip(both.plan.paths, both.plan.frozen, strict=True))
     kernel = "params/hidden/kernel"
     assert [path for path, frozen in named.items() if not frozen] == [kernel]
@@ -110,4 +110,4 @@ def test_what_was_frozen_stays_so_beside_more_and_under_a_second_head():
 @pytest.mark.parametrize("rule", ["all", pfl.core.SharedLayers(last=2)])
 def test_something_has_to_be_trained(rule):
     with pytest.raises(pfl.InputError, match="can't be frozen: nothing of the model would be"):
-        toy_federation().frozen(rule)
+        toy_federation().with_frozen(rule)

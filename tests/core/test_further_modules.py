@@ -95,9 +95,9 @@ def test_a_federation_is_extended_once():
     twice = once.with_network(Negated.around).with_personal_head()
     assert twice.plan.heads == {"head", "shift", "personal_head"}
     assert OwnShift().prepare(twice) == twice
-    frozen = scaled(federation.frozen("hidden")).with_mixtures()
+    frozen = scaled(federation.with_frozen("hidden")).with_mixtures()
     assert frozen.plan.shared_block_sizes().tolist() == [0, 18, 5, 0]
-    assert frozen.plan == scaled(federation).frozen("hidden").with_mixtures().plan
+    assert frozen.plan == scaled(federation).with_frozen("hidden").with_mixtures().plan
 
 
 def test_a_round_with_further_modules():

@@ -65,7 +65,10 @@ def test_self_weights_of_every_form_of_a_matrix():
             mixing = jnp.asarray(mixing)
             return ctx.record(cohort, mixing=mixing, **more).clients.get("self_weight")
 
-        everyone, lost = {"everyone_mixes": True}, ctx.cohort.keep(np.array([True, False, True]))
+        everyone, lost = (
+            {"everyone_mixes": True},
+            ctx.cohort.mark_diverged(np.array([True, False, True])),
+        )
         return {
             "other": recorded(other, other=whole[rows]),
             "rows": recorded(whole[rows]),

@@ -91,7 +91,7 @@ def test_what_bypasses_the_upload_is_noticed(cls, made):
 def test_free_riders_send_what_the_server_holds():
     """FedAvg with a free rider moves as if that client had sent the server's model, 1/N of it.
 
-    The lists of free riders are equally long, so that one program serves them; -1 is no client.
+    The lists of free riders are equally long, so that one program serves them; -1 is not a client.
     """
     nobody = [-1] * 4
     with jax.enable_x64(True):

@@ -103,7 +103,7 @@ def test_scaled_samples_are_not_divided_by_255_once_more(name):
     with pytest.raises(InputError, match=f"'a' are in -1..1, and input scaling '{name}' would"):
         input_scaling(name, dataset_from_arrays("a", x, labels))
     assert np.isfinite(scaled("raw", dataset_from_arrays("a", x, labels))).all()
-    x[-1] = 2  # any value beyond them says that these are no fractions of 1
+    x[-1] = 2  # any value beyond them says that these are not fractions of 1
     input_scaling(name, dataset_from_arrays("a", x, labels))
     dark = np.round(np.abs(np.clip(x, 0, 1)))  # bytes, as floats
     input_scaling(name, dataset_from_arrays("a", dark, labels))

@@ -270,7 +270,7 @@ def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
 def test_nothing_is_computed_from_some_rows_in_place_of_all(use):
     rows = jnp.array([1, 2])
     leaf = trees.PartialLeaf(jnp.ones((2, 3)), rows, 5)
-    with pytest.raises((trees.RowsNotOnDevice, TypeError), match="PartialLeaf"):
+    with pytest.raises(TypeError, match=r"PartialLeaf|on the device"):
         use(leaf)
     np.testing.assert_array_equal(trees.take(leaf, rows), np.ones((2, 3)))
     assert trees.put(leaf, rows, jnp.zeros((2, 3))).shape == (5, 3)

@@ -57,7 +57,7 @@ def test_it_is_the_simulation_of_so_many_rounds(tmp_path):
     [
         ([], np.zeros((2, 0)), 4),
         ([2], [[0.5], [0.5]], 6),
-        ([2, 4, 6], [[0.5, 0.5, 0.5], [0.1, 0.2, 0.2]], 8),  # a tie is no new best
+        ([2, 4, 6], [[0.5, 0.5, 0.5], [0.1, 0.2, 0.2]], 8),  # a tie is not a new best
         ([2, 4], [[np.nan, np.nan], [0.1, 0.2]], 8),
         ([2, 4, 6, 8], [[0.1, 0.2, 0.3, 0.4]], 10),  # never after the last
         ([2, 4, 6, 8], [[0.2, 0.1, 0.1, 0.3]], 6),  # it had ended before a later best

@@ -111,7 +111,7 @@ def test_cases_are_listed(capsys):
         ("--case=aa", "Did you mean 'a'"),
         ("--devices=none", "--devices must be 'auto' or a whole number"),
         ("--repeats=0", "repeats"),
-        ("a", "'a' is no flag: write --NAME=VALUE."),
+        ("a", "'a' is not a flag: write --NAME=VALUE."),
     ],
 )
 def test_refused(word, sentence, capsys):

@@ -135,7 +135,7 @@ def test_over_samples(runs):
         (["--algorithms=feddwa"], "Unknown algorithm among the runs 'feddwa'"),
         (["--runs="], "Give the folders of finished runs"),
         (["--runs=/no/such"], "No folder /no/such"),
-        (["rubbish"], "'rubbish' is no flag"),
+        (["rubbish"], "'rubbish' is not a flag"),
     ],
 )
 def test_bad_input_is_one_sentence(runs, words, said, capsys):

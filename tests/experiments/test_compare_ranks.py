@@ -96,7 +96,7 @@ def test_refusals(runs, words, said, capsys, tmp_path):
 
 
 def test_ranks_of_a_row_that_failed(runs):
-    """A mean that is no number makes its column no block."""
+    """A mean that is not a number makes its column no block."""
     made = pivoted(find([str(runs)]), "dataset,batch_size")
     made.scores.loc[0, made.scores.columns[-1]] = np.nan
     ranking, notes = made.ranking()

@@ -48,7 +48,7 @@ def test_partition(patients, tmp_path, capsys):
         (("--column=hospitl",), "Did you mean 'hospital'?"),
         (("--num_clients=9",), "num_clients is 9, but 4 values of column 'hospital' have 2"),
         (("--min_size=500",), "No values of column 'hospital' have 500 samples or more"),
-        (("--partition=iid",), "--column is no option of partition rule 'iid'"),
+        (("--partition=iid",), "--column is not an option of partition rule 'iid'"),
     ],
 )
 def test_refusals(patients, given, message, capsys):

@@ -78,7 +78,7 @@ def test_options_of_the_data_set(tmp_path):
         (["--data_option=size=3"], "Data set 'digits' takes no options, got 'size'"),
         (["--dataset=parquet:x", "--data_option=imag=3"], "Did you mean 'image_size'"),
         (["--data_option=size"], "--data_option must read NAME=VALUE, got 'size'"),
-        (["--partition=iid", "--alpha=1"], "--alpha is no option of partition rule 'iid'"),
+        (["--partition=iid", "--alpha=1"], "--alpha is not an option of partition rule 'iid'"),
         (["--alpha=x"], "alpha must be a number, got 'x'"),
         (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
         (
@@ -101,7 +101,7 @@ def test_options_of_the_data_set(tmp_path):
         (["--import_split=pfllib:x"], "No file x/config.json"),
         (["--dataset=digit"], "Did you mean 'digits'"),
         (["--aplha=1"], "aplha"),
-        (["stray"], "'stray' is no flag"),
+        (["stray"], "'stray' is not a flag"),
     ],
 )
 def test_refusals(words, message, tmp_path, capsys):

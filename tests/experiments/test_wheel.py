@@ -117,7 +117,7 @@ def installed(wheel, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the user stands, beside a folder `experiments` that is no package, but importable."""
+    """The user's folder, with a folder `experiments` that is importable but not a package."""
     folder = tmp_path_factory.mktemp("user")
     (folder / "experiments").mkdir()
     for name in ("run", "mine"):

@@ -124,7 +124,7 @@ def gradients_of(federation):
     zero = jnp.int32(0)
     ctx = Context(federation, jax.random.key(0), zero, zero + 1, None)
     models = ctx.replicate(federation.initial_model(jax.random.key(0)))
-    return jax.tree.leaves(ctx.full_gradient(models, ctx.everyone())[0])
+    return jax.tree.leaves(ctx.full_gradient(models, ctx.cohort_of())[0])
 
 
 def test_other_splits_and_evaluation_are_untouched():

@@ -186,7 +186,7 @@ def test_training_is_that_of_leaves_that_do_not_move():
     """Of those an algorithm may freeze, which stay in every model; the suite holds them."""
     with jax.enable_x64(True):
         kept = federation(freeze="fc_0", dtype="float64", momentum=0.5, participation=0.6)
-        whole = federation(dtype="float64", momentum=0.5, participation=0.6).frozen("body")
+        whole = federation(dtype="float64", momentum=0.5, participation=0.6).with_frozen("body")
         local = pfl.make_algorithm("local")
         for mine, other in zip(states_of(local, kept), states_of(local, whole), strict=True):
             assert list(mine.models["params"]) == ["head"]

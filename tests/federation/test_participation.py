@@ -195,10 +195,10 @@ def test_an_order_of_the_members_is_their_ids_order():
 
 
 def test_keep_moves_members_from_the_mask_to_the_diverged():
-    cohort = some().keep(jnp.array([False, True, True]))
+    cohort = some().mark_diverged(jnp.array([False, True, True]))
     np.testing.assert_array_equal(cohort.mask, [False, False, True])
     np.testing.assert_array_equal(cohort.diverged, [True, False, False])
-    cohort = cohort.keep(jnp.array([True, True, False]))
+    cohort = cohort.mark_diverged(jnp.array([True, True, False]))
     np.testing.assert_array_equal(cohort.diverged, [True, False, True])
     assert not np.asarray(cohort.mask).any()
 
@@ -223,14 +223,14 @@ def test_expand():
 
 
 def everyone(rows):
-    """`Context.everyone(rows)` among five clients."""
+    """`Context.cohort_of(rows)` among five clients."""
     return _everyone(toy_federation(dtype="float32"), rows)
 
 
 @jax.jit
 def _everyone(federation, rows):
     cohort = federation.participation.cohort(KEY, 0, federation.data.ids)
-    return Context(federation, KEY, jnp.int32(0), jnp.int32(1), cohort).everyone(rows)
+    return Context(federation, KEY, jnp.int32(0), jnp.int32(1), cohort).cohort_of(rows)
 
 
 def test_everyone_of_some_rows():
@@ -282,7 +282,9 @@ def test_pairs_of_the_cohort(fraction):
     there = cohort.gather_pairs({"loss": pairs})["loss"]
     np.testing.assert_array_equal(there, np.asarray(pairs)[np.ix_(rows, rows)])
     finite = jnp.arange(cohort.size) != 1
-    after = cohort.keep(finite).scatter_pairs({"loss": pairs}, {"loss": -there - 1})["loss"]
+    after = cohort.mark_diverged(finite).scatter_pairs({"loss": pairs}, {"loss": -there - 1})[
+        "loss"
+    ]
     both = np.isin(np.arange(5), np.delete(rows, 1))
     expected = np.where(np.outer(both, both), -np.asarray(pairs) - 1, pairs)
     np.testing.assert_array_equal(after, expected)

@@ -125,7 +125,7 @@ class ByHand(Local):
             return optax.tree.add_scale(model, -ctx.learning_rate, slope)
 
         models, finite, steps = ctx.run_clients(step, ctx.cohort.gather(state.models))
-        cohort = ctx.cohort.keep(finite, steps)
+        cohort = ctx.cohort.mark_diverged(finite, steps)
         return replace(state, models=cohort.scatter(state.models, models)), ctx.record(cohort)
 
 

@@ -130,7 +130,7 @@ def test_the_mean_of_products_with_a_fixed_factor_is_exact():
         zero, size = jnp.int32(0), np.asarray(one.data.train.size)
         start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(jax.random.key(0), "init")))
         ctx = pfl.Context(started, jax.random.key(0), zero, zero + 1, None)
-        models = jax.jit(lambda: ctx.train(start, ctx.everyone()).models)()["params"]
+        models = jax.jit(lambda: ctx.train(start, ctx.cohort_of()).models)()["params"]
         a = started.backbone["params"]["fc_0"]["lora_a"]
         products = np.asarray(a @ models["fc_0"]["lora_b"])
         wanted = np.einsum("i,iab->ab", size / size.sum(), products)

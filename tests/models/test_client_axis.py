@@ -44,7 +44,7 @@ def trained(federation, seed=0):
         zero = jnp.int32(0)
         ctx = Context(federation, jax.random.key(seed), zero, zero + 1, None)
         start = Broadcast(federation.initial_model(jax.random.key(7)))
-        return ctx.train(start, ctx.everyone()).models
+        return ctx.train(start, ctx.cohort_of()).models
 
     return jax.tree.map(np.asarray, run(federation))
 

@@ -143,7 +143,7 @@ def test_the_measures_that_are_summed():
 
     def values(task, outputs, labels):
         task = OBJECTIVES[task]
-        sums = np.asarray(jax.jit(task.marks)(outputs, labels)).sum(axis=0)
+        sums = np.asarray(jax.jit(task.sample_statistics)(outputs, labels)).sum(axis=0)
         return {name: float(value) for name, value in task.values(sums, N).items()}
 
     result = values("classification", outputs, classes)

@@ -44,8 +44,8 @@ def test_outputs_that_are_no_numbers_have_an_infinite_error(name, lower):
         given = np.array([[np.nan, 1], [0, 1]], np.float32), np.ones((2, 2), np.float32)
     else:
         given = np.full((2, 3, 4), np.nan, np.float32), np.zeros((2, 3), np.int32)
-    marks = jax.jit(objective.marks)(*given)
-    values = objective.values(np.sum(marks, axis=0), 2)
+    statistics = jax.jit(objective.sample_statistics)(*given)
+    values = objective.values(np.sum(statistics, axis=0), 2)
     assert all(values[one] == np.inf for one in lower)
 
 
@@ -75,7 +75,7 @@ def distance(name="distance"):
 
     class Distance(pfl.models.Objective):
         classes = True
-        marked = 1
+        num_statistics = 1
         measures = (pfl.models.Measure("class_distance", "lower", fraction=False, pools=True),)
 
         def losses(self, outputs, labels):
@@ -83,7 +83,7 @@ def distance(name="distance"):
             log_p = jax.nn.log_softmax(outputs)
             return jnp.sum(jnp.exp(log_p) * apart - log_p * (apart == 0), axis=1)
 
-        def marks(self, outputs, labels):
+        def sample_statistics(self, outputs, labels):
             apart = jnp.abs(jnp.argmax(outputs, axis=1) - labels)
             return apart[:, None].astype(outputs.dtype)
 

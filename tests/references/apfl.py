@@ -92,7 +92,7 @@ def run(
     Returns:
       After every round, "global": w, "own": [N], the v_i, "alpha": [N], "trained": {client: w_i}
       of the cohort; in the form "parameters" also "personalized": [N], the mixtures with the
-      aggregated w. The mixtures of the form "logits" are no single models: see `mixed_logits`.
+      aggregated w. The mixtures of the form "logits" are not single models: see `mixed_logits`.
     """
     if form not in FORMS:
         raise ValueError(f"Unknown form {form!r}. Valid: {', '.join(FORMS)}.")

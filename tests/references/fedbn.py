@@ -4,7 +4,7 @@ from tests.references import partly_shared
 
 
 def run(initial, clients, rounds, *, norms=("bn",), weighting="uniform", **training):
-    """A layer that is no batch normalization is averaged uniformly; one that is stays.
+    """A layer that is not a batch normalization is averaged uniformly; one that is stays.
 
     Args:
       initial, clients, rounds, **training: as in `partly_shared.run`; running statistics are

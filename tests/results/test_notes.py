@@ -69,7 +69,7 @@ def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
             return np.ones(federation.num_clients, bool)
 
         def round(self, ctx, state):
-            return state, ctx.record(ctx.everyone(), up=0, down=0)
+            return state, ctx.record(ctx.cohort_of(), up=0, down=0)
 
     own = pfl.core.struct(OwnLoop)
     own.name = "own_loop"

@@ -221,7 +221,7 @@ def test_new_clients_begin_at_their_first_batch():
         """(as they are personalized, trained from the first batch, from that of round 7)."""
         ctx = context(fed, 7)
         state = algorithm.init(ctx)
-        train = partial(ctx.train, Broadcast(state.server), ctx.everyone(), "personalize")
+        train = partial(ctx.train, Broadcast(state.server), ctx.cohort_of(), "personalize")
         begun = train(cursor=jnp.zeros(5, int)).models
         return algorithm.personalize(ctx, state, ctx), begun, train().models
 
@@ -244,7 +244,7 @@ def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
         zero = jnp.int32(0)
         ctx = pfl.core.Context(fed, jax.random.key(0), zero, zero + 1, None)
         models = ctx.replicate(fed.initial_model(jax.random.key(0)))
-        return ctx.full_gradient(models, ctx.everyone())[0]
+        return ctx.full_gradient(models, ctx.cohort_of())[0]
 
     wanted = gradients(federation("shuffled"))
     for order in ("fresh", "poisson"):

@@ -26,7 +26,7 @@ def double_precision():
 
 def context(federation):
     ctx = pfl.Context(federation, jax.random.key(3), jnp.int32(0), jnp.int32(2), None)
-    return replace(ctx, cohort=ctx.everyone())
+    return replace(ctx, cohort=ctx.cohort_of())
 
 
 def wanted(model, federation, i, second):
@@ -58,7 +58,7 @@ def test_sums_of_every_members_own_model(second):
         models = ctx.replicate(ctx.initial_model())
         scale = 1 + jnp.arange(5.0)
         models = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, scale), models)
-        cohort = ctx.cohort.at_work(jnp.asarray(MEMBERS))
+        cohort = ctx.cohort.masked(jnp.asarray(MEMBERS))
         return models, *ctx.class_sums(models, cohort, second), ctx.observer.forward_samples
 
     models, sums, cohort, passes = jax.device_get(run(federation))
@@ -88,7 +88,7 @@ def test_one_model_for_some_clients_and_one_that_overflows():
         ctx = context(federation)
         model = ctx.initial_model()
         rows = jnp.array([0, bad, 4])
-        return model["params"], *ctx.class_sums(pfl.Broadcast(model), ctx.everyone(rows))
+        return model["params"], *ctx.class_sums(pfl.Broadcast(model), ctx.cohort_of(rows))
 
     model, sums, cohort = jax.device_get(run(federation))
     assert cohort.mask.tolist() == [True, False, True]
@@ -112,11 +112,11 @@ def test_features_of_every_members_own_model_and_of_one():
         models = ctx.replicate(ctx.initial_model())
         scale = 1 + jnp.arange(5.0)
         models = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, scale), models)
-        cohort = ctx.cohort.at_work(jnp.asarray(MEMBERS))
+        cohort = ctx.cohort.masked(jnp.asarray(MEMBERS))
         own, after = ctx.sample_features(models, cohort)
         passes = ctx.observer.forward_samples
         model = ctx.initial_model()
-        one, _ = ctx.sample_features(pfl.Broadcast(model), ctx.everyone(jnp.array([3, 0])))
+        one, _ = ctx.sample_features(pfl.Broadcast(model), ctx.cohort_of(jnp.array([3, 0])))
         sums, _ = ctx.sample_features(models, cohort, then=lambda seen: jnp.sum(seen.features, 0))
         return models["params"], own, after.mask, passes, one, sums
 

@@ -120,7 +120,7 @@ def test_algorithms_that_look_alike_play_their_own_rounds():
 
             def round(self, ctx, state):
                 models = jax.tree.map(lambda leaf: leaf + sign, state.models)
-                return State(models), ctx.record(ctx.everyone())
+                return State(models), ctx.record(ctx.cohort_of())
 
             def models(self, ctx, state, rows):
                 return {"personalized": pfl.trees.take(state.models, rows)}

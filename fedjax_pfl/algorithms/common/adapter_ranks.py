@@ -100,5 +100,5 @@ def train_new_clients(clients: core.Context, model: core.Tree, **options) -> cor
     models, adapters = trees.replicate(model, clients.num_clients), clients.federation.adapters
     if adapters is not None:
         models = truncated(models, adapters.ranks_of(clients.federation.data.ids))
-    everyone = clients.everyone()
+    everyone = clients.cohort_of()
     return clients.train(models, everyone, purpose="personalize", cursor=None, **options).models

@@ -51,7 +51,7 @@ def if_present(cohort: core.Cohort, is_alice: jax.Array) -> core.Cohort:
     """Return the cohort, with an empty mask if Alice is not in it; `is_alice` is [M]."""
     if cohort.complete:
         return cohort
-    return replace(cohort, mask=cohort.mask & jnp.any(is_alice & cohort.mask))
+    return cohort.masked(cohort.mask & jnp.any(is_alice & cohort.mask))
 
 
 def summed_gradients(ctx, means):

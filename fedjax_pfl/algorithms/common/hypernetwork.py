@@ -116,7 +116,7 @@ def learnt_embeddings(
     # `objective` has the extra loss already: it is of models, and "params" here are not.
     learning = replace(ctx, federation=federation.replace_training(extra_loss=None))
     learnt = learning.train(
-        core.Broadcast(start), ctx.everyone(), purpose="personalize", cursor=None,
+        core.Broadcast(start), ctx.cohort_of(), purpose="personalize", cursor=None,
         objective=objective, correct=correct,
         trainable=jax.tree.map(lambda _: True, start["params"]),
     ).models  # fmt: skip

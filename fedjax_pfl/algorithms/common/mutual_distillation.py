@@ -47,7 +47,7 @@ class MutualDistillation(fedavg.Weighted):
 
     def personalize(self, ctx, state, new_clients):
         """Train both models for a round from the server's and return the own ones."""
-        new = replace(new_clients, cohort=new_clients.everyone())
+        new = replace(new_clients, cohort=new_clients.cohort_of())
         start = new.replicate(self.new_client_start(ctx, state))
         return self.train_both(new, start, start, purpose="personalize", cursor=None).own
 

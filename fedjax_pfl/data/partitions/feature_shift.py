@@ -100,7 +100,7 @@ def with_corruption(dataset: Dataset, partition: Partition) -> Dataset:
     Images are scaled to 0..1 by the smallest and largest value of the training samples.
 
     Raises:
-      InputError: samples that are no images, or that clients share.
+      InputError: samples that are not images, or that clients share.
     """
     if partition.corruption is None or not partition.corruption.any():
         return dataset

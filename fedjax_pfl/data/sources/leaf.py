@@ -80,7 +80,7 @@ def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
     xs, ys = [part.x for part in parts], [part.y for part in parts]
     texts = train.x.dtype.kind == "i"
     if task == NEXT:
-        require(texts, f"task of {folder}", task, f"{CLASSES!r}, as its samples are no texts")
+        require(texts, f"task of {folder}", task, f"{CLASSES!r}, as its samples are not texts")
         about = {"vocab_size": RESERVED + len(LETTERS), "task": task}
         ys = [_shifted(x, y) for x, y in zip(xs, ys, strict=True)]
     elif texts:

@@ -30,8 +30,8 @@ def test_flagfiles_are_small_regular_files_of_text(script, main, tmp_path, capsy
         "pipe": "pipe must be a regular file, but it is a named pipe",
         "outer": "pipe must be a regular file, but it is a named pipe",
         "/dev/zero": "/dev/zero must be a regular file, but it is a device",
-        "large": "--flagfile=large has 1,099,511,627,776 bytes: it is no flagfile",
-        "words": "--flagfile=words is no UTF-8 text",
+        "large": "--flagfile=large has 1,099,511,627,776 bytes: it is not a flagfile",
+        "words": "--flagfile=words is not UTF-8 text",
         "a\0b": "--flagfile must be a path in UTF-8 without NUL",
     }.items():
         assert main(script, f"--flagfile={name}") == 2

@@ -88,7 +88,7 @@ def test_other_flags_are_refused_with_the_difference(whole, capsys):
 def test_a_folder_that_is_no_run(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert call(TWO, f"--output_dir={tmp_path}") == 2
-    assert "is no run to continue" in capsys.readouterr().err
+    assert "is not a run to continue" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -124,7 +124,7 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
             (tmp_path / name).touch()
         run_folder.check(tmp_path, identity.run_identity(args))
     (tmp_path / "partition.npz").touch()
-    with pytest.raises(pfl.InputError, match="is no run to continue"):
+    with pytest.raises(pfl.InputError, match="is not a run to continue"):
         run_folder.check(tmp_path, identity.run_identity(args))
 
 

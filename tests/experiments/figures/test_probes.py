@@ -249,7 +249,7 @@ def test_code_that_a_folder_names_does_not_run(strangers):
         (f"trust_flagfiles=1 --flagfile={preset}", "x"),
     ):
         asked |= {"trust_flagfiles": "true", name: value}
-        with pytest.raises(InputError, match="is no flag of a run"):
+        with pytest.raises(InputError, match="is not a flag of a run"):
             probes.rebuild(run)
         del asked[name]
     for name, value in (("code", "evil.py"), ("code", [1])):

@@ -60,7 +60,7 @@ def test_numbers_in_names_are_sorted_as_numbers(folder, tmp_path):
 def test_what_is_no_finished_run(folder, tmp_path):
     shutil.copytree(folder / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()
-    with pytest.raises(InputError, match=r"x is no finished run: .*summary\.json"):
+    with pytest.raises(InputError, match=r"x is not a finished run: .*summary\.json"):
         find([str(tmp_path / "x")])
     (tmp_path / "x" / "fedavg" / "summary.json").write_text("{")
     with pytest.raises(InputError, match=r"can't be read"):
@@ -81,7 +81,7 @@ def test_settings(found):
     assert settings["num_clients"] == CLIENTS and settings["partition"] == "grouped"
     assert "alpha" not in settings  # an option of another rule
     assert "output_dir" not in settings
-    # A flag of that name is no setting here, so the algorithm's hyperparameter has it.
+    # A flag of that name is not a setting here, so the algorithm's hyperparameter has it.
     assert found["main", "weight_erosion"].settings["alice"] == 1
     assert found["main", "weight_erosion"].alice == 1
     assert found["main", "feddwa"].alice is None

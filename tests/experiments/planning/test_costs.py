@@ -55,7 +55,7 @@ def test_names_of_conditions(scope, name):
 def test_local_steps_of_a_real_program(name, ways):
     """As many as the schedule has, of both seeds, found by the names of the loops alone.
 
-    Clients of IFCA score candidates in a round: batches of these are no local steps.
+    Clients of IFCA score candidates in a round: batches of these are not local steps.
     """
     federation = toy_federation(
         dtype="float32", local_epochs=3, client_execution=ways, validation_size=0
