@@ -1,8 +1,8 @@
 """Metrics: functions of all outputs of a client's model.
 
 Scoring gathers the outputs on a client's samples, since an AUC or an R2 is not a sum over
-minibatches, and calls `fn(outputs, labels, valid)`. Rows that are not `valid` are padding. Undefined values are
-NaN, such as the AUC of a client with one class.
+minibatches, and calls `fn(outputs, labels, valid)`. Rows that are not `valid` are padding.
+Undefined values are NaN, such as the AUC of a client with one class.
 """
 
 from collections.abc import Callable, Sequence
