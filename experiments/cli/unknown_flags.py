@@ -142,7 +142,7 @@ def _ours(name: str, values: FlagValues) -> list[str]:
 
 
 def _settings(name: str) -> list[str]:
-    """Return hyperparameters that may correspond to a flag, such as "fedprox.mu"."""
+    """Return hyperparameters that may correspond to a flag, such as "fedprox.proximal_weight"."""
     return list(dict.fromkeys([*_foreign_names(name_matching.normalized(name)), *_owners(name)]))
 
 

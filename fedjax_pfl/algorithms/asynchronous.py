@@ -166,7 +166,7 @@ class FedAsync(FedAvgAsync):
         x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
       decay_rate: a, 0.5 for poly and 10 for hinge in Xie et al.
       decay_start: b, 4 in Xie et al.
-      proximal: rho of the local loss's rho/2 |w - w_start|^2.
+      proximal_weight: rho of the local loss's rho/2 |w - w_start|^2.
     """
 
     row_stochastic = False  # the rest of a row is the weight of the server's own model
@@ -176,11 +176,11 @@ class FedAsync(FedAvgAsync):
     decay: Literal["poly", "hinge", "constant"] = core.static(default="poly")
     decay_rate: float = 0.5
     decay_start: float = 4.0
-    proximal: float = 0.0
+    proximal_weight: float = 0.0
 
     def validate(self):
         core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
-        for name in ("decay_rate", "decay_start", "proximal"):
+        for name in ("decay_rate", "decay_start", "proximal_weight"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         if self.mode == "plga":
             options = (self.decay, self.decay_rate, self.decay_start)
@@ -188,7 +188,7 @@ class FedAsync(FedAvgAsync):
             core.require(options == as_is, "decay of mode 'plga'", options, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
-        pull = training.proximal(self.proximal)
+        pull = training.proximal(self.proximal_weight)
         return take_turn(ctx, state, extra_loss=pull, broadcast=state.server["params"])
 
     def uploads(self, ctx, turn, models, server):

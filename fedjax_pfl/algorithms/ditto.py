@@ -31,7 +31,7 @@ class Ditto(OwnModels):
     counts as diverged and keeps neither.
 
     Attributes:
-      pull: lambda; 1 in the authors' code. Its tables tune over 0.05, 0.1, 1 and 2.
+      proximal_weight: lambda; 1 in the authors' code. Its tables tune over 0.05, 0.1, 1 and 2.
       personal_epochs: local epochs of v_i; 0: the same epochs, or steps, as those of w.
       batches: "own", minibatches of v_i's own; or "shared", those on which w trains, as in the
         authors' code: each minibatch serves both models.
@@ -40,13 +40,15 @@ class Ditto(OwnModels):
 
     reuses_keys = True  # with batches=shared
 
-    pull: float = 1.0
+    proximal_weight: float = 1.0
     personal_epochs: int = core.static(default=0)
     batches: Literal["own", "shared"] = core.static(default="own")
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
         core.require(
             self.personal_epochs >= 0, "personal_epochs", self.personal_epochs, "at least 0"
         )
@@ -55,8 +57,8 @@ class Ditto(OwnModels):
         core.require(own, "personal_epochs", self.personal_epochs, allowed)
 
     def remarks(self, federation):
-        notes = "pull is 0: what is scored was trained locally"
-        return [*super().remarks(federation), *[notes] * (not self.pull)]
+        notes = "proximal_weight is 0: what is scored was trained locally"
+        return [*super().remarks(federation), *[notes] * (not self.proximal_weight)]
 
     def schedules(self, federation):
         return federation.schedule, self.personal_schedule(federation)

@@ -31,11 +31,13 @@ class Attentive(core.Algorithm):
     robust = "matrix"
 
     sigma: float
-    pull: float
+    proximal_weight: float
     start: Literal["own", "cloud"]
 
     def validate(self):
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
 
     def check(self, federation):
         if not any(federation.plan.shared):
@@ -43,10 +45,10 @@ class Attentive(core.Algorithm):
 
     def remarks(self, federation):
         notes = super().remarks(federation)
-        reach = float(federation.training.learning_rate) * self.pull
+        reach = float(federation.training.learning_rate) * self.proximal_weight
         if reach >= 2 and isinstance(federation.training.make_optimizer(), training.SGD):
             notes.append(
-                f"a local step overshoots the mixture: rate x pull is {reach:.3g}, "
+                f"a local step overshoots the mixture: rate x proximal_weight is {reach:.3g}, "
                 "and 1 is the whole way"
             )
         return notes
@@ -76,7 +78,7 @@ class Attentive(core.Algorithm):
         cloud = ctx.mix(weights, state.models, onto=own)
         trained, cohort, loss = ctx.train(
             own if self.start == "own" else cloud,
-            extra_loss=training.proximal(self.pull),
+            extra_loss=training.proximal(self.proximal_weight),
             operands=ctx.trainable_shared(cloud)["params"],
         )
         sent = ctx.upload(trained, own, cohort=cohort)
@@ -113,14 +115,14 @@ class FedAMP(Attentive):
         and a client is pulled only to its own last model, which the recorded `self_weight` shows.
       alpha: alpha_k, the server's step in the weights. 0 is the largest with which no client can
         have a negative weight on itself, sigma / (N - 1).
-      pull: lambda / alpha_k of the paper's local problem, as one number: it does not change with
-        the bound of alpha. FedDWA's comparison has lambda = 0.1 and alpha_k = 1.
+      proximal_weight: lambda / alpha_k of the paper's local problem, as one number: it does not
+        change with the bound of alpha. FedDWA's comparison has lambda = 0.1 and alpha_k = 1.
       start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
     """
 
     sigma: float = 1.0
     alpha: float = 0.0
-    pull: float = 0.1
+    proximal_weight: float = 0.1
     start: Literal["own", "cloud"] = core.static(default="own")
 
     def validate(self):
@@ -168,13 +170,13 @@ class HeurFedAMP(Attentive):
     Attributes:
       sigma: the factor of the cosines. Models from one initial model have cosines near 1, so small
         factors weigh all others nearly alike.
-      pull: as in FedAMP.
+      proximal_weight: as in FedAMP.
       start: as in FedAMP.
       self_weight: xi_ii; -1 is 1/N.
     """
 
     sigma: float = 1.0
-    pull: float = 0.1
+    proximal_weight: float = 0.1
     start: Literal["own", "cloud"] = core.static(default="cloud")
     self_weight: float = -1.0
 

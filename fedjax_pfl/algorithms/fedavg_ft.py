@@ -19,27 +19,38 @@ class FedAvgFineTuned(FedAvg):
       fine_tune_epochs: F, epochs of fine-tuning.
       final_only: fine-tune only after the last round, for max(floor(F n_i / B), F) minibatches, as
         the published code of Ditto does; otherwise F epochs whenever models are scored.
-      pull: with `final_only`, weight lambda of a term (lambda / 2) |v - w|^2 that keeps the copy v
-        near the server's model w.
+      fine_tune_proximal_weight: with `final_only`, weight lambda of a term (lambda / 2) |v - w|^2
+        that keeps the copy v near the server's model w.
     """
 
     fine_tune_epochs: int = core.static(default=1)
     final_only: bool = core.static(default=False)
-    pull: float = 0.0
+    fine_tune_proximal_weight: float = 0.0
 
     def validate(self):
         super().validate()
         core.require(
             self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
         )
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
         core.require(
-            self.final_only or self.pull == 0, "pull", self.pull, "0 without final_only=true"
+            self.fine_tune_proximal_weight >= 0,
+            "fine_tune_proximal_weight",
+            self.fine_tune_proximal_weight,
+            "at least 0",
+        )
+        core.require(
+            self.final_only or self.fine_tune_proximal_weight == 0,
+            "fine_tune_proximal_weight",
+            self.fine_tune_proximal_weight,
+            "0 without final_only=true",
         )
 
     def adaptation(self):
         if not self.final_only:
             return training.Adaptation(epochs=self.fine_tune_epochs)
         return training.Adaptation(
-            self.fine_tune_epochs, when="last", budget=True, proximal=self.pull
+            self.fine_tune_epochs,
+            when="last",
+            budget=True,
+            proximal_weight=self.fine_tune_proximal_weight,
         )

@@ -25,13 +25,13 @@ class FedNova(FedProx):
     averaged with weights proportional to p_i / a_i.
 
     Attributes:
-      mu: weight of FedProx's proximal term.
+      proximal_weight: mu, weight of FedProx's proximal term.
       slow_fraction: fraction of slow members per round, as in FedProx.
     """
 
     robust = "nothing"  # the length of the server's step depends on all members
 
-    mu: float = 0.0
+    proximal_weight: float = 0.0
 
     def check(self, federation):
         super().check(federation)
@@ -48,7 +48,11 @@ class FedNova(FedProx):
             )
 
     def remarks(self, federation):
-        return [note for note in super().remarks(federation) if not note.startswith("mu is 0")]
+        return [
+            note
+            for note in super().remarks(federation)
+            if not note.startswith("proximal_weight is 0")
+        ]
 
     def weigh(self, ctx, state, sent):
         return mixing.normalize(self.normalized(ctx, sent.cohort)[0]), state
@@ -74,7 +78,9 @@ class FedNova(FedProx):
         federation = ctx.federation
         optimizer = federation.training.make_optimizer()
         most = int(federation.schedule.total_steps(federation.data.train.capacity))
-        pull = jnp.stack([ctx.learning_rate * self.mu, jnp.zeros_like(ctx.learning_rate)])
+        pull = jnp.stack(
+            [ctx.learning_rate * self.proximal_weight, jnp.zeros_like(ctx.learning_rate)]
+        )
 
         def step(carry, _):
             velocity, length = carry

@@ -127,13 +127,13 @@ class FedProto(core.Algorithm):
 
     def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, then average features over all training samples in evaluation mode."""
-        trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
+        trained = ctx.train(received, extra_loss=self.proximal_weight, broadcast=prototypes)
         sums, cohort = ctx.class_sums(trained.models, trained.cohort)
         return replace(trained, cohort=cohort), sums
 
     def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, averaging features of the last epoch's steps, each before its step."""
-        step = ctx.sgd_step(extra_loss=self.pull)
+        step = ctx.sgd_step(extra_loss=self.proximal_weight)
         task, schedule = ctx.federation.task, ctx.federation.schedule
 
         def see_and_step(carry, batch, rng, broadcast, client):
@@ -179,7 +179,7 @@ class FedProto(core.Algorithm):
         return ctx.initial_model()  # the models were never averaged
 
     def personalize(self, ctx, state, new_clients):
-        near = {"extra_loss": self.pull, "broadcast": state.prototypes}
+        near = {"extra_loss": self.proximal_weight, "broadcast": state.prototypes}
         own = super().personalize(ctx, state, new_clients, **near)
         rows = jnp.arange(new_clients.num_clients)
         return self.predictors(new_clients, own, state.prototypes, rows)

@@ -18,18 +18,20 @@ class FedProx(FedAvg):
     The term applies to shared parameters only.
 
     Attributes:
-      mu: 1 is the best of 0.01, 0.1, 1, 10 in FedDWA's runs; Li et al. tune over 0.001, 0.01, 0.1
-        and 1, and use 1 for three of five data sets, 0.001 and 0.01 for the others.
+      proximal_weight: mu; 1 is the best of 0.01, 0.1, 1, 10 in FedDWA's runs; Li et al. tune over
+        0.001, 0.01, 0.1 and 1, and use 1 for three of five data sets, 0.001 and 0.01 for the others.
       slow_fraction: fraction of slow members per round: each trains a number of epochs drawn from
         1, ..., E - 1 instead of E, and is averaged like the others.
     """
 
-    mu: float = 1.0
+    proximal_weight: float = 1.0
     slow_fraction: float = core.static(default=0.0)
 
     def validate(self):
         super().validate()
-        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
         core.require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
 
     def check(self, federation):
@@ -47,14 +49,14 @@ class FedProx(FedAvg):
 
     def remarks(self, federation):
         notes = super().remarks(federation)
-        if not self.mu:
-            notes.append("mu is 0: trained as FedAvg")
+        if not self.proximal_weight:
+            notes.append("proximal_weight is 0: trained as FedAvg")
         if self.slow_fraction:
             notes.append(f"{self.slow_fraction:g} of a round's clients train fewer epochs")
         return notes
 
     def local_update(self, ctx, state, received, **options):
-        pull, server = training.proximal(self.mu), state.server["params"]
+        pull, server = training.proximal(self.proximal_weight), state.server["params"]
         if self.slow_fraction:
             options["epochs"] = self.epochs(ctx)
         return super().local_update(

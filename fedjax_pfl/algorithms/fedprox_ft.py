@@ -20,10 +20,11 @@ from fedjax_pfl.algorithms.fedprox import FedProx
 class FedProxFineTuned(FedAvgFineTuned, FedProx):
     """FedProx whose clients fine-tune a copy of the global model before they use it.
 
-    The proximal term applies to training only, unless `pull` adds one to fine-tuning. The copies
-    are discarded after evaluation.
+    The proximal term applies to training only, unless `fine_tune_proximal_weight` adds one to
+    fine-tuning. The copies are discarded after evaluation.
 
     Attributes:
-      mu, slow_fraction: of training, as in FedProx.
-      fine_tune_epochs, final_only, pull: of the copies, as in FedAvg with fine-tuning.
+      proximal_weight, slow_fraction: of training, as in FedProx.
+      fine_tune_epochs, final_only, fine_tune_proximal_weight: of the copies, as in FedAvg with
+        fine-tuning.
     """

@@ -24,18 +24,24 @@ class MrMtl(OwnModels):
     The pull applies to shared parameters only.
 
     Attributes:
-      pull: lambda; 0 is local training. The authors tune it for each data set and epsilon.
+      proximal_weight: lambda; 0 is local training. The authors tune it for each data set and
+        epsilon.
       weighting: of the mean, by "size" (the authors' code), or "uniform".
     """
 
-    pull: float = 1.0
+    proximal_weight: float = 1.0
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
 
     def remarks(self, federation):
-        return [*super().remarks(federation), *["pull is 0: trained locally"] * (not self.pull)]
+        return [
+            *super().remarks(federation),
+            *["proximal_weight is 0: trained locally"] * (not self.proximal_weight),
+        ]
 
     def local_update(self, ctx, state: State, received, **options):
         own = ctx.cohort.gather(state.own)

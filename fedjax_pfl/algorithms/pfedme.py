@@ -43,7 +43,7 @@ class PFedMe(fedavg.Weighted):
     its running statistics of normalization layers.
 
     Attributes:
-      pull: lambda. w_i may oscillate if eta lambda exceeds 2.
+      proximal_weight: lambda. w_i may oscillate if eta lambda exceeds 2.
       inner_steps: K, steps of theta_i on a minibatch.
       personal_rate: eta_p, below 2 / (lambda + mu). It does not follow the schedule of the
         local learning rate eta.
@@ -55,7 +55,7 @@ class PFedMe(fedavg.Weighted):
         (Alg. 1 and the published code); "sampled", only the members train.
     """
 
-    pull: float = 15.0
+    proximal_weight: float = 15.0
     inner_steps: int = core.static(default=5)
     personal_rate: float = 0.05
     server_rate: float = 1.0
@@ -68,13 +68,16 @@ class PFedMe(fedavg.Weighted):
         return "everyone" if self.participants == "all" else "cohort"
 
     def validate(self):
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
         core.require(self.decay >= 0, "decay", self.decay, "at least 0")
         core.require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
         core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
-        rate, held = self.personal_rate, self.pull + self.decay
+        rate, held = self.personal_rate, self.proximal_weight + self.decay
         core.require(rate > 0, "personal_rate", rate, "above 0")
-        allowed = f"below 2 / (pull + decay) = {2 / held if held else 0:g}: theta would move away"
+        most = f"below 2 / (proximal_weight + decay) = {2 / held if held else 0:g}"
+        allowed = f"{most}: theta would move away"
         core.require(rate * held < 2, "personal_rate", rate, allowed)
 
     def gradients_per_batch(self):
@@ -105,12 +108,12 @@ class PFedMe(fedavg.Weighted):
 
         def towards(gradient, theta, w, client):
             def slope(g, p, w):
-                return g + self.pull * (p - w) + self.decay * p
+                return g + self.proximal_weight * (p - w) + self.decay * p
 
             return jax.tree.map(slope, gradient, theta, w)
 
         inner = ctx.sgd_step(learning_rate=self.personal_rate, correct=towards)
-        rate = ctx.learning_rate * self.pull
+        rate = ctx.learning_rate * self.proximal_weight
 
         def step(carry, batch, rng, broadcast, client):
             theta, w = carry

@@ -37,15 +37,17 @@ class PflDa(fedavg.FedAvg):
     begin at the common initial model.
 
     Attributes:
-      pull: lambda.
+      proximal_weight: lambda.
     """
 
     share = "head"
 
-    pull: float = 1.0
+    proximal_weight: float = 1.0
 
     def validate(self):
-        core.require(self.pull >= 0, "pull", self.pull, "at least 0")
+        core.require(
+            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
+        )
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)
@@ -65,7 +67,7 @@ class PflDa(fedavg.FedAvg):
             models,
             purpose="head",
             trainable=trainable,
-            extra_loss=training.proximal(self.pull),
+            extra_loss=training.proximal(self.proximal_weight),
             broadcast=state.server["params"],
             **options,
         )

@@ -46,8 +46,8 @@ class Adaptation(Group):
       rate_factor: factor on the learning rate; None for 1.
       budget: count minibatches over all E epochs, max(floor(E n / B), E) for n samples; otherwise
         each epoch has ceil(n / B), or floor(n / B) with drop_last.
-      proximal: weight mu of a loss term (mu / 2) |v - w|^2, where w is the model of which v is the
-        copy; None for no such term.
+      proximal_weight: weight mu of a loss term (mu / 2) |v - w|^2, where w is the model of which v
+        is the copy; None for no such term.
     """
 
     epochs: int = option(
@@ -87,7 +87,7 @@ class Adaptation(Group):
     )
     rate_factor: float | jax.Array | None = None
     budget: bool = False
-    proximal: float | jax.Array | None = None
+    proximal_weight: float | jax.Array | None = None
 
     def __str__(self) -> str:
         count, what = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
@@ -98,7 +98,7 @@ class Adaptation(Group):
         if self.rate_factor is not None and self.rate_factor != 1:
             rate += f", {self.rate_factor:g} times the round's rate"
         how = "" if self.optimizer is None else f", optimizer {optimizer_name(self.optimizer)}"
-        pull = "" if self.proximal is None else ", with a proximal term"
+        pull = "" if self.proximal_weight is None else ", with a proximal term"
         many = "" if count == 1 else "s"
         return f"{count} local {what}{many}{counted}{part}{batch}{rate}{how}{pull}"
 
@@ -110,8 +110,12 @@ class Adaptation(Group):
         require(not self.budget or self.steps is None, "steps", self.steps, "None with a budget")
         if self.rate_factor is not None:
             number("rate_factor of adaptation", self.rate_factor, "a finite number of at least 0")
-        if self.proximal is not None:
-            number("proximal weight of adaptation", self.proximal, "a finite number of at least 0")
+        if self.proximal_weight is not None:
+            number(
+                "proximal weight of adaptation",
+                self.proximal_weight,
+                "a finite number of at least 0",
+            )
 
     def schedule(self, local: Schedule) -> Schedule:
         """Return the schedule of the steps, given that of local training."""

@@ -51,9 +51,9 @@ def adapt(
         moves = jax.tree.map(lambda head: head == (how.leaves == "head"), is_head)
         trainable = moves["params"]
     pull = {}
-    if how.proximal is not None:
+    if how.proximal_weight is not None:
         where = "broadcast" if isinstance(models, Broadcast) else "operands"
-        pull = {"extra_loss": proximal(how.proximal), where: model["params"]}
+        pull = {"extra_loss": proximal(how.proximal_weight), where: model["params"]}
     adapted = train(
         federation,
         models,

@@ -115,7 +115,7 @@ OPTIONS = _inverted(
         "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
-        "pull": "lam lambda lamda",
+        "proximal_weight": "mu lam lambda lamda pull",
         "relation_rate": "dlr drlearningrate",
         "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
         "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
@@ -136,10 +136,9 @@ OPTIONS = _inverted(
 HYPERPARAMETERS = {
     "apfl": {"al": "alpha"},
     "apple": {"l": "penalty_share"},
-    "ditto": {"mu": "pull"},
     "fedadam": {"beta1": "b1", "beta2": "b2"},
     "fedala": {"layeridx": "layers", "p": "layers"},
-    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "pull"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "proximal_weight"},
     "fedavgm": {"beta": "server_momentum"},
     "fedbabu": {"finetuningepochs": "fine_tune_epochs", "fte": "fine_tune_epochs"},
     "feddyn": {"al": "alpha"},

@@ -41,10 +41,10 @@ def test_reference(pattern, variant):
         3,
         **common,
         personal_batches=further,
-        pull=0.7,
+        proximal_weight=0.7,
         weighting=settings.get("weighting", "size"),
     )
-    states, records = case.run_rounds(algorithm(pull=0.7, **settings))
+    states, records = case.run_rounds(algorithm(proximal_weight=0.7, **settings))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_models(state.own, models["personalized"], "personalized")
@@ -57,7 +57,7 @@ def test_reference(pattern, variant):
 def test_private_layers_are_not_pulled():
     """With a private head v's body is held near w's body; its own head is free."""
     federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)
-    start, end = states_of(algorithm(pull=0.7), federation, 1)
+    start, end = states_of(algorithm(proximal_weight=0.7), federation, 1)
     first = jax.tree.map(lambda leaf: leaf[0], start.own["params"])
     every = federation.data.train.index
     samples = federation.data.samples[every].astype(float), federation.data.labels[every]
@@ -79,7 +79,7 @@ def test_private_layers_are_not_pulled():
 def test_who_diverges_in_its_own_model_alone_is_not_averaged():
     """An absurd pull makes a huge model in the third step, which only client 3 takes."""
     federation = toy_federation(dtype="float32", validation_size=0)
-    states, (record,) = run_rounds(algorithm(pull=1e13), federation, 1, scored=())
+    states, (record,) = run_rounds(algorithm(proximal_weight=1e13), federation, 1, scored=())
     assert np.flatnonzero(record["clients"]["diverged"]).tolist() == [3]
     np.testing.assert_allclose(record["matrices"]["mixing"], [[7 / 15, 3 / 15, 1 / 15, 0, 4 / 15]])
     before, after = (state.own["params"]["head"]["bias"] for state in states)
@@ -96,7 +96,7 @@ def test_epochs_of_its_own_are_epochs_beside_local_steps_too():
 def test_new_clients_train_near_the_servers_model():
     """They are the same clients here, as if they had never taken part."""
     case = Case(**PATTERNS["full-vmap"])
-    ours = algorithm(pull=0.7, **VARIANTS["epochs"])
+    ours = algorithm(proximal_weight=0.7, **VARIANTS["epochs"])
     state = case.states_of(ours)[-1]
     server = jax.tree.map(np.asarray, state.server["params"])
     new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)

@@ -22,9 +22,9 @@ from tests.references import fedamp
 
 # The algorithm, its settings, and the reference's where they differ.
 VARIANTS = {
-    "fedamp": ("fedamp", {"sigma": 3.0, "pull": 0.7}, {}),
+    "fedamp": ("fedamp", {"sigma": 3.0, "proximal_weight": 0.7}, {}),
     "smaller-alpha-from-the-cloud": ("fedamp", {"sigma": 2.0, "alpha": 0.3, "start": "cloud"}, {}),
-    "heurfedamp": ("heurfedamp", {"sigma": 9.0, "pull": 0.25}, {}),
+    "heurfedamp": ("heurfedamp", {"sigma": 9.0, "proximal_weight": 0.25}, {}),
     "heurfedamp-own-weight": ("heurfedamp", {"self_weight": 0.6, "start": "own"}, {}),
 }
 
@@ -54,8 +54,10 @@ def test_reference(pattern, variant):
 def test_one_client_is_drawn_to_what_it_held_as_by_fedprox():
     """By its shared layers alone: a private one has no mixture to be near to."""
     alone = toy_federation((6,), (3,), validation_size=0, share="head")
-    drawn = states_of(pfl.make_algorithm("fedamp", {"sigma": 2, "pull": 0.7}), alone, 2)[-1]
-    held = states_of(pfl.make_algorithm("fedprox", {"mu": 0.7}), alone, 2)[-1]
+    drawn = states_of(pfl.make_algorithm("fedamp", {"sigma": 2, "proximal_weight": 0.7}), alone, 2)[
+        -1
+    ]
+    held = states_of(pfl.make_algorithm("fedprox", {"proximal_weight": 0.7}), alone, 2)[-1]
     ours, head, body = drawn.models["params"], held.server["params"], held.private["params"]
     assert_close(jax.tree.map(lambda leaf: leaf[0], ours["head"]), head["head"], "head")
     assert_close(ours["fc_0"], body["fc_0"], "body")
@@ -114,9 +116,11 @@ def remarks(name, settings, **options):
 
 
 def test_a_pull_that_overshoots_is_told():
-    assert remarks("fedamp", {}) == remarks("fedamp", {"pull": 7}, learning_rate=0.1) == []
-    (told,) = remarks("fedamp", {"pull": 8})
-    assert told.startswith("a local step overshoots the mixture: rate x pull is 2.4")
+    assert (
+        remarks("fedamp", {}) == remarks("fedamp", {"proximal_weight": 7}, learning_rate=0.1) == []
+    )
+    (told,) = remarks("fedamp", {"proximal_weight": 8})
+    assert told.startswith("a local step overshoots the mixture: rate x proximal_weight is 2.4")
 
 
 def test_a_factor_of_cosines_that_tells_nobody_apart_is_told():

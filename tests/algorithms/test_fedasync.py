@@ -29,7 +29,7 @@ VARIANTS = {
             "decay": "hinge",
             "decay_rate": 3.0,
             "decay_start": 1.0,
-            "proximal": 0.3,
+            "proximal_weight": 0.3,
         },
         {"mode": "original", "alpha": 0.9, "kind": "hinge", "a": 3.0, "b": 1.0, "rho": 0.3},
     ),
@@ -37,7 +37,7 @@ VARIANTS = {
         {"mode": "original", "decay": "constant"},
         {"mode": "original", "kind": "constant"},
     ),
-    "plga-pulled": ({"alpha": 0.5, "proximal": 0.3}, {"alpha": 0.5, "rho": 0.3}),
+    "plga-pulled": ({"alpha": 0.5, "proximal_weight": 0.3}, {"alpha": 0.5, "rho": 0.3}),
 }
 
 

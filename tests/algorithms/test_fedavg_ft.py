@@ -40,7 +40,7 @@ def test_fedavg_ft_after_the_last_round():
         tuning_budget=(2, schedule.batch_size),
         tuning_pull=0.7,
     )
-    settings = {"fine_tune_epochs": 2, "final_only": True, "pull": 0.7}
+    settings = {"fine_tune_epochs": 2, "final_only": True, "fine_tune_proximal_weight": 0.7}
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", settings))
     for record, models in zip(records, wanted, strict=True):
         assert_losses(record, case, "global", [models["global"]] * case.num_clients)

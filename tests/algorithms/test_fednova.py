@@ -13,8 +13,8 @@ from tests.references import fednova
 
 VARIANTS = {
     "plain": ({}, {}),
-    "momentum": ({"mu": 0.7}, {"momentum": 0.5}),
-    "proximal": ({"mu": 0.7}, {}),
+    "momentum": ({"proximal_weight": 0.7}, {"momentum": 0.5}),
+    "proximal": ({"proximal_weight": 0.7}, {}),
     "nesterov": ({}, {"optimizer_options": {"momentum": 0.6, "nesterov": True}}),
 }
 QUICK = [("partial-map", "plain"), ("full-vmap", "momentum")]
@@ -39,15 +39,15 @@ def test_reference(pattern, variant):
         case.assert_whole_models(record, t)
 
 
-@pytest.mark.parametrize(("mu", "momentum"), [(0.0, 0.9), (0.5, 0.0)])
+@pytest.mark.parametrize(("proximal_weight", "momentum"), [(0.0, 0.9), (0.5, 0.0)])
 def test_effective_steps_are_those_of_the_papers_formulas(mu, momentum):
     federation = toy_federation(local_epochs=3, momentum=momentum)
     ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(3), None)
     taken, rate = np.array([0, 1, 2, 6]), 0.3
-    found, without = algorithm(mu=mu).effective_steps(ctx, jnp.asarray(taken))
+    found, without = algorithm(proximal_weight=mu).effective_steps(ctx, jnp.asarray(taken))
     plain = [fednova.length_with_momentum(steps, momentum) for steps in taken]
     np.testing.assert_allclose(without, plain, 1e-12)
-    wanted = plain if not mu else [fednova.length_with_pull(steps, rate * mu) for steps in taken]
+    wanted = plain if not mu else [fednova.proximal_length(steps, rate * mu) for steps in taken]
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 

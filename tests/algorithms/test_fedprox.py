@@ -24,8 +24,8 @@ def test_reference(pattern):
     """Both the loss and the term: tools have been seen to overwrite either by the other."""
     case = Case(**PATTERNS[pattern])
     common = case.common()
-    wanted = fedprox.run(case.initial(), case.clients(), 3, **common, mu=0.7)
-    states, records = case.run_rounds(algorithm(mu=0.7))
+    wanted = fedprox.run(case.initial(), case.clients(), 3, **common, proximal_weight=0.7)
+    states, records = case.run_rounds(algorithm(proximal_weight=0.7))
     for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
         assert_close(states[t + 1].server["params"], models["global"], "global")
         case.assert_one_model(record, models["global"])
@@ -36,12 +36,14 @@ def test_reference(pattern):
 def test_slow_clients_train_some_of_their_epochs_and_count_as_all_do():
     case = Case(participation=0.8, local_epochs=3)
     common = case.common()
-    states, records = case.run_rounds(algorithm(mu=0.7, slow_fraction=0.5))
+    states, records = case.run_rounds(algorithm(proximal_weight=0.7, slow_fraction=0.5))
     work = [record["clients"]["local_steps"].astype(int) for record in records]
     for taken, cohort, batches in zip(work, case.cohorts, common["batches"], strict=True):
         epochs = [3 * taken[i] / len(batches[i]) for i in cohort]
         assert len(epochs) == 4 and epochs.count(3) == 2 and set(epochs) <= {1, 2, 3}
-    wanted = fedprox.run(case.initial(), case.clients(), 3, **common, mu=0.7, work=work)
+    wanted = fedprox.run(
+        case.initial(), case.clients(), 3, **common, proximal_weight=0.7, work=work
+    )
     for state, models in zip(states[1:], wanted, strict=True):
         assert_close(state.server["params"], models["global"], "global")
 
@@ -84,7 +86,7 @@ def test_how_many_are_slow_and_how_slow():
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.thorough)])
 def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
     federation = sampled_federation(dtype=dtype)
-    states, records = run_rounds(algorithm(mu=0), federation)
+    states, records = run_rounds(algorithm(proximal_weight=0), federation)
     wanted, scored = run_rounds(pfl.make_algorithm("fedavg"), federation)
     for state, other in zip(states, wanted, strict=True):
         assert_close(state.server, other.server, "server", 0)
@@ -95,7 +97,7 @@ def test_without_the_term_it_is_fedavg_to_the_bit(dtype):
 @pytest.mark.thorough
 def test_the_term_holds_shared_layers_and_leaves_private_ones_free():
     federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)
-    start, end = states_of(algorithm(mu=0.7), federation, 1)
+    start, end = states_of(algorithm(proximal_weight=0.7), federation, 1)
     every, eta = federation.data.train.index, 0.3
     samples = federation.data.samples[every].astype(float), federation.data.labels[every]
     batch = pfl.training.Batch(*samples, jnp.ones(6, bool))

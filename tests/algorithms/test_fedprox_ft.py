@@ -14,7 +14,7 @@ from tests.references import fedprox_ft
 VARIANTS = {
     "epochs": ({}, {}),
     "final-only": (
-        {"fine_tune_epochs": 2, "final_only": True, "pull": 0.4},
+        {"fine_tune_epochs": 2, "final_only": True, "fine_tune_proximal_weight": 0.4},
         {"tuning_budget": (2, 4), "tuning_pull": 0.4},
     ),
 }
@@ -34,11 +34,11 @@ def test_reference(pattern, variant):
         case.clients(),
         3,
         **case.common(batches=batches),
-        mu=0.7,
+        proximal_weight=0.7,
         tuning_batches=case.batches("adapt", replace(case.federation.schedule, epochs=epochs)),
         **tuning,
     )
-    states, records = case.run_rounds(algorithm(mu=0.7, **settings))
+    states, records = case.run_rounds(algorithm(proximal_weight=0.7, **settings))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         assert_close(state.server["params"], models["global"], "global")
         assert_steps(record, case.cohorts[t], batches[t])  # fine-tuning is not part of a round
@@ -53,7 +53,7 @@ def test_reference(pattern, variant):
 
 def test_without_the_term_it_is_fedavg_ft_to_the_bit():
     case = Case(**PATTERNS["partial-map"])  # the program of the comparison
-    states, records = case.run_rounds(algorithm(mu=0))
+    states, records = case.run_rounds(algorithm(proximal_weight=0))
     other = pfl.make_algorithm("fedavg_ft")
     wanted, scored = case.run_rounds(other)
     assert_close(states[-1].server, wanted[-1].server, "server", 0)
@@ -64,8 +64,8 @@ def test_without_the_term_it_is_fedavg_ft_to_the_bit():
 @pytest.mark.slow
 def test_without_fine_tuning_it_is_fedprox_to_the_bit():
     federation = toy_federation(participation=0.6)
-    states, records = run_rounds(algorithm(mu=0.7, fine_tune_epochs=0), federation)
-    wanted, scored = run_rounds(pfl.make_algorithm("fedprox", {"mu": 0.7}), federation)
+    states, records = run_rounds(algorithm(proximal_weight=0.7, fine_tune_epochs=0), federation)
+    wanted, scored = run_rounds(pfl.make_algorithm("fedprox", {"proximal_weight": 0.7}), federation)
     assert_close(states[-1].server, wanted[-1].server, "server", 0)
     for record, other in zip(records, scored, strict=True):
         for name, values in other["scores"].items():

@@ -103,13 +103,13 @@ def test_guidance_that_is_not_finite_takes_its_client_out():
 @pytest.mark.parametrize(
     ("name", "key", "said"),
     [
-        ("fedprox", "mu", "mu is 0: trained as FedAvg"),
+        ("fedprox", "proximal_weight", "proximal_weight is 0: trained as FedAvg"),
         ("moon", "mu", "mu is 0: trained as FedAvg"),
         ("fedlc", "tau", "tau is 0: trained as FedAvg"),
         ("fedntd", "beta", "beta is 0: trained as FedAvg"),
         ("fedsam", "rho", "rho is 0: trained as FedAvg"),
-        ("ditto", "pull", "pull is 0: what is scored was trained locally"),
-        ("mrmtl", "pull", "pull is 0: trained locally"),
+        ("ditto", "proximal_weight", "proximal_weight is 0: what is scored was trained locally"),
+        ("mrmtl", "proximal_weight", "proximal_weight is 0: trained locally"),
         ("feddbe", "kappa", "kappa is 0: features are not pulled to a common mean"),
         ("fedcac", "tau", "tau is 0: trained as FedAvg"),
         ("apple", "relation_rate", "relation_rate is 0: relations stay as they began"),

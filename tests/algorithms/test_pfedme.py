@@ -17,7 +17,7 @@ from tests.references import pfedme
 VARIANTS = {
     "defaults": {},
     "published": {
-        "pull": 4.0,
+        "proximal_weight": 4.0,
         "inner_steps": 2,
         "personal_rate": 0.1,
         "server_rate": 2.0,
@@ -76,7 +76,7 @@ def test_reference(pattern, variant):
 
 
 def test_new_clients_take_one_rounds_local_work():
-    settings = {"pull": 4.0, "inner_steps": 2}
+    settings = {"proximal_weight": 4.0, "inner_steps": 2}
     case = Case(1, scored=False)
     (wanted,) = reference(
         case.initial("server"), case, 1, settings, batches=case.batches("personalize")
@@ -88,7 +88,7 @@ def test_new_clients_take_one_rounds_local_work():
 def test_limits():
     """Of one client: no pull, no server rate, and a pull that leaves theta at the local model."""
     settings = {
-        "pull": [0.0, 4.0, 4.0, 1e4],
+        "proximal_weight": [0.0, 4.0, 4.0, 1e4],
         "server_rate": [1.0, 1e-30, 1.0, 1.0],
         "personal_rate": [0.05, 0.05, 0.05, 1e-4],
         "learning_rate": [0.3, 0.3, 0.3, 1e-4],
@@ -119,7 +119,7 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
     federation = toy_federation(
         (6,), (3,), model=Noisy(), batch_size=6, local_steps=1, momentum=0.5
     )
-    settings = {"pull": 4.0, "inner_steps": 2, "personal_rate": 0.1, "decay": 0.2}
+    settings = {"proximal_weight": 4.0, "inner_steps": 2, "personal_rate": 0.1, "decay": 0.2}
     (start, end), (record,) = run_rounds(algorithm(**settings), federation, 1, scored=())
     (batch,), rng = batches_of_a_step(federation)
 

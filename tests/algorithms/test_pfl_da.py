@@ -30,8 +30,8 @@ def algorithm(**settings):
 def test_reference(pattern):
     case = Case(**PATTERNS[pattern])
     common = case.common(head_batches=case.batches("head"))
-    wanted = pfl_da.run(case.initial(), case.clients(), 3, **common, pull=0.7)
-    states, records = case.run_rounds(algorithm(pull=0.7))
+    wanted = pfl_da.run(case.initial(), case.clients(), 3, **common, proximal_weight=0.7)
+    states, records = case.run_rounds(algorithm(proximal_weight=0.7))
     for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
         own = models["personalized"]
         assert_close(state.server["params"]["head"], models["head"], "shared head")
@@ -67,7 +67,7 @@ def assert_training_loss(case, common, wanted, records):
 
 def test_new_clients_train_a_round():
     case = Case(**PATTERNS["full-vmap"])
-    ours = algorithm(pull=0.7)
+    ours = algorithm(proximal_weight=0.7)
     state = case.states_of(ours)[-1]
     mean = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.private["params"]["hidden"])
     start = {"hidden": mean, "head": jax.tree.map(np.asarray, state.server["params"]["head"])}
@@ -76,7 +76,7 @@ def test_new_clients_train_a_round():
     given["batches"] = case.batches()[-1:]
     given["head_batches"] = case.batches("head")[-1:]
     everyone = [list(range(case.num_clients))]
-    wanted = pfl_da.run(start, case.clients(), 1, cohorts=everyone, pull=0.7, **given)
+    wanted = pfl_da.run(start, case.clients(), 1, cohorts=everyone, proximal_weight=0.7, **given)
     assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted[0]["personalized"], "new clients")
 
 

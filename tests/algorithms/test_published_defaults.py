@@ -64,13 +64,19 @@ OFF = "ours: an extra that is not in the paper is off"
 EXTRA_SCORE = "ours: an extra score costs time, so it is off"
 BY_SIZE = "ours: sample counts, as in FedAvg's paper; the authors leave the weights open"
 FEDPROX = {
-    "mu": (1.0, "code: README.md:133; FedDWA's paper, appendix B.3, finds 1 best; no code default"),
+    "proximal_weight": (
+        1.0,
+        "code: README.md:133; FedDWA's paper, appendix B.3, finds 1 best; no code default",
+    ),
     "slow_fraction": (0.0, "code: main.py:80, drop_percent"),
 }
 FINE_TUNING = {
     "fine_tune_epochs": (1, "ours: papers that fine-tune once do not say how long; one pass"),
     "final_only": (False, OFF),
-    "pull": (0.0, "Ditto's code: lam is 0 unless a command sets it, main.py:144"),
+    "fine_tune_proximal_weight": (
+        0.0,
+        "Ditto's code: lam is 0 unless a command sets it, main.py:144",
+    ),
 }
 FEDOPT = {
     "tau": (1e-3, "paper: section 5; best were 1e-5 to 1e-1 where it is tuned"),
@@ -139,7 +145,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "score_class_models": (False, EXTRA_SCORE),
     },
     "ditto": {
-        "pull": (1.0, "code: run.sh:25, README.md:62; main.py:144 has 0, local training"),
+        "proximal_weight": (
+            1.0,
+            "code: run.sh:25, README.md:62; main.py:144 has 0, local training",
+        ),
         "personal_epochs": (0, "code: flearn/trainers_MTL/ditto.py:88, as many steps as w"),
         "batches": ("own", "ours: Algorithm 1 leaves it open; the code takes those of w"),
         "weighting": ("size", BY_SIZE),
@@ -164,7 +173,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
             0.0,
             "ours: 0 stands for sigma / (N - 1), the most that keeps xi_ii from below 0",
         ),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
+        "proximal_weight": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("own", "paper: Algorithm 1 goes on from w_i"),
     },
     "fedasync": {
@@ -173,7 +182,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "decay": ("poly", "code: Algorithms/users/userFedAsync.py:19"),
         "decay_rate": (0.5, "code: Algorithms/users/userFedAsync.py:19"),
         "decay_start": (4.0, "paper: b of its hinge function"),
-        "proximal": (0.0, "code: Algorithms/users/userFedAsync.py has no such term"),
+        "proximal_weight": (0.0, "code: Algorithms/users/userFedAsync.py has no such term"),
     },
     "fedavg": {},
     "fedavg_async": {},
@@ -189,7 +198,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "flora": {},
     "hetlora": {
         "gamma": (0.99, "paper: HetLoRA's decay factor"),
-        "pull": (0.01, "ours: a third party's configuration for GLUE"),
+        "proximal_weight": (0.01, "ours: a third party's configuration for GLUE"),
         "min_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },
@@ -277,7 +286,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "ridge": (-1.0, "LG-FedAvg@7af0568: models/Update.py:102, by the model's size"),
     },
     "fednova": {
-        "mu": (0.0, "code: train_LocalSGD.py:105"),
+        "proximal_weight": (0.0, "code: train_LocalSGD.py:105"),
         "slow_fraction": (0.0, "ours: steps differ already where clients have other sizes"),
     },
     "fedntd": {
@@ -340,7 +349,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "heurfedamp": {
         "sigma": (1.0, "FedDWA's paper: appendix B.3"),
-        "pull": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
+        "proximal_weight": (0.1, "FedDWA's paper: appendix B.3, lambda / alpha = 0.1 / 1"),
         "start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
@@ -399,7 +408,10 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "weighting": ("size", "code: main.py:503"),
     },
     "mrmtl": {
-        "pull": (1.0, "code: README.md:43, for School; main.py:70 has 0, local training"),
+        "proximal_weight": (
+            1.0,
+            "code: README.md:43, for School; main.py:70 has 0, local training",
+        ),
         "weighting": ("size", "code: trainers/base.py:47"),
     },
     "perfedavg": {
@@ -432,7 +444,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "pfedla": PFEDLA,
     "pfedme": {
-        "pull": (15.0, "code: main.py:71"),
+        "proximal_weight": (15.0, "code: main.py:71"),
         "inner_steps": (5, "code: main.py:77"),
         "personal_rate": (0.05, "code: README.md:111; main.py:78 has 0.09, others 0.01 and 0.1"),
         "server_rate": (1.0, "code: main.py:70"),
@@ -446,7 +458,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "pfedsim": {
         "warmup_fraction": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")
     },
-    "pfl_da": {"pull": (1.0, "PFLlib: system/main.py:447, lamda")},
+    "pfl_da": {"proximal_weight": (1.0, "PFLlib: system/main.py:447, lamda")},
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},
     "sfl": {

@@ -55,7 +55,7 @@ REFUSED = {
         ({}, {"share": "body"}, "cfl averages whole models"),
     ],
     "ditto": [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({"personal_epochs": -1}, "personal_epochs must be at least 0, got -1"),
         (
             {"personal_epochs": 2, "batches": "shared"},
@@ -89,16 +89,22 @@ REFUSED = {
         ({"alpha": -1}, "alpha must be at least 0"),
         ({"alpha": "nan"}, "alpha"),
         ({"alpha": 0.26}, r"at most sigma / \(N - 1\) = 0.25 for 5 clients, got 0.26"),
-        ({"pull": -1}, "pull must be at least 0, got -1"),
-        ({"penalty": 1}, "Did you mean 'pull'"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
+        ({"penalty": 1}, "Did you mean 'proximal_weight'"),
         ({"start": "global"}, "start.*'global'"),
         ({}, {"share": "none"}, "fedamp mixes what clients share"),
     ],
     "fedasync": [({"decay_start": 9}, "decay of mode 'plga'")],
     "fedavg_ft": [
         ({"final_only": "yes"}, "final_only.*'yes'"),
-        ({"final_only": True, "pull": -1}, "pull must be at least 0, got -1"),
-        ({"pull": 0.1}, "pull must be 0 without final_only=true, got 0.1"),
+        (
+            {"final_only": True, "fine_tune_proximal_weight": -1},
+            "fine_tune_proximal_weight must be at least 0, got -1",
+        ),
+        (
+            {"fine_tune_proximal_weight": 0.1},
+            "fine_tune_proximal_weight must be 0 without final_only=true, got 0.1",
+        ),
     ],
     "fedas": [
         ({"align_epochs": -1}, "align_epochs must be at least 0, got -1"),
@@ -199,7 +205,7 @@ REFUSED = {
         ({}, {"share": "none"}, "fedmtl relates what clients share"),
     ],
     "fednova": [
-        ({"mu": -1}, "mu must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({}, {"optimizer": "adam"}, "fednova counts the effective steps of SGD"),
         (
             {},
@@ -245,8 +251,8 @@ REFUSED = {
         ({"eligible": "mine"}, "eligible.*'mine'"),
     ],
     "fedprox": [
-        ({"mu": -1}, "mu must be"),
-        ({"mu": "nan"}, "mu must be"),
+        ({"proximal_weight": -1}, "proximal_weight must be"),
+        ({"proximal_weight": "nan"}, "proximal_weight must be"),
         ({"slow_fraction": 1.1}, "slow_fraction must be"),
         ({"slow_fraction": -0.1}, "slow_fraction must be"),
         (
@@ -261,9 +267,12 @@ REFUSED = {
         ),
     ],
     "fedprox_ft": [
-        ({"mu": -1}, "mu must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({"fine_tune_epochs": -1}, "fine_tune_epochs must be at least 0, got -1"),
-        ({"pull": 0.1}, "pull must be 0 without final_only=true, got 0.1"),
+        (
+            {"fine_tune_proximal_weight": 0.1},
+            "fine_tune_proximal_weight must be 0 without final_only=true, got 0.1",
+        ),
     ],
     "fedrep": [
         ({"head_epochs": -1}, "head_epochs must be at least 0, got -1"),
@@ -298,7 +307,7 @@ REFUSED = {
     ],
     "heurfedamp": [
         ({"sigma": -1}, "sigma must be at least 0, got -1"),
-        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({"self_weight": 1.5}, "self_weight must be in 0..1, or -1 for 1/N"),
         ({"self_weight": -0.5}, "self_weight must be"),
     ],
@@ -362,7 +371,7 @@ REFUSED = {
         ({}, {"model": TwoLayers()}, "does not define its features"),
     ],
     "mrmtl": [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({"weighting": "sizes"}, "weighting.*'sizes'.*'size'"),
     ],
     "perfedavg": [
@@ -401,14 +410,14 @@ REFUSED = {
     ],
     "pfedla": [({}, {"share": "none"}, "share")],
     "pfedme": [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({"decay": "nan"}, "decay must be"),
         ({"inner_steps": 0}, "inner_steps must be at least 1, got 0"),
         ({"server_rate": 0}, "server_rate must be above 0, got 0"),
         ({"personal_rate": 0}, "personal_rate must be above 0, got 0"),
         (
-            {"pull": 100, "decay": 0},
-            r"personal_rate must be below 2 / \(pull \+ decay\) = 0\.02: theta .*, got 0\.05",
+            {"proximal_weight": 100, "decay": 0},
+            r"rate must be below 2 / \(proximal_weight \+ decay\) = 0\.02: theta .*, got 0\.05",
         ),
         ({"participants": "drawn"}, "participants.*'drawn'"),
         ({"weighting": "sizes"}, "weighting.*'sizes'"),
@@ -419,7 +428,7 @@ REFUSED = {
         ({}, {"share": "body"}, "pfedsim averages whole models"),
     ],
     "pfl_da": [
-        ({"pull": -1}, "pull must be at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
         ({}, {"model": "softmax"}, "this network is only a head"),
         ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ],

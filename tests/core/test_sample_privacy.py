@@ -233,7 +233,7 @@ def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
 def test_how_clients_run_does_not_matter(order, execution):
     """One by one, at once or in chunks, and in another order of the clients."""
     options = {**PRIVATE, "dp_noise": 1.0, "batch_order": order}
-    algorithm = make("mrmtl", pull=0.5)
+    algorithm = make("mrmtl", proximal_weight=0.5)
     plain, other = (
         states_of(algorithm, toy_federation(**options, client_execution=how), 2)[-1]
         for how in ("map", execution)

@@ -105,10 +105,10 @@ def test_the_preset_sets_what_there_is():
     words = ["run", "--preset=pfllib", "--algorithms=FedProx,Ditto,Local", "--set=FedProx.mu=0.1"]
     args = flags.parse(words)
     assert args.set == [
-        "ditto.pull=0",
+        "ditto.proximal_weight=0",
         "ditto.personal_epochs=1",
         "local.participants=sampled",
-        "fedprox.mu=0.1",
+        "fedprox.proximal_weight=0.1",
     ]
     for name in pfl.core.ALGORITHMS:
         args = flags.parse(["run", "--preset=pfllib", f"--algorithms={name}"])

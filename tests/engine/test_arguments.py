@@ -55,8 +55,8 @@ def test_what_is_no_algorithm_and_no_federation():
 
 
 def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
-    with pytest.raises(InputError, match=r"^ditto\.pull must be at least 0, got -1"):
-        pfl.make_algorithm("ditto", {"pull": -1})
+    with pytest.raises(InputError, match=r"^ditto\.proximal_weight must be at least 0, got -1"):
+        pfl.make_algorithm("ditto", {"proximal_weight": -1})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_an_adaptation_of_another_type():
     with pytest.raises(pfl.InputError, match="adapt must be an Adaptation, or None, got 1"):
         pfl.simulate(pfl.make_algorithm("local"), toy_federation(dtype="float32"), 1, adapt=1)
     with pytest.raises(pfl.InputError, match="adapt must be hashable"):
-        how = Adaptation(proximal=np.array(0.5))
+        how = Adaptation(proximal_weight=np.array(0.5))
         pfl.Simulation(pfl.make_algorithm("local"), toy_federation(), adapt=how).check()
 
 

@@ -163,7 +163,7 @@ def test_a_complete_pfllib_command(capsys):
     [
         (
             "-data MNIST -algo FedProx -mu 0.1 -did 0",
-            "dataset=MNIST algorithms=FedProx set=fedprox.mu=0.1",
+            "dataset=MNIST algorithms=FedProx set=fedprox.proximal_weight=0.1",
         ),
         (
             "-algo pFedMe -lrp 1 -bt 2",
@@ -212,13 +212,13 @@ def test_flags_without_a_counterpart(capsys):
         "-M=4": "flag 'M'. A hyperparameter is set as --set=fedfomo.downloads=VALUE.\n",
         "-m=cnn": "flag 'm'. It is --model here.\n",
         "--beta=1": "--set=fedavgm.server_momentum=VALUE, --set=pfedme.server_rate=VALUE, ",
-        "-mu=1": "A hyperparameter is set as --set=ditto.pull=VALUE, --set=apple.mu=VALUE, ",
+        "-mu=1": "A hyperparameter is set as --set=ditto.proximal_weight=VALUE, ",
     }.items():
         assert call(word) == 2
         assert said in capsys.readouterr().err
     for word, said in {
         "--set=pfedme.beta=1": "'server_rate'",
-        "--set=ditto.mu=1": "'pull'",
+        "--set=ditto.mu=1": "'proximal_weight'",
     }.items():
         assert call("--algorithms=pfedme,ditto", word) == 2
         assert f"Did you mean {said}?" in capsys.readouterr().err

@@ -33,7 +33,7 @@ def test_a_budget_that_can_not_be_counted():
 @pytest.mark.parametrize("weight", [-1, float("nan"), "a", True])
 def test_proximal_weights_that_can_not_be(weight):
     with pytest.raises(pfl.InputError, match="proximal weight of adaptation must be a"):
-        pfl.Adaptation(proximal=weight).validate()
+        pfl.Adaptation(proximal_weight=weight).validate()
 
 
 @pytest.mark.parametrize("factor", [-1, "a"])
@@ -76,7 +76,7 @@ def test_copies_of_clients_own_models_stay_near_them():
         ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), nobody)
         first = [ctx.initial_model(f"client {i}") for i in range(5)]
         own = jax.tree.map(lambda *leaves: jnp.stack(leaves), *first)
-        ways = (pfl.Adaptation(steps=2, proximal=weight) for weight in (None, 0.0, 9.0))
+        ways = (pfl.Adaptation(steps=2, proximal_weight=weight) for weight in (None, 0.0, 9.0))
         return own, *(ctx.adapt(own, jnp.arange(5), how) for how in ways)
 
     own, free, nobodys, pulled = adapted()

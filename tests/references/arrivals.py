@@ -18,20 +18,23 @@ class Clients:
         self.start = [initial] * count
         self.begun = [None] * count
 
-    def train(self, who, t, server, batches, x, y, rate, pull=0.0):
+    def train(self, who, t, server, batches, x, y, rate, proximal_weight=0.0):
         """Clients that start in round t train from the server's model.
 
-        `pull` is rho: the local loss gets rho/2 ||v - w||^2.
+        `proximal_weight` is rho: the local loss gets rho/2 ||v - w||^2.
         """
         for i in who:
 
             def towards(params):
                 return {
-                    layer: {name: pull * (leaf - server[layer][name]) for name, leaf in own.items()}
+                    layer: {
+                        name: proximal_weight * (leaf - server[layer][name])
+                        for name, leaf in own.items()
+                    }
                     for layer, own in params.items()
                 }
 
-            extra = towards if pull else None
+            extra = towards if proximal_weight else None
             self.trained[i] = sgd(server, batches[t][i], x, y, rate, extra_gradient=extra)
             self.start[i], self.begun[i] = server, t
 

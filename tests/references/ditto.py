@@ -5,11 +5,11 @@ from tests.references.local_sgd import sgd
 from tests.references.network import scale, subtract
 
 
-def personal_training(own, received, batches, x, y, learning_rate, pull):
+def personal_training(own, received, batches, x, y, learning_rate, proximal_weight):
     """v <- v - eta (g_b(v) + lambda (v - w)), where w is the received model throughout."""
 
     def towards(model):
-        return scale(pull, subtract(model, received))
+        return scale(proximal_weight, subtract(model, received))
 
     return sgd(own, batches, x, y, learning_rate, extra_gradient=towards)
 
@@ -27,7 +27,7 @@ def run(
     personal_batches,
     learning_rate,
     personal_rate=None,
-    pull=1.0,
+    proximal_weight=1.0,
     weighting="size",
 ):
     """FedAvg, and beside it a personal model of every client, trained when it takes part.
@@ -39,7 +39,7 @@ def run(
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       personal_batches: like `batches`, for the personal models.
       personal_rate: one rate per round; None takes the round's learning rate.
-      pull: lambda.
+      proximal_weight: lambda.
       weighting: of the average, "size" or "uniform".
 
     Returns:
@@ -55,7 +55,7 @@ def run(
             model = average(trained, sizes, cohort, weighting)
         for i in cohort:
             own[i] = personal_training(
-                own[i], received, personal_batches[t][i], x, y, personal_rate[t], pull
+                own[i], received, personal_batches[t][i], x, y, personal_rate[t], proximal_weight
             )
         history.append({"global": model, "personalized": list(own)})
     return history

@@ -78,13 +78,13 @@ def run(
     learning_rate,
     sigma=1.0,
     alpha=None,
-    pull=0.1,
+    proximal_weight=0.1,
     start=None,
     heuristic=False,
     self_weight=None,
     sizes=None,
 ):
-    """Each client descends f_i(w) + pull / 2 ||w - u_i||^2, u_i = sum_j xi_ij w_j.
+    """Each client descends f_i(w) + proximal_weight / 2 ||w - u_i||^2, u_i = sum_j xi_ij w_j.
 
     The u_i of a round come from the models before it, those of absent clients included: the
     server keeps everybody's last one.
@@ -100,7 +100,7 @@ def run(
       sigma: width of the attention; of HeurFedAMP, the factor of the cosines.
       alpha: alpha_k, the server's step in FedAMP's weights. None is the largest that FedAMP allows,
         sigma / (N - 1).
-      pull: lambda / alpha_k of the paper's local problem, as one number.
+      proximal_weight: lambda / alpha_k of the paper's local problem, as one number.
       start: where the local steps begin, "own", w_i, or "cloud", u_i. None is "own" for FedAMP
         and "cloud" for HeurFedAMP.
       heuristic: HeurFedAMP's weights in the place of FedAMP's.
@@ -130,7 +130,7 @@ def run(
             cloud[i] = combine(weights[i], models)
 
             def towards(params, target=cloud[i]):
-                return scale(pull, subtract(params, target))
+                return scale(proximal_weight, subtract(params, target))
 
             begin = models[i] if start == "own" else cloud[i]
             trained[i] = sgd(begin, batches[t][i], x, y, learning_rate[t], extra_gradient=towards)

@@ -66,7 +66,7 @@ def run(
     state = Clients(initial, len(clients))
     history = []
     for t in range(rounds):
-        state.train(starts[t], t, server, batches, x, y, learning_rate[t], pull=rho)
+        state.train(starts[t], t, server, batches, x, y, learning_rate[t], proximal_weight=rho)
         lateness = {k: state.staleness(k, t) for k in arrivals[t]}
         shares = {k: alpha * decay(kind, late, a, b) for k, late in lateness.items()}
         if mode == "plga":

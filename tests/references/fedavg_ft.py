@@ -5,16 +5,16 @@ from tests.references.local_sgd import sgd
 from tests.references.network import scale, subtract
 
 
-def fine_tune(params, batches, x, y, learning_rate, pull=0.0):
+def fine_tune(params, batches, x, y, learning_rate, proximal_weight=0.0):
     """The model one client is scored with: the global one w, trained further on its own batches.
 
-    v <- v - eta (g_b(v) + pull (v - w)), from v = w on.
+    v <- v - eta (g_b(v) + proximal_weight (v - w)), from v = w on.
     """
 
     def towards(model):
-        return scale(pull, subtract(model, params))
+        return scale(proximal_weight, subtract(model, params))
 
-    return sgd(params, batches, x, y, learning_rate, towards if pull else None)
+    return sgd(params, batches, x, y, learning_rate, towards if proximal_weight else None)
 
 
 def budget(factor, size, batch_size):
@@ -44,7 +44,7 @@ def run(
       tuning_rate: one rate per round; None takes the round's learning rate.
       tuning_budget: (F, B): fine-tune only after the last round, on the first `budget(F, n_i, B)`
         batches; None fine-tunes after every round, on all batches.
-      tuning_pull: weight of the pull towards the global model while fine-tuning.
+      tuning_pull: weight of the proximal_weight towards the global model while fine-tuning.
       train: the reference that trains the global model.
       **training: its other arguments: x, y, sizes, cohorts, batches, learning_rate ...
 

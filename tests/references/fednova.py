@@ -34,8 +34,8 @@ def length_with_momentum(steps, momentum):
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
-def length_with_pull(steps, pull):
-    """|a_i|_1 of `steps` plain steps with a proximal term; `pull` is eta mu."""
+def proximal_length(steps, pull):
+    """|a_i|_1 of `steps` plain steps with a proximal term; `proximal_weight` is eta mu."""
     return (1 - (1 - pull) ** steps) / pull
 
 
@@ -50,7 +50,7 @@ def run(
     cohorts,
     batches,
     learning_rate,
-    mu=0.0,
+    proximal_weight=0.0,
     momentum=0.0,
     nesterov=False,
 ):
@@ -58,7 +58,7 @@ def run(
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
-      mu: weight of the proximal term.
+      proximal_weight: mu, of the proximal term.
       momentum, nesterov: of local SGD, whose velocity begins at 0 in each round.
 
     Returns:
@@ -72,7 +72,7 @@ def run(
         for i in cohort:
             rate, share = learning_rate[t], sizes[i] / total
             given = (model, batches[t][i], x, y, rate, momentum, nesterov)
-            own, path = local_path(*given, mu)
+            own, path = local_path(*given, proximal_weight)
             _, free = local_path(*given, 0.0)
             updates.append(subtract(own, model))
             weights.append(share / path.sum() if len(path) else 0.0)

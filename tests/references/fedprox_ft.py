@@ -17,4 +17,4 @@ def run(initial, clients, rounds, *, mu, **options):
     Returns:
       After every round, {"global": model} and, where asked for, "personalized": [N models].
     """
-    return fedavg_ft.run(initial, clients, rounds, train=fedprox.run, mu=mu, **options)
+    return fedavg_ft.run(initial, clients, rounds, train=fedprox.run, proximal_weight=mu, **options)

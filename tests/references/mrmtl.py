@@ -5,11 +5,11 @@ from tests.references.local_sgd import sgd
 from tests.references.network import scale, subtract
 
 
-def own_training(own, mean, batches, x, y, learning_rate, pull):
+def own_training(own, mean, batches, x, y, learning_rate, proximal_weight):
     """w_i <- w_i - eta (g_b(w_i) + lambda (w_i - w)), where w is the received mean throughout."""
 
     def towards(model):
-        return scale(pull, subtract(model, mean))
+        return scale(proximal_weight, subtract(model, mean))
 
     return sgd(own, batches, x, y, learning_rate, extra_gradient=towards)
 
@@ -25,14 +25,14 @@ def run(
     cohorts,
     batches,
     learning_rate,
-    pull=1.0,
+    proximal_weight=1.0,
     weighting="size",
 ):
     """Every member trains its own model near the mean, which is then that of the members.
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
-      pull: lambda.
+      proximal_weight: lambda.
       weighting: of the mean, "size" or "uniform".
 
     Returns:
@@ -43,7 +43,9 @@ def run(
     for t in range(rounds):
         cohort, received = list(cohorts[t]), mean
         for i in cohort:
-            own[i] = own_training(own[i], received, batches[t][i], x, y, learning_rate[t], pull)
+            own[i] = own_training(
+                own[i], received, batches[t][i], x, y, learning_rate[t], proximal_weight
+            )
         if cohort:
             mean = average([own[i] for i in cohort], sizes, cohort, weighting)
         history.append({"global": mean, "personalized": list(own)})

@@ -4,7 +4,7 @@ from tests.references.averaging import average
 from tests.references.network import add, combine, loss_and_gradient, scale, subtract
 
 
-def nearby(start, local, x, y, rate, steps, pull, decay):
+def nearby(start, local, x, y, rate, steps, proximal_weight, decay):
     """theta after `steps` steps on one minibatch towards the least f_b + lambda/2 ||. - w_i||^2.
 
     theta <- theta - eta_p (g_b(theta) + lambda (theta - w_i) + mu theta).
@@ -12,7 +12,7 @@ def nearby(start, local, x, y, rate, steps, pull, decay):
     theta = start
     for _ in range(steps):
         _, gradient = loss_and_gradient(theta, x, y)
-        gradient = add(gradient, scale(pull, subtract(theta, local)))
+        gradient = add(gradient, scale(proximal_weight, subtract(theta, local)))
         gradient = add(gradient, scale(decay, theta))
         theta = subtract(theta, scale(rate, gradient))
     return theta
@@ -30,7 +30,7 @@ def run(
     batches,
     learning_rate,
     personal_rate,
-    pull=15.0,
+    proximal_weight=15.0,
     inner_steps=5,
     server_rate=1.0,
     decay=1e-3,
@@ -44,7 +44,7 @@ def run(
       batches: batches[t][i] is the list of minibatches of client i in round t. Each serves all
         inner steps, and then one step w_i <- w_i - eta lambda (w_i - theta).
       personal_rate: eta_p, one per round.
-      pull: lambda.
+      proximal_weight: lambda.
       inner_steps: K.
       server_rate: beta of w <- (1 - beta) w + beta sum_i p_i w_i.
       decay: mu of the inner steps, which only the published code has.
@@ -66,10 +66,17 @@ def run(
             local = theta = model  # both begin at what was received
             for batch in batches[t][i]:
                 theta = nearby(
-                    theta, local, x[batch], y[batch], personal_rate[t], inner_steps, pull, decay
+                    theta,
+                    local,
+                    x[batch],
+                    y[batch],
+                    personal_rate[t],
+                    inner_steps,
+                    proximal_weight,
+                    decay,
                 )
                 away = subtract(local, theta)
-                local = subtract(local, scale(learning_rate[t] * pull, away))
+                local = subtract(local, scale(learning_rate[t] * proximal_weight, away))
             trained[i], personal[i] = local, theta
         if cohort:
             mean = average([trained[i] for i in cohort], sizes, cohort, weighting)

@@ -5,11 +5,11 @@ from tests.references.local_sgd import sgd
 from tests.references.network import scale, subtract, zeros_like
 
 
-def own_head(body, head, shared, batches, x, y, rate, pull):
+def own_head(body, head, shared, batches, x, y, rate, proximal_weight):
     """Trains `head` on a frozen body, pulled to the shared head."""
 
     def towards(model):
-        away = scale(pull, subtract({"head": model["head"]}, {"head": shared}))
+        away = scale(proximal_weight, subtract({"head": model["head"]}, {"head": shared}))
         return {**zeros_like(model), **away}
 
     return sgd({**body, "head": head}, batches, x, y, rate, towards, ("head",))["head"]
@@ -27,7 +27,7 @@ def run(
     batches,
     head_batches,
     learning_rate,
-    pull=1.0,
+    proximal_weight=1.0,
 ):
     """Private bodies, own heads, and a shared head that is averaged.
 
@@ -35,7 +35,7 @@ def run(
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
         the batches are those of bodies and the shared head.
       head_batches: like `batches`, for own heads.
-      pull: lambda.
+      proximal_weight: lambda.
 
     Returns:
       After every round, "head": the shared one, "personalized": [N], bodies with own heads.
@@ -45,7 +45,9 @@ def run(
         heads, rate = [], learning_rate[t]
         for i in cohorts[t]:
             body = {name: layer for name, layer in own[i].items() if name != "head"}
-            head = own_head(body, own[i]["head"], shared, head_batches[t][i], x, y, rate, pull)
+            head = own_head(
+                body, own[i]["head"], shared, head_batches[t][i], x, y, rate, proximal_weight
+            )
             trained = sgd({**body, "head": shared}, batches[t][i], x, y, rate)
             heads.append({"head": trained["head"]})
             own[i] = {**trained, "head": head}

@@ -124,7 +124,7 @@ def test_limits_of_full_participation(setting, limit):
 # With clients of the same samples and batches.
 IDENTICAL = {
     "fedamp": (
-        lambda s: fedamp.run(**s, sigma=2.0, alpha=0.5, pull=1.2), "personalized",
+        lambda s: fedamp.run(**s, sigma=2.0, alpha=0.5, proximal_weight=1.2), "personalized",
         lambda s: [models["global"] for models in fedprox.run(**s, mu=1.2)],
     ),
     "scaffold": (lambda s: scaffold.run(**s), "global", fedavg_of),
@@ -162,7 +162,7 @@ def test_one_step_of_fedavg_on_all_samples_follows_the_pooled_gradient(setting, 
 
 def test_heurfedamp_of_even_weights_without_a_pull_is_uniform_fedavg(setting):
     """All clients begin a round at the mean of all models."""
-    even = fedamp.run(**setting, heuristic=True, sigma=0.0, pull=0.0)
+    even = fedamp.run(**setting, heuristic=True, sigma=0.0, proximal_weight=0.0)
     for models, expected in zip(even, fedavg_of(uniform(setting)), strict=True):
         mean = stack(models["personalized"]).mean(axis=0)
         np.testing.assert_allclose(mean, flat(expected), rtol=1e-11, atol=1e-13)

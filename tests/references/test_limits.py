@@ -118,14 +118,15 @@ LIMITS = {
         ), "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "ditto-global": (
-        lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.7),
+        lambda s: ditto.run(**s, personal_batches=further_batches(s), proximal_weight=0.7),
         "global", fedavg_of,
     ),
     "mrmtl-no-pull": (
-        lambda s: mrmtl.run(**s, pull=0.0), "personalized", local_of,
+        lambda s: mrmtl.run(**s, proximal_weight=0.0), "personalized", local_of,
     ),
     "ditto-no-pull": (
-        lambda s: ditto.run(**s, personal_batches=further_batches(s), pull=0.0), "personalized",
+        lambda s: ditto.run(**s, personal_batches=further_batches(s), proximal_weight=0.0),
+        "personalized",
         lambda s: local_of({**s, "batches": further_batches(s)}),
     ),
     "fedala-weights-of-one": (
@@ -138,9 +139,9 @@ LIMITS = {
             first_weight=0.0,
         ), "personalized", local_of,
     ),
-    "fedamp-no-pull": (lambda s: fedamp.run(**s, pull=0.0), "personalized", local_of),
+    "fedamp-no-pull": (lambda s: fedamp.run(**s, proximal_weight=0.0), "personalized", local_of),
     "heurfedamp-own-weight": (
-        lambda s: fedamp.run(**s, heuristic=True, self_weight=1.0, pull=0.0),
+        lambda s: fedamp.run(**s, heuristic=True, self_weight=1.0, proximal_weight=0.0),
         "personalized", local_of,
     ),
     "fedupdate-no-steps": (
@@ -202,7 +203,7 @@ LIMITS = {
         lambda s: pfedla.run(**drawn(s), retained=2), "personalized", local_of,
     ),
     "pfedme-no-pull": (
-        lambda s: pfedme.run(**s, personal_rate=RATES, pull=0.0), "global", initial_of,
+        lambda s: pfedme.run(**s, personal_rate=RATES, proximal_weight=0.0), "global", initial_of,
     ),
     "pfedme-no-server-rate": (
         lambda s: pfedme.run(**s, personal_rate=[0.05] * ROUNDS, server_rate=0.0), "global",

@@ -117,7 +117,7 @@ def test_a_strong_pull_leaves_the_personal_model_at_the_local_one(setting):
         (models,) = pfedme.run(
             **{**setting, "rounds": 1, "learning_rate": [0.1 / pull]},
             personal_rate=[1 / pull],
-            pull=pull,
+            proximal_weight=pull,
             decay=0.0,
         )
         pairs = [(models["personalized"][i], models["trained"][i]) for i in range(COUNT)]

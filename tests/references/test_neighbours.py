@@ -68,7 +68,7 @@ def test_fedamp_descends_the_gradient_of_its_objective(setting):
     batches = [setting["batches"][0], [[], [], [own], []]]
     common = {**setting, "rounds": 2, "batches": batches}
     sigma, alpha, pull = 5.0, 1.5, 0.45
-    first, second = fedamp.run(**common, sigma=sigma, alpha=alpha, pull=pull)
+    first, second = fedamp.run(**common, sigma=sigma, alpha=alpha, proximal_weight=pull)
     target, begin = second["cloud"][2], first["personalized"][2]
 
     def objective(vector):

@@ -120,13 +120,17 @@ def test_what_an_algorithm_says_of_itself(epochs, said):
 
 def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
     """With the values swept, of its own hyperparameters and of the rate."""
-    swept = {"learning_rate": [0.1, 1.0, 1.0], "pull": [4.0, 4.0, 8.0]}
+    swept = {"learning_rate": [0.1, 1.0, 1.0], "proximal_weight": [4.0, 4.0, 8.0]}
     result = pfl.simulate(pfl.make_algorithm("heurfedamp"), federation(), 1, settings=swept)
     reach = [
-        [said.partition("pull is ")[2][:2] for said in row_remarks(result, h) if "pull is" in said]
+        [
+            said.partition("proximal_weight is ")[2][:2]
+            for said in row_remarks(result, h)
+            if "pull is" in said
+        ]
         for h in range(3)
     ]
-    assert reach == [[], ["4,"], ["8,"]] and "pull=8: a local step" in result.table()
+    assert reach == [[], ["4,"], ["8,"]] and "proximal_weight=8: a local step" in result.table()
     result.save(tmp_path / "r")
     assert pfl.Result.load(tmp_path / "r").setting_remarks == result.setting_remarks
 

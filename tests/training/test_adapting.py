@@ -151,7 +151,7 @@ class Unhashable(list):
         ({"optimizer": Unhashable()}, "optimizer of adaptation must be hashable"),
         ({"budget": 2}, "budget of adaptation must be True or False, got 2"),
         ({"budget": True, "steps": 2}, "steps must be None with a budget, got 2"),
-        ({"proximal": -1}, "proximal weight of adaptation must be .* at least 0, got -1"),
+        ({"proximal_weight": -1}, "proximal weight of adaptation must be .* at least 0, got -1"),
     ],
 )
 def test_adaptation_is_checked(options, message):
@@ -179,7 +179,7 @@ def test_a_budget_counts_minibatches_over_all_epochs_and_gives_everyone_some():
 def test_adaptation_says_what_it_is():
     assert str(Adaptation()) == "1 local epoch"
     assert str(Adaptation(optimizer=twice)) == "1 local epoch, optimizer twice"
-    how = Adaptation(epochs=2, budget=True, proximal=0.5)
+    how = Adaptation(epochs=2, budget=True, proximal_weight=0.5)
     text = "2 local epochs, minibatches counted over all of them, with a proximal term"
     assert str(how) == text
     own = SGD(0.9, nesterov=True, weight_decay=0.01)

@@ -231,7 +231,7 @@ WORDS = (
     *(f"--{name}={value}" for name in INTS for value in LONG),
     *(f"--{name}={value}" for name in FLOATS for value in ("nan", "inf", "-1", "1e300", LONG[2])),
     *(f"--set=feddwa.top_k={value}" for value in LONG),
-    *(f"--set=fedasync.proximal={value}" for value in (*LONG[1:], "nan", "1e39", "1e-50")),
+    *(f"--set=fedasync.proximal_weight={value}" for value in (*LONG[1:], "nan", "1e39", "1e-50")),
     *(f"--model_option=hidden={value}" for value in (*LONG, "nan")),
     *(f"--data_option=image_size={value}" for value in LONG),
     *(f"--stragglers={value}:1" for value in LONG),

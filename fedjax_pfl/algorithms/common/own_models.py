@@ -12,17 +12,21 @@ class State(fedavg.State):
 class OwnModels(fedavg.Weighted):
     """FedAvg beside own models, which start at the common initial model and are scored.
 
-    A subclass has the field `pull`, lambda in g(v) + lambda (v - w), and trains the own models.
+    A subclass has the field `proximal_weight`, lambda in g(v) + lambda (v - w), and trains the
+    clients' own models.
     """
 
-    pull: float
+    proximal_weight: float
 
     def init(self, ctx):
         return State(**vars(super().init(ctx)), own=ctx.replicate(ctx.initial_model()))
 
     def near(self, state: State):
         """Return the options of `ctx.train` that pull a model to the server's."""
-        return {"extra_loss": training.proximal(self.pull), "broadcast": state.server["params"]}
+        return {
+            "extra_loss": training.proximal(self.proximal_weight),
+            "broadcast": state.server["params"],
+        }
 
     def models(self, ctx, state: State, rows):
         return super().models(ctx, state, rows) | {"personalized": trees.take(state.own, rows)}
