@@ -19,7 +19,7 @@ class FedProx(FedAvg):
 
     Attributes:
       proximal_weight: mu; 1 is the best of 0.01, 0.1, 1, 10 in FedDWA's runs; Li et al. tune over
-        0.001, 0.01, 0.1 and 1, and use 1 for three of five data sets, 0.001 and 0.01 for the others.
+        0.001, 0.01, 0.1 and 1; they use 1 for three of five data sets, 0.001 and 0.01 for the rest.
       slow_fraction: fraction of slow members per round: each trains a number of epochs drawn from
         1, ..., E - 1 instead of E, and is averaged like the others.
     """

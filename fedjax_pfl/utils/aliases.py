@@ -115,7 +115,7 @@ OPTIONS = _inverted(
         "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
-        "proximal_weight": "mu lam lambda lamda pull",
+        "proximal_weight": "lam lambda lamda pull",
         "relation_rate": "dlr drlearningrate",
         "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
         "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
@@ -136,6 +136,7 @@ OPTIONS = _inverted(
 HYPERPARAMETERS = {
     "apfl": {"al": "alpha"},
     "apple": {"l": "penalty_share"},
+    "ditto": {"mu": "proximal_weight"},
     "fedadam": {"beta1": "b1", "beta2": "b2"},
     "fedala": {"layeridx": "layers", "p": "layers"},
     "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "proximal_weight"},
@@ -143,6 +144,9 @@ HYPERPARAMETERS = {
     "fedbabu": {"finetuningepochs": "fine_tune_epochs", "fte": "fine_tune_epochs"},
     "feddyn": {"al": "alpha"},
     "fedfomo": {"m": "downloads"},  # M: see `CAPITALS`
+    "fednova": {"mu": "proximal_weight"},
+    "fedprox": {"mu": "proximal_weight"},
+    "fedprox_ft": {"mu": "proximal_weight"},
     "fedyogi": {"beta1": "b1", "beta2": "b2"},
     "pfedme": {"beta": "server_rate", "bt": "server_rate"},
 }

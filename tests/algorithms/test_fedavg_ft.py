@@ -38,7 +38,7 @@ def test_fedavg_ft_after_the_last_round():
         **case.common(),
         tuning_batches=case.batches("adapt", schedule),
         tuning_budget=(2, schedule.batch_size),
-        tuning_pull=0.7,
+        tuning_proximal_weight=0.7,
     )
     settings = {"fine_tune_epochs": 2, "final_only": True, "fine_tune_proximal_weight": 0.7}
     _, records = case.run_rounds(pfl.make_algorithm("fedavg_ft", settings))

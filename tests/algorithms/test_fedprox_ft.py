@@ -15,7 +15,7 @@ VARIANTS = {
     "epochs": ({}, {}),
     "final-only": (
         {"fine_tune_epochs": 2, "final_only": True, "fine_tune_proximal_weight": 0.4},
-        {"tuning_budget": (2, 4), "tuning_pull": 0.4},
+        {"tuning_budget": (2, 4), "tuning_proximal_weight": 0.4},
     ),
 }
 

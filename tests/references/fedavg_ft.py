@@ -30,7 +30,7 @@ def run(
     tuning_batches=None,
     tuning_rate=None,
     tuning_budget=None,
-    tuning_pull=0.0,
+    tuning_proximal_weight=0.0,
     train=fedavg.run,
     **training,
 ):
@@ -44,7 +44,7 @@ def run(
       tuning_rate: one rate per round; None takes the round's learning rate.
       tuning_budget: (F, B): fine-tune only after the last round, on the first `budget(F, n_i, B)`
         batches; None fine-tunes after every round, on all batches.
-      tuning_pull: weight of the proximal_weight towards the global model while fine-tuning.
+      tuning_proximal_weight: of a pull towards the global model while fine-tuning.
       train: the reference that trains the global model.
       **training: its other arguments: x, y, sizes, cohorts, batches, learning_rate ...
 
@@ -66,6 +66,6 @@ def run(
                 steps = budget(epochs, training["sizes"][i], batch_size)
                 assert len(batches) >= steps
                 batches = batches[:steps]
-            tuned = fine_tune(models["global"], batches, x, y, rates[t], tuning_pull)
+            tuned = fine_tune(models["global"], batches, x, y, rates[t], tuning_proximal_weight)
             models["personalized"].append(tuned)
     return history

@@ -4,12 +4,25 @@ from tests.references.local_sgd import sgd
 from tests.references.network import combine, scale, subtract
 
 
-def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, mu, work=None):
+def run(
+    initial,
+    clients,
+    rounds,
+    *,
+    x,
+    y,
+    sizes,
+    cohorts,
+    batches,
+    learning_rate,
+    proximal_weight,
+    work=None,
+):
     """FedAvg whose clients descend f_i(theta) + (mu / 2) ||theta - w||^2, w the received model.
 
     Args:
       initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
-      mu: weight of the term.
+      proximal_weight: weight of the term.
       work: work[t][i], how many of its batches client i takes in round t, the first ones; all by
         default. Its weight is the same.
 
@@ -22,7 +35,7 @@ def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rat
         cohort, received = list(cohorts[t]), model
 
         def pull(params, received=received):
-            return scale(mu, subtract(params, received))
+            return scale(proximal_weight, subtract(params, received))
 
         if cohort:
             taken = [batches[t][i][: None if work is None else work[t][i]] for i in cohort]

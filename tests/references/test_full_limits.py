@@ -125,7 +125,7 @@ def test_limits_of_full_participation(setting, limit):
 IDENTICAL = {
     "fedamp": (
         lambda s: fedamp.run(**s, sigma=2.0, alpha=0.5, proximal_weight=1.2), "personalized",
-        lambda s: [models["global"] for models in fedprox.run(**s, mu=1.2)],
+        lambda s: [models["global"] for models in fedprox.run(**s, proximal_weight=1.2)],
     ),
     "scaffold": (lambda s: scaffold.run(**s), "global", fedavg_of),
     "waffle": (lambda s: waffle.run(**s, total_rounds=100), "alice", fedavg_of),

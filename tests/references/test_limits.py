@@ -74,7 +74,7 @@ def test_no_file_imports_the_library_or_jax():
 
 # name: (run, the models compared, what they equal)
 LIMITS = {
-    "fedprox-no-term": (lambda s: fedprox.run(**s, mu=0.0), "global", fedavg_of),
+    "fedprox-no-term": (lambda s: fedprox.run(**s, proximal_weight=0.0), "global", fedavg_of),
     "moon-no-term": (lambda s: moon.run(**s, mu=0.0), "global", fedavg_of),
     "fedavgm-nesterov": (lambda s: fedavgm.run(**s, server_momentum=0.0), "global", fedavg_of),
     "fedavgm": (
@@ -187,7 +187,7 @@ LIMITS = {
         lambda s: fedavg_async.run(**punctual(s), synchronous=True), "global", fedavg_of,
     ),
     "fedprox_ft-no-term": (
-        lambda s: fedprox_ft.run(**s, mu=0.0, tuning_batches=further_batches(s)), "personalized",
+        lambda s: fedprox_ft.run(**s, proximal_weight=0.0, tuning_batches=further_batches(s)), "personalized",
         lambda s: [
             models["personalized"]
             for models in fedavg_ft.run(**s, tuning_batches=further_batches(s))
