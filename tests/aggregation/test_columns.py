@@ -68,6 +68,7 @@ def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
             assert moved in compiled.as_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [8, 7])
 def test_large_matrices_go_round(rows, monkeypatch):
     """Each of two devices has half of a matrix at a time, of weights and of comparisons."""

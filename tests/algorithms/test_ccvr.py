@@ -66,6 +66,7 @@ def test_reference(pattern, variant):
         np.testing.assert_array_equal(record["clients"]["forward_samples"], case.sizes * due)
 
 
+@pytest.mark.thorough
 def test_without_epochs_it_is_fedavg():
     federation = sampled_federation()
     ours = states_of(algorithm(epochs=0, every=True), federation)[-1]
@@ -87,6 +88,7 @@ def test_virtual_features_have_the_moments_of_the_samples():
     np.testing.assert_allclose(np.cov(np.asarray(made).T), np.cov(z.T), 1e-9)
 
 
+@pytest.mark.thorough
 def test_who_is_late_sends_no_features():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
     ours = pfl.make_algorithm("ccvr", {"every": True, "per_class": 2})
@@ -114,6 +116,7 @@ def test_classes_of_fewer_than_two_samples_have_none(counts, drawn):
     np.testing.assert_array_equal(valid, np.repeat(np.array(drawn, bool), 2))
 
 
+@pytest.mark.thorough
 def test_missing_classes_leave_the_others_batches_whole():
     """Three of nine samples are not drawn: the other six are a minibatch of 4 and one of 2."""
     case = Case(rounds=1)

@@ -93,6 +93,7 @@ class Forged(pfl.Context):
         return Trained({"params": moved}, self.cohort, jnp.zeros(self.cohort.size))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "linkage", ["complete", pytest.param("single", marks=pytest.mark.thorough)]
 )
@@ -217,6 +218,7 @@ def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():
     assert ran(gamma_max=1)[0] == 1
 
 
+@pytest.mark.thorough
 def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     case = Case()
     left, new = split_new_clients(case.federation, 2)
@@ -248,6 +250,7 @@ def test_remarks():
     ]
 
 
+@pytest.mark.thorough
 def test_a_run_that_ends_before_the_first_split_is_told():
     """A remark says so, of the settings of a sweep that it concerns and of a stopped run too."""
     text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"

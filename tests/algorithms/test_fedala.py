@@ -236,6 +236,7 @@ class Growing(nn.Module):
         return dense(3, "head")(dense(5, "hidden")(x))
 
 
+@pytest.mark.thorough
 def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
     """It learns weights on huge samples; its training overflows after a few steps."""
     ours = algorithm(participants="sampled", max_passes=1)

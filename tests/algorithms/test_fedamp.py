@@ -74,6 +74,7 @@ def test_private_layers_are_not_compared():
     np.testing.assert_allclose(records[1]["matrices"]["attention"], wanted, 1e-9, 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedamp", pytest.param("heurfedamp", marks=pytest.mark.thorough)])
 def test_new_clients_are_mixed_once(name):
     """Each as one more client beside those that were there, and with no larger alpha."""

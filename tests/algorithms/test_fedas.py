@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
@@ -73,6 +74,7 @@ def assert_new_clients(case, ours, state):
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
+@pytest.mark.thorough
 def test_who_diverges_keeps_its_model_and_has_no_weight():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     (before, after), (record,) = run_rounds(algorithm(), federation, 1, scored=())
@@ -101,6 +103,7 @@ class EvaluatedOnly(nn.Module):
         return self.head(self.features(x)) * (0.0 if train else 1.0)
 
 
+@pytest.mark.thorough
 def test_information_is_of_evaluation_mode_and_heads_are_not_aligned():
     """Only the alignment moves this network; weight decay of its own would reach the head."""
     federation = toy_federation(model=EvaluatedOnly(), weight_decay=0.1, learning_rate=1e-12)

@@ -100,6 +100,7 @@ def test_any_optimizer_steps_along_what_the_average_is_away():
     assert_close(after.server["batch_stats"], averaged.server["batch_stats"], "statistics", 0)
 
 
+@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_the_model_and_the_momentum():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states = states_of(algorithm(), toy_federation(stragglers=late), 5)

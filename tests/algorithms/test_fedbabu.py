@@ -82,6 +82,7 @@ def test_neither_momentum_nor_decay_moves_the_head():
     assert plan.shared_block_sizes().tolist() == [25, 0]
 
 
+@pytest.mark.thorough
 def test_new_clients_fine_tune_as_old_ones_do():
     case, states, _ = rounds_of("partial-map", "uniform")
     final = final_in(states[-1], algorithm(**TUNED), case.federation, case.rounds)

@@ -53,6 +53,7 @@ def test_reference(pattern, variant):
     assert together or pattern == "single"
 
 
+@pytest.mark.thorough
 def test_without_critical_parameters_it_is_fedavg():
     federation = sampled_federation()
     ours, fedavg = (
@@ -62,6 +63,7 @@ def test_without_critical_parameters_it_is_fedavg():
     assert not any(leaf.any() for leaf in jax.tree.leaves(ours[-1].critical))
 
 
+@pytest.mark.thorough
 def test_with_critical_parameters_only_it_is_local_training():
     federation = toy_federation(validation_size=0, local_epochs=2, model=TanhNetwork())
     one, local = algorithm(tau=1, beta=0.5), pfl.make_algorithm("local")
@@ -69,6 +71,7 @@ def test_with_critical_parameters_only_it_is_local_training():
     assert_close(ours.custom, theirs.models["params"], "models", 1e-12)
 
 
+@pytest.mark.thorough
 def test_custom_models_are_means_of_uploads():
     """Here these hardly differ from the first model."""
     private = {"dp": "client", "dp_clip": 1e-6, "dp_noise": 1e-3}

@@ -115,6 +115,7 @@ def test_what_stays_and_what_is_sent():
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
 
 
+@pytest.mark.thorough
 def test_weight_decay_and_momentum_leave_the_global_head_to_the_server():
     federation = toy_federation(momentum=0.5, weight_decay=0.1, participation=0.2)
     before, after = states_of(algorithm(), federation, 1)

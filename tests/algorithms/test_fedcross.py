@@ -58,6 +58,7 @@ def test_reference(pattern, variant):
     compare(Case(**PATTERNS[pattern]), VARIANTS[variant])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("late", "settings"),
     [
@@ -73,6 +74,7 @@ def test_models_of_late_members_wait(late, settings):
     compare(case, settings)
 
 
+@pytest.mark.thorough
 def test_averaged_rounds_of_equal_clients_are_fedavg():
     federation = toy_federation((4, 4, 4), (2, 2, 2), validation_size=0)
     ours = states_of(algorithm(warmup_rounds=9), federation, 3)[-1].models
@@ -81,6 +83,7 @@ def test_averaged_rounds_of_equal_clients_are_fedavg():
         assert_close(jax.tree.map(lambda leaf, k=k: leaf[k], ours), plain, f"model {k}")
 
 
+@pytest.mark.thorough
 def test_partners_follow_from_what_the_server_received():
     """The uploads of clients 0 and 3 become what they received, which has other neighbours."""
     for who, changed in ((0, True), (1, False), (3, True)):

@@ -77,6 +77,7 @@ def assert_new_clients(case, states, consensus, settings):
     assert_close(made, wanted, "new clients")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"diverging": 3}, {"stragglers": {3: 1}}], ids=str)
 def test_the_consensus_leaves_out_who_diverges_or_is_late(options):
     case = Case(rounds=1, **options)
@@ -90,6 +91,7 @@ def test_the_consensus_leaves_out_who_diverges_or_is_late(options):
         assert not any(record["clients"][k][3] for k in ("numbers_up", "numbers_down"))
 
 
+@pytest.mark.thorough
 def test_training_losses_are_means_over_steps():
     """With tiny steps they are those of FedAvg on the same minibatches."""
     federation = toy_federation(learning_rate=1e-9, validation_size=0, model=TanhNetwork())

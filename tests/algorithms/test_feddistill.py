@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
@@ -49,6 +50,7 @@ def test_reference(pattern, variant):
         assert not record["up"].any() and not record["down"].any()
 
 
+@pytest.mark.thorough
 def test_without_the_term_it_is_local_training():
     federation = sampled_federation()
     states, ours = run_rounds(algorithm(weight=0), federation)
@@ -60,6 +62,7 @@ def test_without_the_term_it_is_local_training():
     assert len(algorithm().remarks(federation)) == 1
 
 
+@pytest.mark.thorough
 def test_clients_that_diverge_or_are_late_teach_nobody():
     options = {"validation_size": 0, "diverging": 3, "stragglers": {1: 1}}
     federation = toy_federation(dtype="float32", **options)
@@ -74,6 +77,7 @@ def test_clients_that_diverge_or_are_late_teach_nobody():
     np.testing.assert_array_equal(second["clients"]["numbers_down"] > 0, [1, 0, 1, 1, 1])
 
 
+@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_the_teachers():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states = states_of(algorithm(), toy_federation(stragglers=late, validation_size=0), 5)
@@ -87,6 +91,7 @@ def test_a_class_has_a_teacher_from_half_a_client_on():
     np.testing.assert_allclose(found.means[1:], [[1.5, 1.5], [0.5, 0.5]], 1e-6)
 
 
+@pytest.mark.thorough
 def test_new_clients_learn_from_everybody():
     case = Case(1, scored=False)
     states, _ = case.run_rounds(algorithm())

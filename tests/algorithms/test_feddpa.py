@@ -147,6 +147,7 @@ def test_training_has_one_weight_for_all_samples():
     assert np.abs(task.outputs(both, x, False, *mode).logits - wanted).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_without_weight_it_is_fedavg_of_the_global_set():
     """Also its running statistics, which are not those of the own sets' training."""
     one = sampled_federation(model=OverflowingNormed(3, (5,)), freeze="fc_0/kernel", **ADAPTERS)
@@ -162,6 +163,7 @@ def test_without_weight_it_is_fedavg_of_the_global_set():
     assert wanted["batch_stats"]["bn"]["mean"].any()
 
 
+@pytest.mark.thorough
 def test_without_adapters_it_is_fedavg():
     one, algorithm = sampled_federation(), pfl.make_algorithm("feddpa", {"weighting": "size"})
     assert algorithm.remarks(one) == ["no adapters with both factors trained: FedAvg"]
@@ -171,6 +173,7 @@ def test_without_adapters_it_is_fedavg():
     assert_close(states[-1].server, plain[-1].server, "server")
 
 
+@pytest.mark.thorough
 def test_new_clients_train_an_own_set():
     trained, new = pfl.engine.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, dtype="float32", **ADAPTERS), 2

@@ -80,6 +80,7 @@ def assert_new_clients(case, states, settings):
         assert all(map(np.array_equal, *map(jax.tree.leaves, (ours, server))))
 
 
+@pytest.mark.thorough
 def test_one_learner_is_fedavg():
     federation = sampled_federation()
     ours = states_of(algorithm(learners=1), federation)[-1]
@@ -91,6 +92,7 @@ def test_one_learner_is_fedavg():
     np.testing.assert_array_equal(ours.private["params"]["mixture"], 1)
 
 
+@pytest.mark.thorough
 def test_weights_do_not_decay_and_stay_with_clients():
     federation = sampled_federation(weight_decay=0.3, momentum=0.5)
     weights = states_of(algorithm(learners=2), federation, 2)[-1].private["params"]["mixture"]
@@ -99,6 +101,7 @@ def test_weights_do_not_decay_and_stay_with_clients():
     assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))["mixture"] == 0
 
 
+@pytest.mark.thorough
 def test_an_e_step_is_over_all_samples_as_they_are():
     """Also with fewer local steps, incomplete batches left out and augmentation; not if late."""
     options = {"local_steps": 1, "drop_last": True, "augment": lambda key, x: x + 1}
@@ -124,6 +127,7 @@ class Noisy(nn.Module):
         return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+@pytest.mark.thorough
 def test_learners_of_a_network_with_statistics_and_dropout():
     task = Learners(as_task(Noisy()), count=2)
     rng = np.random.default_rng(0)
@@ -152,6 +156,7 @@ def test_learners_of_a_network_with_statistics_and_dropout():
     assert_close(task.predict(shrunk, batch.inputs), task.predict(twins, batch.inputs), "", 1e-6)
 
 
+@pytest.mark.thorough
 def test_statistics_are_averaged_and_clients_without_samples_keep_their_weights():
     federation = toy_federation((9, 0, 6), model=OverflowingNormed(3, (5,)))
     before, after = states_of(algorithm(), federation, 1)

@@ -76,6 +76,7 @@ def test_the_base_is_that_of_the_run_with_a_single_client():
     np.testing.assert_array_equal(result.final.backbone()["params"]["hidden"]["kernel"][0], kernel)
 
 
+@pytest.mark.thorough
 def test_predictions_saved_models_and_new_clients_have_the_base():
     trained, new = pfl.engine.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS), 1
@@ -102,6 +103,7 @@ def test_predictions_saved_models_and_new_clients_have_the_base():
     np.testing.assert_allclose(scores[1, 0, 0, 0], right.mean())
 
 
+@pytest.mark.thorough
 def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
     ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
     plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
@@ -115,6 +117,7 @@ def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
             assert_close(state.server, other.server, "server")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedex_lora", "flora"])
 def test_layers_with_a_fixed_factor_are_left_out(name):
     """Layers of 4 x 5 and 3 x 4 numbers, or of 18 and 14 in the only member's factors."""
@@ -126,6 +129,7 @@ def test_layers_with_a_fixed_factor_are_left_out(name):
     np.testing.assert_array_equal(record["clients"]["numbers_down"], (18 + 12) * there)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedex_lora", "flora"])
 def test_who_diverges_does_not_reach_the_base(name):
     federation = toy_federation(diverging=3, dtype="float32", validation_size=0, **ADAPTERS)
@@ -135,6 +139,7 @@ def test_who_diverges_does_not_reach_the_base(name):
         assert np.isfinite(new).all() and (new != old).any()
 
 
+@pytest.mark.thorough
 def test_host_memory_and_refusals():
     one = sampled_federation(**ADAPTERS)
     ours = pfl.make_algorithm("fedex_lora")

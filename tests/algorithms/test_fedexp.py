@@ -38,6 +38,7 @@ def test_reference(pattern, variant):
         assert max(models["rate"] for models in wanted) > 1.01
 
 
+@pytest.mark.thorough
 def test_a_large_epsilon_is_fedavg():
     federation = sampled_federation()
     states, _ = run_rounds(algorithm(epsilon=1e9, average_last=False), federation)
@@ -46,6 +47,7 @@ def test_a_large_epsilon_is_fedavg():
         assert_close(state.server, other.server, "server")
 
 
+@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_both_models():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states = states_of(algorithm(), toy_federation(stragglers=late), 5)

@@ -155,6 +155,7 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
         np.testing.assert_allclose(weights[i][choice[i] != 2], wanted, 1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("validation_size", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_new_clients_mix_once(validation_size):
     """Their own model with those of random others, by their validation samples."""
@@ -188,6 +189,7 @@ def test_new_clients_mix_once(validation_size):
     assert (helped > 0) == (validation_size > 0)
 
 
+@pytest.mark.thorough
 def test_late_clients_download_nothing_and_are_no_candidates_until_they_upload():
     """Who diverges has downloaded, but uploads nothing."""
     federation = toy_federation(stragglers={1: 1, 3: 2}, diverging=0)

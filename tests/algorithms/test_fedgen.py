@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
@@ -82,6 +83,7 @@ def test_classes_that_nobody_has_are_not_drawn():
     assert set(np.asarray(labels).tolist()) == {1}
 
 
+@pytest.mark.thorough
 def test_without_an_update_the_generator_stays():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=0, train_sizes=(5,))
     before, after = states_of(algorithm(generator_rate=0.05), federation, 1)

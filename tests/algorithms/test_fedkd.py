@@ -61,6 +61,7 @@ def test_an_energy_of_one_keeps_what_rounds_off():
     np.testing.assert_allclose(part, matrix, atol=1e-15)
 
 
+@pytest.mark.thorough
 def test_small_zero_and_non_finite_changes():
     matrix = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     wanted, rank = leading(matrix, 0.9)
@@ -75,6 +76,7 @@ def test_small_zero_and_non_finite_changes():
     assert rank == 3
 
 
+@pytest.mark.thorough
 def test_a_factored_change_never_takes_more_than_its_matrix():
     old = {"kernel": jnp.zeros((2, 3, 4, 5)), "bias": jnp.zeros((5,)), "row": jnp.zeros((1, 6))}
     new = {
@@ -88,6 +90,7 @@ def test_a_factored_change_never_takes_more_than_its_matrix():
     assert_close(after, new, "everything")
 
 
+@pytest.mark.thorough
 def test_clients_that_diverge_or_are_late():
     """They keep mentor and map, and late ones send nothing."""
     options = {"validation_size": 0, "diverging": 3, "stragglers": {1: 1}}
@@ -102,6 +105,7 @@ def test_clients_that_diverge_or_are_late():
     assert np.isfinite(after.server["params"]["head"]["bias"]).all()
 
 
+@pytest.mark.thorough
 def test_private_layers_of_the_mentee_stay_with_members():
     federation = toy_federation(validation_size=0, share="body", participation=0.6)
     (before, after), (record,) = run_rounds(algorithm(), federation, 1)
@@ -111,6 +115,7 @@ def test_private_layers_of_the_mentee_stay_with_members():
     assert moved.sum() == 3
 
 
+@pytest.mark.thorough
 def test_new_clients_train_both_from_the_servers_model():
     case = Case(1, scored=False)
     start, (batches,) = case.initial("server"), case.batches("personalize")

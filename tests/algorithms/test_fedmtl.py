@@ -47,6 +47,7 @@ def test_reference(pattern, variant):
         assert_models(new, personal, "new clients")
 
 
+@pytest.mark.thorough
 def test_the_usual_strength_is_by_the_digits_of_the_size():
     """A network of 43 parameters: 1e-3."""
     federation = toy_federation(validation_size=0, local_steps=2)
@@ -60,6 +61,7 @@ def test_the_usual_strength_is_by_the_digits_of_the_size():
         assert_close(usual, other, "1e-4", 1e-12)
 
 
+@pytest.mark.thorough
 def test_without_regularization_it_is_local_training():
     federation = toy_federation(validation_size=0, local_epochs=2)
     ours, local = (
@@ -90,6 +92,7 @@ def test_private_layers_are_not_regularized():
     assert not np.array_equal(strong["fc_0"]["kernel"], free["fc_0"]["kernel"])
 
 
+@pytest.mark.thorough
 def test_absent_members_are_no_tasks():
     """The first client is by itself until others are on time, and the last is not among these."""
     case, settings = Case(scored=False, stragglers={1: 1, 2: 1, 3: 1, 4: 2}), VARIANTS["strong"]

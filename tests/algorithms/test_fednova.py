@@ -51,6 +51,7 @@ def test_effective_steps_are_those_of_the_papers_formulas(mu, momentum):
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 
+@pytest.mark.thorough
 def test_clients_that_train_as_many_steps_are_averaged_as_in_fedavg():
     federation = toy_federation(local_steps=3, validation_size=0)
     ours = states_of(algorithm(), federation, 2)[-1]

@@ -33,6 +33,7 @@ def test_reference(pattern):
         case.assert_whole_models(record, t)
 
 
+@pytest.mark.thorough
 def test_without_the_term_it_is_fedavg_to_the_bit():
     federation = sampled_federation()
     states, _ = run_rounds(algorithm(beta=0), federation)

@@ -39,6 +39,7 @@ def test_reference(pattern, variant):
     compare(Case(**PATTERNS[pattern]), **VARIANTS[variant])
 
 
+@pytest.mark.thorough
 def test_classes_that_the_last_members_lacked_have_no_prototype():
     case = Case(participation=0.2, client_execution="vmap", scored=False)
     exist = compare(case)
@@ -103,6 +104,7 @@ def assert_traffic(record, case, members, exists):
         assert not record["clients"][name][absent].any()
 
 
+@pytest.mark.thorough
 def test_without_alignment_bodies_are_those_of_fedrep():
     """While heads have not been combined: in the first round."""
     federation = sampled_federation()
@@ -128,6 +130,7 @@ def test_a_head_without_weights_stays_as_trained():
     assert_close(ours.heads["params"]["head"], heads, "heads")
 
 
+@pytest.mark.thorough
 def test_prototypes_stay_in_a_round_without_members():
     federation = toy_federation(validation_size=0, stragglers=dict.fromkeys(range(5), 1))
     *_, before, after = states_of(algorithm(), federation, 4)
@@ -135,6 +138,7 @@ def test_prototypes_stay_in_a_round_without_members():
     np.testing.assert_array_equal(before.means, after.means)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
 def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, ours = Case(), algorithm(head_epochs=tau, head_rate=0.2)

@@ -73,6 +73,7 @@ def test_the_discrepancy_ignores_padding():
     assert discrepancy(z, z, valid) == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.thorough
 def test_who_diverges_keeps_its_private_model():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     before, after = states_of(algorithm(), federation, 1)

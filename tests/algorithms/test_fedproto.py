@@ -257,6 +257,7 @@ def by_chance(key, images):
     return images + jax.random.normal(key, images.shape, images.dtype)
 
 
+@pytest.mark.thorough
 def test_means_are_over_samples_as_they_are():
     """Training sees them augmented."""
     case = Case(rounds=1, model=MLP(3, (5,)), augment=by_chance)
@@ -270,6 +271,7 @@ def test_means_are_over_samples_as_they_are():
     np.testing.assert_allclose(state.prototypes.means, total / count[:, None], 1e-9)
 
 
+@pytest.mark.thorough
 def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototypes():
     """It trains all leaves, those too that rounds leave frozen."""
     case = Case()

@@ -51,6 +51,7 @@ def test_reference(pattern, variant):
     assert "personalized" in wanted[-1] and ("personalized" in wanted[0]) == (not settings)
 
 
+@pytest.mark.thorough
 def test_without_the_term_it_is_fedavg_ft_to_the_bit():
     case = Case(**PATTERNS["partial-map"])  # the program of the comparison
     states, records = case.run_rounds(algorithm(proximal_weight=0))

@@ -105,6 +105,7 @@ def test_heads_are_neither_sent_nor_averaged():
         assert np.flatnonzero(moved).tolist() == sorted(cohort)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
 def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, states, _ = rounds_of("partial-map", FINAL)
@@ -117,6 +118,7 @@ def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     assert_close(made, stack(wanted), "new clients")
 
 
+@pytest.mark.thorough
 def test_new_clients_take_as_many_steps_as_are_asked_for():
     case, states, _ = rounds_of("partial-map", FINAL)
     final = final_in(states[-1], algorithm(), case.federation, case.rounds)

@@ -3,6 +3,7 @@
 import flax.linen as nn
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
@@ -64,6 +65,7 @@ def assert_new_clients(case, state, ours, known):
     assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")
 
 
+@pytest.mark.thorough
 def test_without_a_perturbation_it_is_fedavg():
     federation = toy_federation(model=NormNet(), validation_size=0, participation=0.6)
     ours = states_of(algorithm(rho=0), federation, 2)[-1]
@@ -71,6 +73,7 @@ def test_without_a_perturbation_it_is_fedavg():
     assert_close(ours.server, plain.server, "parameters and statistics")
 
 
+@pytest.mark.thorough
 def test_running_statistics_are_those_of_the_model_itself():
     """Not of the perturbed one."""
     federation = toy_federation(model=NormNet(), validation_size=0, local_steps=1)
@@ -85,6 +88,7 @@ class Dropping(nn.Module):
         return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
 
 
+@pytest.mark.thorough
 def test_both_passes_have_a_dropout_of_their_own():
     federation = toy_federation(model=Dropping(), validation_size=0)
     ours = states_of(algorithm(rho=0), federation, 1)[-1]
@@ -93,6 +97,7 @@ def test_both_passes_have_a_dropout_of_their_own():
     assert np.abs(ours - other).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
     options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
@@ -117,6 +122,7 @@ def test_frozen_layers_are_not_perturbed():
     assert_close(after.server["params"]["head"], wanted, "head")
 
 
+@pytest.mark.thorough
 def test_rounds_in_which_nobody_arrives_leave_the_direction():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)

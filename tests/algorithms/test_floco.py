@@ -125,6 +125,7 @@ def assert_new_clients(case, states, ours):
         assert_close(simplex_of(jax.tree.map(lambda x, i=i: x[i], made)), wanted, f"client {i}")
 
 
+@pytest.mark.thorough
 def test_who_is_late_neither_trains_for_the_projection_nor_sends_kernels():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
     _, (record,) = run_rounds(algorithm(warmup_fraction=0.0), federation, 1, scored=())
@@ -135,6 +136,7 @@ def test_who_is_late_neither_trains_for_the_projection_nor_sends_kernels():
     np.testing.assert_array_equal(record["down"][:, 0], 2 * asked)
 
 
+@pytest.mark.thorough
 def test_one_corner_is_fedavg():
     federation = sampled_federation()
     ours = states_of(algorithm(corners=1, warmup_fraction=1.0), federation)[-1]
@@ -143,6 +145,7 @@ def test_one_corner_is_fedavg():
     assert_close(ours.server["params"]["hidden"], plain.server["params"]["hidden"], "body")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("clients", "count"), [(1, 3), (2, 4), (7, 2)])
 def test_points_of_few_and_many_clients(clients, count):
     """With fewer clients than corners; one client is at the centre; like clients are together."""
@@ -163,6 +166,7 @@ def test_points_of_few_and_many_clients(clients, count):
         np.testing.assert_allclose(single, wanted, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_points_do_not_decay():
     federation = sampled_federation(weight_decay=0.3, momentum=0.5)
     states = states_of(algorithm(warmup_fraction=1.0), federation, 2)

@@ -1,6 +1,7 @@
 """FML against its reference, and its limits."""
 
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
@@ -39,6 +40,7 @@ def test_reference(pattern, variant):
         case.assert_whole_models(record, t)
 
 
+@pytest.mark.thorough
 def test_without_teaching_it_is_fedavg_and_local_training():
     federation = sampled_federation()
     states, records = run_rounds(algorithm(alpha=1, beta=1), federation)
@@ -58,6 +60,7 @@ def test_a_table_says_that_own_models_learn_nothing_from_others():
     assert said == "alpha is 1: what is scored was trained locally"
 
 
+@pytest.mark.thorough
 def test_a_client_without_cross_entropy_still_learns_from_its_meme_model():
     """With alpha 0 own models follow the meme models, which differ after the first step."""
     (start, end) = states_of(algorithm(alpha=0), toy_federation(validation_size=0), 1)
@@ -72,6 +75,7 @@ class TrainedOnly(TanhNetwork):
         return super().__call__(x) * (1.0 if train else 0.0)
 
 
+@pytest.mark.thorough
 def test_teachers_are_in_training_mode():
     """Equal models have nothing to teach each other."""
     federation = toy_federation(model=TrainedOnly(), validation_size=0)
@@ -80,6 +84,7 @@ def test_teachers_are_in_training_mode():
     assert_close(end.server, start.server, "server", 1e-12)
 
 
+@pytest.mark.thorough
 def test_who_diverges_keeps_its_own_model():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     before, after = states_of(algorithm(), federation, 1)
@@ -87,6 +92,7 @@ def test_who_diverges_keeps_its_own_model():
     np.testing.assert_array_equal(np.not_equal(*leaves).any(axis=1), [1, 1, 1, 0, 1])
 
 
+@pytest.mark.thorough
 def test_new_clients_train_both_from_the_servers_model():
     case = Case(1, scored=False)
     start = case.initial("server")

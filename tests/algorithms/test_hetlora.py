@@ -57,6 +57,7 @@ def test_reference(pattern, variant):
     assert min(wanted[-1]["ranks"]) == 1 and sum(wanted[-1]["ranks"]) < sum(ranks)
 
 
+@pytest.mark.thorough
 def test_flora_takes_ranks():
     """A client's rank is by its permanent id."""
     case = Case(**PATTERNS["partial-map"], **ADAPTERS, order=(3, 0, 4, 1, 2))
@@ -81,6 +82,7 @@ def test_flora_takes_ranks():
         np.testing.assert_array_equal(record["clients"]["numbers_down"], own + merged * there)
 
 
+@pytest.mark.thorough
 def test_equal_ranks_without_pruning_are_fedavg():
     one = sampled_federation(lora_rank=2)
     plain, _ = run_rounds(pfl.make_algorithm("fedavg"), one)
@@ -94,6 +96,7 @@ def test_equal_ranks_without_pruning_are_fedavg():
     assert ours.remarks(one) == []
 
 
+@pytest.mark.thorough
 def test_new_clients_have_their_own_rank():
     trained, new = pfl.engine.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, dtype="float32", **ADAPTERS), 2
@@ -154,6 +157,7 @@ def test_refusals(name, options, message):
         pfl.Simulation(pfl.make_algorithm(name), one).check()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["hetlora", "flora"])
 def test_who_diverges_has_no_weight_but_its_traffic(name):
     federation = toy_federation(

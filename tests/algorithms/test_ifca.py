@@ -195,6 +195,7 @@ def test_gradients_are_averaged_over_those_that_are_not_late():
     assert_close(after, wanted, "model")
 
 
+@pytest.mark.thorough
 def test_a_new_client_trains_the_model_that_fits_it_best():
     case, steps = Case(), 2
     left, new = split_new_clients(case.federation, 2)

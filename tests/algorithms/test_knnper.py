@@ -65,6 +65,7 @@ def test_weights_are_tenths_from_none_to_all():
     np.testing.assert_allclose(WEIGHTS, np.linspace(0, 1, 11))
 
 
+@pytest.mark.thorough
 def test_without_votes_it_is_fedavg():
     federation = sampled_federation()
     _, records = run_rounds(algorithm(weight=0.0), federation)
@@ -74,6 +75,7 @@ def test_without_votes_it_is_fedavg():
             np.testing.assert_allclose(ours["scores"][name], values, 1e-9, err_msg=name)
 
 
+@pytest.mark.thorough
 def test_models_of_some_clients_have_their_own_weights():
     federation = case_of("full-vmap", "tuned").federation
     ours = algorithm(**VARIANTS["tuned"])
@@ -105,6 +107,7 @@ def memory(features, labels, valid, weight=1.0, scale=1.0):
             "scale": jnp.float32(scale)}  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_memory_of_far_or_few_samples(remembering):
     """Votes have sum 1 however far the neighbours are; padding has none; none: the network's."""
     task, model, inputs, z = remembering

@@ -32,6 +32,7 @@ def test_reference(pattern, variant):
         case.assert_whole_models(record, t)
 
 
+@pytest.mark.thorough
 def test_without_a_pull_it_is_local_training():
     federation = toy_federation(validation_size=0, local_epochs=2)
     ours, local = (
@@ -44,6 +45,7 @@ def test_without_a_pull_it_is_local_training():
     assert_close(ours.own, local.models, "own", 1e-12)
 
 
+@pytest.mark.thorough
 def test_a_pull_of_one_over_the_rate_begins_each_step_at_the_mean():
     """w_i <- w - eta g(w_i); models that all begin at w are FedAvg's after one step."""
     federation = toy_federation(validation_size=0, local_steps=1)
@@ -72,6 +74,7 @@ def test_private_layers_are_not_pulled():
     assert not jax.tree.leaves(pulled.server["params"]["head"])
 
 
+@pytest.mark.thorough
 def test_who_diverges_keeps_its_own_model():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     states, (record,) = run_rounds(algorithm(), federation, 1, scored=())
@@ -80,6 +83,7 @@ def test_who_diverges_keeps_its_own_model():
     np.testing.assert_array_equal((before != after).any(axis=1), [1, 1, 1, 0, 1])
 
 
+@pytest.mark.thorough
 def test_new_clients_train_near_the_mean():
     case = Case(**PATTERNS["full-vmap"])
     ours = algorithm(proximal_weight=0.7)

@@ -81,6 +81,7 @@ def test_padding_and_classes_with_one_sample(worked, count):
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rows", [(), (0, 1, 2), (0, 1, 2, 6)])
 def test_with_few_samples_gaussians_are_the_servers(worked, rows):
     """Of classes with one sample none counts."""
@@ -92,6 +93,7 @@ def test_with_few_samples_gaussians_are_the_servers(worked, rows):
     np.testing.assert_array_equal(own.covariance, known[1])
 
 
+@pytest.mark.thorough
 def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
     options = {"validation_size": 0, "dtype": "float32", "model": TanhNetwork(), "diverging": 3}
     (plain, records), (robust, _) = (
@@ -106,6 +108,7 @@ def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
         assert_close(robust[1].server, plain[1].server, "body", 1e-6)
 
 
+@pytest.mark.thorough
 def test_noise_leaves_a_covariance():
     noise = {"dp": "client", "dp_clip": 1.0, "dp_noise": 5.0}
     federation = toy_federation(validation_size=0, model=TanhNetwork(), **noise)

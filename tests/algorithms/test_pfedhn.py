@@ -193,6 +193,7 @@ def test_who_diverges_leaves_everything_as_it_was():
     assert_close(last, first, "the state", 0)
 
 
+@pytest.mark.thorough
 def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
     algorithm = made(local_head=True, clip=0.001)
     whole = algorithm.prepare(toy_federation(model=TanhNetwork(), local_epochs=2))
@@ -271,6 +272,7 @@ def test_defaults_are_the_papers():
     assert (algorithm.server_decay, algorithm.server_clip, algorithm.clip) == (1e-3, 50, 50)
 
 
+@pytest.mark.thorough
 def test_the_first_hypernetwork_is_uniform_within_its_bounds():
     algorithm = made(embedding_size=4, hidden_size=25)
     state, moved = jax.device_get(

@@ -80,6 +80,7 @@ def test_new_clients_train_a_round():
     assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted[0]["personalized"], "new clients")
 
 
+@pytest.mark.thorough
 def test_who_diverges_keeps_body_and_head():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=3)
     before, after = states_of(algorithm(), federation, 1)

@@ -127,6 +127,7 @@ def test_without_memory_it_is_uniform_averaging():
     assert largest(moved) > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_client_without_a_step_keeps_its_control():
     # With drop_last the clients of 3 and 1 samples take no step of 4; they count in the mean.
     states = states_of(pfl.make_algorithm("scaffold"), toy_federation(drop_last=True))

@@ -88,6 +88,7 @@ def test_without_an_upload_nothing_is_spread():
     assert np.abs(kernels - kernels[0]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_a_new_client_is_held_near_those_that_share_its_labels():
     case = Case(seed=1)
     left, new = split_new_clients(case.federation, 2)

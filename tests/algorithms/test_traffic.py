@@ -249,6 +249,7 @@ def test_local_training_has_no_server_to_sample():
     np.testing.assert_array_equal(steps, 2 * PASS)
 
 
+@pytest.mark.thorough
 def test_the_measurement_of_similarities_costs_everybody_and_only_in_its_rounds():
     """The branch of `lax.cond` that was not taken counts nothing."""
     first, second = recorded("spfl", {}, rounds=2, participation=0.6)

@@ -149,6 +149,7 @@ def test_everyone_passes_the_shared_suite(check):
     CHECKS[check](pfl.make_algorithm("waffle", {"everyone": True}))
 
 
+@pytest.mark.thorough
 def test_a_round_without_alice_trains_nobody():
     # Client 3 overflows whenever it trains; Alice, client 0, is a straggler.
     federation = toy_federation(stragglers={0: 2}, diverging=3)
@@ -184,6 +185,7 @@ def test_the_runs_of_two_alices_are_one_record():
     np.testing.assert_array_equal(record.matrices["mixing"], [[1, 0], [0.25, 0.75]])
 
 
+@pytest.mark.thorough
 def test_all_weight_on_alice_at_the_end_of_a_run():
     # In a run of 40 rounds the cut 0.95 R falls on the 38th; two more smooth the history out.
     case = Case()

@@ -66,11 +66,13 @@ def test_a_large_penalty_is_local_training():
     np.testing.assert_array_equal(states[-1].alpha, [0, 0, 0, 1, 0])
 
 
+@pytest.mark.thorough
 def test_alice_without_a_step_erodes_nothing():
     states = states_of(algorithm(alice=2, distance_penalty=0.2), toy_federation(drop_last=True))
     np.testing.assert_array_equal(states[-1].alpha, np.ones(5))
 
 
+@pytest.mark.thorough
 def test_a_round_without_alice_trains_nobody():
     federation = toy_federation(stragglers={0: 1}, diverging=3)
     states, records = run_rounds(algorithm(distance_penalty=0.2), federation, rounds=3, scored=())
@@ -82,6 +84,7 @@ def test_a_round_without_alice_trains_nobody():
     assert (states[3].alpha[[1, 2, 4]] < 1).all() and states[3].alpha[3] == 1
 
 
+@pytest.mark.thorough
 def test_where_alice_diverges_nobodys_update_is_used():
     federation = toy_federation(
         model=OverflowingNormed(3, (5,)), batch_norm="affine_shared", diverging=1

@@ -120,6 +120,7 @@ class Scoring(ValidationLosses):
         return replace(state, models=models), ctx.record(cohort, scalars={"sum": jnp.sum(losses)})
 
 
+@pytest.mark.thorough
 def test_forward_passes_of_candidates_are_counted_by_themselves(tmp_path):
     """Two validation samples of each client; what a client is absent from, it does not score."""
     nobody = {"test_sizes": (0,) * 5, "dtype": "float32"}  # fewer scores: a smaller program

@@ -226,6 +226,7 @@ def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     assert len(drawn) >= np.asarray(taken)[0, :rounds].sum() // algorithm.gradients_per_batch()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("order", "execution"),
     [("poisson", 2), pytest.param("shuffled", "vmap", marks=pytest.mark.thorough)],
@@ -253,6 +254,7 @@ def test_without_noise_and_clip_it_is_training_without_privacy():
     assert_close(states_of(algorithm, federation, 2)[-1], plain, "state", 1e-9)
 
 
+@pytest.mark.thorough
 def test_new_clients_have_noise_of_their_own():
     noisy, again, plain = (
         adapted().final.personalize(toy_federation(**{**SINGLE, "dp_noise": noise}))

@@ -230,6 +230,7 @@ def test_numbers_of_secure_aggregation():
     assert largest > 0.2 and empty > 2
 
 
+@pytest.mark.thorough
 def test_sums_of_models_and_controls():
     """SCAFFOLD's server adds up two uploads of equal weights, each within its bound."""
     options = SUMS | {"dp_clip": 1e6, "secure_bits": 32, "participation": 0.6}
@@ -587,6 +588,7 @@ def test_rounds_of_an_epsilon_are_not_continued():
     assert (whole.epsilons() <= 2.0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["apfl", "pfedme"])
 def test_failed_clients_count_in_loops_of_their_own(name):
     options = {"dp": "client", "dp_clip": 0.5, "dp_noise": 1.0, "diverging": 1}

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
 
+@pytest.mark.thorough
 def test_a_label_map_is_relabelling():
     with jax.enable_x64(True):
         plain = toy_federation()

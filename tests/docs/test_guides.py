@@ -26,6 +26,7 @@ def names_of(page):
     return names
 
 
+@pytest.mark.thorough
 def test_debugging(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     names = names_of("docs/debugging.md")

@@ -102,7 +102,12 @@ def test_every_algorithm_of_pfllib_has_its_row():
 
 def test_the_preset_sets_what_there_is():
     """Each of its algorithms takes its settings, and a later flag wins."""
-    words = ["run", "--preset=pfllib", "--algorithms=FedProx,Ditto,Local", "--set=FedProx.proximal_weight=0.1"]
+    words = [
+        "run",
+        "--preset=pfllib",
+        "--algorithms=FedProx,Ditto,Local",
+        "--set=FedProx.proximal_weight=0.1",
+    ]
     args = flags.parse(words)
     assert args.set == [
         "ditto.proximal_weight=0",

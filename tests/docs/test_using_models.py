@@ -27,6 +27,7 @@ def names(tmp_path_factory):
     return names
 
 
+@pytest.mark.thorough
 def test_predictions_are_those_that_the_run_scored(names):
     right = np.mean(names["predict"](names["images"]) == names["labels"])
     wanted = names["result"].accuracy()[names["seed"], 0, -1, names["client"]]

@@ -105,6 +105,7 @@ def test_candidates_get_the_private_leaves_of_the_clients():
         np.testing.assert_allclose(losses[k], wanted, 1e-10)
 
 
+@pytest.mark.thorough
 def test_adapted_only_at_the_last_round_and_scored_every_so_often():
     federation = toy_federation()
     result = pfl.simulate(
@@ -131,6 +132,7 @@ def test_adapted_only_at_the_last_round_and_scored_every_so_often():
     np.testing.assert_allclose(result.worst_decile(), np.nanmin(plain[:, :, -1], -1))
 
 
+@pytest.mark.thorough
 def test_copies_of_models_that_are_there_at_the_end_alone_are_scored_there():
     """Not copies of the zeros that stand for the algorithm's own adapted models before."""
     algorithm = pfl.make_algorithm("fedavg_ft", {"final_only": True})

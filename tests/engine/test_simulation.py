@@ -36,6 +36,7 @@ def test_more_rounds_continue_the_first_ones():
         one.run(5)
 
 
+@pytest.mark.thorough
 def test_rounds_that_depend_on_their_number_begin_again():
     one = simulation("waffle", eval_every=2)
     one.run(3)

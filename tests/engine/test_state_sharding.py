@@ -49,6 +49,7 @@ def test_rows_are_filled_up_and_given_back():
         assert moved not in compiled.as_text()
 
 
+@pytest.mark.thorough
 def test_no_device_has_the_states_or_measurements_of_all():
     program = program_of("feddwa")
     states = program.start()
@@ -118,6 +119,7 @@ def test_two_devices_give_the_numbers_of_one(name, options):
         assert_close(*found, name, 1e-9)
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     """Checkpoints have the clients alone, wherever they lay."""
     algorithm, shapes = pfl.make_algorithm("feddwa"), []

@@ -96,6 +96,7 @@ def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
     assert_same(folder, complete)
 
 
+@pytest.mark.thorough
 def test_a_limit_on_the_size_of_files(complete, tmp_path, capsys):
     folder = tmp_path / "out"
     sizes = {path.name: path.stat().st_size for path in complete.iterdir()}
@@ -108,6 +109,7 @@ def test_a_limit_on_the_size_of_files(complete, tmp_path, capsys):
     assert_same(folder, complete)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [60, 0])
 def test_a_folder_deleted_during_the_run(complete, tmp_path, capsys, kept):
     folder, words = tmp_path / "out", f"--checkpoint_seconds={kept}"

@@ -79,6 +79,7 @@ def test_numbers(finished):
                     assert np.isnan(weight)
 
 
+@pytest.mark.thorough
 def test_settings_with_other_clients(tmp_path):
     """Numbers of clients may differ, and so may the clients that are scored."""
     words = "--algorithms=local,fedavg", "--setting=six: --num_clients=6", "--measures=accuracy"

@@ -50,6 +50,7 @@ def table_of(folder, row):
         return next(line for line in csv.DictReader(file) if line["row"] == row)
 
 
+@pytest.mark.thorough
 def test_each_row_has_the_best_of_as_many_settings(finished):
     for row, algorithm in (("local", "local"), ("ours", "feddwa")):
         with (finished / "tuning" / "skewed" / row / "sweep.csv").open() as file:

@@ -99,6 +99,7 @@ KEYS = st.sampled_from(["dataset", "batch_size", "feddwa.top_k", "Own.K", "a"])
 SETTINGS = st.tuples(st.sampled_from(["m", "M", "m-a", ".m"]), st.dictionaries(KEYS, NASTY))
 
 
+@pytest.mark.thorough
 @settings(max_examples=300, deadline=None)
 @given(st.lists(SETTINGS, max_size=12))
 def test_different_settings_have_different_folders(found):

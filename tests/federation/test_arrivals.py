@@ -19,6 +19,7 @@ def there(i, t):
     return first <= t + 1 <= last
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("participation", [1.0, 0.8])
 def test_only_clients_who_are_there_take_part_and_are_scored(participation):
     with jax.enable_x64(True):

@@ -26,6 +26,7 @@ def divided(federation):
     return on_mesh(federation, mesh_of(2))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "options"),
     [

@@ -48,6 +48,7 @@ def test_runs_are_those_of_the_whole_network(name):
         np.testing.assert_allclose(mine, other, 1e-9)
 
 
+@pytest.mark.thorough
 def test_features_of_a_transformer():
     net, options = ViT(3, patch=3, width=4, depth=1, heads=2), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))

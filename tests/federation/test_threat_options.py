@@ -91,6 +91,7 @@ def test_success_is_of_samples_of_other_classes():
     assert not ThreatOptions(attack="label_flip", attackers="1").metrics(clients()[0])
 
 
+@pytest.mark.thorough
 def test_success_of_a_whole_run():
     """It is what the final model says of benign clients' test images with the trigger."""
     dataset, partition = clients()

@@ -133,6 +133,7 @@ def merged(task: Adapted, params):
     return {"params": params}
 
 
+@pytest.mark.thorough
 def test_factors_b_of_zero_give_the_base_to_the_bit(network):
     plain, task, model = network
     begun = plain.initial_model(jax.random.key(1), X)
@@ -150,6 +151,7 @@ def test_outputs_are_those_of_merged_kernels(network):
         np.testing.assert_allclose(task.classify(model, features), wanted, 1e-4, 1e-4)
 
 
+@pytest.mark.thorough
 def test_full_rank_reaches_every_fine_tuned_network(network):
     """Any change D of a kernel is I D or D I, of the smaller side's rank."""
     plain, task, model = network

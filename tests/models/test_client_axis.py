@@ -49,6 +49,7 @@ def trained(federation, seed=0):
     return jax.tree.map(np.asarray, run(federation))
 
 
+@pytest.mark.thorough
 def test_dropout_masks_belong_to_permanent_ids():
     with jax.enable_x64(True):
         net = CNN(3, (), hidden=5, dropout=0.5)

@@ -52,6 +52,7 @@ def of_twin(model):
     return {"params": params, "batch_stats": {"bn": {"mean": zero, "var": one}}}
 
 
+@pytest.mark.thorough
 def test_a_training_pass_is_the_twins():
     task, twin = as_task(Net(jax.random.key(3))), as_task(Twin())
     model = task.initial_model(jax.random.key(0), INPUTS)

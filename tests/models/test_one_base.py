@@ -95,11 +95,13 @@ def test_no_array_is_as_large_as_a_base_of_each_client(name):
     assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
+@pytest.mark.thorough
 def test_nor_in_the_compiled_program():
     for largest in largest_arrays("ditto", MLP(3, (WIDTH, WIDTH, 4)), compiled=True):
         assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["fedex_lora", pytest.param("ditto", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("library", ["convolutions", "nnx", "equinox"])
 def test_neither_of_convolutions_nor_of_other_libraries(name, library):

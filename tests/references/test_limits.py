@@ -187,7 +187,9 @@ LIMITS = {
         lambda s: fedavg_async.run(**punctual(s), synchronous=True), "global", fedavg_of,
     ),
     "fedprox_ft-no-term": (
-        lambda s: fedprox_ft.run(**s, proximal_weight=0.0, tuning_batches=further_batches(s)), "personalized",
+        lambda s: fedprox_ft.run(
+            **s, proximal_weight=0.0, tuning_batches=further_batches(s)
+        ), "personalized",
         lambda s: [
             models["personalized"]
             for models in fedavg_ft.run(**s, tuning_batches=further_batches(s))

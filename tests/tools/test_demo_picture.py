@@ -15,6 +15,7 @@ WORDS = (
 )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_the_curves_and_the_weights(tmp_path):
     assert run.main(["run", *WORDS, f"--output_dir={tmp_path}/demo"]) == 0
     result = loading.find([f"{tmp_path}/demo"])

@@ -123,6 +123,7 @@ def test_clients_without_samples_have_no_class():
     assert after[:3].tolist() in ([2, 5, 9], [5, 9, 2]) and after[3:].tolist() == [4, 7]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
     """Late clients start, and draw, in rounds whose upload is dropped."""

@@ -319,6 +319,7 @@ def test_optimizers_that_draw_noise_have_a_key_of_each_step(typed):
     seen.assert_one_of_each_step(["optimizer"])
 
 
+@pytest.mark.thorough
 def test_the_noise_of_two_clients_is_independent():
     federation = toy_federation([16, 16], optimizer=noisy, local_epochs=1, batch_size=1)
     models = states_of(pfl.make_algorithm("local"), federation, 1)[-1].models

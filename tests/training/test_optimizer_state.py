@@ -76,6 +76,7 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
         assert_close(states[t + 1].optimizers[0].trace, kept, f"momentum of round {t + 1}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "check", ["divergence", pytest.param("partial_participation", marks=pytest.mark.slow)]
 )

@@ -19,6 +19,7 @@ def federation(net, **options):
     return small_federation(net, tokens=True, local_steps=3, **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("net", "options"),
     [

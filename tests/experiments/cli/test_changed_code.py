@@ -43,6 +43,7 @@ def mine(tmp_path, own_code_is_forgotten):
     return call
 
 
+@pytest.mark.thorough
 def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
     assert mine() == 0
     (tmp_path / "near.py").write_text("RATE = 2\n")

@@ -53,6 +53,7 @@ def three(tmp_path_factory):
     return folder
 
 
+@pytest.mark.thorough
 def test_the_file_of_the_table_leads_with_the_headline_asked_for(three):
     lines = (three / "comparison.md").read_text().splitlines()
     assert any(line.startswith("Headline (pfllib): ") for line in lines)

@@ -44,6 +44,7 @@ def test_names_of_conditions(scope, name):
     assert costs.condition(scope) == name
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "ways"),
     [

@@ -61,6 +61,7 @@ def call(tables, output, *words):
     return reproduce.main(["reproduce", *own, *words])
 
 
+@pytest.mark.thorough
 def test_the_report(made):
     code, output, _ = made
     assert code == 2, "one table can't be made, and the others are"

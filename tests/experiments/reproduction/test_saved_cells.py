@@ -64,6 +64,7 @@ def numbers(folder, output):
     return [(folder / output / f"table.{kind}").read_text() for kind in ("csv", "md")]
 
 
+@pytest.mark.thorough
 def test_kept_cells(tmp_path, monkeypatch):
     (tmp_path / "tables" / "mine").mkdir(parents=True)
     (tmp_path / "tables" / "mine" / "1.toml").write_text(TABLE)
