@@ -127,7 +127,7 @@ class FedProto(core.Algorithm):
 
     def train_then_average(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, then average features over all training samples in evaluation mode."""
-        trained = ctx.train(received, extra_loss=self.proximal_weight, broadcast=prototypes)
+        trained = ctx.train(received, extra_loss=self.pull, broadcast=prototypes)
         sums, cohort = ctx.class_sums(trained.models, trained.cohort)
         return replace(trained, cohort=cohort), sums
 

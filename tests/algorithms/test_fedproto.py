@@ -144,7 +144,7 @@ def test_the_term_and_its_slope(distance):
     @jax.value_and_grad
     def term(z, labels):
         batch = SimpleNamespace(features=z, labels=labels, valid=jnp.asarray(valid))
-        return one.proximal_weight(None, batch, prototypes, None)
+        return one.pull(None, batch, prototypes, None)
 
     loss, slope = term(z, y)
     wanted, pull = fedproto.prototype_loss(z[valid], y[valid], means, SOME, distance)
