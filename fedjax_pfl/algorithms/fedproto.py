@@ -133,7 +133,7 @@ class FedProto(core.Algorithm):
 
     def average_while_training(self, ctx, received, prototypes) -> tuple[core.Trained, ClassSums]:
         """Train locally, averaging features of the last epoch's steps, each before its step."""
-        step = ctx.sgd_step(extra_loss=self.proximal_weight)
+        step = ctx.sgd_step(extra_loss=self.pull)
         task, schedule = ctx.federation.task, ctx.federation.schedule
 
         def see_and_step(carry, batch, rng, broadcast, client):

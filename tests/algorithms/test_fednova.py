@@ -39,7 +39,7 @@ def test_reference(pattern, variant):
         case.assert_whole_models(record, t)
 
 
-@pytest.mark.parametrize(("proximal_weight", "momentum"), [(0.0, 0.9), (0.5, 0.0)])
+@pytest.mark.parametrize(("mu", "momentum"), [(0.0, 0.9), (0.5, 0.0)])
 def test_effective_steps_are_those_of_the_papers_formulas(mu, momentum):
     federation = toy_federation(local_epochs=3, momentum=momentum)
     ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(3), None)

@@ -126,7 +126,7 @@ def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
         [
             said.partition("proximal_weight is ")[2][:2]
             for said in row_remarks(result, h)
-            if "pull is" in said
+            if "proximal_weight is" in said
         ]
         for h in range(3)
     ]
