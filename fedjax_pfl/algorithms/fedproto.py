@@ -179,7 +179,7 @@ class FedProto(core.Algorithm):
         return ctx.initial_model()  # the models were never averaged
 
     def personalize(self, ctx, state, new_clients):
-        near = {"extra_loss": self.proximal_weight, "broadcast": state.prototypes}
+        near = {"extra_loss": self.pull, "broadcast": state.prototypes}
         own = super().personalize(ctx, state, new_clients, **near)
         rows = jnp.arange(new_clients.num_clients)
         return self.predictors(new_clients, own, state.prototypes, rows)
