@@ -28,7 +28,8 @@ class RoundInfo:
       key: the run's key; keys of single uses are derived from (purpose, t, permanent client id).
       t: int32, the round, counted from 0. Traced, and the same for all seeds and settings, so
         `lax.cond` on it stays a branch.
-      total: int32, the number of rounds; traced. Algorithms read it as `num_rounds`.
+      total_rounds: int32, the number of rounds; traced. Algorithms read it as `num_rounds`, which
+        checks that they may.
       cohort: the clients that take part.
       observer: counts a round's forward passes and local steps, or None.
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
@@ -42,7 +43,7 @@ class RoundInfo:
     federation: Federation
     key: Key
     t: Scalar
-    total: Scalar
+    total_rounds: Scalar
     cohort: Cohort
     observer: RoundObserver | None = None
     optimizers: Optimizers | None = None
@@ -67,7 +68,7 @@ class RoundInfo:
                 "ctx.num_rounds needs the class attribute depends_on_num_rounds = True, so that a "
                 "run extended by more rounds begins again instead of continuing."
             )
-        return self.total
+        return self.total_rounds
 
     @property
     def plan(self) -> LeafPlan:
@@ -87,7 +88,7 @@ class RoundInfo:
     @property
     def learning_rate(self) -> Scalar:
         """The local learning rate of this round."""
-        return self.federation.training.rate(self.t, self.total)
+        return self.federation.training.rate(self.t, self.total_rounds)
 
     def key_for(self, purpose: str) -> Key:
         """Return this round's key for a purpose; it is the same for all algorithms."""

@@ -195,7 +195,7 @@ class Case:
 
 
 def sampled_federation(**options):
-    """The federation of "partial-map" and of the shared suite: their programs serve limits too.
+    """The federation of "partial-map" and of the shared checks: their programs serve limits too.
 
     That is, those that score; options that are numbers or samples leave the programs as they are.
     """

@@ -255,7 +255,7 @@ def test_a_run_that_ends_before_the_first_split_is_told():
     """A remark says so, of the settings of a sweep that it concerns and of a stopped run too."""
     text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
     swept, one_by_one = {"first_split": [2, 1]}, {"chunk_seconds": 0, "chunk": CAPACITY}
-    federation = sampled_federation()  # its program is that of the shared suite
+    federation = sampled_federation()  # its program is that of the shared checks
     result = pfl.simulate(algorithm(), federation, 2, settings=swept, **one_by_one)
     assert text not in result.remarks and result.setting_remarks == ((text,), ())
     stops = iter([False, True])

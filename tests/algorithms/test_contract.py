@@ -1,4 +1,4 @@
-"""The shared suite on every registered algorithm; each of them has a reference."""
+"""The shared checks on every registered algorithm; each of them has a reference."""
 
 import importlib
 import re

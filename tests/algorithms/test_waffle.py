@@ -1,4 +1,4 @@
-"""WAFFLE for one Alice and for everyone: its reference, the shared suite, limits and invariants."""
+"""WAFFLE for one Alice and for everyone: reference, shared checks, limits and invariants."""
 
 import jax
 import jax.numpy as jnp

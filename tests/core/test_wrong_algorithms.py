@@ -1,4 +1,4 @@
-"""Mistakes of authors that the shared suite finds."""
+"""Mistakes of authors that the shared checks find."""
 
 import jax
 import jax.numpy as jnp

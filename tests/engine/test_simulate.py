@@ -22,7 +22,7 @@ def double_precision():
 
 
 def simulate(name="fedavg", rounds=3, *, settings=None, federation=None, **options):
-    """Two runs in chunks of at most eight rounds: the programs are those of the shared suite."""
+    """Two runs in chunks of at most eight rounds: the programs are those of the shared checks."""
     options = {"seeds": SEEDS, "chunk": 8} | options
     federation = toy_federation() if federation is None else federation
     return pfl.simulate(pfl.make_algorithm(name, settings), federation, rounds, **options)
