@@ -1,7 +1,7 @@
 """Rows, samples and memory that a simulation with offloaded client state needs.
 
 An algorithm declares whose rows a round reads (`Algorithm.reads`), and fields of its state
-declare which leaves clients keep. Nothing here is compiled.
+declare which leaves clients keep.
 """
 
 from collections.abc import Iterator, Sequence
