@@ -79,11 +79,9 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
     parts = experiment.folder.parts
-    memory = {}  # estimated before a folder is made
-    for name in experiment.folder.pending:
+    for name in experiment.folder.pending:  # before a folder is made
         seeds = config.seeds[: max(parts)]
-        simulation = experiment.simulation(name, seeds, adapt=config.adaptation)
-        memory[name] = simulation.estimate_memory(fit=True)
+        experiment.simulation(name, seeds, adapt=config.adaptation).check_memory()
     accept = config.accept_changed_code
     with distributed.in_first_process(lambda: run_folder.opened(output, identity, accept=accept)):
         done = processes.on_first(
@@ -99,8 +97,8 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
             with Stopper() as stop, console.progress_display(terminal) as display:
                 for name in config.instances:
                     if name not in done:
-                        begin = partial(display.algorithm, memory=memory.get(name))
-                        result = run_algorithm(experiment, name, parts, facts, begin, stop)
+                        show = display.algorithm
+                        result = run_algorithm(experiment, name, parts, facts, show, stop)
                         results |= {} if result is None else {name: result}
                     processes.on_first(partial(_finish, experiment, name, results))
         except (Stopped, KeyboardInterrupt) as error:

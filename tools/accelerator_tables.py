@@ -15,7 +15,7 @@ UNKNOWN = "-"
 LABELS = ("Algorithm", "Network", "on")  # headings of what tells rows apart
 BY_ALGORITHM, BY_NETWORK = ("Algorithm",), ("Network", "Algorithm", "on")  # of either table
 FACTS = (
-    "memory GB", "of it estimated", "local steps", "step Mcycles", "of its floor",
+    "memory GB", "local steps", "step Mcycles", "of its floor",
     "evaluation Mcycles", "rest Mcycles", "rounds/s",
 )  # fmt: skip
 
@@ -128,7 +128,6 @@ def _large(plan: Plain) -> dict[str, str]:
     costs, total = plan["costs"], plan["planned"]["total"]
     cells = {
         "memory GB": f"{total / 1e9:.3f}",
-        "of it estimated": f"{plan['estimated'] / total:.2f}" if plan["estimated"] else UNKNOWN,
         "local steps": f"{costs['steps']:.0f}",
     }
     if not plan["rounds_per_second"]:

@@ -303,9 +303,9 @@ def scale(plan: Plan, num_clients: int) -> Report:
         "num_clients": num_clients,
         "peak_growth_gigabytes": grown / 1e9,
         "before_gigabytes": before / 1e9,
-        "estimated_gigabytes": None if estimate is None else estimate.total / 1e9,
+        "estimated_gigabytes": estimate.total / 1e9,
     }
-    if estimate is None or not peak_can_be_forgotten():  # compiling would be in the peak
+    if not peak_can_be_forgotten():  # compiling would be in the peak
         return Report(timings, [], facts)
     share = grown / (estimate.state + estimate.working)
     what = "peak growth of the host's memory, of the estimate"

@@ -13,7 +13,6 @@ from rich.table import Table as Framed
 
 import fedjax_pfl as pfl
 from fedjax_pfl.results.table import Table
-from fedjax_pfl.utils.errors import gigabytes
 
 from . import plugins, presets
 
@@ -97,10 +96,9 @@ class PlainProgress:
     def __exit__(self, *exception):
         return None
 
-    def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """Print compilation and memory; return a callback for `pfl.simulate`."""
-        about = "" if memory is None else f", memory about {memory}"
-        print(f"{name}: compiling{about}", file=self.stream, flush=True)
+    def algorithm(self, name: str, rounds: int):
+        """Print that it compiles; return a callback for `pfl.simulate`."""
+        print(f"{name}: compiling", file=self.stream, flush=True)
         self.shown = time.monotonic()
 
         def show(progress: pfl.Progress) -> None:
@@ -133,10 +131,9 @@ class BarProgress:
     def __exit__(self, *exception):
         self.bars.stop()
 
-    def algorithm(self, name: str, rounds: int, memory: pfl.engine.Memory | None = None):
-        """Show compilation and memory; return a callback for `pfl.simulate`."""
-        about = "" if memory is None else f", about {gigabytes(memory.total)}"
-        task = self.bars.add_task(name, total=rounds, status=f"compiling{about}")
+    def algorithm(self, name: str, rounds: int):
+        """Show that it compiles; return a callback for `pfl.simulate`."""
+        task = self.bars.add_task(name, total=rounds, status="compiling")
 
         def show(progress: pfl.Progress) -> None:
             text = str(progress)

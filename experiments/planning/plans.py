@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.utils.errors import DoesNotFit
 from fedjax_pfl.utils.typing import Device
 
 from . import hlo
@@ -31,7 +30,6 @@ class Plan:
       fits: whether the device's memory is enough; None where there is an `error`.
       trace_seconds, compile_seconds: of this machine; both programs together.
       planned: bytes of one device by kind, and their sum "total"; empty where the compiler gave up.
-      estimated: bytes of one device by the project's own estimate, or None.
       costs: of one round of all seeds.
       step_floor: cycles that a local step takes at least, for all lanes' weights to pass through
         memory; None where cycles are unknown.
@@ -40,7 +38,7 @@ class Plan:
       cycles: of one round, models being scored as often as asked; None where the compiler expects
         none.
       rounds_per_second: of all seeds together, estimated from the cycles.
-      message: of the compiler or the estimate where it does not fit.
+      message: of the compiler where it does not fit.
       error: why there is no program: what the compiler said where it failed for another reason, or
         what can't be planned.
     """
@@ -50,7 +48,6 @@ class Plan:
     trace_seconds: float = 0.0
     compile_seconds: float = 0.0
     planned: dict[str, int] = field(default_factory=dict)
-    estimated: int | None = None
     costs: Costs | None = None
     step_floor: float | None = None
     host: dict[str, int] = field(default_factory=dict)
@@ -69,15 +66,23 @@ def widest(
 ) -> Plan:
     """Compile with as many lanes as fit, halving an automatic number.
 
+    If one is too many and `client_state` is "auto", clients' state is on the host where it can be.
     `options` are those of `simulate`.
     """
-    while True:
-        result = _compiled(algorithm, federation, target, devices, **options)
-        narrower = result.lanes // 2
-        if result.fits is not False or not federation.execution.auto or narrower < 1:
-            return result
-        execution = replace(federation.execution, chunk=narrower)
-        federation = replace(federation, execution=execution)
+
+    def other(**changes: Any) -> pfl.Federation:
+        return replace(federation, execution=replace(federation.execution, **changes))
+
+    result = _compiled(algorithm, federation, target, devices, **options)
+    if result.fits is not False:
+        return result
+    narrower = result.lanes // 2 if federation.execution.auto else 0
+    if narrower and result.planned.get("arguments", 0) <= target.chip.memory:
+        return widest(algorithm, other(chunk=narrower), target, devices, **options)
+    if federation.execution.client_state != "auto":
+        return result
+    moved = widest(algorithm, other(client_state="host"), target, devices, **options)
+    return result if moved.error else moved
 
 
 def _compiled(
@@ -94,16 +99,12 @@ def _compiled(
     begun = time.perf_counter()
     try:
         simulation = pfl.Simulation(algorithm, federation, eval_every=eval_every, **options)
-        lowered = simulation.lower(devices, rounds, limit=target.chip.memory, mesh=mesh)
-    except DoesNotFit as error:
-        return Plan(fits=False, message=str(error))
+        lowered = simulation.lower(devices, rounds, mesh=mesh)
     except pfl.InputError as error:
         return Plan(error=str(error))
     result.trace_seconds = time.perf_counter() - begun
     execution, cohorts = lowered.federation.execution, lowered.federation.participation
     result.lanes = execution.lanes(cohorts.cohort_size)
-    if lowered.memory is not None:
-        result.estimated = lowered.memory.total // len(devices)
     parts, host = [lowered.start, lowered.rounds], lowered.host
     beside = [0, 0] if host is None else [0, host.coming, host.coming_block]
     begun = time.perf_counter()

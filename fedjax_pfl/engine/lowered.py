@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 
-from fedjax_pfl.engine.memory import Memory
 from fedjax_pfl.federation.federation import Federation
 
 
@@ -16,14 +15,12 @@ class Lowered(NamedTuple):
       rounds: program of a chunk of rounds, or of one round if `host` is set. Names of loops contain
         the number of iterations (`execution.packed_vmap.Counts`); scoring has the name
         "evaluation".
-      memory: estimate for all devices together; see `Program.memory`.
-      federation: the federation with as many lanes as fit by that estimate.
+      federation: the federation with the program's lanes.
       host: costs of client state in host memory, if it is there.
     """
 
     start: jax.stages.Lowered
     rounds: jax.stages.Lowered
-    memory: Memory | None
     federation: Federation
     host: "HostCosts | None" = None
 

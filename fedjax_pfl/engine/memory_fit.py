@@ -1,57 +1,107 @@
-"""Reduction of lanes, or offloading of state, to fit a program into memory.
-
-The estimate is needed before a program is compiled: it decides which program that is.
-"""
+"""Reduction of lanes, or offloading of state, to fit a program into memory."""
 
 import warnings
 from dataclasses import replace
 
-from fedjax_pfl.engine.memory import Memory
-from fedjax_pfl.engine.offloaded_state import offloaded_program
+import jax
+
+from fedjax_pfl.engine.offloaded_state import OffloadedProgram, offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.tpu_memory import resident
-from fedjax_pfl.utils.errors import DoesNotFit, InputError, gigabytes
+from fedjax_pfl.federation.data_sharding import distribute
+from fedjax_pfl.utils.errors import InputError, gigabytes
 
-MARGIN = 1.15  # compilers for accelerators may plan so much more than the estimate
+NO_ROOM = "RESOURCE_EXHAUSTED"  # begins a compiler's message on a program that is too large
 
 
-def fit_memory(program: Program, limit: int | None) -> tuple[Program, Memory | None]:
-    """Return the program and its estimate, with fewer lanes if their number is automatic.
+def check_held(program: Program, limit: int | None) -> None:
+    """Raise `InputError` if data and states alone exceed `limit` bytes; nothing is compiled."""
+    if limit is None or (held := program.held()).total <= limit:
+        return
+    moved = _offloaded(program)
+    if moved is None or moved.held().total > limit:
+        raise _refusal(program, limit, f"at least {held}")
 
-    Lanes are reduced until the program fits, and on a TPU until a local step fits into its on-chip
-    memory (`tpu_memory`). On accelerators, where a program that is too large fails, `MARGIN` is
-    left while lanes can be taken away. The estimate is None where this version of JAX gives none.
+
+def fit_memory(program: Program, limit: int | None) -> Program:
+    """Return the program with as many lanes as fit, and its samples on their devices.
+
+    An automatic number of lanes is reduced on a TPU until a local step fits into its on-chip memory
+    (`tpu_memory`), and halved until the compiler's plan is within the limit. JAX keeps what it has
+    compiled for the rounds. Without a limit nothing is compiled.
 
     Args:
       program: of the requested execution.
       limit: available bytes, or None if unknown.
 
     Raises:
-      DoesNotFit: it does not fit; with the estimate.
+      InputError: it does not fit, nor does offloaded client state if that may be chosen.
     """
     program = resident(program)
-    estimate = program.memory()
-    federation = program.federation
-    execution = federation.execution
-    lanes = execution.lanes(federation.num_clients) if execution.auto else 1
+    if limit is None:
+        return _placed(program)
+    found, need = _narrowed(program, limit)
+    if found is None and (moved := _offloaded(program)) is not None:
+        found, _ = _narrowed(moved, limit)
+        if found is not None:
+            warnings.warn(
+                f"{type(program.runs.algorithm).name} keeps clients' state in host memory "
+                f"(client_state='host'): on the device it would take {need}, and there are "
+                f"{gigabytes(limit)}.",
+                stacklevel=2,
+            )
+    if found is None:
+        raise _refusal(program, limit, need)
+    return found
+
+
+def _narrowed(program: Program, limit: int) -> tuple[Program | None, str]:
+    """Return the program with as many lanes as fit, or None; and the memory it takes, in words."""
+    held = program.held()
+    if held.total > limit:
+        return None, f"at least {held}"
+    program = _placed(program)
+    cohort = program.federation.participation.cohort_size
     while True:
-        margin = 1 if execution.platform == "cpu" or lanes == 1 else MARGIN
-        if limit is None or estimate is None or estimate.total * margin <= limit:
-            return program, estimate
+        try:
+            memory = program.memory()
+            if memory.total <= limit:
+                return program, f"about {memory}"
+            need = f"about {memory}"
+        except jax.errors.JaxRuntimeError as error:
+            if NO_ROOM not in str(error):
+                raise
+            need = f"more than a device has ({str(error).splitlines()[0]})"
+        federation = program.federation
+        lanes = federation.execution.lanes(cohort) if federation.execution.auto else 1
         if lanes == 1:
-            break
-        lanes //= 2
-        narrower = replace(federation, execution=replace(execution, chunk=lanes))
-        program = replace(program, federation=narrower)
-        estimate = program.memory()
-    if execution.client_state == "auto":
-        moved = _on_host(program, limit, estimate)
-        if moved is not None:
-            return moved
-    raise DoesNotFit(
+            return None, need
+        execution = replace(federation.execution, chunk=lanes // 2)
+        program = replace(program, federation=replace(federation, execution=execution))
+
+
+def _placed(program: Program) -> Program:
+    if isinstance(program, OffloadedProgram):  # whose samples stay on the host
+        return program
+    return replace(program, federation=distribute(program.federation))
+
+
+def _offloaded(program: Program) -> OffloadedProgram | None:
+    """Return the program with client state on the host, if that may be chosen and is possible."""
+    if program.federation.execution.client_state != "auto":
+        return None
+    try:
+        return offloaded_program(program)
+    except InputError:
+        return None
+
+
+def _refusal(program: Program, limit: int, need: str) -> InputError:
+    federation = program.federation
+    return InputError(
         f"{type(program.runs.algorithm).name} with {federation.num_clients} clients of "
         f"{federation.plan.num_parameters:,} parameters and {program.num_runs} run(s) would take "
-        f"about {estimate}, but there are {gigabytes(limit)}: take {_less(program)}."
+        f"{need}, but there are {gigabytes(limit)}: take {_less(program)}."
     )
 
 
@@ -63,26 +113,6 @@ def _less(program: Program) -> str:
     ways += ["a smaller model"]
     if execution.platform != "cpu":
         ways += ["more devices"]
-    if execution.lanes(federation.num_clients) > 1:
+    if not execution.auto and execution.lanes(federation.num_clients) > 1:
         ways += ["client_execution='map'"]
     return f"{', '.join(ways[:-1])} or {ways[-1]}"
-
-
-def _on_host(
-    program: Program, limit: int, estimate: Memory
-) -> tuple[Program, Memory | None] | None:
-    """Return the program with offloaded client state and its estimate; None if it is refused."""
-    try:
-        moved = offloaded_program(program)
-    except InputError:
-        return None
-    less = moved.memory()
-    if less is None or less.total > limit:
-        return None
-    warnings.warn(
-        f"{type(program.runs.algorithm).name} keeps clients' state in host memory "
-        f"(client_state='host'): on the device it would take about {gigabytes(estimate.total)} of "
-        f"{gigabytes(limit)}.",
-        stacklevel=3,
-    )
-    return moved, less

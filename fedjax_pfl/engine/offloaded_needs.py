@@ -1,10 +1,11 @@
 """Rows, samples and memory that a simulation with offloaded client state needs.
 
 An algorithm declares whose rows a round reads (`Algorithm.reads`), and fields of its state
-declare which leaves clients keep. Nothing here is compiled.
+declare which leaves clients keep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple, get_args, get_type_hints
@@ -33,25 +34,33 @@ from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.host_data import HostData
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field
+from fedjax_pfl.utils.trees import is_missing_rows
 from fedjax_pfl.utils.typing import Device, State, Tree
 
 ONE_ROUND = {"capacity": 1, "extra": None, "scored": ()}  # static arguments of its program
 
 
-class Traced(NamedTuple):
-    """A program traced with shapes.
+class Call(NamedTuple):
+    """A program and the shapes of its operands.
 
     Attributes:
-      program: the traced program.
-      states: its first operand, with rows of the clients that it runs.
-      federation: its federation operand, with samples of these clients.
+      program: the program.
+      operands: its arguments' shapes, with rows of the clients that it runs.
+      options: its static arguments.
+      states: the first operand.
+      federation: the federation operand, with samples of these clients.
       samples: the samples, labels and indices in it.
     """
 
     program: Any
+    operands: tuple
+    options: dict[str, Any]
     states: PartialStates
     federation: Federation
     samples: Tree
+
+    def trace(self) -> jax.stages.Traced:
+        return self.program.trace(*self.operands, **self.options)
 
 
 @dataclass(frozen=True)
@@ -168,6 +177,24 @@ class OffloadedNeeds(Program):
             f", or {algorithm.name}.participants={one}" for one in choices if one != "all"
         )
 
+    @contextmanager
+    def as_declared(self) -> Iterator[None]:
+        """Context manager that explains reads of undeclared rows while tracing.
+
+        Raises:
+          InputError: programs need rows or samples that the algorithm does not declare.
+        """
+        try:
+            yield
+        except (TypeError, AttributeError, ValueError) as error:
+            if not is_missing_rows(error):
+                raise
+            own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
+            raise InputError(
+                f"{own} needs models, other state or samples that its class attribute `reads` "
+                f"does not declare ({error}): take client_state='device'."
+            ) from error
+
     @property
     def mesh(self) -> Mesh:
         return mesh_of(self.federation.execution.devices, self.federation.execution.runs)
@@ -188,8 +215,8 @@ class OffloadedNeeds(Program):
         runs = np.arange(self.num_runs, dtype=np.int32)
         return Address(np.full_like(runs, store), runs, self.reads_others)
 
-    def traced(self, home: Any = None) -> tuple[Traced, Traced]:
-        """Trace the programs of a round and of scoring a block, for a device `home`."""
+    def calls(self, home: Any = None) -> tuple[Call, Call]:
+        """Return a round, and the scoring of a block, on a device `home`; nothing is traced."""
 
         def operands(clients: int, most: int, splits: tuple[str, ...]) -> tuple:
             data = self.data.of(np.zeros(1, np.int64), splits, most)
@@ -203,41 +230,39 @@ class OffloadedNeeds(Program):
             device = place(device, self.mesh, RUNS)
             rows = place(rows, self.mesh, RUNS, CLIENTS)
             states = replace(states, device=device, rows=rows, address=address)
-            return states, runs, there, federation, samples
+            return (states, runs, place(there, self.mesh)), states, federation, samples
 
         zero, total = np.int32(0), np.int32(self.rounds)
         cohort = self.federation.participation.cohort_size
-        states, runs, there, *rest = operands(cohort, self.members, self.round_splits)
+        given, *rest = operands(cohort, self.members, self.round_splits)
         numbers = shapes_on(home, (zero, zero, total, zero))
-        one_round = advance.trace(states, runs, there, *numbers, **ONE_ROUND)
-        of_round = Traced(one_round, states, *rest)
-        states, runs, there, *rest = operands(self.width, self.width, self.scored_splits)
-        clients = np.zeros(self.width, np.int32)
-        block = scores.trace(
-            states, runs, there, *shapes_on(home, (zero, total, clients)), extra=self.adapt
-        )
-        return of_round, Traced(block, states, *rest)
+        one_round = Call(advance, (*given, *numbers), ONE_ROUND, *rest)
+        given, *rest = operands(self.width, self.width, self.scored_splits)
+        numbers = shapes_on(home, (zero, total, np.zeros(self.width, np.int32)))
+        return one_round, Call(scores, (*given, *numbers), {"extra": self.adapt}, *rest)
 
-    def memory(self) -> Memory | None:
-        """Estimate device memory as `Program.memory` does, with two cohorts."""
-        execution, estimates = self.federation.execution, []
-        platform, devices = execution.platform, execution.devices
-        of_round, block = self.traced()
-        for one in (of_round, block):
-            device, rows = (nbytes(x, platform) for x in (one.states.device, one.states.rows))
-            # A round uses its states up, scoring does not.
-            leaves = jax.tree.leaves((one.states.device, one.states.rows))
-            owned = len(leaves) if one is of_round else 0
-            working = working_bytes(one.program, owned, device + rows if owned else 0, execution)
-            if working is None:
-                return None
-            # Each of several processes gives rows of the size of the cohort.
-            copies = 2 + is_distributed() * count()
-            held = devices * device + copies * rows
-            pool = nbytes((one.federation.data.samples, one.federation.data.labels), platform)
-            data = devices * (nbytes(one.federation, platform) + pool)
-            estimates.append(Memory(data, held, working))
-        return max(estimates, key=lambda one: one.total)
+    def held(self) -> Memory:
+        """Return the device memory of samples and states of two cohorts; nothing is compiled."""
+        return max(map(self._held, self.calls()), key=lambda one: one.total)
+
+    def _held(self, call: Call) -> Memory:
+        devices = self.federation.execution.all_devices
+        # Each of several processes gives rows of the size of the cohort.
+        copies = 2 + is_distributed() * count()
+        state = devices * nbytes(call.states.device) + copies * nbytes(call.states.rows)
+        pool = nbytes((call.federation.data.samples, call.federation.data.labels))
+        return Memory(devices * (nbytes(call.federation) + pool), state, working=0)
+
+    def memory(self) -> Memory:
+        """Return the device memory as `Program.memory` does; compiles the round and the scoring."""
+        devices, memories = self.federation.execution.all_devices, []
+        for call in self.calls()[: 1 if self.scored == () else 2]:
+            arguments = devices * nbytes((call.states.device, call.federation))
+            arguments += nbytes(call.states.rows)
+            with self.as_declared():
+                working = working_bytes(call.trace().lower().compile(), arguments, devices)
+            memories.append(replace(self._held(call), working=working))
+        return max(memories, key=lambda one: one.total)
 
     def lowered(self, devices: Sequence[Device]) -> Lowered:
         """Lower the programs as `Program.lowered` does.
@@ -253,9 +278,8 @@ class OffloadedNeeds(Program):
                 "memory: take client_state='device'."
             )
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
-        platform, copies = self.federation.execution.platform, len(devices)
         with described_devices(devices):
-            of_round, block = self.traced(home)
+            of_round, block = self.calls(home)
             shell = replace(self.federation, data=self.data.shell)
             operands = shapes_on(home, (self.runs, shell, np.int32(self.rounds)))
             start = first_leaves.trace(*operands, layout=self.layout)
@@ -264,18 +288,17 @@ class OffloadedNeeds(Program):
             clients = self.federation.num_clients
             wanted = clients if self.scored is None else len(self.scored)
 
-            def coming(one: Traced) -> int:  # every device has the samples of all clients
-                return nbytes(one.states.rows, platform) + copies * nbytes(one.samples, platform)
+            def coming(one: Call) -> int:  # every device has the samples of all clients
+                return nbytes(one.states.rows) + len(devices) * nbytes(one.samples)
 
             host = HostCosts(
-                scores=block.program.lower(),
+                scores=block.trace().lower(),
                 blocks=-(-wanted // self.width),
                 coming=coming(of_round),
                 coming_block=coming(block),
                 rows=moved // cohort * min(cohort * self.rounds, clients),
                 samples=self.data.samples.nbytes + self.data.labels.nbytes,
-                to_device=moved + copies * nbytes(of_round.samples),
+                to_device=moved + len(devices) * nbytes(of_round.samples),
                 from_device=moved,
             )
-            rounds = of_round.program.lower()
-            return Lowered(start.lower(), rounds, self.memory(), self.federation, host)
+            return Lowered(start.lower(), of_round.trace().lower(), self.federation, host)

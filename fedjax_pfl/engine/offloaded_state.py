@@ -26,7 +26,6 @@ Results have the same bits as with all state on the device where clients run one
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,9 +48,7 @@ from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, 
 from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
-from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
-from fedjax_pfl.utils.trees import is_missing_rows
 from fedjax_pfl.utils.typing import Stack, State, Tree
 
 
@@ -114,7 +111,7 @@ class OffloadedProgram(OffloadedNeeds):
 
     def _compiled(self, states: HostStates, t: int) -> Chunk:
         """Compile the programs without running a round."""
-        with self._as_declared():
+        with self.as_declared():
             chunk = self._round(states, self._fetched(states.store, self._cohorts(t)), t, 0)
             states = states._replace(device=chunk.states.device)
             if self.scored != ():
@@ -188,24 +185,6 @@ class OffloadedProgram(OffloadedNeeds):
         if is_distributed():
             jax.block_until_ready(rows)
         return _Cohort(clients, rows, self._with_samples(clients, self.round_splits, self.members))
-
-    @contextmanager
-    def _as_declared(self) -> Iterator[None]:
-        """Context manager that explains reads of undeclared rows while tracing.
-
-        Raises:
-          InputError: programs need rows or samples that the algorithm does not declare.
-        """
-        try:
-            yield
-        except (TypeError, AttributeError, ValueError) as error:
-            if not is_missing_rows(error):
-                raise
-            own = type(self.runs.algorithm).name or type(self.runs.algorithm).__name__
-            raise InputError(
-                f"{own} needs models, other state or samples that its class attribute `reads` "
-                f"does not declare ({error}): take client_state='device'."
-            ) from error
 
     # Models and scores, by blocks of clients.
 

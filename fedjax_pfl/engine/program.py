@@ -1,7 +1,7 @@
 """Compiled program of a simulation: its mapped, traced and donated arguments."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -54,25 +54,31 @@ class Program:
     def num_runs(self) -> int:
         return len(self.runs.seed)
 
-    def memory(self) -> Memory | None:
-        """Estimate device memory from the traced program, without compiling.
-
-        None, with a warning, where this version of JAX has other internals.
-        """
-        total = np.int32(self.rounds)
-        shapes = jax.eval_shape(compiled.start, self.runs, self.federation, total)
-        states = placed(shapes, self.federation)
-        traced = compiled.advance.trace(*self._operands(states, 0, 0), **self._options)
+    def held(self) -> Memory:
+        """Return the device memory of data and states; nothing is compiled."""
         execution, data, pool = self.federation.execution, self.federation.data, 0
-        platform = execution.platform
         if data.shards > 1:  # the other arrays are whole on every device
-            parts = (data.train.index, data.validation.index, data.test.index)
-            pool = nbytes((data.samples, data.labels, parts), platform)
-        data = (nbytes(self.federation, platform) - pool) * execution.all_devices
-        data += pool * execution.runs
-        state_bytes = nbytes(states, platform)
-        working = working_bytes(traced, len(jax.tree.leaves(states)), state_bytes, execution)
-        return None if working is None else Memory(data=data, state=state_bytes, working=working)
+            pool = nbytes(
+                (data.samples, data.labels, data.train.index, data.validation.index,
+                 data.test.index)
+            )  # fmt: skip
+        everywhere = (nbytes(self.federation) - pool) * execution.all_devices
+        return Memory(everywhere + pool * execution.runs, nbytes(self._shapes), working=0)
+
+    def memory(self) -> Memory:
+        """Return the device memory by the compiler's plan; compiles what `advance` runs."""
+        held, operands = self.held(), self._operands(self._shapes, 0, 0)
+        plan = compiled.advance.lower(*operands, **self._options).compile()
+        devices = self.federation.execution.all_devices
+        return replace(held, working=working_bytes(plan, held.data + held.state, devices))
+
+    @property
+    def _shapes(self) -> State:
+        """The states' shapes and shardings."""
+        total = np.int32(self.rounds)
+        return placed(
+            jax.eval_shape(compiled.start, self.runs, self.federation, total), self.federation
+        )
 
     def start(self) -> State:
         """Return the states before the first round, leaves [R, ...]."""
@@ -96,7 +102,7 @@ class Program:
             states = placed(states, self.federation)
             start = compiled.start.trace(runs, federation, total)
             rounds = compiled.advance.trace(states, runs, federation, *numbers, **self._options)
-            return Lowered(start.lower(), rounds.lower(), self.memory(), self.federation)
+            return Lowered(start.lower(), rounds.lower(), self.federation)
 
     def advance(self, states: State, t: int, length: int) -> Chunk:
         """Run `length` <= capacity rounds from round `t`; `states` are donated.

@@ -28,7 +28,8 @@ class ChunkRunner:
     Making one compiles the program, and continues from the newest checkpoint if there is one.
 
     Args:
-      program: the compiled program.
+      program: the program as requested.
+      ready: returns it as it fits the devices; compiles.
       matrix_rounds: rounds, counted from 1, whose mixing matrices are kept.
       checkpoints: where state and measurements are kept, or None. Those of a simulation of fewer
         rounds are continued, if its rounds are the same as the first ones of this.
@@ -36,6 +37,7 @@ class ChunkRunner:
       past: earlier rounds of the same simulation, which are continued.
 
     Attributes:
+      program: as it runs.
       states: after the rounds done, leaves [R, ...].
       done: rounds done.
       metrics: their measurements.
@@ -50,6 +52,7 @@ class ChunkRunner:
     def __init__(
         self,
         program: Program,
+        ready: Callable[[Program], Program],
         matrix_rounds: Sequence[int],
         checkpoints: Checkpoints | None = None,
         patience: int | None = None,
@@ -75,6 +78,7 @@ class ChunkRunner:
             kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
         self.metrics = MetricsBuffer(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
+        self.program = program = ready(program)
         # A chunk of no rounds compiles the program and runs no round.
         first = program.advance(program.start(), 0, 0)
         self.compile_seconds = time.perf_counter() - began

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,17 +20,17 @@ from fedjax_pfl.engine.early_stopping import checked_patience
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, available
-from fedjax_pfl.engine.memory_fit import fit_memory
+from fedjax_pfl.engine.memory_fit import check_held, fit_memory
 from fedjax_pfl.engine.offloaded_state import OffloadedProgram
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.run_result import result_so_far
 from fedjax_pfl.engine.runner import ChunkRunner, depends_on_num_rounds
+from fedjax_pfl.engine.tpu_memory import resident
 from fedjax_pfl.execution import memory_maps, processes, shares
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.federation.data_sharding import distribute
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import InputError, require, require_whole
@@ -57,7 +58,8 @@ class Simulation:
     """An algorithm on a federation, for all seeds and settings in one compiled program.
 
     `run` runs rounds and can be called again for more. `init` and `step` run single rounds, for
-    debugging. `check`, `estimate_memory` and `lower` examine a run before anything is compiled.
+    debugging. `check`, `check_memory` and `lower` examine a run before anything is compiled, and
+    `estimate_memory` compiles.
 
     Args:
       algorithm: the algorithm with its hyperparameters.
@@ -103,21 +105,29 @@ class Simulation:
         program = self._program(rounds, federation=self.federation.on_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
-    def estimate_memory(self, *, fit: bool = False, chunk: int = arguments.CHUNK) -> Memory | None:
-        """Estimate the peak device memory of a run by tracing, without compiling.
+    def check_memory(self) -> None:
+        """Check, without compiling, that data and states fit into memory.
+
+        Raises:
+          InputError: `run` would refuse these arguments, or for lack of memory.
+        """
+        check_held(self._program(), _available(self.federation))
+
+    @short_locations()
+    def estimate_memory(self, *, fit: bool = False, chunk: int = arguments.CHUNK) -> Memory:
+        """Return the peak device memory of a run, by the plan of the compiler.
+
+        The program of its rounds is compiled, and kept for a `run` in the same process.
 
         Args:
           fit: reduce the number of parallel clients until the program fits, as `run` does.
           chunk: see `run`.
 
-        Returns:
-          The estimate; None, with a warning, where this version of JAX gives none.
-
         Raises:
           InputError: `run` would refuse these arguments; with `fit` also for lack of memory.
         """
-        program = self._program(chunk=chunk)
-        return fit_memory(program, _available(self.federation))[1] if fit else program.memory()
+        limit = _available(self.federation) if fit else None
+        return fit_memory(self._program(chunk=chunk), limit).memory()
 
     @short_locations()
     def lower(
@@ -125,7 +135,6 @@ class Simulation:
         devices: Sequence[Device],
         rounds: int = 1,
         *,
-        limit: int | None = None,
         mesh: str = shares.AUTO,
         chunk: int = arguments.CHUNK,
     ) -> Lowered:
@@ -135,13 +144,10 @@ class Simulation:
           devices: in place of those that the federation was made for; such as
             `jax.experimental.topologies.get_topology_desc` gives.
           rounds, chunk: see `run`.
-          limit: bytes of one device. Fewer clients run side by side where only that fits, and
-            where their number is automatic.
           mesh: how clients and runs share the devices, in place of the federation's (`federate`).
 
         Raises:
-          DoesNotFit: the devices lack the memory.
-          InputError: `run` would refuse these arguments for another reason.
+          InputError: `run` would refuse these arguments.
         """
         requested = shares.Shares(len(devices)) if mesh == shares.AUTO else shares.parsed(mesh)
         shares.check(requested, len(devices), f"there are {len(devices)}")
@@ -152,8 +158,7 @@ class Simulation:
         alike = replace(alike, runs_first=mesh == shares.AUTO)
         federation = replace(federation, execution=assign_lanes(alike, federation.steps()))
         with described_devices(devices):
-            program = self._program(rounds, chunk, federation)
-            program, _ = fit_memory(program, None if limit is None else limit * len(devices))
+            program = resident(self._program(rounds, chunk, federation))
         return program.lowered(devices)
 
     @short_locations()
@@ -166,12 +171,13 @@ class Simulation:
         Raises:
           InputError: see `check`, or `rounds` is missing.
         """
-        program = self._ready(self._program(rounds or ENDLESS, chunk=1))
+        program = self._program(rounds or ENDLESS, chunk=1)
         if rounds is None and depends_on_num_rounds(program, 1, 1):
             raise InputError(
                 f"A round of {self.algorithm.name} depends on the number of rounds of the whole "
                 "run: call init(rounds=...)."
             )
+        program = self._ready(program)
         return RoundState(0, program.start(), program)
 
     @short_locations()
@@ -256,18 +262,16 @@ class Simulation:
             require_whole("rounds", rounds, past.done + 1)
             if isinstance(past.program, OffloadedProgram):
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
-        program = self._ready(program)
-        if isinstance(program, OffloadedProgram) and checkpoints is not None:
-            program = replace(program, folder=checkpoints.folder)
+        ready = partial(self._ready, folder=None if checkpoints is None else checkpoints.folder)
         called = [*engine_progress.shown(progress, self.algorithm.name), *called]
-        chunks = ChunkRunner(program, matrix_rounds, checkpoints, patience, past)
+        chunks = ChunkRunner(program, ready, matrix_rounds, checkpoints, patience, past)
         so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks)
         with ExitStack() as ending:  # a callback may raise
             for one in reversed(called):
                 ending.callback(getattr(one, "on_run_end", lambda: None))
             chunks.run(chunk_seconds, called, so_far, longest)
         self._past = chunks
-        return replace(so_far(), final=Final(program, chunks.states, chunks.done))
+        return replace(so_far(), final=Final(chunks.program, chunks.states, chunks.done))
 
     def _program(
         self,
@@ -286,13 +290,11 @@ class Simulation:
             **self._options,
         )
 
-    def _ready(self, program: Program) -> Program:
-        """Return the program with as many lanes as fit, and its samples on their devices."""
+    def _ready(self, program: Program, folder: Path | None = None) -> Program:
+        """Return the program that fits, with files of its states in a folder."""
         memory_maps.make_room()
-        program, _ = fit_memory(program, _available(self.federation))
-        if not isinstance(program, OffloadedProgram):  # whose samples stay on the host
-            program = replace(program, federation=distribute(program.federation))
-        return program
+        program = fit_memory(program, _available(self.federation))
+        return replace(program, folder=folder) if isinstance(program, OffloadedProgram) else program
 
 
 def _available(federation: Federation) -> int | None:

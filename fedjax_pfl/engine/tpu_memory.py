@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import jax
 
-from fedjax_pfl.engine.costs import one_client, step, step_operands
-from fedjax_pfl.engine.memory import nbytes, peak
+from fedjax_pfl.engine.costs import one_client, step_operands
+from fedjax_pfl.engine.memory import nbytes
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.federation.federation import Federation
 
 # Bytes for a local step, unpadded: a quarter of what a v5e and a v6e have (a program is not told
-# which TPU it is for). The rest is for what comes and goes (samples, arrays in two layouts) and for
-# padding: with half of it, whether a convolution's input found room was luck.
-ON_CHIP_BYTES = {"tpu": 32 * 2**20}
+# which TPU it is for). The rest is for what comes and goes (samples, gradients of activations,
+# arrays in two layouts) and for padding: with half of it, whether a convolution's input found room
+# was luck.
+ON_CHIP_BYTES = {"tpu": 31 * 2**20}
 # Local steps in a round from which narrower lanes pay: models are copied between their turns.
 WORTH = 8
 
@@ -29,11 +30,9 @@ def resident(program: Program) -> Program:
         return program
     trained = federation.participation.cohort_size
     lanes = execution.lanes(trained)
-    needs = step_bytes(federation) if lanes > 1 else None
-    if needs is None:
-        return program
     beside = program.num_runs if execution.seeds == "vmap" else 1
-    fewer = narrowed(lanes, needs[0] * beside, needs[1] * beside, room, _steps(federation))
+    model, activations = (beside * size for size in step_bytes(federation))
+    fewer = narrowed(lanes, model, activations, room, _steps(federation))
     if fewer == lanes:
         return program
     execution = replace(execution, chunk=fewer)
@@ -51,7 +50,7 @@ def narrowed(lanes: int, model: int, activations: int, room: int, steps: int = W
     Args:
       lanes: without a limit.
       model: bytes of one lane's state and gradients.
-      activations: bytes of all else that is alive at once in its step.
+      activations: bytes of what its backward pass keeps beside.
       steps: local steps of a lane in a round.
     """
     most = room // max(model + activations, 1)
@@ -67,16 +66,21 @@ def _steps(federation: Federation) -> int:
     return federation.schedule.fitting(train.capacity).total_steps(train.mean_size)
 
 
-def step_bytes(federation: Federation) -> tuple[int, int] | None:
-    """Return unpadded bytes of one client's state and gradients, and of the rest of its step.
+def step_bytes(federation: Federation) -> tuple[int, int]:
+    """Return unpadded bytes of a client's state and gradients, and of what backpropagation keeps.
 
-    None where this version of JAX has other internals.
+    Weights that it keeps are not counted again.
     """
-    try:
-        client = one_client(federation)
-        state, *others = jax.eval_shape(step_operands, client)
-        most = peak(jax.make_jaxpr(step)(client, state, *others).jaxpr)
-    except Exception:  # `Program.memory` warns
-        return None
-    gradients = nbytes(state.model["params"])
-    return nbytes(state) + gradients, max(most - gradients, 0)
+
+    def kept(federation, model, batch, key):
+        def loss(params):
+            return federation.task.forward({**model, "params": params}, batch, key).loss
+
+        weights = {id(leaf) for leaf in jax.tree.leaves(model)}
+        backward = jax.vjp(loss, model["params"])[1]  # a pytree of what it keeps
+        return [leaf for leaf in jax.tree.leaves(backward) if id(leaf) not in weights]
+
+    client = one_client(federation)
+    state, *others = jax.eval_shape(step_operands, client)
+    activations = nbytes(jax.eval_shape(kept, client, state.model, *others[:2]))
+    return nbytes((state, state.model["params"])), activations

@@ -44,7 +44,8 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
 def _error(needs: OffloadedNeeds) -> str | None:
     """Return why the programs can't be traced, or None."""
     try:
-        needs.traced()
+        for call in needs.calls():
+            call.trace()
     except (TypeError, AttributeError, ValueError) as error:
         if not is_missing_rows(error):
             raise

@@ -32,10 +32,6 @@ class InputError(ValueError):
         super().__init__(sentence(message) + (f"\n{script}" if script else ""))
 
 
-class DoesNotFit(InputError):
-    """A program needs more memory than is available."""
-
-
 class OutputError(OSError):
     """An output can't be written; the message states which file, and why."""
 

@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
@@ -128,8 +129,7 @@ def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     federation = told.federation
     assert result.blocks == ("hidden", "head", "personal_head")
     assert result.num_parameters == 61 and result.block_sizes.tolist() == [25, 18, 0]
-    plain = pfl.Simulation(FedAvg(), federation).estimate_memory()
-    both = pfl.Simulation(TwoHeaded(), federation).estimate_memory()
+    plain, both = (checked_program(one(), federation).held() for one in (FedAvg, TwoHeaded))
     assert both.state - plain.state == 5 * 18 * 8  # a head of everybody's own
     frozen = FrozenHead().prepare(federation).plan
     assert frozen.num_parameters == 43 and frozen.shared_block_sizes().tolist() == [25, 0]

@@ -159,7 +159,7 @@ class WithinABranch(ValidationLosses):
 def test_within_a_branch_nobody_knows_how_often():
     text = r"lax\.cond, loop or vmap: call it outside, with active=\[M\]"
     with pytest.raises(TypeError, match=text):
-        pfl.Simulation(WithinABranch(), toy_federation(dtype="float32")).estimate_memory(fit=True)
+        pfl.Simulation(WithinABranch(), toy_federation(dtype="float32")).estimate_memory()
 
 
 def test_scores_of_more_passes_than_can_be_counted_are_refused():

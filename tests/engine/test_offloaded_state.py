@@ -8,10 +8,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.aggregation import streamed
-from fedjax_pfl.engine import arguments, offloaded_needs, offloaded_state
+from fedjax_pfl.engine import arguments, offloaded_needs
 from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.host_states import HostStates
-from fedjax_pfl.engine.memory_fit import fit_memory
 from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.testing.toys import toy_federation
@@ -239,29 +238,6 @@ def test_each_run_reads_its_own_rows():
 def test_rounds_traced_beforehand_may_read_samples_on_the_host(options):
     program = arguments.checked_program(pfl.make_algorithm("fedper"), federation("host", **options))
     assert any(program.layout.hosted)
-
-
-def test_auto_moves_state_to_the_host_where_it_does_not_fit(monkeypatch):
-    many = {"train_sizes": [4] * 40, "test_sizes": [1] * 40, "participation": 0.05}
-    program = arguments.checked_program(pfl.make_algorithm("ditto"), federation("auto", **many))
-    needs = program.memory().total
-    assert type(fit_memory(program, needs)[0]) is type(program)
-    with pytest.warns(UserWarning, match="ditto keeps clients' state in host memory"):
-        moved, estimate = fit_memory(program, needs - 1)
-    assert isinstance(moved, offloaded_state.OffloadedProgram)
-    assert estimate.total < needs
-    used_up = []
-
-    def working(traced, owned, held, execution):
-        used_up.append(bool(owned))
-        return 0
-
-    monkeypatch.setattr(offloaded_needs, "working_bytes", working)
-    moved.memory()
-    assert used_up == [True, False]  # a round uses its rows up, scoring does not
-    asked = federation("device", **many)
-    with pytest.raises(pfl.InputError, match="would take about"):
-        fit_memory(arguments.checked_program(pfl.make_algorithm("ditto"), asked), needs - 1)
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,10 @@ def test_each_device_has_the_states_of_its_own_runs():
             assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, *leaf.shape[1:])}
 
 
-def test_the_estimate_counts_what_fills_up():
-    five, six = (program_of("local", (4,) * n).memory() for n in (5, 6))
+def test_what_fills_up_counts_as_memory():
+    five, six = (program_of("local", (4,) * n).held() for n in (5, 6))
     assert five.state == six.state
-    assert program_of("local", (4,) * 5, devices=1).memory().state * 6 == six.state * 5
+    assert program_of("local", (4,) * 5, devices=1).held().state * 6 == six.state * 5
 
 
 @pytest.mark.parametrize(

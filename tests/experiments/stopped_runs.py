@@ -21,7 +21,7 @@ class Display:
     def __exit__(self, *exception):
         return None
 
-    def algorithm(self, name, rounds, memory=None):
+    def algorithm(self, name, rounds):
         self.names.append(name)
         return lambda progress: self.act(name, progress)
 

@@ -123,7 +123,7 @@ def test_rows_of_a_plan(here, played, capsys, tmp_path):
     (row,) = csv.DictReader((tmp_path / "p.csv").open())
     assert (row["algorithm"], row["fits"], row["transfers"]) == ("fedavg", "True", "")
     assert float(row["compile_seconds"]) > 0 and row["step_cycles"] == ""
-    assert abs(int(row["estimated_bytes"]) / int(row["memory_bytes"]) - 1) < 0.5
+    assert int(row["memory_bytes"]) > 0
 
 
 @pytest.mark.parametrize(
@@ -150,32 +150,42 @@ def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path
     rows, moved = int(row["host_rows_bytes"]), int(row["host_from_device_bytes"])
     assert rows == 5 * moved  # five rounds of four different clients at most
     assert moved < int(row["host_to_device_bytes"]) < moved + int(row["host_samples_bytes"])
-    if target not in ("tpu", "gpu"):  # whose code weighs more than so small a program's arrays
-        # The estimate has a copy of the block's models and the marks of their finite numbers, which
-        # XLA needs only in larger programs.
-        assert 1 <= int(row["estimated_bytes"]) / int(row["memory_bytes"]) < 1.45
 
 
 class Step:
-    """A `plans._compiled` that fits from so many lanes downward."""
+    """A `plans._compiled` that fits from so many lanes downward, or on the host."""
 
-    def __init__(self, fits):
-        self.fits, self.tried = fits, []
+    def __init__(self, fits, hosted):
+        self.fits, self.hosted, self.tried = fits, hosted, []
 
     def __call__(self, algorithm, federation, target, devices, **options):
-        lanes = federation.execution.lanes(federation.num_clients)
+        execution = federation.execution
+        lanes = execution.lanes(federation.num_clients)
+        if execution.client_state == "host":
+            self.tried.append("host")
+            return plans.Plan(lanes=lanes, fits=True) if self.hosted else plans.Plan(error="no")
         self.tried.append(lanes)
         return plans.Plan(lanes=lanes, fits=lanes <= self.fits)
 
 
 @pytest.mark.parametrize(
-    ("execution", "fits", "tried"),
-    [("auto", 1, [4, 2, 1]), ("auto", 0, [4, 2, 1]), ("vmap", 1, [4]), ("auto", 4, [4])],
+    ("execution", "state", "fits", "hosted", "tried"),
+    [
+        ("auto", "auto", 1, True, [4, 2, 1]),
+        ("auto", "auto", 0, True, [4, 2, 1, "host"]),
+        ("auto", "auto", 0, False, [4, 2, 1, "host"]),
+        ("auto", "device", 0, True, [4, 2, 1]),
+        ("vmap", "device", 1, True, [4]),
+        ("vmap", "auto", 1, True, [4, "host"]),
+        ("auto", "auto", 4, True, [4]),
+    ],
 )
-def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkeypatch):
+def test_lanes_are_halved_where_they_may_be(
+    execution, state, fits, hosted, tried, here, monkeypatch
+):
     args = plan.parse(["plan", "--target=v5e", "--algorithms=fedavg", "--partition=iid", *SMALL,
-                       f"--client_execution={execution}"])  # fmt: skip
-    step = Step(fits)
+                       f"--client_execution={execution}", f"--client_state={state}"])  # fmt: skip
+    step = Step(fits, hosted)
     monkeypatch.setattr(plans, "_compiled", step)
     target = targets.parse("v5e")
     experiment = plan.prepare(args, target)
@@ -183,7 +193,7 @@ def test_lanes_are_halved_where_they_may_be(execution, fits, tried, here, monkey
         args.instances["fedavg"], experiment.federation, target, jax.local_devices()[:1]
     )
     assert step.tried == tried
-    assert result.fits == (fits > 0 if execution == "auto" else False)
+    assert result.fits == (hosted if tried[-1] == "host" else tried[-1] <= fits)
 
 
 class Failing:
@@ -217,15 +227,20 @@ def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch
     assert said in out and "more" not in out
 
 
-def test_an_estimate_beyond_the_device(here, played, capsys, monkeypatch):
-    """Nothing is compiled, and the sentence of a run stands below the table."""
-    chip = targets.chips()["v5e"]
+def test_data_and_states_beyond_the_device(here, played, capsys, monkeypatch):
+    """Fewer lanes take no less: nothing more is compiled, and the table has what it takes."""
+    chip, compiled = targets.chips()["v5e"], []
     monkeypatch.setattr(
         targets, "parse", lambda text: targets.Target(text, small(chip), "2x2", single=True)
     )
-    code, out, _ = played(capsys, "--target=v5e", "--algorithms=fedavg", *SMALL)
-    assert code == 0
-    assert "fedavg: fedavg with 4 clients" in out and "but there are 0.0 MB" in out
+    compiling = plans._compiled
+    monkeypatch.setattr(
+        plans, "_compiled", lambda *args, **how: compiled.append(1) or compiling(*args, **how)
+    )
+    words = ("--target=v5e", "--algorithms=fedavg", "--client_state=device", *SMALL)
+    code, out, _ = played(capsys, *words)
+    assert code == 0 and len(compiled) == 1
+    assert re.search(r"\nfedavg +no +4 .* kB", out)
 
 
 def small(chip):

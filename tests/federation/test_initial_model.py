@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.models.pretrained import read_safetensors
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
@@ -204,9 +205,8 @@ def test_they_are_kept_once_for_each_seed():
         "head": {"bias": (2, 5, 3), "kernel": (2, 5, 5, 3)}
     }
     # Of 43 parameters, for 5 clients and 2 seeds.
-    assert pfl.Simulation(
-        pfl.make_algorithm("local"), federation(freeze="fc_0")
-    ).estimate_memory().state == (4 * 5 * 18)
+    program = checked_program(pfl.make_algorithm("local"), federation(freeze="fc_0"))
+    assert program.held().state == 4 * 5 * 18
 
 
 @pytest.mark.parametrize("name", ["fedrod", "apfl", "moon", "fedproto", "pfedhn", "fedbabu"])
@@ -214,9 +214,9 @@ def test_other_tasks_are_made_of_what_is_left(name):
     one = federation(freeze="fc_0", compute_dtype="bfloat16")
     if name == "fedbabu":  # freezes the head: nothing would be left
         with pytest.raises(pfl.InputError, match="this network is only a head"):
-            pfl.Simulation(pfl.make_algorithm(name), one).estimate_memory(fit=True)
+            pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
     else:
-        pfl.Simulation(pfl.make_algorithm(name), one).estimate_memory(fit=True)
+        pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
 
 
 def test_a_frozen_head_has_no_personal_one_beside_it():
@@ -229,7 +229,7 @@ def test_frozen_statistics_stay_too():
     assert one.plan.paths == ("params/head/bias", "params/head/kernel")
     backbone = jax.eval_shape(lambda: one.with_backbone(jax.random.key(0)).backbone)
     assert set(backbone) == {"params", "batch_stats"}
-    pfl.Simulation(pfl.make_algorithm("fedavg"), one).estimate_memory(fit=True)
+    pfl.Simulation(pfl.make_algorithm("fedavg"), one).lower(jax.local_devices()[:1])
 
 
 def test_new_clients_have_them():

@@ -16,7 +16,7 @@ PAGE = "a\n<!-- accelerators -->\nold\n<!-- end of accelerators -->\nb\n"
 COSTS = Costs(step=1.5e6, steps=45, evaluation=1e6, rest=2e6, transfers={"all-reduce": [3, 80]})
 PLAN = plans.Plan(
     lanes=5, fits=True, trace_seconds=1.0, compile_seconds=10.6, planned={"total": 400_000_000},
-    estimated=360_000_000, costs=COSTS, step_floor=5e5, cycles=7e7, rounds_per_second=21.46,
+    costs=COSTS, step_floor=5e5, cycles=7e7, rounds_per_second=21.46,
 )  # fmt: skip
 
 

@@ -99,7 +99,7 @@ def test_states_of_others_are_refused():
 
     federation = toy_federation(momentum=MOMENTUM, participation=0.6)
     with pytest.raises(TypeError, match=r"states of local optimizers must lead with .* 3 clients"):
-        pfl.Simulation(struct(Whole)(), federation).estimate_memory(fit=True)
+        pfl.Simulation(struct(Whole)(), federation).estimate_memory()
 
 
 @struct
@@ -133,7 +133,7 @@ def test_states_are_over_the_leaves_that_are_trained():
     assert shapes == [(5, 3), (5, 5, 3)]
     assert all((leaf != 0).any() for leaf in jax.tree.leaves(after.optimizers))
     with pytest.raises(TypeError, match=r"over the leaves .* with the same trainable as in ctx"):
-        pfl.Simulation(OfTheHead(over_the_head=False), federation).estimate_memory(fit=True)
+        pfl.Simulation(OfTheHead(over_the_head=False), federation).estimate_memory()
 
 
 def falling(t, total):

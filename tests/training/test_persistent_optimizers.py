@@ -6,6 +6,7 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
@@ -75,7 +76,7 @@ def test_every_phase_of_a_round_has_its_own():
 def test_they_are_part_of_the_memory_estimate():
     def state(**options):
         one = toy_federation(optimizer=optax.adam, **options)
-        return pfl.Simulation(pfl.make_algorithm("local"), one).estimate_memory().state
+        return checked_program(pfl.make_algorithm("local"), one).held().state
 
     a_client = 1 + 4 + 2 * 8 * (4 * 5 + 5 + 5 * 3 + 3)  # whether it has begun, count, two moments
     assert state(keep_optimizer_state=True) - state() == 5 * a_client

@@ -153,7 +153,7 @@ def test_nothing_asks_the_process_while_tracing():
     assert str(federation.execution) == "vmap"
     with mock.patch("jax.default_backend", side_effect=AssertionError("asked")):
         program = checked_program(pfl.make_algorithm("fedavg"), federation, 2)
-        assert program.memory().working > 0
+        program.lowered(jax.local_devices()[:1])
     with mock.patch("jax.default_backend", return_value="tpu"):
         assert images().task.platform == "tpu"
     with mock.patch("jax.default_backend", return_value="metal"):
