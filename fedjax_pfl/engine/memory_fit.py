@@ -76,7 +76,7 @@ def _narrowed(program: Program, limit: int) -> tuple[Program | None, str]:
         lanes = federation.execution.lanes(cohort) if federation.execution.auto else 1
         if lanes == 1:
             return None, need
-        execution = replace(federation.execution, chunk=lanes // 2)
+        execution = replace(federation.execution, max_lanes=lanes // 2)
         program = replace(program, federation=replace(federation, execution=execution))
 
 

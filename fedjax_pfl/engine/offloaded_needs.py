@@ -135,8 +135,8 @@ class OffloadedNeeds(Program):
         """Clients that are scored at once."""
         clients = self.federation.num_clients
         execution, trained = self.federation.execution, self.federation.participation.cohort_size
-        if execution.chunk == 0:  # all clients side by side would be all state
-            execution = replace(execution, chunk=trained)
+        if execution.max_lanes == 0:  # all clients side by side would be all state
+            execution = replace(execution, max_lanes=trained)
         scored = clients if self.scored is None else max(len(self.scored), 1)
         return execution.width(scored, trained)
 

@@ -26,7 +26,7 @@ def resident(program: Program) -> Program:
     federation = program.federation
     execution = federation.execution
     room = ON_CHIP_BYTES.get(execution.platform)
-    if room is None or not execution.auto or execution.chunk:
+    if room is None or not execution.auto or execution.max_lanes:
         return program
     trained = federation.participation.cohort_size
     lanes = execution.lanes(trained)
@@ -35,7 +35,7 @@ def resident(program: Program) -> Program:
     fewer = narrowed(lanes, model, activations, room, _steps(federation))
     if fewer == lanes:
         return program
-    execution = replace(execution, chunk=fewer)
+    execution = replace(execution, max_lanes=fewer)
     return replace(program, federation=replace(federation, execution=execution))
 
 

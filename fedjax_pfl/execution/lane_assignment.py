@@ -26,7 +26,7 @@ def assign_lanes(execution: Execution, steps: np.ndarray) -> Execution:
     share = -(-len(steps) // execution.devices)
     work = np.add.reduceat(steps, np.arange(0, len(steps), share))
     even = bool(work.max() <= UNEVEN * share * steps.mean())
-    ragged = execution.chunk == 0 and steps.any() and steps.min() < steps.max()
+    ragged = execution.max_lanes == 0 and steps.any() and steps.min() < steps.max()
     fill = _widest(steps) / len(steps) if ragged else execution.fill
     return replace(execution, deal=not even, fill=fill)
 

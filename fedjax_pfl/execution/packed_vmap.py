@@ -134,7 +134,7 @@ def run_loops(
             loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
         return loop.run_row(row, broadcast)
 
-    one_by_one = execution if lengths is None else replace(execution, chunk=1)
+    one_by_one = execution if lengths is None else replace(execution, max_lanes=1)
     return over_rows(one_row, operands, broadcast, one_by_one, lengths, row_devices)
 
 

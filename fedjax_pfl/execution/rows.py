@@ -75,10 +75,10 @@ def over_rows(
         def one(row):
             return fn(row, broadcast)
 
-        if used is not None and execution.chunk == 1:
+        if used is not None and execution.max_lanes == 1:
             return lax.map(_skipping(one), (used, operands))
         count = jax.tree.leaves(operands)[0].shape[0]
-        lanes = min(execution.chunk or count, count)
+        lanes = min(execution.max_lanes or count, count)
         if lanes == 1:
             return lax.map(one, operands)
         if lanes == count:

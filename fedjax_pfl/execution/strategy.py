@@ -18,22 +18,22 @@ class Execution:
     """Resolved strategy, part of a run's configuration and compiled program.
 
     Attributes:
-      chunk: number of parallel lanes per device. 1 maps over the clients one by one, each with its
-        own number of steps. 0 is one vmap over all clients if they take equally many steps, else
-        over the fraction `fill` of them. A lane whose client has finished takes the next one,
+      max_lanes: number of parallel lanes per device. 1 maps over the clients one by one, each with
+        its own number of steps. 0 is one vmap over all clients if they take equally many steps,
+        else over the fraction `fill` of them. A lane whose client has finished takes the next one,
         longest first.
       seeds: "map" or "vmap" over runs (seeds and settings).
       devices: number of devices that share the client axis.
       runs: number of parts of the runs, each with `devices` devices.
       runs_first: whether `shared` may still take devices from the clients for the runs.
-      auto: whether `chunk` may shrink to fit into the device's memory.
-      fill: lanes per client if `chunk` is 0; set by `lane_assignment.assign_lanes`.
+      auto: whether `max_lanes` may shrink to fit into the device's memory.
+      fill: lanes per client if `max_lanes` is 0; set by `lane_assignment.assign_lanes`.
       deal: whether devices exchange ragged clients to get about the same work; set there too.
       platform: "cpu", "gpu" or "tpu", for which programs are compiled.
       client_state: where per-client state is kept: "device", "host", or "auto".
     """
 
-    chunk: int
+    max_lanes: int
     seeds: str
     devices: int = 1
     auto: bool = field(default=False, compare=False)
@@ -70,21 +70,21 @@ class Execution:
     def lanes(self, count: int) -> int:
         """Return how many of `count` rows one device runs in parallel."""
         share = -(-count // self.devices)
-        return min(self.chunk or max(1, round(share * self.fill)), share)
+        return min(self.max_lanes or max(1, round(share * self.fill)), share)
 
     def width(self, count: int, trained: int) -> int:
         """Return how many of `count` rows have their models computed and scored at once.
 
         As many as a round trains, and at least `MODELS`.
         """
-        if self.chunk == 0:
+        if self.max_lanes == 0:
             return count
-        together = max(trained, self.chunk * self.devices, MODELS)
+        together = max(trained, self.max_lanes * self.devices, MODELS)
         turns = -(-count // together)
         return min(-(-count // (turns * self.devices)) * self.devices, count)
 
     def __str__(self) -> str:
-        word = {0: "vmap", 1: "map"}.get(self.chunk, str(self.chunk))
+        word = {0: "vmap", 1: "map"}.get(self.max_lanes, str(self.max_lanes))
         where = "" if self.devices == 1 else f" on each of {self.devices} devices"
         return word + where + ("" if self.runs == 1 else f", runs in {self.runs} parts")
 
@@ -118,7 +118,7 @@ def resolve_execution(
         raise InputError(
             f"seed_execution must be one of {', '.join(SEED_AXES)}, got {shown(seeds)}."
         )
-    chunk = _chunk(clients, default)
+    max_lanes = _max_lanes(clients, default)
     whole = isinstance(devices, int) and not isinstance(devices, bool)
     there = len(processes.all_devices())
     asked = None if isinstance(mesh, str) and mesh == shares.AUTO else shares.parsed(mesh)
@@ -137,20 +137,20 @@ def resolve_execution(
         more = " (JAX_NUM_CPU_DEVICES makes more of a CPU)" if on_cpu else ""
         raise InputError(f"devices must be in 1..{there}{more}, got {shown(devices)}.")
     seeds = {"gpu": "vmap"}.get(platform, "map") if seeds == "auto" else seeds
-    mine = Execution(chunk, seeds, devices, auto=clients == "auto", platform=platform)
+    mine = Execution(max_lanes, seeds, devices, auto=clients == "auto", platform=platform)
     if asked is None:
         return replace(mine, runs_first=devices > 1)
     return replace(mine, devices=asked.clients, runs=asked.runs)
 
 
-def _chunk(clients: str | int, default: str) -> int:
-    """Return `Execution.chunk` for a word or number; `default` replaces "auto"."""
+def _max_lanes(clients: str | int, default: str) -> int:
+    """Return `Execution.max_lanes` for a word or number; `default` replaces "auto"."""
     word = clients if isinstance(clients, str) else shown(clients)
     word = default if word == "auto" else word
-    chunk = {"map": 1, "vmap": 0}.get(word)
-    chunk = decimal(word) or None if chunk is None else chunk
-    if chunk is None:
+    max_lanes = {"map": 1, "vmap": 0}.get(word)
+    max_lanes = decimal(word) or None if max_lanes is None else max_lanes
+    if max_lanes is None:
         raise InputError(
             f"client_execution must be one of {', '.join(CLIENT_AXES)}, got {shown(clients)}."
         )
-    return chunk
+    return max_lanes

@@ -126,14 +126,14 @@ def test_memory_is_checked_without_compiling(monkeypatch):
 def test_lanes_are_halved_where_they_are_automatic():
     options = {"train_sizes": [60] * 8, "model": MLP(3, (3000,))}
     programs = {
-        chunk: program_of("fedavg", Execution(chunk, "map", auto=True), **options)
-        for chunk in (0, 4, 2, 1)
+        max_lanes: program_of("fedavg", Execution(max_lanes, "map", auto=True), **options)
+        for max_lanes in (0, 4, 2, 1)
     }
-    needs = {chunk: program.memory().total for chunk, program in programs.items()}
+    needs = {lanes: program.memory().total for lanes, program in programs.items()}
     whole = programs[0]
     assert needs[0] > needs[4] > needs[2] > needs[1]
-    for limit, chunk in ((needs[0], 0), (needs[0] - 1, 4), (needs[4] - 1, 2), (needs[1], 1)):
-        assert fit_memory(whole, limit).federation.execution.chunk == chunk
+    for limit, lanes in ((needs[0], 0), (needs[0] - 1, 4), (needs[4] - 1, 2), (needs[1], 1)):
+        assert fit_memory(whole, limit).federation.execution.max_lanes == lanes
     with pytest.raises(pfl.InputError, match=r": take fewer clients or a smaller model\.$"):
         fit_memory(whole, needs[1] - 1)  # one after the other already
     asked = program_of("fedavg", Execution(0, "map"), **options)
@@ -160,7 +160,7 @@ def test_compilers_of_accelerators_may_refuse(said, monkeypatch):
         with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
             fit_memory(auto, 10**9)
         return
-    assert fit_memory(auto, 10**9).federation.execution.chunk == 1
+    assert fit_memory(auto, 10**9).federation.execution.max_lanes == 1
     with pytest.raises(pfl.InputError, match=r"more than a device has \(.*15G\), but there are"):
         fit_memory(asked, 10**9)
 

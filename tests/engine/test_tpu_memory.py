@@ -80,4 +80,4 @@ def test_auto_keeps_a_step_on_the_chip_of_a_tpu(execution, chunk, monkeypatch):
     monkeypatch.setitem(tpu_memory.ON_CHIP_BYTES, "tpu", 5 * (model + 6 * activations))
     federation = replace(federation, execution=execution)
     program = Program(make_runs(algorithm, federation, (0, 1)), federation, rounds=4, capacity=2)
-    assert fit_memory(program, None).federation.execution.chunk == chunk
+    assert fit_memory(program, None).federation.execution.max_lanes == chunk

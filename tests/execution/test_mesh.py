@@ -22,7 +22,7 @@ def test_runs_come_first_and_no_device_is_without_work():
         (8, 1), (4, 2), (8, 1), (4, 2), (2, 4), (1, 8)
     ]  # fmt: skip
     free = resolve_execution(devices=2)
-    assert free.shared(4) == Execution(free.chunk, free.seeds, 1, runs=2)
+    assert free.shared(4) == Execution(free.max_lanes, free.seeds, 1, runs=2)
     assert free.shared(4).shared(3).runs == 2  # for good
     assert resolve_execution().shared(4).all_devices == 1
 

@@ -60,7 +60,7 @@ def walked(executions, rows):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_row_walks_its_own_length(devices):
-    plain = [Execution(chunk, "map", devices) for chunk in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
+    plain = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
     executions = dict.fromkeys([*plain, *(assign_lanes(one, LENGTHS) for one in plain)])
     assert len(executions) > len(plain)
     wanted = np.arange(len(LENGTHS)) * LENGTHS * (LENGTHS + 1)
@@ -71,11 +71,13 @@ def test_every_row_walks_its_own_length(devices):
         np.testing.assert_array_equal(done["segments"], -(-LENGTHS // PER_SEGMENT), said)
 
 
-@pytest.mark.parametrize("chunk", [2, 5])
-def test_nobody_walks(chunk):
+@pytest.mark.parametrize("max_lanes", [2, 5])
+def test_nobody_walks(max_lanes):
     nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
     loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
-    done, steps = run_loops(lambda _: loop, nothing, 1.0, Execution(chunk, "map"), nothing["steps"])
+    done, steps = run_loops(
+        lambda _: loop, nothing, 1.0, Execution(max_lanes, "map"), nothing["steps"]
+    )
     np.testing.assert_array_equal(done, [1, 2, 3, 4, 5])
     np.testing.assert_array_equal(steps, np.zeros(5))
 
@@ -84,7 +86,9 @@ def test_on_their_own_device_or_changing_it():
     """Ten rows that two devices divide."""
     some = jax.tree.map(lambda leaf: leaf[:10], rows())
     executions = [
-        Execution(chunk, "map", 2, deal=deal) for chunk in (0, 1, 2) for deal in (True, False)
+        Execution(max_lanes, "map", 2, deal=deal)
+        for max_lanes in (0, 1, 2)
+        for deal in (True, False)
     ]
     wanted = np.arange(10) * LENGTHS[:10] * (LENGTHS[:10] + 1)
     for execution, done in walked(executions, some):
@@ -110,7 +114,7 @@ def test_runs_as_lanes_of_rows_as_lanes():
 
     def run(lengths):
         given = rows() | {"steps": lengths}
-        executions = [Execution(chunk, "vmap") for chunk in (3, 0)]
+        executions = [Execution(max_lanes, "vmap") for max_lanes in (3, 0)]
         return [run_loops(lambda _: walking(), given, 1.0, one, lengths)["k"] for one in executions]
 
     for found in jax.vmap(run)(both):
@@ -182,21 +186,21 @@ def test_steps_of_lanes_are_estimated(lengths, segments, lanes):
 def test_a_lane_for_every_row_moves_no_row():
     """A stack of models is neither gathered nor scattered, which a TPU does slowly."""
 
-    def walk(rows, chunk):
-        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+    def walk(rows, max_lanes):
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(max_lanes, "map"), rows["steps"])
 
-    for chunk, moved in ((3, True), (0, False), (11, False)):
-        text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), chunk))
+    for max_lanes, moved in ((3, True), (0, False), (11, False)):
+        text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), max_lanes))
         assert ("gather" in text) == ("scatter" in text) == ("sort" in text) == moved
 
 
 @pytest.mark.parametrize(
-    ("chunk", "names"),
+    ("max_lanes", "names"),
     [(1, ["segments[9]", "steps[0.666667]"]), (3, ["turns[25]", "steps[1]"])],
 )
-def test_loops_are_named_after_how_often_they_run(chunk, names):
+def test_loops_are_named_after_how_often_they_run(max_lanes, names):
     def walk(rows):
-        return run_loops(lambda _: walking(), rows, 2.0, Execution(chunk, "map"), rows["steps"])
+        return run_loops(lambda _: walking(), rows, 2.0, Execution(max_lanes, "map"), rows["steps"])
 
     text = jax.jit(walk).lower(rows()).compile().as_text()
     for name in names:

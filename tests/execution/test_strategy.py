@@ -17,9 +17,9 @@ from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of,
 
 def test_over_rows_keeps_the_order_of_rows():
     rows, lengths = jnp.arange(7), jnp.array([3, 9, 1, 4, 4, 0, 2])
-    ways = [Execution(chunk, "map", devices) for chunk in (0, 1, 2, 3, 5, 7, 20)
+    ways = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 5, 7, 20)
             for devices in (1, 2)]  # fmt: skip
-    ways += [Execution(chunk, "map", 2, deal=False) for chunk in (0, 1, 3)]
+    ways += [Execution(max_lanes, "map", 2, deal=False) for max_lanes in (0, 1, 3)]
 
     @jax.jit
     def all_ways(lengths):
@@ -78,12 +78,12 @@ def test_resolve_execution():
     assert resolve_execution("vmap", "map") == Execution(0, "map")
     assert resolve_execution("8", "map") == resolve_execution(8, "map") == Execution(8, "map")
     assert resolve_execution("1", "map") == Execution(1, "map")
-    assert [str(Execution(chunk, "map")) for chunk in (0, 1, 8)] == ["vmap", "map", "8"]
+    assert [str(Execution(max_lanes, "map")) for max_lanes in (0, 1, 8)] == ["vmap", "map", "8"]
     if jax.default_backend() == "cpu":
         assert resolve_execution() == Execution(1, "map")
     for platform, seeds in (("cpu", "map"), ("tpu", "map"), ("gpu", "vmap")):
         assert resolve_execution(platform=platform).seeds == seeds
-        assert resolve_execution(platform=platform).chunk == (1 if platform == "cpu" else 0)
+        assert resolve_execution(platform=platform).max_lanes == (1 if platform == "cpu" else 0)
     assert [Execution(c, "map").lanes(5) for c in (0, 1, 3, 9)] == [5, 1, 3, 5]
 
 
