@@ -78,7 +78,7 @@ def widest(
         return result
     narrower = result.lanes // 2 if federation.execution.auto else 0
     if narrower and result.planned.get("arguments", 0) <= target.chip.memory:
-        return widest(algorithm, other(chunk=narrower), target, devices, **options)
+        return widest(algorithm, other(max_lanes=narrower), target, devices, **options)
     if federation.execution.client_state != "auto":
         return result
     moved = widest(algorithm, other(client_state="host"), target, devices, **options)
