@@ -107,6 +107,7 @@ OPTIONS = _inverted(
         "num_seeds": "t times numruns numtrials repeats trials",
         "optimizer": "clientoptimizer localoptimizer opt optim",
         "output_dir": "goal go logdir outdir savedir savefoldername sfn",
+        "participants": "who",
         "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
         "samplefraction participationratio participationrate proportion clientsperround "
         "clientnumperround numclientsperround",
