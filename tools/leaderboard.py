@@ -47,9 +47,9 @@ for some: a place in this table says little about other data.
 Accuracies of the personalized model on the client's own test samples are percentages after the last
 round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
 differs: some rows score what a client receives, others a model after local training (`fedasync`,
-`fedas`, `apple`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's page says which. With
-100 sampled clients, all of them train in each round of `local` and `pfedme`, and compute something
-in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
+`fedas`, `apple`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's page says which. Where a
+fifth of 100 clients is sampled, all 100 nevertheless train in each round of `local` and `pfedme`,
+and compute something in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
 
 The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
 differ by less than {reach:.0f} do not differ significantly. The settings share one data set, so

@@ -79,7 +79,7 @@ def own_words(own: Mapping[str, Any]) -> str:
 
 
 def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:
-    """Return the names of its flags."""
+    """Return the words `--set=...` that give an algorithm these options."""
     return [f"--set={algorithm}.{key}={value}" for key, value in own.items() if value is not None]
 
 

@@ -43,6 +43,7 @@ class Aggregator:
     """
 
     f: int = 0
+    name = ""  # in AGGREGATORS
     for_matrices = False
     remembers = False
     has_centre = False
@@ -55,9 +56,8 @@ class Aggregator:
     def validate(self, members: int) -> None:
         """Raise `InputError` if rounds of so many members can't tolerate f attackers."""
         fits = self.f >= 0 and members >= self.needed()
-        rule = type(self).__name__
         allowed = (
-            f"small enough for the {members} members of a round ({rule} needs {self.needed()})"
+            f"small enough for the {members} members of a round ({self.name} needs {self.needed()})"
         )
         require(fits, "f of the aggregator", self.f, allowed)
 
@@ -116,10 +116,10 @@ def check_aggregator(name: str, rule: Aggregator, replaces: str) -> None:
     if rule.for_matrices and replaces == "mean":
         raise InputError(
             f"The aggregator self_clip is a rule for mixing matrices, and {name} has a mean: take "
-            "krum, median, trimmed_mean, rfa or cclip."
+            "one for means, such as krum, median, trimmed_mean, rfa or cclip."
         )
     if not rule.for_matrices and replaces == "matrix":
         raise InputError(
-            f"The aggregator {type(rule).__name__} is a rule for one mean, and {name} mixes models "
+            f"The aggregator {rule.name} is a rule for one mean, and {name} mixes models "
             "by a matrix: take self_clip."
         )

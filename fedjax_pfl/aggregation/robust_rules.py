@@ -25,6 +25,7 @@ class Krum(Aggregator):
         nearest others: 2 is the paper's Krum, 1 byzfl's.
     """
 
+    name = "krum"
     f: int = 1
     selected: int = 1
     excluded: int = static(default=2)
@@ -42,6 +43,7 @@ class Krum(Aggregator):
 class GeometricMedian(Aggregator):
     """The smoothed geometric median (RFA)."""
 
+    name = "rfa"
     f: int = 0
     steps: int = static(default=8)
     smoothing: float = 0.1
@@ -61,6 +63,7 @@ class CentredClipping(Aggregator):
         one mean a round.
     """
 
+    name = "cclip"
     f: int = 0
     radius: float = 10.0
     steps: int = static(default=3)
@@ -90,6 +93,7 @@ class CentredClipping(Aggregator):
 class NormBound(Aggregator):
     """The mean of updates that are scaled down to a norm of at most `radius`."""
 
+    name = "norm_bound"
     f: int = 0
     radius: float = 1.0
 
@@ -101,6 +105,7 @@ class NormBound(Aggregator):
 class FoolsGold(Aggregator):
     """The mean of the updates of clients whose updates over all rounds are unlike others'."""
 
+    name = "foolsgold"
     f: int = 0
 
     remembers = True
@@ -122,6 +127,7 @@ class TrustedRoot(Aggregator):
       root: permanent id of the trusted client.
     """
 
+    name = "fltrust"
     f: int = 0
     root: int = 0
 
@@ -141,6 +147,7 @@ class TrustedRoot(Aggregator):
 class Median(Aggregator):
     """The median of every coordinate."""
 
+    name = "median"
     f: int = 0
 
     by_coordinate = True
@@ -153,6 +160,7 @@ class Median(Aggregator):
 class TrimmedMean(Aggregator):
     """The mean of every coordinate without its f largest and f smallest values."""
 
+    name = "trimmed_mean"
     f: int = 1
 
     by_coordinate = True
@@ -165,6 +173,7 @@ class TrimmedMean(Aggregator):
 class Bulyan(Aggregator):
     """Krum's selection, then the values nearest to the median of every coordinate."""
 
+    name = "bulyan"
     f: int = 1
     excluded: int = static(default=2)
 
@@ -226,6 +235,8 @@ class _Grouped(Aggregator):
 class NearestNeighbours(_Grouped):
     """A rule over updates that are each replaced by the mean of their n - f nearest (NNM)."""
 
+    name = "nnm"
+
     def needed(self):
         return self.rule.needed()
 
@@ -241,6 +252,7 @@ class Bucketing(_Grouped):
       size: of the groups.
     """
 
+    name = "bucketing"
     size: int = static(default=2)
 
     def needed(self):
@@ -261,6 +273,7 @@ class SelfClip(Aggregator):
         senders of at most this share of its weights.
     """
 
+    name = "self_clip"
     radius: Scalar | float = 1.0
     share: Scalar | float = 0.0
 

@@ -107,7 +107,7 @@ class FedAMP(Attentive):
 
     The server makes u_i = sum_j xi_ij w_j from the last models of all N clients, with
     xi_ij = alpha A'(|w_i - w_j|^2) for j != i, A(d) = 1 - exp(-d / sigma), and the rest of 1 on
-    w_i. The client then descends f_i(w) + pull / 2 |w - u_i|^2 from w_i. Distances and the pull
+    w_i. The client then descends f_i(w) + rho / 2 |w - u_i|^2 from w_i. Distances and the pull
     use trainable shared leaves.
 
     Attributes:

@@ -42,7 +42,7 @@ class HetLoRA(fedavg.FedAvg):
 
     Attributes:
       gamma: part of a client's rank that is neither pulled nor pruned; 1 prunes nothing.
-      proximal_weight: weight of the regularizer, the sum over layers of |A_tail| |B_tail|.
+      tail_weight: weight of the regularizer, the sum over layers of |A_tail| |B_tail|.
       min_rank: smallest rank that pruning leaves; smaller ranks are not pruned.
       weighting: the server's weights: "norm" of the clients' products, or "size" of their data.
     """
@@ -52,15 +52,13 @@ class HetLoRA(fedavg.FedAvg):
     takes_ranks = True
 
     gamma: float = 0.99
-    proximal_weight: float = 0.01
+    tail_weight: float = 0.01
     min_rank: int = 1
     weighting: Literal["norm", "size"] = core.static(default="norm")
 
     def validate(self):
         core.require(0 < self.gamma <= 1, "gamma", self.gamma, "in (0, 1]")
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
+        core.require(self.tail_weight >= 0, "tail_weight", self.tail_weight, "at least 0")
         core.require(self.min_rank >= 1, "min_rank", self.min_rank, "at least 1")
 
     def check(self, federation):
@@ -107,7 +105,7 @@ class HetLoRA(fedavg.FedAvg):
             return Sent(*trained, ranks=ranks, before=ranks)
 
         def near(params, batch, broadcast, client):
-            return self.proximal_weight * self.tails(params, client.operand, layers)
+            return self.tail_weight * self.tails(params, client.operand, layers)
 
         models, cohort, loss = super().local_update(
             ctx, state, received, extra_loss=near, operands=ranks, **options

@@ -197,7 +197,7 @@ class Ifca(core.Algorithm):
 
 
 def enough_takers(clusters, clients):
-    """Return how many of `count` clients each initial model must fit best to be balanced."""
+    """Return how many of the clients each initial model must fit best to be balanced."""
     part = {1: 0.0, 2: 0.35, 4: 0.1}.get(clusters, 0.4 / clusters)
     return math.ceil(part * clients - 1e-9)
 

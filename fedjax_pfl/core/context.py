@@ -52,6 +52,14 @@ class Context(Exchange):
             `broadcast`, `active`, `cursor`, `epochs`, `optimizer_state`) and of `LocalStep`
             (`extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
             `updates_per_batch`).
+
+        Returns:
+          The models [M, ...], the cohort without members that diverged, which keep their initial
+          models, and the mean minibatch losses [M].
+
+        Raises:
+          InputError: an unknown option, or more steps than can be counted.
+          TypeError: a stack without one row for each member.
         """
         cohort = self.cohort if cohort is None else cohort
         options.setdefault("learning_rate", self.learning_rate)

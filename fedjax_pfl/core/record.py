@@ -18,8 +18,9 @@ class Record:
       clients: arrays [N], one number for each client, NaN or 0 for absent clients. Added by
         `Context.record` and the engine: "participated", "diverged", "local_steps" (computed
         gradients), "nonfinite" (clients whose values became non-finite in aggregation),
-        "forward_samples" (forward passes of `loss_matrix`), "numbers_up" and "numbers_down" (int32,
-        numbers sent beside the blocks of the model), "self_weight", see `self_weights`, and
+        "forward_samples" (forward passes of single samples outside of local steps, by
+        `loss_matrix`, `class_sums`, `sample_features` and `count_forward`), "numbers_up" and "numbers_down"
+        (int32, numbers sent beside the blocks of the model), "self_weight", see `self_weights`, and
         "concept" (int32), the number of each client's concept under drift.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to

@@ -31,7 +31,7 @@ def result_so_far(
     rounds = chunks.done if chunks.stopped else program.rounds
     common, single = remarks(algorithm, federation, arrays, rounds)
     ids, names = np.asarray(federation.data.ids), dict(federation.client_names)
-    scored_candidates = "forward_samples" in measured["clients"]
+    counted_forward = "forward_samples" in measured["clients"]
     return Result(
         algorithm=algorithm.name,
         hyperparameters=algorithm.hyperparameters(),
@@ -53,7 +53,7 @@ def result_so_far(
         padding_efficiency=padding_efficiency(federation.steps(), federation.execution),
         execution=str(federation.execution),
         flops_per_step=step_flops(federation),
-        flops_per_forward=forward_flops(federation) if scored_candidates else None,
+        flops_per_forward=forward_flops(federation) if counted_forward else None,
         remarks=common,
         setting_remarks=single,
         measures=federation.measures,

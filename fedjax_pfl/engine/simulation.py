@@ -65,9 +65,10 @@ class Simulation:
       algorithm: the algorithm with its hyperparameters.
       federation: clients, data, local training.
       seeds: each varies initialization, cohorts and batches; never the partition.
-      settings: values to sweep inside the program, by name: traced hyperparameters of the
-        algorithm, "learning_rate" or "learning_rate_decay". All of one length H: setting h takes
-        the h-th value of each.
+      settings: values to sweep inside the program, by name (`runs.sweepable`): traced
+        hyperparameters of the algorithm, "learning_rate", "learning_rate_decay", and numbers of
+        privacy, attack and aggregator such as "dp_noise". All of one length H: setting h takes the
+        h-th value of each.
       eval_every: number of rounds between evaluations; the last round is always evaluated.
       adapt: also evaluate copies that were adapted locally, as "adapted".
       score_clients: permanent ids of the clients whose models are evaluated; means, tables and

@@ -1,4 +1,4 @@
-"""Mapping of a function over the client axis: one by one, in chunks, as lanes, over devices."""
+"""Mapping of a function over the client axis: one by one, in batches of lanes, over devices."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -66,12 +66,12 @@ def over_rows(
       operands: leaves [M, ...].
       broadcast: arrays without a client axis that come out of training or of the state. With
         several devices `fn` must not close over them.
-      lengths: [M] loop lengths; with chunks, rows of similar length share one, and devices are
+      lengths: [M] loop lengths; in batches, rows of similar length share one, and devices are
         dealt rows of about the same total length.
       row_devices: the devices that must run the rows, or None where any may.
     """
 
-    def chunks(operands, broadcast, lengths, used):
+    def batched(operands, broadcast, lengths, used):
         def one(row):
             return fn(row, broadcast)
 
@@ -83,14 +83,14 @@ def over_rows(
             return lax.map(one, operands)
         if lanes == count:
             return jax.vmap(one)(operands)
-        # lax.map runs the remainder of a division as a chunk of its own.
-        by_chunks = partial(lax.map, one, batch_size=lanes)
+        # lax.map runs the remainder of a division as a batch of its own.
+        by_batches = partial(lax.map, one, batch_size=lanes)
         if lengths is None:  # in their own order: no compiler sees that a gather moves nothing
-            return by_chunks(operands)
+            return by_batches(operands)
         order = jnp.argsort(-lengths, stable=True)
-        return trees.take(by_chunks(trees.take(operands, order)), jnp.argsort(order))
+        return trees.take(by_batches(trees.take(operands, order)), jnp.argsort(order))
 
-    return over_devices(chunks, operands, broadcast, execution, lengths, row_devices)
+    return over_devices(batched, operands, broadcast, execution, lengths, row_devices)
 
 
 def _skipping(one: Callable[[Tree], Tree]) -> Callable[[tuple[jax.Array, Tree]], Tree]:
@@ -157,7 +157,7 @@ def over_devices(
 def _in_order(
     run: Callable[..., Any], operands: Tree, broadcast: Tree, lengths: jax.Array | None, more: int
 ) -> Tree:
-    """Return rows [M] on their devices, and `more` unused ones on the last devices."""
+    """Return the results [M] of `run`, with `more` unused rows added on the last devices."""
     if more == 0:
         return run(operands, broadcast, lengths, None)
     count = jax.tree.leaves(operands)[0].shape[0]

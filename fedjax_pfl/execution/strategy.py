@@ -18,9 +18,9 @@ class Execution:
     """Resolved strategy, part of a run's configuration and compiled program.
 
     Attributes:
-      max_lanes: number of parallel lanes per device. 1 maps over the clients one by one, each with
-        its own number of steps. 0 is one vmap over all clients if they take equally many steps,
-        else over the fraction `fill` of them. A lane whose client has finished takes the next one,
+      max_lanes: the most lanes that a device runs in parallel. 1 maps over the clients one by
+        one, each with its own number of steps. 0 is one vmap over all clients if they take equally
+        many steps, else over the fraction `fill` of them. A lane whose client has finished takes the next one,
         longest first.
       seeds: "map" or "vmap" over runs (seeds and settings).
       devices: number of devices that share the client axis.

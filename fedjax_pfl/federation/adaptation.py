@@ -42,7 +42,7 @@ class Adaptation(Group):
     optimizer are the federation's.
 
     Attributes:
-      learning_rate: may be traced, as may the following two numbers.
+      learning_rate: None for the round's. It, `rate_factor` and `proximal_weight` may be traced.
       rate_factor: factor on the learning rate; None for 1.
       budget: count minibatches over all E epochs, max(floor(E n / B), E) for n samples; otherwise
         each epoch has ceil(n / B), or floor(n / B) with drop_last.
@@ -83,7 +83,7 @@ class Adaptation(Group):
         called="adapt_batch_size",
     )
     optimizer: Callable[..., Any] | None = option(
-        None, "hashable function of a learning rate that makes their optax optimizer"
+        None, "hashable function of a learning rate that returns the copies' optax optimizer"
     )
     rate_factor: float | jax.Array | None = None
     budget: bool = False

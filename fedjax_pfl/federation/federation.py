@@ -48,7 +48,8 @@ class Federation:
     would be copied into the program.
 
     Attributes:
-      data: the clients' data, on the device.
+      data: the clients' data, on the device, or in host memory with offloaded state or several
+        processes.
       participation: sampling and stragglers.
       training: options of local training.
       network: one client's network and loss, without fixed leaves; see `task`.

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from fedjax_pfl.models.kernels import forms, minimal_filtering
 from fedjax_pfl.utils.errors import require, require_name
 
-INITIALIZERS = ("torch", "flax", "kaiming")
+LAYER_INITIALIZERS = ("torch", "flax", "kaiming")
 Pool = Callable[[jax.Array], jax.Array]
 
 
@@ -27,7 +27,7 @@ def initializers(name: str, fan_in: int):
     """
     if name == "flax":
         return nn.initializers.lecun_normal(dtype=jnp.float32), nn.initializers.zeros_init()
-    require_name("initializer", name, INITIALIZERS)
+    require_name("initializer", name, LAYER_INITIALIZERS)
     bound = fan_in**-0.5
 
     def uniform(key, shape, dtype=jnp.float32):
@@ -227,7 +227,7 @@ class Embedding(nn.Module):
 
     @nn.compact
     def __call__(self, ids):
-        require_name("initializer", self.initializer, INITIALIZERS)
+        require_name("initializer", self.initializer, LAYER_INITIALIZERS)
         deviation = self.features**-0.5 if self.initializer == "flax" else 1.0
 
         def init(key, shape, dtype=jnp.float32):

@@ -50,7 +50,7 @@ class Costs(Measurements):
         """Return FLOPs of each client's local training, float64 [S, H, T, N]; None if unknown.
 
         Clients that diverge count too. A last minibatch that is not full costs as much as a full
-        one. The losses of candidates that a client computes are included.
+        one. Forward passes outside of local steps are included.
         """
         if self.flops_per_step is None or "local_steps" not in self.clients:
             return None
@@ -65,7 +65,7 @@ class Costs(Measurements):
 
         "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
         that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
-        candidates were scored, "flops_per_forward" and "forward_samples_per_client_round" too.
+        forward passes were counted, "flops_per_forward" and "forward_samples_per_client_round" too.
         """
         present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
         total = None if done is None else float(done[:, setting].sum()) / 1e9

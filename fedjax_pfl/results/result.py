@@ -63,9 +63,9 @@ class Result(Scored, Costs):
       seconds_per_round: median wall time of one round of one run, evaluation included.
       padding_efficiency: true local steps over steps executed.
       execution: how the client axis was run.
-      flops_per_step: FLOPs of one local step (`costs.step_flops`), or None if unknown.
-      flops_per_forward: FLOPs of one of the "forward_samples" of `clients`, the forward passes of
-        candidates' losses (`costs.forward_flops`), or None if there are none or FLOPs are unknown.
+      flops_per_step: FLOPs of one local step (`engine.costs.step_flops`), or None if unknown.
+      flops_per_forward: FLOPs of one of the "forward_samples" of `clients`
+        (`engine.costs.forward_flops`), or None if there are none or FLOPs are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
       stopped: "" if all rounds were simulated, "patience" if patience ended the simulation, "asked"
         if `stop` did.
@@ -97,7 +97,12 @@ class Result(Scored, Costs):
         Raises:
           InputError: no differential privacy, or dp-accounting is not installed.
         """
-        require(self.privacy is not None, "dp", "none", "'sample', for a result with an epsilon")
+        require(
+            self.privacy is not None,
+            "dp",
+            "none",
+            "'client' or 'sample', for a result with an epsilon",
+        )
         return privacy.epsilons(self, setting)
 
     def gains(

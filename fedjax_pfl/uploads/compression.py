@@ -24,8 +24,6 @@ SCALE_BITS = 32
 class Compressor:
     """A compressor of single leaves; subclasses define `leaf` and `leaf_bits`."""
 
-    unbiased: bool = False
-
     def __call__(self, update: Tree, key: Key) -> Tree:
         leaves, tree = jax.tree.flatten(update)
         keys = jax.random.split(key, max(len(leaves), 1))
@@ -59,8 +57,6 @@ class Qsgd(Compressor):
 
     bits_per_number: int = static(default=8)
 
-    unbiased = True
-
     def __post_init__(self) -> None:
         allowed = "at least 2, one of them a sign"
         require(self.bits_per_number >= 2, "bits_per_number of qsgd", self.bits_per_number, allowed)
@@ -81,8 +77,6 @@ class Uniform(Compressor):
     """Stochastic rounding to 2^b levels between a leaf's smallest and its largest number."""
 
     bits_per_number: int = static(default=8)
-
-    unbiased = True
 
     def leaf(self, x, key):
         levels = 2**self.bits_per_number - 1
@@ -122,8 +116,6 @@ class RandK(Compressor):
 
     rate: float = static(default=0.1)
 
-    unbiased = True
-
     def leaf(self, x, key):
         flat = x.reshape(-1)
         count = num_sent(flat.size, self.rate)
@@ -160,10 +152,6 @@ class Rotate(Compressor):
     """
 
     bits_per_number: int = static(default=1)
-
-    @property
-    def unbiased(self) -> bool:
-        return self.bits_per_number > 1
 
     def leaf(self, x, key):
         flat, size = x.reshape(-1), x.size

@@ -84,7 +84,7 @@ class Uploads(UploadStage):
       compressor: of updates, or None.
       feedback: error feedback of the compressor: "ef" or "ef21", or None.
       attack: what Byzantine members send instead, see `attacks`, or None.
-      attackers: int32 [A], their permanent ids; empty without.
+      attackers: int32 [A], their permanent ids, or None.
       fixed_point: numbers of secure aggregation, or None.
     """
 

@@ -25,7 +25,7 @@ ALPHA, RANKS = 4.0, (3, 1, 4)
 ADAPTERS = {"lora_ranks": "3,1,4", "lora_alpha": ALPHA}
 VARIANTS = {
     "default": {},
-    "size": {"weighting": "size", "gamma": 0.6, "proximal_weight": 0.3, "min_rank": 2},
+    "size": {"weighting": "size", "gamma": 0.6, "tail_weight": 0.3, "min_rank": 2},
 }
 
 
@@ -203,7 +203,7 @@ def test_norms_of_products():
     ("settings", "message"),
     [
         ({"gamma": 0.0}, r"gamma must be in \(0, 1\]"),
-        ({"proximal_weight": -1.0}, "proximal_weight must be at least 0"),
+        ({"tail_weight": -1.0}, "tail_weight must be at least 0"),
         ({"min_rank": 0}, "min_rank must be at least 1"),
         ({"weighting": "even"}, "weighting"),
     ],

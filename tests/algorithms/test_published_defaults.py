@@ -198,7 +198,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "flora": {},
     "hetlora": {
         "gamma": (0.99, "paper: HetLoRA's decay factor"),
-        "proximal_weight": (0.01, "ours: a third party's configuration for GLUE"),
+        "tail_weight": (0.01, "ours: a third party's configuration for GLUE"),
         "min_rank": (1, "ours: no smallest rank"),
         "weighting": ("norm", "HetLoRA: sparsity-weighted aggregation"),
     },

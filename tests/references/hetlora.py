@@ -22,7 +22,7 @@ def run(
     ranks,
     factor=1.0,
     gamma=0.99,
-    proximal_weight=0.01,
+    tail_weight=0.01,
     min_rank=1,
     weighting="norm",
 ):
@@ -34,7 +34,7 @@ def run(
       base: the hidden layer's frozen kernel and bias.
       ranks: the clients' ranks before the first round.
       factor: alpha / largest rank.
-      gamma, proximal_weight, min_rank: part of the rank that is kept, weight of the regularizer,
+      gamma, tail_weight, min_rank: part of the rank that is kept, weight of the regularizer,
         floor.
       weighting: "norm" or "size".
 
@@ -54,7 +54,7 @@ def run(
                 slopes = tail_slopes(own["hidden"], first)
                 step = sgd(base, own, [batch], x, y, learning_rate[t], factor)
                 hidden = {
-                    name: step["hidden"][name] - learning_rate[t] * proximal_weight * slopes[name]
+                    name: step["hidden"][name] - learning_rate[t] * tail_weight * slopes[name]
                     for name in slopes
                 }
                 own = {**step, "hidden": hidden}
