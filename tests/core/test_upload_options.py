@@ -450,7 +450,7 @@ def test_benign_rows_give_attackers_weight():
             "The rule 'median' has no option radius",
         ),
         ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
-        ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "no attacker, got 0"),
+        ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "is not an attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),
         ({"compress": "top_k", "compress_options": {"rate": 2.0}}, "rate of top_k"),
         ({"compress": "qsgd", "compress_options": {"bits_per_number": 1}}, "at least 2"),

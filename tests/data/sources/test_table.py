@@ -76,7 +76,7 @@ def test_parquet_in_a_folder_with_test_samples(tmp_path):
         (CSV, {"id_columns": "hospitals"}, "column of .*: 'hospitals'. Did you mean 'hospital'"),
         (CSV, {"label_column": "lable"}, "column of .*: 'lable'. Did you mean 'label'"),
         (CSV, {"id_columns": "label"}, "'label' can't be the label and one that is kept aside"),
-        (CSV, {"id_columns": "age,age"}, "names of which 'age' is only one"),
+        (CSV, {"id_columns": "age,age"}, "id_columns names 'age' 2 times"),
         (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
         (CSV.replace("60", ""), {}, r"'age' .* must hold numbers, got '' in row 2"),
         (CSV.replace("well", ""), {}, "'label' .* is empty in row 2"),
