@@ -177,3 +177,11 @@ def test_two_columns_of_one_name(tmp_path, header):
     path.write_text(f"{header}\n" + ",".join("1" * (header.count(",") + 1)) + "\n")
     with pytest.raises(InputError, match=r"has 2 columns called '(label|text|a)': rename all but"):
         load_dataset("text_csv", path)
+
+
+@pytest.mark.parametrize("column", ["label", "text"])
+def test_columns_of_ids_are_further_ones(tmp_path, column):
+    path = tmp_path / "a.csv"
+    path.write_text("label,text,user\n0,a,b\n1,c,d\n")
+    with pytest.raises(InputError, match=f"id_columns must be columns other than '{column}'"):
+        load_dataset("text_csv", path, id_columns=column, text_column="text")
