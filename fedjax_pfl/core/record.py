@@ -19,9 +19,9 @@ class Record:
         `Context.record` and the engine: "participated", "diverged", "local_steps" (computed
         gradients), "nonfinite" (clients whose values became non-finite in aggregation),
         "forward_samples" (forward passes of single samples outside of local steps, by
-        `loss_matrix`, `class_sums`, `sample_features` and `count_forward`), "numbers_up" and "numbers_down"
-        (int32, numbers sent beside the blocks of the model), "self_weight", see `self_weights`, and
-        "concept" (int32), the number of each client's concept under drift.
+        `loss_matrix`, `class_sums`, `sample_features` and `count_forward`), "numbers_up" and
+        "numbers_down" (int32, numbers sent beside the blocks of the model), "self_weight", see
+        `self_weights`, and "concept" (int32), the number of each client's concept under drift.
       scalars: arrays [].
       up, down: int32 [N, num_blocks], copies of each block of the model that the client sent to
         and received from the server; the host multiplies them by the block sizes in 64 bits.

@@ -20,8 +20,8 @@ class Execution:
     Attributes:
       max_lanes: the most lanes that a device runs in parallel. 1 maps over the clients one by
         one, each with its own number of steps. 0 is one vmap over all clients if they take equally
-        many steps, else over the fraction `fill` of them. A lane whose client has finished takes the next one,
-        longest first.
+        many steps, else over the fraction `fill` of them. A lane whose client has finished takes
+        the next one, longest first.
       seeds: "map" or "vmap" over runs (seeds and settings).
       devices: number of devices that share the client axis.
       runs: number of parts of the runs, each with `devices` devices.

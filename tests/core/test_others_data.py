@@ -36,9 +36,32 @@ class CountsAll(Averaging):
         return ctx.federation.data.class_counts.sum(axis=0)
 
 
-class CountsTheCohort(Averaging):
+@pfl.core.struct
+class Told:
+    server: object = pfl.core.per_server()
+    labels: object = pfl.core.per_client()
+
+
+class TellsClients(Averaging):
+    """What is counted is in the clients' state alone."""
+
     def counted(self, ctx, cohort):
         return ctx.federation.data.class_counts[cohort.rows].sum(axis=0)
+
+    def init(self, ctx):
+        state = super().init(ctx)
+        return Told(state.server, ctx.replicate(state.labels))
+
+    def round(self, ctx, state):
+        state, record = super().round(ctx, state)
+        return Told(state.server, ctx.replicate(state.labels)), record
+
+
+class AddsSizes(Averaging):
+    """Other samples change nothing, and fewer ones do."""
+
+    def counted(self, ctx, cohort):
+        return jnp.full((3,), ctx.federation.data.train.size[cohort.rows].sum())
 
 
 class CountsMembers(Averaging):
@@ -47,7 +70,10 @@ class CountsMembers(Averaging):
         return jnp.where(cohort.mask[:, None], counts, 0).sum(axis=0)
 
 
-@pytest.mark.parametrize(("cls", "who"), [(CountsAll, "absent"), (CountsTheCohort, "diverged")])
+LEAKS = [(CountsAll, "absent"), (TellsClients, "diverged"), (AddsSizes, "diverged")]
+
+
+@pytest.mark.parametrize(("cls", "who"), LEAKS)
 def test_samples_of_others_are_noticed(cls, who):
     algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
     with jax.enable_x64(True), pytest.raises(AssertionError, match=f"samples of {who} clients"):

@@ -10,6 +10,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -21,7 +23,7 @@ from fedjax_pfl.data.sources.idx import read_idx
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
 from tests.data.sources.test_archives import emnist_arrays, write_emnist_zip
-from tests.data.sources.test_bad_files import parquet, pictures
+from tests.data.sources.test_bad_files import black, parquet, pictures
 from tests.data.sources.test_idx import idx_bytes
 from tests.data.sources.test_images import raw_png
 
@@ -124,6 +126,19 @@ def test_arrays_larger_than_memory_are_not_unpacked(tmp_path, little_memory):
     (tmp_path / "a.csv").write_text("0,a\n1,b\n")
     with pytest.raises(InputError, match=r"2 texts of 16,777,216 tokens \(max_length\) would take"):
         load_dataset("text_csv", tmp_path / "a.csv", max_length=2**24)
+    (tmp_path / "a.csv").write_text("0,a\n" * 30_000)
+    with pytest.raises(InputError, match=r"cells of .*a\.csv would take 1\.2 MB"):
+        load_dataset("text_csv", tmp_path / "a.csv")
+    table = pa.table({"a": np.zeros(10**5), "label": [0, 1] * 50_000})
+    pq.write_table(table, tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"cells of .*t\.parquet would take 1\.6 MB"):
+        load_dataset("table", tmp_path / "t.parquet")
+    parquet(tmp_path, images=[black() + b"\0" * 2**21] * 2)
+    with pytest.raises(InputError, match=r"group of rows of .*train\.parquet would take 2\.1 MB"):
+        load_dataset("parquet", tmp_path)
+    (tmp_path / "images").write_bytes(bytes(1_100_000))
+    with pytest.raises(InputError, match=r"images would take 1\.1 MB"):
+        read_idx(tmp_path / "images", 3)
 
 
 def test_gzip_files_far_too_large_are_not_unpacked(tmp_path, monkeypatch):

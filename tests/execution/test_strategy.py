@@ -10,7 +10,7 @@ from fedjax_pfl import InputError
 from fedjax_pfl.engine import padding_efficiency
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.execution.rows import over_rows
+from fedjax_pfl.execution.rows import RowDevices, over_rows
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
 from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of, toy_federation
 
@@ -20,16 +20,20 @@ def test_over_rows_keeps_the_order_of_rows():
     ways = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 5, 7, 20)
             for devices in (1, 2)]  # fmt: skip
     ways += [Execution(max_lanes, "map", 2, deal=False) for max_lanes in (0, 1, 3)]
+    there = RowDevices(jnp.array([1, 0, 1, 1, 0, 0, 1]), 4)
 
     @jax.jit
     def all_ways(lengths):
         return [
-            [over_rows(lambda r, s: {"x": s * r}, rows, 2, way, known) for known in (None, lengths)]
+            [
+                over_rows(lambda r, s: {"x": s * r}, rows, 2, way, known, devices)
+                for known, devices in ((None, None), (lengths, None), (lengths, there))
+            ]
             for way in ways
         ]
 
-    for way, both in zip(ways, all_ways(lengths), strict=True):
-        for done in both:
+    for way, each in zip(ways, all_ways(lengths), strict=True):
+        for done in each:
             np.testing.assert_array_equal(done["x"], 2 * np.arange(7), str(way))
 
 

@@ -100,7 +100,7 @@ def test_the_file_is_of_the_samples_and_weights(folder):
             },
             "the same in training and evaluation, without dropout or batch normalization",
         ),
-        ({"augment": lambda key, x: x}, "without an augmentation or a backdoor"),
+        ({"augment": lambda key, x: x}, "combined with an augmentation, a backdoor or rotated"),
         (
             {"model": (lambda key, x: {"w": np.zeros((4, 3))}, lambda w, x: x @ w["w"]),
              "freeze": None, "initial_model": None},

@@ -94,6 +94,7 @@ IMAGES = idx_bytes(np.arange(24).reshape(2, 4, 3))
     [
         (b"PK\x03\x04" + IMAGES, "isn't an IDX file of unsigned bytes"),
         (b"", "isn't an IDX file of unsigned bytes"),
+        (IMAGES[:3], "isn't an IDX file of unsigned bytes"),
         (idx_bytes(np.zeros(5)), "has 1 axes where 3 are expected"),
         (IMAGES + b"\0", "announces 24 values but holds 25"),
         (IMAGES[:10], "announces 3 axis lengths"),

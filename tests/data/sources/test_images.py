@@ -98,6 +98,8 @@ def test_sizes_and_channels(tmp_path):
     [
         ("x.png", b"", r"x\.png can't be read as an image"),
         ("x.png", b"%!PS-Adobe-3.0 EPSF-3.0\n", r"x\.png can't be read as an image"),
+        ("x.png", png(colour(), "TIFF"), r"x\.png can't be read as an image"),
+        ("x.png", raw_png(5000, 5000), r"x\.png has 5000x5000 pixels, the limit being 16,777,216"),
     ],
 )
 def test_bad_images(tmp_path, file, content, message):

@@ -71,12 +71,26 @@ def test_parquet_in_a_folder_with_test_samples(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("names", "column", "message"),
+    [
+        (["x", "x"], pa.array([0, 1]), "has 2 columns called 'x'"),
+        (["x", "y"], pa.array([0, 1], pa.timestamp("s")), "'y' .* must hold numbers or text"),
+        (["x", "y"], pa.array([b"a", b"\xff"]).view(pa.string()), "be read as a Parquet file"),
+    ],
+)
+def test_bad_parquet_tables(tmp_path, names, column, message):
+    pq.write_table(pa.table([pa.array([0.0, 1.0]), column], names), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=message):
+        load_dataset("table", tmp_path / "t.parquet", label_column=names[1])
+
+
+@pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         (CSV, {"id_columns": "hospitals"}, "column of .*: 'hospitals'. Did you mean 'hospital'"),
         (CSV, {"label_column": "lable"}, "column of .*: 'lable'. Did you mean 'label'"),
         (CSV, {"id_columns": "label"}, "'label' can't be the label and one that is kept aside"),
-        (CSV, {"id_columns": "age,age"}, "names of which 'age' is only one"),
+        (CSV, {"id_columns": "age,age"}, "id_columns names 'age' 2 times"),
         (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
         (CSV.replace("60", ""), {}, r"'age' .* must hold numbers, got '' in row 2"),
         (CSV.replace("well", ""), {}, "'label' .* is empty in row 2"),

@@ -160,7 +160,7 @@ def test_bad_options(tmp_path, option, value):
 def test_long_texts(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("0," + "word " * 40_000 + "\n1,b\n")
-    limit = csv.field_size_limit()
+    csv.field_size_limit(limit := 2**17)
     data = load_dataset("text_csv", path, max_length=2)
     assert data.train_x.shape == (2, 2) and csv.field_size_limit() == limit
 
@@ -177,3 +177,11 @@ def test_two_columns_of_one_name(tmp_path, header):
     path.write_text(f"{header}\n" + ",".join("1" * (header.count(",") + 1)) + "\n")
     with pytest.raises(InputError, match=r"has 2 columns called '(label|text|a)': rename all but"):
         load_dataset("text_csv", path)
+
+
+@pytest.mark.parametrize("column", ["label", "text"])
+def test_columns_of_ids_are_further_ones(tmp_path, column):
+    path = tmp_path / "a.csv"
+    path.write_text("label,text,user\n0,a,b\n1,c,d\n")
+    with pytest.raises(InputError, match=f"id_columns must be columns other than '{column}'"):
+        load_dataset("text_csv", path, id_columns=column, text_column="text")
