@@ -50,7 +50,7 @@ def test_what_is_there_is_not_compiled_again(compiled, tmp_path, capsys):
     assert len(compiled) == len(set(compiled)) == 10
     table = page.read_text()
     assert "| `feddwa` | 12 | 12 | 12 | 3 all-reduce |\n" in table
-    assert "| cnn | `feddwa` | v5e | 0.400 | 0.90 | 45 | 1.50 | 3.0 | 1.00 | 2.00 | 21.5 |" in table
+    assert "| cnn | `feddwa` | v5e | 0.400 | 45 | 1.50 | 3.0 | 1.00 | 2.00 | 21.5 |" in table
 
 
 def test_a_fresh_folder_adds_to_the_tables_that_are_there(compiled, tmp_path):

@@ -74,7 +74,7 @@ def test_rows_over_different_clients_say_so(mixed, results):
     assert "'Common %', over client 3, which all rows score; --score_clients=3 makes" in text
     error = results["local"].measure()._replace(better="lower", fraction=False)
     errors = {name: replace(result, measures=(error,)) for name, result in results.items()}
-    assert "What compares is 'Common ↓', over client 3" in comparison_table.headline(errors)
+    assert "What compares is 'Common ↓', over client 3" in comparison_table.caption(errors)
     with (mixed / "comparison.csv").open() as file:
         table = list(csv.DictReader(file))
     ids = [row["mean_over_client_ids"] for row in table]
@@ -94,10 +94,10 @@ def test_rows_over_the_same_clients_need_no_column(results):
     same = {name: results[name] for name in ("local", "fedavg")}
     heading, *_ = comparison_table.comparison(same).cells
     assert not {"Mean over", "Common %"} & set(heading)
-    assert "plain mean over all 10 clients, after" in comparison_table.headline(same)
+    assert "plain mean over all 10 clients, after" in comparison_table.caption(same)
     assert comparison_table.labelled(same) == same
     alone = {"waffle": results["waffle"]}
-    assert "over client 3, those of 10 that are scored" in comparison_table.headline(alone)
+    assert "over client 3, those of 10 that are scored" in comparison_table.caption(alone)
 
 
 def test_rows_without_a_common_client(results):
@@ -107,7 +107,7 @@ def test_rows_without_a_common_client(results):
     other[..., 4] = 0.5
     other = replace(results["waffle"], scores={accuracy: other})
     both = {"waffle": results["waffle"], "other": other}
-    assert "No client is scored in all rows" in comparison_table.headline(both)
+    assert "No client is scored in all rows" in comparison_table.caption(both)
     heading, *rows = comparison_table.comparison(both).cells
     assert [row[heading.index("Mean over")] for row in rows] == ["client 3", "client 4"]
     assert "Common %" not in heading
