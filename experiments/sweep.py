@@ -39,11 +39,11 @@ Run algorithms over a grid of hyperparameters and rank the settings by validatio
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
 
 The NAME of a --grid is a hyperparameter ALGORITHM.NAME, an option of
-local training of one algorithm such as feddwa.learning_rate, or any other flag of
-{called("run")} that takes one value. An algorithm's own value, by --grid or --set, wins
-over the flag of that name. Settings that don't change the program run inside one; the others are a
-queue of programs. A fifth of every client's training samples is set aside for validation unless
---validation_fraction says otherwise; test samples are not used to choose."""
+local training of one algorithm such as feddwa.learning_rate, or a flag of {called("run")} on
+data, the partition rule, training or uploads that takes one value. An algorithm's own value, by
+--grid or --set, wins over the flag of that name. Settings that don't change the program run inside
+one; the others are a queue of programs. A fifth of every client's training samples is set aside for
+validation unless --validation_fraction says otherwise; test samples are not used to choose."""
 BELOW = f"""\
 All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
 scored; models are neither adapted nor kept."""

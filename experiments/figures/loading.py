@@ -17,7 +17,7 @@ from ..cli.algorithm_folders import EARLIER
 from ..cli.start import called
 from .runs import CONFIG, SUMMARY, Run
 
-DEPTH = 4  # folders below a given one that are searched
+DEPTH = 4  # levels that are searched, a given folder's own included
 # What figures read of a configuration.
 ENTRIES = {
     "algorithm": str, "hyperparameters": dict, "seeds": list, "model": dict,

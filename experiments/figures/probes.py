@@ -5,7 +5,7 @@ the models from `models.npz`; nothing is written. The epoch is that of the round
 No code is loaded from the folder: plugins are those of this command line.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -54,7 +54,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     if not saved.exists():
         raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")
     words = [f"--algorithms={run.algorithm}", f"--partition_file={saved}"]
-    words += [f"--set={word}" for word in settings(run.algorithm, run.hyperparameters)]
+    words += algorithm_words(run.algorithm, run.hyperparameters)
     words += algorithm_words(run.algorithm, run.training)
     groups = flags.parse(["figures"]).by_group().values()
     known = {name for group in groups for name in group}
@@ -68,7 +68,7 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
                 continue  # the saved models have all leaves
             if name == "data_dir" and data_dir:
                 value = data_dir
-            words += flag_words(name, value)
+            words += flags.flag_words(name, value)
     if data_dir and run.config["flags"]["data"].get("data_dir") is None:
         words.append(f"--data_dir={data_dir}")
     experiment = prepare(load_inputs(flags.parse(["figures", *words])))
@@ -95,19 +95,6 @@ def _check_initial(run: Run, experiment: Experiment) -> None:
             f"{experiment.config.init_from} has changed since {run.folder} began with it, and the "
             "frozen leaves are its."
         )
-
-
-def flag_words(name: str, value: Any) -> list[str]:
-    """Return the words that set a flag to a value; repeatable flags have several."""
-    if name in flags.repeated():
-        return [f"--{name}={word}" for word in value]
-    return [f"--{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
-
-
-def settings(algorithm: str, hyperparameters: Mapping[str, Any]) -> list[str]:
-    """Return the words of --set for an algorithm, without values of None."""
-    values = hyperparameters.items()
-    return [f"{algorithm}.{name}={value}" for name, value in values if value is not None]
 
 
 def federation_of(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> pfl.Federation:

@@ -154,7 +154,10 @@ def _text(key: Key) -> str:
 
 
 def _axis(keys: list[Key]) -> tuple[dict[Key, float], str]:
-    """Return each key's position, and the scale: "linear", "log", or evenly spaced "places"."""
+    """Return each key's position, and the scale: "linear", "log", "even" or "places".
+
+    The last two are evenly spaced, "places" without a line.
+    """
     numbers = [key[0] for key in keys]
     real = all(isinstance(n, int | float) and not isinstance(n, bool) for n in numbers)
     if len(keys[0]) > 1 or not real or len(keys) == 1:

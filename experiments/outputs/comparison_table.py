@@ -48,10 +48,10 @@ VALIDATED = (
 def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFAULT) -> Table:
     """Return a table with one row per algorithm, and notes on rows and intervals.
 
-    Values of fractions, such as accuracies, are fractions. Under "accuracy" is the headline of the
-    task, whatever it is. "clients" are the ids of the clients that the row's means are over;
-    "common" is the mean over the clients that all rows have. Columns that would repeat one fact in
-    every row are only in CSV files.
+    Values of fractions, such as accuracies, are fractions. Under "accuracy" is the main metric of
+    the task after the last round, whatever it is. "clients" are the ids of the clients that the
+    row's means are over; "common" is the mean over the clients that all rows have. Columns that
+    would repeat one fact in every row are only in CSV files.
 
     Args:
       results: by the name of the row.

@@ -93,12 +93,12 @@ class Request:
 
     Attributes:
       table: what to run.
-      scale: one of `tables.SCALES`.
+      scale: one of `paper_tables.SCALES`.
       more: further flags of `experiments.run`.
       output: folder of the table.
       stand_in: what to use for a missing data set: by its name, or under "" for columns that say
         that another one makes sense.
-      reading: one of `tables.READINGS`, or None for the presets as they are.
+      reading: one of `paper_tables.READINGS`, or None for the presets as they are.
       saved: folder of saved cells, see `saved_cells`, or None.
       columns, rows: names of those to run; () is all.
     """

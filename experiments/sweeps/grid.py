@@ -140,7 +140,7 @@ class Cell:
 
     @property
     def settings(self) -> dict[str, list]:
-        """The settings that `simulate` sweeps inside the program, or None."""
+        """The settings that `simulate` sweeps inside the program; {} if there are none."""
         swept = {}
         for name in self.inside[0]:
             values = [one[name] for one in self.inside]

@@ -110,9 +110,10 @@ def require_version(what: str | Path, written: Any, remedy: str, older: Sequence
     """
     version = written if isinstance(written, str) else "0.2"
     series = ".".join(version.split(".")[:2])
-    if series in (".".join(__version__.split(".")[:2]), *older):
+    known = *older, ".".join(__version__.split(".")[:2])
+    if series in known:
         return
     raise InputError(
         f"{what} was written by fedjax_pfl {cut(version, 20)}, and {__version__} reads only files "
-        f"of its own series: names and entries have changed. {remedy}"
+        f"of series {' and '.join(known)}: names and entries have changed. {remedy}"
     )

@@ -6,7 +6,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.utils.errors import InputError, require, require_name
 
 SCALINGS: dict[str, str] = {
-    "default": "the data set's own (half for images, digits for digits, otherwise raw)",
+    "default": "the data set's own (half for images, standard for tables, raw for token ids)",
     "half": "(x/255 - 0.5) / 0.5: bytes to -1..1 (PFLlib, cwFedAVG)",
     "unit": "x/255: bytes to 0..1",
     "digits": "x/16: scikit-learn's digits to 0..1",

@@ -82,8 +82,8 @@ class Forward(NamedTuple):
 def _known(features: jax.Array | None) -> jax.Array:
     if features is None:
         raise InputError(
-            "The model does not define its features. A linen module does with a method "
-            "features(inputs) that its __call__ calls, or with "
+            "The model does not define its features. A linen, NNX or Equinox module does with a "
+            "method features(inputs) that its __call__ calls, a linen module also with "
             "self.sow('intermediates', 'features', x); a Task with the features of its Outputs."
         )
     return features
@@ -150,8 +150,8 @@ class Task:
         """Return the error for a model without features or without a head of its own."""
         return InputError(
             f"The model of {type(self).__name__} does not define its features and its head; "
-            "a linen or NNX module does with a method features(inputs) and a layer head, which "
-            "__call__ applies to them."
+            "a linen, NNX or Equinox module does with a method features(inputs) and a layer head, "
+            "which __call__ applies to them."
         )
 
     def initial_model(self, key: jax.Array, inputs: jax.Array) -> Tree:

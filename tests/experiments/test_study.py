@@ -146,6 +146,16 @@ def test_who_is_harmed(finished):
     assert (finished / "gains.png").exists()
 
 
+def test_the_worst_tenth_of_eleven_clients_are_two(tmp_path):
+    """As `Result.worst_decile` has it."""
+    write_run(tmp_path / "a", "fedavg", np.linspace(0.1, 0.9, 11)[None, None], [0])
+    run = read(tmp_path / "a")
+    made = report.Report({("fedavg", "a"): run}, ("worst_decile",))
+    found = made.values(run, "worst_decile")[1]
+    np.testing.assert_allclose(found, 100 * run.result.worst_decile()[:, 0], 1e-6)
+    np.testing.assert_allclose(found, [14], 1e-5)
+
+
 def test_measures_of_a_change_of_concept(tmp_path):
     """Both clients change after two rounds; in the second seed `never` does not recover."""
     concept = np.broadcast_to([[0], [0], [1], [1], [1]], (2, 1, 5, 2))

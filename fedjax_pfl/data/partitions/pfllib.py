@@ -94,7 +94,7 @@ def exdir(
     at random, classes being used as evenly as possible; then each class is dealt to its owners in
     shares from Dir(alpha). The second step is repeated until every client has `min_size` samples;
     if no draw reaches it, owners first get the minimum in equal parts, and then shares of the
-    remainder (`options["fallback_used"]`). Used by none of the five papers.
+    remainder (`options["fallback_used"]`).
 
     Args:
       classes_per_client: 1..C.

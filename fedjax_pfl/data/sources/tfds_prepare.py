@@ -38,9 +38,9 @@ def prepare_tfds(
 ) -> Path:
     """Prepares a data set for TFDS without TensorFlow; `tfds.data_source` then reads it.
 
-    The published files are taken from the first of these that has all of them: `source_dir`, the
-    download cache in `data_dir`/downloads, the network. Their sizes and SHA-256 are checked. Data
-    sets that are already prepared stay unchanged.
+    The published files are taken from `source_dir` if it is given, otherwise from the first of
+    these that has all of them: `data_dir`, its download cache, the network. Their sizes and SHA-256
+    are checked. Data sets that are already prepared stay unchanged.
 
     Args:
       name: one of `PREPARABLE`.

@@ -11,6 +11,7 @@ import pytest
 from experiments import partition
 from experiments.cli import flags, plugins
 from experiments.cli.algorithms import parse_algorithms
+from experiments.cli.algorithms import words as algorithm_words
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.loading import find
@@ -173,7 +174,8 @@ def test_more_epochs_than_there_are_markers(found):
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
     """Also those whose hyperparameters need a value from Python, and have none."""
     for name, kind in ALGORITHMS.items():
-        words = probes.settings(name, kind().hyperparameters())
+        words = algorithm_words(name, kind().hyperparameters())
+        words = [word.removeprefix("--set=") for word in words]
         assert parse_algorithms([name], words) == {name: kind()}
 
 
@@ -185,7 +187,7 @@ def test_every_flag_is_given_again():
     words += ["--optimizer=adam", "--optimizer_option=b1=0.8", "--optimizer_option=b2=0.9"]
     args = flags.parse(["run", *words])
     values = {k: v for group in args.by_group().values() for k, v in group.items()}
-    again = [w for k, v in values.items() if v is not None for w in probes.flag_words(k, v)]
+    again = [w for k, v in values.items() if v is not None for w in flags.flag_words(k, v)]
     same = flags.parse(["run", *again])
     assert same.by_group() == args.by_group() and len(same.import_file) == 2
 
