@@ -183,7 +183,7 @@ def test_which_rounds_depend_on_their_number(name, depends):
 
 def test_only_a_declared_algorithm_reads_the_number_of_rounds(monkeypatch):
     monkeypatch.setattr(pfl.core.ALGORITHMS["apple"], "depends_on_num_rounds", False)
-    with pytest.raises(pfl.InputError, match="declare depends_on_num_rounds = True"):
+    with pytest.raises(pfl.InputError, match="attribute depends_on_num_rounds = True"):
         pfl.simulate(pfl.make_algorithm("apple"), federation(), 1)
 
 

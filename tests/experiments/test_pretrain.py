@@ -102,7 +102,7 @@ def test_facts_that_are_none_are_refused(base, tmp_path):
     path = tmp_path / "bad.safetensors"
     arrays = {"fc_0/kernel": np.ones((64, 6), np.float32), SEEN: np.ones(3, np.float32)}
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{}"}))
-    with pytest.raises(pfl.InputError, match="has facts of fedjax_pfl that are none"):
+    with pytest.raises(pfl.InputError, match="has invalid metadata of fedjax_pfl"):
         prepared(f"--init_from={path}")
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{"}))
     with pytest.raises(pfl.InputError, match="can't be read as a safetensors file with facts"):

@@ -204,5 +204,5 @@ def test_the_proximal_term_leaves_private_leaves_free():
     ],
 )
 def test_what_the_proximal_term_pulls_to_is_like_the_parameters(reference):
-    with pytest.raises(TypeError, match=r"proximal pulls to parameters like one client's"):
+    with pytest.raises(TypeError, match=r"proximal needs reference parameters"):
         pulled(reference, None)

@@ -298,7 +298,7 @@ def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
     own = load_models(path)["personalized"]
     pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
     save_models(path, {"personalized": pair, "global": own})
-    with pytest.raises(InputError, match=r"no single networks.* it has 'global' too"):
+    with pytest.raises(InputError, match=r"not single networks.* it has 'global' too"):
         probes.saved_models(run, 0, federation, "personalized")
     probes.saved_models(run, 0, federation, "global")
 
