@@ -181,7 +181,7 @@ def functions():
 def test_a_model_that_does_not_say_its_features_is_refused(model):
     federation = toy_federation(model=model)
     pfl.Simulation(FedAvg(), federation).check()
-    with pytest.raises(pfl.InputError, match="features and its head; a linen or NNX module"):
+    with pytest.raises(pfl.InputError, match="and its head; a linen, NNX or Equinox module"):
         pfl.Simulation(TwoHeaded(), federation).check()
 
 
