@@ -202,7 +202,7 @@ def learnt_weights(
       limit: int32 [M], the largest number of passes.
     """
     federation, key, rows = ctx.federation, ctx.key_for("adaptation"), ctx.cohort.rows
-    schedule = replace(federation.schedule, epochs=1, steps=None, shuffle=False, fresh=False)
+    schedule = replace(federation.schedule.one_pass(), drop_last=federation.schedule.drop_last)
     part = window(ctx, percent)
     sizes, zero = part.size[rows], jnp.zeros(rows.shape, ctx.dtype)
 

@@ -220,6 +220,15 @@ def test_extra_losses_are_part_of_what_weights_learn():
     assert_close(ends[0] - ends[1], 0.1 * (server - own), "weights")
 
 
+def test_weights_are_learned_on_the_same_samples_in_every_batch_order():
+    ours = algorithm(max_passes=1)
+    shuffled, poisson = (
+        adapting(ours)(ours.prepare(toy_federation((9, 4), batch_order=order)))[1].weights
+        for order in ("shuffled", "poisson")
+    )
+    jax.tree.map(np.testing.assert_array_equal, shuffled, poisson)
+
+
 def test_running_statistics_have_no_weights():
     ours = algorithm(layers=2)
     federation = ours.prepare(toy_federation(model=ConvNorm()))
