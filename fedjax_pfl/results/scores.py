@@ -172,5 +172,6 @@ class Scored(Measurements):
     def worst_decile(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the mean over the worst tenth of clients after the last round, [S, H]."""
         last = self.measure().worst_first(self.values(model)[:, :, -1])
-        known = max(int((~np.isnan(last[0, 0])).sum()), 1)
-        return last[..., : max(1, -(-known // 10))].mean(-1)
+        tenth = np.maximum(-(-(~np.isnan(last)).sum(-1, keepdims=True) // 10), 1)
+        chosen = np.where(np.arange(last.shape[-1]) < tenth, last, 0)
+        return chosen.sum(-1) / tenth[..., 0]

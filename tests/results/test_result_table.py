@@ -80,6 +80,17 @@ def test_numbers_of_the_table(result):
         np.testing.assert_allclose([float(c) for c in row[5:]], [sent["up"], sent["down"]], 0.01)
 
 
+def test_the_worst_tenth_is_of_the_clients_that_a_setting_scores(result):
+    name = "personalized/test/accuracy"
+    accuracy = np.broadcast_to(np.linspace(0, 1, 40), (2, 2, 1, 40)).copy()
+    accuracy[:, 0, :, 1:] = np.nan
+    worst = replace(result, scores={name: accuracy}).worst_decile()
+    np.testing.assert_allclose(worst, [[0, accuracy[0, 1, 0, :4].mean()]] * 2)
+    accuracy[0, 1] = np.nan
+    worst = replace(result, scores={name: accuracy}).worst_decile()
+    assert np.isnan(worst).tolist() == [[False, True], [False, False]]
+
+
 def test_plain_text_has_the_same_cells(result):
     aligned, *below = result.table(form="plain").split("\n\n")
     table, *notes = result.table().split("\n\n")
