@@ -79,6 +79,8 @@ class FedDWA(core.Algorithm):
 
     def schedules(self, federation):
         own = federation.schedule
+        if self.guidance == "full_gradient":
+            return (federation.schedule, own.one_pass())
         if self.guidance_epochs is not None:
             own = replace(own, epochs=self.guidance_epochs, steps=None)
         return (federation.schedule, own) if self.guidance == "epochs" else (federation.schedule,)

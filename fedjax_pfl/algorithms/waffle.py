@@ -191,6 +191,11 @@ class Waffle(ForAlice, scaffold.Scaffold):
             return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
         return jnp.asarray(schedule(number, total), dtype)
 
+    def gradients(self, federation, rounds):
+        return super().gradients(federation, rounds) * (
+            federation.num_clients if self.everyone else 1
+        )
+
     def models(self, ctx, state, rows):
         if not self.everyone:
             return super().models(ctx, state, rows)

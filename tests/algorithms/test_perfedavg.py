@@ -57,6 +57,9 @@ def test_reference(pattern, variant):
         assert_steps(record, case.cohorts[t], *[batches[t]] * (2 if first_order else 4))
         case.assert_whole_models(record, t)
         case.assert_mean(record, t, 1 if uniform else None)
+    taken = sum(record["clients"]["local_steps"] for record in records)
+    most = algorithm(**settings).gradients(case.federation, 3)
+    assert (taken <= most).all() and (taken == most).any() == pattern.startswith("full")
 
 
 def test_new_clients_adapt_the_servers_model():

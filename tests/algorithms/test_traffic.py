@@ -234,13 +234,10 @@ def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, pass
 
 def test_gradients_that_a_budget_is_divided_over_are_the_steps_of_a_round():
     federation = toy_federation(local_epochs=EPOCHS)
-    # Both are refused with the budget, epsilon of sample-level privacy.
-    refused = ({"everyone": True}, {"guidance": "full_gradient"})
     for name, settings, _, _, passes in TRAFFIC:
         algorithm = pfl.make_algorithm(name, settings)
         most = algorithm.gradients(algorithm.prepare(federation), 1)
-        if settings not in refused:
-            np.testing.assert_array_equal(most, passes * PASS + FURTHER.get(name, 0), name)
+        np.testing.assert_array_equal(most, passes * PASS + FURTHER.get(name, 0), name)
 
 
 def test_local_training_has_no_server_to_sample():
