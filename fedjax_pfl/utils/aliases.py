@@ -64,7 +64,19 @@ ABSENT = _words("""
 REASONS = {
     "fedpcl": "It is not here: its clients train on joined features of several pretrained "
     "networks, and a federation has one network; 'fedproto' exchanges class means as well.",
+    "dpfedavg": "It is an option of many algorithms here: dp='client', or --dp=client.",
 }
+RULES = {
+    "bulyan": "bulyan",
+    "fedmedian": "median",
+    "fedtrimmedavg": "trimmed_mean",
+    "krum": "krum",
+    "multikrum": "multi_krum",
+}
+for _name, _rule in RULES.items():
+    REASONS[_name] = (
+        f"It is an option of many algorithms here: aggregator={_rule!r}, or --aggregator={_rule}."
+    )
 
 # Options and flags of PFLlib, FL-bench, Flower, FedML, LEAF and the repositories of the papers.
 OPTIONS = _inverted(

@@ -97,6 +97,9 @@ def test_an_absent_algorithm_may_have_its_reason():
     for name in ("FedPCL", "fed-pcl"):
         with pytest.raises(pfl.InputError, match="not here: its clients train on joined features"):
             pfl.make_algorithm(name)
+    with pytest.raises(pfl.InputError, match=r"'MultiKrum'\. It is an option"):
+        pfl.make_algorithm("MultiKrum")
+    assert {*aliases.RULES.values()} <= {*pfl.federation.threat_options.AGGREGATORS}
     with pytest.raises(pfl.InputError, match=r"^Unknown run 'FedPCL'\. Valid: fedavg\.$"):
         pfl.core.algorithm_name("FedPCL", ["fedavg"], "run")
 
