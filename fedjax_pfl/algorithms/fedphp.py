@@ -50,7 +50,8 @@ class FedPHP(fedavg.FedAvg):
         core.require(0 <= self.weight <= 1, "weight", self.weight, "in [0, 1]")
         core.require(0 <= self.inheritance <= 1, "inheritance", self.inheritance, "in [0, 1]")
 
-    def uses_classes(self):
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def needs_classes(self) -> bool:
         return self.regularizer == "distillation"
 
     def check(self, federation):

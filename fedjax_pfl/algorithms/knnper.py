@@ -83,7 +83,8 @@ class KnnPer(fedavg.FedAvg):
         core.require(0 <= self.weight <= 1, "weight", self.weight, "in [0, 1]")
         core.require(self.scale > 0, "scale", self.scale, "above 0")
 
-    def uses_validation(self):
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def needs_validation(self) -> bool:
         return self.tuned
 
     def prepare(self, federation):

@@ -75,7 +75,8 @@ class Sfl(core.Algorithm):
         for name in ("graph_weight", "global_weight"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
-    def uses_classes(self):
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def needs_classes(self) -> bool:
         return self.graph != "neighbours" and self.relation is None
 
     def check(self, federation):
@@ -93,12 +94,11 @@ class Sfl(core.Algorithm):
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def also_sent(self) -> tuple[str, ...]:
-        by_labels = self.graph != "neighbours" and self.relation is None
-        return ("its labels",) if by_labels else ()
+        return ("its labels",) if self.needs_classes else ()
 
     def remarks(self, federation):
         notes = super().remarks(federation)
-        if self.uses_classes():
+        if self.needs_classes:
             notes.append("its graph joins clients that share a label")
         every = federation.num_clients
         if self.graph == "neighbours" and self.neighbours > every:

@@ -111,26 +111,18 @@ class Algorithm:
         """
         return federation.steps() > 0
 
-    def uses_validation(self) -> bool:
-        """Return `needs_validation`; override it if that depends on static hyperparameters."""
-        return self.needs_validation
-
     def check_validation(self, federation: Federation) -> None:
         """Raise `InputError` if the algorithm uses validation samples and no client has any."""
-        if self.uses_validation() and not federation.data.validation.total:
+        if self.needs_validation and not federation.data.validation.total:
             raise InputError(
                 f"{self.name or type(self).__name__} uses validation samples, and no client has "
                 "any: partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets "
                 "training samples aside."
             )
 
-    def uses_classes(self) -> bool:
-        """Return `needs_classes`; override it if that depends on hyperparameters."""
-        return self.needs_classes
-
     def check_classes(self, federation: Federation) -> None:
         """Raise `InputError` if the algorithm needs classes and the samples have none."""
-        if self.uses_classes() and not federation.data.num_classes:
+        if self.needs_classes and not federation.data.num_classes:
             raise InputError(
                 f"{self.name or type(self).__name__} needs a class for each sample, and this data "
                 f"set's task is {federation.network.objective.name}, which has none."

@@ -33,7 +33,7 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
             f"Sample-level differential privacy does not cover {uncovered[0]} that a client of "
             f"{name} computes from its samples: take dp='client', or another algorithm."
         )
-    if algorithm.uses_validation() and not privacy.public_validation:
+    if algorithm.needs_validation and not privacy.public_validation:
         raise InputError(
             f"{name} uses validation samples without noise: declare them public with "
             "dp_public_validation, or take another algorithm."

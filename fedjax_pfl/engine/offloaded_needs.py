@@ -108,7 +108,7 @@ class OffloadedNeeds(Program):
     @property
     def round_splits(self) -> tuple[str, ...]:
         """The splits whose samples a round reads."""
-        return ("train", "validation") if self.runs.algorithm.uses_validation() else ("train",)
+        return ("train", "validation") if self.runs.algorithm.needs_validation else ("train",)
 
     @property
     def model_splits(self) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
     """Return a `toy_federation` with batch normalization and validation samples if needed."""
     normed = algorithm.batch_norm == "local"
     options.setdefault("model", OverflowingNormed(3, (5,)) if normed else TanhNetwork())
-    options.setdefault("validation_size", 2 if algorithm.uses_validation() else 0)
+    options.setdefault("validation_size", 2 if algorithm.needs_validation else 0)
     return toy_federation(*sizes, **options)
 
 
