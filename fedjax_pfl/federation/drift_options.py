@@ -9,7 +9,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.drift import ROTATE, SWAP, make_drift, schedule
 from fedjax_pfl.data.federated import FederatedData, check_turns
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -42,8 +42,9 @@ class DriftOptions(Group):
     def validate(self) -> None:
         super().validate()
         if self.drift == NONE:
-            for name in ("drift_rounds", "drift_stagger"):
-                require(not getattr(self, name), name, getattr(self, name), "absent without drift")
+            for name, one in declared(type(self)).items():
+                value = getattr(self, name)
+                require(value == one.default, name, value, "absent without drift")
         elif not self.drift_rounds:
             raise InputError(f"drift={self.drift!r} needs drift_rounds, such as [20, 40].")
 
