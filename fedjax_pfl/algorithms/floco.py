@@ -94,7 +94,7 @@ class Floco(fedavg.FedAvg):
         return super().prepare(simplex)
 
     def round_remarks(self, federation, rounds):
-        begin = int(self.warmup_fraction * rounds)
+        begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
     def gradients(self, federation, rounds):
@@ -120,7 +120,7 @@ class Floco(fedavg.FedAvg):
 
     def begin(self, ctx):
         """Return the round, from 0, before which clients get their points."""
-        return jnp.floor(self.warmup_fraction * ctx.num_rounds).astype(jnp.int32)
+        return jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6)).astype(jnp.int32)
 
     def punctual(self, ctx):
         """Return which clients are never late, bool [N]: those that the server can wait for."""

@@ -57,7 +57,7 @@ class PFedSim(core.Algorithm):
         training.classifier_kernel(params, federation.plan, federation.data.num_classes)
 
     def round_remarks(self, federation, rounds):
-        warm = int(self.warmup_fraction * rounds)
+        warm = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
         return [f"the first {warm} of {rounds} rounds are FedAvg's"]
 
     def init(self, ctx):
@@ -66,7 +66,8 @@ class PFedSim(core.Algorithm):
         return State(ctx.plan.split(model)[0], ctx.replicate(model), never, unknown)
 
     def round(self, ctx, state):
-        personal = ctx.t >= jnp.floor(self.warmup_fraction * ctx.num_rounds)  # after the warm-up
+        warm = jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6))  # as in the remark
+        personal = ctx.t >= warm
         rows, stages = ctx.cohort.rows, ctx.plan.grouped("stages")
         own = self.own(ctx, state, rows)
         weights = jnp.where(personal, attention(ctx.cohort.gather(state.similarity), rows), 0)
