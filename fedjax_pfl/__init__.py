@@ -1,4 +1,4 @@
-"""Personalized federated learning: local training plus a mixing matrix, as one JAX program."""
+"""Simulator of personalized federated learning: clients, rounds and seeds in one JAX program."""
 
 from fedjax_pfl._version import __version__
 from fedjax_pfl.aggregation import mixing, similarity

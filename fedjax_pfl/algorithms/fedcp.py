@@ -73,7 +73,7 @@ class FedCP(fedavg.FedAvg):
 
     With features z, the logits are h_i(a z) + h_g((1 - a) z), where the shares a in [0, 1]^d are
     the first of a softmax over the two halves of relu(LN(P(z v_i))). Gumbel noise is added to them
-    in training. v_i is the direction of the sum of h_i's rows, at the beginning of a round. The
+    in training. v_i is the direction of the sum of h_i's columns, at the beginning of a round. The
     client trains body, h_i and policy P under the global head, which is frozen, with lambda times
     the maximum mean discrepancy between its features and the received body's. It sends the body, P
     and (h_i + h_g) / 2, of which the server takes the means.

@@ -26,10 +26,10 @@ class FedExP(fedavg.Weighted):
     w <- w + eta_g D with D = sum_i p_i d_i, d_i = w_i - w and
     eta_g = max(1, sum_i p_i |d_i|^2 / (2 (|D|^2 + epsilon))).
 
-    The step rests on the projections onto convex sets that the clients' minima are. As iterates
-    oscillate, the model in use is the average of the last two; training continues from the last.
-    Running statistics of normalization layers are averaged and neither extrapolated nor averaged
-    over rounds.
+    The step size is that of extrapolated projections onto convex sets, a set being the minima of a
+    client's loss. As iterates oscillate, the model in use is the average of the last two; training
+    continues from the last. Running statistics of normalization layers are averaged and neither
+    extrapolated nor averaged over rounds.
 
     Attributes:
       epsilon: bounds eta_g where updates cancel.

@@ -36,8 +36,8 @@ class FedGC(core.Algorithm):
 
         sum over clients i and their classes c of  log(1 + sum_jk exp(w_jk e_c) / exp(e_c e_c)),
 
-    where w_jk is the row of class k in the head of a client j that has k and lacks c. e_c is the
-    mean of row c over the clients that have it, without a gradient. Clients that never took part
+    where w_jk is the column of class k in the head of a client j that has k and lacks c. e_c is the
+    mean of column c over the clients that have it, without a gradient. Clients that never took part
     are left out.
 
     Attributes:
@@ -60,8 +60,8 @@ class FedGC(core.Algorithm):
         self.check_whole_models(federation)
         if not has_linear_head(federation):
             raise core.InputError(
-                "fedgc compares rows of heads: the network's must be a layer called head, with a "
-                "kernel [features, classes] and a bias."
+                "fedgc compares classes of heads: the network's must be a layer called head, with "
+                "a kernel [features, classes] and a bias."
             )
         if len(federation.plan.layers) == 1:
             raise core.InputError("fedgc averages bodies, and this network is only a head.")

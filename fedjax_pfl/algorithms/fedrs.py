@@ -16,8 +16,8 @@ class FedRS(CountedLoss):
     """FedRS: FedAvg whose local softmax restricts the logits of the client's rare classes.
 
     The local loss is the cross-entropy of s_c f_c, with logits f and factors s_c in [alpha, 1].
-    Classes that a client lacks are therefore pushed away less, and their rows of the head move
-    less.
+    Classes that a client lacks are therefore pushed away less, and their columns of the head
+    move less.
 
     Attributes:
       alpha: the factor of a class without samples; 1 is FedAvg.

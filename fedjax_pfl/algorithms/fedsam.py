@@ -31,8 +31,9 @@ class FedSAM(fedavg.FedAvg):
 
     With `adaptive`, entries of kernels are perturbed in proportion to their size (ASAM):
     e = rho t^2 g / |t g| with t = |y| + eta, and t = 1 for biases. With `global_momentum`
-    (MoFedSAM) a local step goes along beta g' + (1 - beta) D, where g' is that gradient and D the
-    last change of w per local step and learning rate, which the server sends with w.
+    (MoFedSAM) a local step goes along beta g' + (1 - beta) D, where g' is that gradient and
+    D = (w_before - w_after) / (learning rate * mean local steps) is of the last round; the server
+    sends it with w.
 
     Attributes:
       rho: length of the perturbation; 0 is FedAvg, at twice its cost.

@@ -91,9 +91,7 @@ class Ifca(core.Algorithm):
     def schedules(self, federation):
         if self.averaging == "models":
             return super().schedules(federation)
-        full_pass = {"epochs": 1, "steps": None, "shuffle": False, "drop_last": False,
-                     "fresh": False, "poisson": False}  # fmt: skip
-        return (replace(federation.schedule, **full_pass),)
+        return (federation.schedule.one_pass(),)
 
     def remarks(self, federation):
         notes = super().remarks(federation)

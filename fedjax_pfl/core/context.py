@@ -166,7 +166,9 @@ class Context(Exchange):
         )
 
     def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options: Any) -> Matrix:
-        """Return the mean loss of candidates [Q, ...] on samples of the cohort (or `rows`), [M, Q].
+        """Return the mean loss of candidates [Q, ...] on samples of the cohort (or `rows`).
+
+        The shape is [M, Q], or [M, K] with `choice` [M, K].
 
         The losses of absent members are 0 unless `active` is given. Within a round the forward
         passes are counted and recorded as "forward_samples".

@@ -66,10 +66,10 @@ class Optimizers:
         return _without_states(trained)
 
     def own_steps(self) -> InputError:
-        """Return the error of an algorithm that trains by other means than `ctx.train`."""
+        """Return the error of an algorithm whose optimizer states can't be kept."""
         return InputError(
-            f"{self.name} defines the initial optimizer states of its own local steps: leave "
-            "keep_optimizer_state out."
+            f"{self.name} takes local steps without ctx.train, or calls it in a loop or branch of "
+            "its own, where optimizer states can't be kept: leave keep_optimizer_state out."
         )
 
 

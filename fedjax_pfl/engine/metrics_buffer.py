@@ -10,7 +10,7 @@ from fedjax_pfl.utils.typing import Tree
 
 
 def _host(leaf: jax.Array) -> np.ndarray:
-    """Copy to the host; half precision, which files can't hold, becomes float32."""
+    """Copy to the host; half precision becomes float32, as NumPy has no bfloat16."""
     copy = np.array(leaf)
     return copy.astype(np.float32) if copy.dtype.name in ("bfloat16", "float16") else copy
 

@@ -25,8 +25,8 @@ class RowDevices(NamedTuple):
     Attributes:
       device: int32 [M], the device of each row; None where every device has as many, in order,
         and the last ones fewer.
-      most: rows that one device may have. Rows must differ: of more than that on one device the
-        last ones, which repeat others, get another row's result.
+      most: the most distinct rows of one device. Where rows repeat, as in padding, those beyond
+        `most` on a device get another row's result, and the caller drops them.
     """
 
     device: jax.Array | None

@@ -159,8 +159,8 @@ class Federation:
 
         Args:
           **options: options of `LocalTraining`; the others stay. Epochs replace steps, and an
-            optimizer replaces momentum and weight decay. `batch_order` can't change, since samples
-            are stored in that order.
+            optimizer replaces momentum and weight decay. `batch_order` can't change, since
+            "by_class" also fixes the order in which samples are stored.
 
         Raises:
           InputError: unknown option, or a value that is not allowed.

@@ -68,7 +68,7 @@ class Result(Scored, Costs):
         (`engine.costs.forward_flops`), or None if there are none or FLOPs are unknown.
       remarks: the algorithm's notes on its row in a table, see `Algorithm.remarks`.
       stopped: "" if all rounds were simulated, "patience" if patience ended the simulation, "asked"
-        if `stop` did.
+        if `stop` or a callback did.
       rounds_asked: number of requested rounds if the simulation ended early, else None.
       measures: the measures of `scores`, see `Measure`; the first is the task's main metric.
       client_names: names of the N clients, such as "north", or empty.

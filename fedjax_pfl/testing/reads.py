@@ -35,9 +35,11 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     cohort, least = _error(_Cohort(**values)), "cohort"
     if cohort is not None:
         least = "others" if _error(_Others(**values)) is None else "everyone"
+    declared = f"`reads` is {algorithm.reads!r}"
+    assert cohort is not None or algorithm.reads == least, f"{declared} and 'cohort' suffices"
     assert algorithm.reads == least, (
-        f"`reads` is {algorithm.reads!r} and must be {least!r}, or scoring needs training samples "
-        f"and models_read_samples must be True: {cohort}"
+        f"{declared} and must be {least!r}, or scoring needs training samples and "
+        f"models_read_samples must be True: {cohort}"
     )
 
 

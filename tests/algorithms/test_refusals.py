@@ -185,7 +185,7 @@ REFUSED = {
         ({"weight": -1}, "weight must be at least 0, got -1"),
         ({}, {"share": "body"}, "fedgc averages whole models"),
         ({}, {"model": "softmax"}, "fedgc averages bodies, and this network is only a head"),
-        ({}, {"model": NoBias()}, "fedgc compares rows of heads"),
+        ({}, {"model": NoBias()}, "fedgc compares classes of heads"),
     ],
     "fedgen": [
         ({"weight": -1}, "weight must be at least 0, got -1"),

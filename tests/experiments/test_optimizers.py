@@ -72,7 +72,7 @@ def test_flags_and_python_make_the_same_federation():
         (("--keep_optimizer_state",), "keep_optimizer_state has nothing to keep"),
         (
             ("--keep_optimizer_state", "--momentum=0.9", "--algorithms=fedavg,pfedme"),
-            "pfedme defines the initial optimizer states of its own local steps",
+            "pfedme takes local steps without ctx.train",
         ),
         (("--set=local.optimizer=adm",), "Unknown optimizer 'adm'"),
         (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),

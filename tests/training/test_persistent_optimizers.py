@@ -92,12 +92,12 @@ def noisy(learning_rate):
         (
             "apfl",
             {"momentum": 0.5},
-            "apfl defines the initial .* local steps: leave keep_optimizer_sta",
+            "apfl takes local steps without ctx.train, .*: leave keep_optimizer_state",
         ),
         (
             "pfedhn",
             {"momentum": 0.5},
-            "pfedhn defines the initial optimizer states of its own local steps",
+            "pfedhn takes local steps without ctx.train",
         ),
         ("fedavg", {}, "keep_optimizer_state has nothing to keep: SGD without momentum"),
         ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
