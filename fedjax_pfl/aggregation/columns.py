@@ -18,7 +18,6 @@ from fedjax_pfl.execution.mesh import CLIENTS, not_shared, shared_clients
 from fedjax_pfl.utils.typing import Stack, Tree
 
 WIDE = 2**14  # elements per client from which a leaf is sent separately
-LARGE = 2**22  # elements of a matrix from which its rows are passed around a ring
 WHOLE = PartitionSpec()
 
 
@@ -46,8 +45,7 @@ def sum_over_columns(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()
 
     On each device `fn` receives lists of leaves with different columns of all rows, and its results
     are summed. Matrices are sharded by rows, as those of all pairs of clients may be larger than a
-    model. If `fn` returns only large matrices, rows are passed around the devices; a row must then
-    belong to a row of the first stack. Rows are padded with zeros if necessary.
+    model. Rows are padded with zeros if necessary.
 
     Args:
       fn: function that must not close over arrays.
@@ -63,15 +61,12 @@ def sum_over_columns(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()
     mesh = shared_clients()
     assert mesh is not None
     by_rows = [x.ndim == 2 and _is_enough(len(x), mesh) for x in results]
-    in_turns = all(by_rows) and not others and sum(x.size for x in results) >= LARGE
     counts = [len(leaves[0]) for leaves in distinct]
 
     def one_device(distinct, others):
         parts = _parts(distinct[0], [0] * len(distinct[0]), _devices())
         sent = [[_sent(part, leaves) for part in parts] for leaves in distinct]
         a, *more = ([_first(x, counts[k]) for x in sent[k]] for k in numbers)
-        if in_turns:
-            return _sums_in_turns(lambda rows: jax.tree.leaves(fn(rows, *more)), sent[numbers[0]])
         summands = jax.tree.leaves(fn(a, *more, *others))
         return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
@@ -89,26 +84,6 @@ def _summed(x: jax.Array, by_rows: bool) -> jax.Array:
     return lax.psum(x, CLIENTS)
 
 
-def _sums_in_turns(
-    fn: Callable[[list[jax.Array]], list[jax.Array]], a: list[jax.Array]
-) -> list[jax.Array]:
-    """Sum `fn(a)` over devices in a ring; the result is sharded by rows.
-
-    Partial sums of some rows are passed on; each device adds its summand.
-    """
-    devices, mine = _devices(), lax.axis_index(CLIENTS)
-    rows = len(a[0]) // devices
-
-    def summands(whose):
-        return fn([lax.dynamic_slice_in_dim(x, whose * rows, rows) for x in a])
-
-    def turn(i, sums):
-        sums = lax.ppermute(sums, CLIENTS, _onward(devices))
-        return jax.tree.map(jnp.add, sums, summands((mine - 1 - i) % devices))
-
-    return lax.fori_loop(1, devices, turn, summands((mine - 1) % devices))
-
-
 def mixed(
     fn: Callable[[Any, jax.Array], jax.Array],
     weights: Tree,
@@ -120,7 +95,7 @@ def mixed(
 
     Args:
       fn: function that must not close over arrays; it maps rows of weights to rows of the result.
-      weights: dict of arrays [A, B] by kind, replicated; large matrices are passed around a ring.
+      weights: dict of arrays [A, B] by kind, replicated.
       senders: sharded leaves (`is_shared`).
       kinds: kind of every leaf.
       receivers: A.
@@ -129,65 +104,23 @@ def mixed(
     assert mesh is not None
     devices, count = mesh.shape[CLIENTS], len(senders[0])
     back = _is_enough(receivers, mesh)
-    in_turns = back and sum(x.size for x in weights.values()) >= LARGE
-    if in_turns:
-        weights = jax.tree.map(lambda w: _filled(w, devices), weights)
 
     def one_device(senders, weights):
         parts = _parts(senders, kinds, _devices())
         kind_of = [kinds[part.leaves[0]] for part in parts]
-        sent = (_first(_sent(part, senders), count) for part in parts)  # lazily
-        if in_turns:
-            sent = list(sent)
-            mine = _in_turns(
-                lambda w: [fn(w[k], x) for k, x in zip(kind_of, sent, strict=True)], weights
-            )
-        else:
-            mine = (fn(weights[k], x) for k, x in zip(kind_of, sent, strict=True))
         new: dict[int, jax.Array] = {}
-        for part, columns in zip(parts, mine, strict=True):
+        for part, kind in zip(parts, kind_of, strict=True):
+            columns = fn(weights[kind], _first(_sent(part, senders), count))
             columns = _filled(columns, devices) if back else columns
             new |= _returned(part, columns, senders, back)
         return [new[i] for i in range(len(senders))]
 
-    out, others_spec = (PartitionSpec(CLIENTS) if rows else WHOLE for rows in (back, in_turns))
-    new = _on_devices(one_device, out, list(senders), weights, others_spec)
+    out = PartitionSpec(CLIENTS) if back else WHOLE
+    new = _on_devices(one_device, out, list(senders), weights)
     return [_first(x, receivers) for x in new]
 
 
-def _in_turns(fn: Callable[[Tree], list[jax.Array]], weights: Tree) -> list[jax.Array]:
-    """Apply `fn` to all devices' weights, which are passed around a ring, and stack the rows."""
-    devices, mine = _devices(), lax.axis_index(CLIENTS)
-
-    def put(new, weights, whose):
-        rows = fn(weights)
-        return [
-            lax.dynamic_update_slice_in_dim(x, part, whose * len(part), axis=0)
-            for x, part in zip(new, rows, strict=True)
-        ]
-
-    def turn(i, carry):
-        weights, new = carry
-        weights = lax.ppermute(weights, CLIENTS, _onward(devices))
-        return weights, put(new, weights, (mine - i) % devices)
-
-    shapes = jax.eval_shape(fn, weights)
-    new = [jnp.zeros((devices * len(s), *s.shape[1:]), s.dtype) for s in shapes]
-    return lax.fori_loop(1, devices, turn, (weights, put(new, weights, mine)))[1]
-
-
-def _onward(devices: int) -> list[tuple[int, int]]:
-    """Return the ring permutation of devices."""
-    return [(device, (device + 1) % devices) for device in range(devices)]
-
-
-def _on_devices(
-    fn: Callable[..., Any],
-    out: Any,
-    stacks: Any,
-    others: Any,
-    others_spec: PartitionSpec = WHOLE,
-) -> Any:
+def _on_devices(fn: Callable[..., Any], out: Any, stacks: Any, others: Any) -> Any:
     """Apply `fn(stacks, others)` on every device to its rows of the stacks, padded with zeros."""
 
     def on_one_device(*operands):
@@ -196,7 +129,7 @@ def _on_devices(
 
     mesh = shared_clients()
     assert mesh is not None
-    specs = (PartitionSpec(CLIENTS), others_spec)
+    specs = (PartitionSpec(CLIENTS), WHOLE)
     run = jax.shard_map(on_one_device, mesh=mesh, in_specs=specs, out_specs=out, check_vma=False)
     return run(jax.tree.map(lambda x: _filled(x, mesh.shape[CLIENTS]), stacks), others)
 
