@@ -167,9 +167,6 @@ HYPERPARAMETERS = {
 # Case-sensitive flags of one letter.
 CAPITALS = {"M": "fedfomo.downloads"}
 
-# Aliases with other units: tensors instead of layers, epochs instead of steps.
-OTHER_UNITS = _words("finetuningepochnew ften layeridx p")
-
 # Flags of other libraries without a counterpart, with the alternative.
 _DEVICE = (
     "JAX chooses the device; CUDA_VISIBLE_DEVICES=0 or JAX_PLATFORMS=cpu before the command does"

@@ -158,42 +158,6 @@ def test_a_complete_pfllib_command(capsys):
     assert [word for word in words[::2] if f"'{word[1:]}'. It is" not in text] == []
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [
-        (
-            "-data MNIST -algo FedProx -mu 0.1 -did 0",
-            "dataset=MNIST algorithms=FedProx set=fedprox.proximal_weight=0.1",
-        ),
-        (
-            "-algo pFedMe -lrp 1 -bt 2",
-            "algorithms=pFedMe set=pfedme.personal_rate=1 set=pfedme.server_rate=2",
-        ),
-        ("-algo APFL,FedDyn -al 1", "algorithms=APFL,FedDyn set=apfl.alpha=1 set=feddyn.alpha=1"),
-        ("-algo FedBABU -fte 10", "algorithms=FedBABU set=fedbabu.fine_tune_epochs=10"),
-        ("-algo FedAvg -fte 10", "algorithms=FedAvg adapt_epochs=10"),
-        ("-algo FedALA -s 80 -ab False", "algorithms=FedALA set=fedala.percent=80"),
-        ("-gr=3 --save_models -lr .1", "rounds=3 save_models learning_rate=.1"),
-    ],
-)
-def test_pfllib_commands_are_translated(theirs, ours, capsys):
-    assert call(*theirs.split()) == 2
-    words = " ".join(f"--{word}" for word in ours.split())
-    assert capsys.readouterr().err.endswith(f" The same command here has {words}\n")
-
-
-@pytest.mark.parametrize(
-    "theirs",
-    ["-lr 1 -mu 1", "-algo FedALA -p 2", "-algo FedFomo -M 5", "-gr 5 -ld True", "-gr 5 -lr 1 x y",
-     "-lr 1 -rouns=3", "-lr 1 -gr", f"-lr 1 -data {'x' * 80}", "-nnc 1 -ften 3", "-lr 1 -gr 0",
-     "-gr 5"],
-)  # fmt: skip
-def test_commands_without_a_translation(theirs, capsys):
-    """No algorithm for the hyperparameter, other units, stray words, misspelt flags, one flag."""
-    assert call(*theirs.split()) == 2
-    assert "The same command" not in capsys.readouterr().err
-
-
 def test_aliases_name_existing_flags():
     known = set(flags.parse(["run"]))
     keys = {key for one in pfl.core.ALGORITHMS.values() for key in one.__dataclass_fields__}
