@@ -1,11 +1,11 @@
-"""Picture of the five papers' claims: `python -m tools.claims docs/images/claims.png QUEUE...`.
+"""Picture of the five papers' claims: `python -m tools.claims docs/images/claims.png PAGES`.
 
-One panel for each paper whose table was measured in one of the queues (`experiments.reproduce`
-with several tables, or a folder of single ones): the column that shows what the paper claims, its
-numbers and ours. Tables that no queue has are left out, and named.
+One panel for each paper: the column of its reproduced table at medium scale that shows what the
+paper claims, its numbers and ours, from the pages in the folder PAGES (docs/reproduced). Tables
+without a page are left out, and named.
 """
 
-import csv
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,8 +15,14 @@ from experiments.cli import shell
 from experiments.figures.drawing import Drawing
 from experiments.outputs.run_files import atomic_write
 from experiments.reproduction import paper_tables
+from experiments.reproduction.saved_cells import page_of
 from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.utils.errors import InputError
+
+SCALE = "medium"
+ROW = re.compile(
+    r"^\| (.+?) \| (\d+\.\d+)(?: ± [\d.]+)? \| (\d+\.\d+)(?: ± ([\d.]+))? \|", re.MULTILINE
+)
 
 
 class Claim(NamedTuple):
@@ -25,6 +31,23 @@ class Claim(NamedTuple):
     table: str
     column: str
     statement: str
+
+
+class Row(NamedTuple):
+    """A measured row of a column, with half of the 95 % interval of our number."""
+
+    title: str
+    paper: float
+    ours: float
+    half: float
+
+
+class Column(NamedTuple):
+    """A claim's column on the page of its table."""
+
+    title: str
+    tau: float
+    rows: list[Row]
 
 
 CLAIMS = (
@@ -36,39 +59,35 @@ CLAIMS = (
 )
 
 
-def measured(claim: Claim, queues: Sequence[Path]) -> list[dict[str, str]]:
-    """Return the measured rows of the claim's column, in the paper's order, or []."""
-    for queue in queues:
-        path = queue / claim.table.replace("/", "-") / "table.csv"
-        if not path.exists():
-            continue
-        with path.open(newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["column"] == claim.column]
-        rows = [row for row in rows if row["state"] == "measured" and row["paper"]]
-        if rows:
-            return sorted(rows, key=lambda row: -float(row["paper"]))
-    return []
+def measured(claim: Claim, pages: Path) -> Column | None:
+    """Return the claim's column with its measured rows in the paper's order, if it has any."""
+    path = pages / f"{page_of(claim.table, SCALE)}.md"
+    if not path.exists():
+        return None
+    page = path.read_text(encoding="utf-8")
+    table = paper_tables.load(claim.table)
+    (title,) = (re.escape(one.title) for one in table.column if one.name == claim.column)
+    tau = re.search(rf"^\| {title} \| ([+-]\d\.\d\d) \|", page, re.MULTILINE)
+    section = re.search(rf"^## ({title}(?: \(on \w+)?)(.*?)(?=^## |\Z)", page, re.DOTALL | re.M)
+    if not tau or not section:
+        return None
+    rows = [Row(name, *(float(one or 0) for one in row)) for name, *row in ROW.findall(section[2])]
+    heading = f"{section[1]})" if "(on " in section[1] else section[1]
+    return Column(heading, float(tau[1]), sorted(rows, key=lambda row: -row.paper))
 
 
-def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
+def draw(found: Sequence[tuple[Claim, Column]]):
     """Draw a panel per claim: the paper's numbers hollow, ours filled with the 95 % interval."""
-    most = max(len(rows) for _, rows in found)
+    most = max(len(column.rows) for _, column in found)
     drawing = Drawing.panels(len(found), 4.2, 1.2 + 0.22 * most)
-    for (claim, rows), panel in zip(found, drawing.axes, strict=True):
-        table = paper_tables.load(claim.table)
-        titles = {line.name: line.title for line in table.row}
-        for at, row in enumerate(reversed(rows)):
-            panel.plot(float(row["paper"]), at, MARKERS[0], mfc="none", color=COLOURS[0])
-            half = float(row["ci95_half_width"] or 0)
-            panel.errorbar(
-                float(row["ours"]), at, xerr=half, fmt=MARKERS[0], ms=4, color=COLOURS[1]
-            )
-        panel.set_yticks(range(len(rows)), [titles[r["row"]] for r in reversed(rows)], fontsize=7)
-        (column,) = (one for one in table.column if one.name == claim.column)
-        text = f"{column.title}, {rows[0]['scale']} scale"
-        note = rows[0]["note"].replace(" instead of the paper's data set", "")
-        panel.set_title(f"{claim.statement}\n{text}{f' ({note})' if note else ''}", fontsize=8)
-        panel.set_xlabel(rows[0]["unit"], fontsize=8)
+    for (claim, column), panel in zip(found, drawing.axes, strict=True):
+        rows = column.rows[::-1]
+        for at, row in enumerate(rows):
+            panel.plot(row.paper, at, MARKERS[0], mfc="none", color=COLOURS[0])
+            panel.errorbar(row.ours, at, xerr=row.half, fmt=MARKERS[0], ms=4, color=COLOURS[1])
+        panel.set_yticks(range(len(rows)), [row.title for row in rows], fontsize=7)
+        panel.set_title(f"{claim.statement}\n{column.title}, {SCALE} scale", fontsize=8)
+        panel.set_xlabel("%", fontsize=8)
         panel.tick_params(axis="x", labelsize=7)
         panel.grid(axis="x", alpha=0.3)
         panel.margins(y=0.5 / len(rows))
@@ -76,20 +95,19 @@ def draw(found: Sequence[tuple[Claim, list[dict[str, str]]]]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the picture of the first argument from the queues behind it.
+    """Draw the picture of the first argument from the pages in the folder of the second.
 
     Raises:
-      InputError: no queue has one of these columns.
+      InputError: the folder has none of these columns.
     """
-    _, picture, *words = sys.argv if argv is None else argv
-    queues = [Path(word) for word in words]
-    found = [(claim, measured(claim, queues)) for claim in CLAIMS]
-    absent = [claim.table for claim, rows in found if not rows]
+    _, picture, pages = sys.argv if argv is None else argv
+    columns = {claim: measured(claim, Path(pages)) for claim in CLAIMS}
+    found = [(claim, column) for claim, column in columns.items() if column]
+    if not found:
+        raise InputError(f"{pages} has no page of a table with a claim.")
+    absent = [claim.table for claim, column in columns.items() if not column]
     if absent:
         print(f"not measured: {', '.join(absent)}")
-    found = [one for one in found if one[1]]
-    if not found:
-        raise InputError("None of these folders has a table with a claim.")
     with atomic_write(Path(picture)) as path:
         draw(found).savefig(path, format="png", dpi=110)
     return 0

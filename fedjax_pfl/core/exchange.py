@@ -31,9 +31,9 @@ class Exchange(RoundInfo):
     ) -> Tree:
         """Return what the server receives when the members send `values`, leaves [M, ...].
 
-        Nothing else leaves a client: the server and other clients compute from the result. Only the
-        shared leaves of models are sent; private leaves are returned unchanged. Without
-        `federation.uploads` the result is `values`.
+        The server and other clients compute from the result; what else they see is declared in
+        `also_sent`. Only the shared leaves of models are sent; private leaves are returned
+        unchanged. Without `federation.uploads` the result is `values`.
 
         Args:
           values: models, or anything else that is sent, such as a gradient.

@@ -144,7 +144,7 @@ SCRIPTS = {
     "tools.compare_revisions": lambda words: compare_revisions.parser().parse_args(words),
     "tools.settings_table": check_place,
     "tools.partition_gallery": check_place,
-    "tools.claims": check_picture,
+    "tools.claims": lambda words: [check_place([word]) for word in words],
     "tools.leaderboard": lambda words: check_place(words[:1]),
     "tools.reproduced_pages": check_picture,
     "tools.demo_picture": check_picture,
