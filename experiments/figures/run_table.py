@@ -211,9 +211,7 @@ def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
     apart = [] if base is None else [scores[seed] - base[seed] for seed in scores if seed in base]
     gaps = np.array(apart)
     measure = run.measure
-    last = measure.scale * measure.worst_first(run.values(*which[:2])[:, -1, chosen])
-    known = np.maximum((~np.isnan(last)).sum(axis=-1), 1)
-    worst = [row[: -(-count // 10)].mean() for row, count in zip(last, known, strict=True)]
+    worst = measure.scale * measure.worst_tenth(run.values(*which[:2])[:, -1, chosen])
     sent = (run.traffic("up") + run.traffic("down")).sum(axis=-1) / 1e6  # [S, T]
     flops = run.flops()
     computed = None if flops is None else flops.sum(axis=-1) / 1e9  # [S, T]
@@ -237,7 +235,7 @@ def _row(run, scores, base, chosen, target, which) -> dict[str, Any]:
         "interval": interval(values),
         "difference": _mean(gaps),
         "difference_interval": interval(gaps),
-        "worst": float(np.mean(worst)),
+        "worst": float(worst.mean()),
         "megabytes": float(sent.sum(axis=1).mean()),
         "gflop": None if computed is None else float(computed.sum(axis=1).mean()),
         "rounds_to": rounds_to,

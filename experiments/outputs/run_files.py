@@ -23,7 +23,7 @@ OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and record
 OUTPUT/NAME/mixing.npz      matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
                             groups come before receivers; one row stands for all receivers.
 OUTPUT/NAME/result.npz, result.json     everything, for `Result.load`
-OUTPUT/NAME/new_clients.csv     accuracy of new clients; OUTPUT/new_clients.md the table
+OUTPUT/NAME/new_clients.csv     main metric of new clients; OUTPUT/new_clients.md
 OUTPUT/NAME/models.npz      models after the last round (`fedjax_pfl.results.model_files` reads
                             them)
 """
@@ -157,9 +157,7 @@ def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int
         if measure in measures:
             there = (~np.isnan(values)).sum(axis=-1)
             table[f"{name}_clients"] = np.where(there, there, np.nan)  # clients of the mean
-            count = max(int((~np.isnan(values).all(axis=(0, 1))).sum()), 1)
-            worst = measures[measure].worst_first(values)[..., : -(-count // 10)]
-            table[f"{name}_worst_decile"] = mean_over_clients(worst)
+            table[f"{name}_worst_decile"] = measures[measure].worst_tenth(values)
             with np.errstate(invalid="ignore"):  # infinite errors have no distance to their mean
                 squares = mean_over_clients((values - table[name][..., None]) ** 2)
             table[f"{name}_std_over_clients"] = np.sqrt(squares)

@@ -143,10 +143,8 @@ class Report:
             values = run.result.values("personalized", "test", measure.name)[:, 0]  # [S, E, N]
             values = measure.scale * values[:, :, self.clients[run]].astype(float)
             if name == WORST.name:
-                count = max(1, -(-len(self.clients[run]) // 10))
-                tenth = measure.worst_first(values)[..., :count]
                 worst = WORST._replace(better=measure.better, fraction=measure.fraction)
-                return worst, one_number(tenth.mean(axis=-1), "final", measure)
+                return worst, one_number(measure.worst_tenth(values), "final", measure)
             return measure, one_number(np.nanmean(values, axis=-1), "final", measure)
         if name in CHANGES:
             return _around_changes(run, name)

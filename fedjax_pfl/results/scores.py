@@ -171,7 +171,4 @@ class Scored(Measurements):
 
     def worst_decile(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the mean over the worst tenth of clients after the last round, [S, H]."""
-        last = self.measure().worst_first(self.values(model)[:, :, -1])
-        tenth = np.maximum(-(-(~np.isnan(last)).sum(-1, keepdims=True) // 10), 1)
-        chosen = np.where(np.arange(last.shape[-1]) < tenth, last, 0)
-        return chosen.sum(-1) / tenth[..., 0]
+        return self.measure().worst_tenth(self.values(model)[:, :, -1])

@@ -93,6 +93,16 @@ class Measure(NamedTuple):
         """Sort along the last axis from the worst value; NaN comes last."""
         return np.sort(values, axis=-1) if self.higher else -np.sort(-values, axis=-1)
 
+    def worst_tenth(self, values: np.ndarray) -> np.ndarray:
+        """Return the mean over the worst tenth of the values along the last axis.
+
+        NaN does not count, and the tenth is rounded up; without any value the mean is NaN.
+        """
+        known = (~np.isnan(values)).sum(axis=-1, keepdims=True)
+        tenth = np.maximum(-(-known // 10), 1)
+        chosen = np.arange(values.shape[-1]) < tenth
+        return np.where(chosen, self.worst_first(values), 0).sum(axis=-1) / tenth[..., 0]
+
     def best(self, values: np.ndarray) -> np.ndarray:
         """Return the best value along the last axis."""
         return values.max(axis=-1) if self.higher else values.min(axis=-1)
