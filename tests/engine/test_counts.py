@@ -9,7 +9,6 @@ import fedjax_pfl as pfl
 from experiments import run
 from fedjax_pfl.algorithms.weight_erosion import _passes
 from fedjax_pfl.data.federated import make_split
-from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.federation.batching import COUNT_LIMIT, MAX_STEPS, Schedule
 from fedjax_pfl.testing.toys import toy_federation as toys
 from fedjax_pfl.training.client_loop import run_clients
@@ -133,10 +132,6 @@ def test_batches_beyond_all_samples_take_no_room(batches, drop_last):
     wide = Schedule(batch_size=2**31 - 1, batches_per_step=batches, drop_last=drop_last)
     wide.check_counts(50)
     assert wide.fitting(50).samples_per_step <= 51 * batches
-
-
-def test_a_long_run_takes_no_memory_before_it_is_played():
-    MetricsBuffer(1, 2**31 - 1, [1])
 
 
 def test_more_samples_than_indices():

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import errno
-import json
 import os
 import shutil
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 
 from experiments import run, sweep
 from experiments.cli import run_folder
-from experiments.outputs import run_files
 from fedjax_pfl.data import atomic_files
 
 from .conftest import drawing
@@ -279,12 +277,3 @@ def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
     assert sweep.main(["sweep", *words]) == 0
     assert kept.stat().st_mtime_ns == before
     assert (tmp_path / "out" / "sweep.md").exists()
-
-
-def test_aside_leaves_nothing(tmp_path):
-    run_files.write_json(tmp_path / "a.json", {"a": 1})
-    with pytest.raises(RuntimeError), atomic_files.atomic_write(tmp_path / "a.json") as part:
-        part.write_text("half")
-        raise RuntimeError
-    assert json.loads((tmp_path / "a.json").read_text()) == {"a": 1}
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
