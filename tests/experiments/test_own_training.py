@@ -13,7 +13,7 @@ from experiments.figures import probes
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
 
-pytestmark = pytest.mark.thorough  # the library's own tests show the same
+pytestmark = pytest.mark.thorough  # whole commands
 
 QUICK = (
     "--dataset=digits",

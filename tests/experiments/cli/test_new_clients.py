@@ -10,7 +10,7 @@ from experiments import run
 from experiments.cli import new_clients
 from experiments.outputs import run_files
 
-pytestmark = pytest.mark.thorough  # the library's own tests show the same
+pytestmark = pytest.mark.thorough  # whole commands
 
 WORDS = (
     "--dataset=digits",

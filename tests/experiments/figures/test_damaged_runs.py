@@ -15,7 +15,7 @@ from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import write_run
 
-pytestmark = pytest.mark.thorough  # the library's own tests show the same
+pytestmark = pytest.mark.thorough  # whole commands
 
 # Two seeds, or two settings of one: one program of local for both.
 SHARED = ["--dataset=digits", "--num_clients=5", "--new_clients=1", "--validation_fraction=0.2"]
@@ -103,7 +103,7 @@ def test_a_result_of_another_algorithm_seed_or_length(copied, capsys):
     for name in ("result.json", "result.npz"):
         shutil.copy(copied / "run" / "local" / name, folder / name)
     assert again(copied / "run") == 2
-    one_sentence(capsys, folder / "result.json", "its algorithm are local, this run's fedavg")
+    one_sentence(capsys, folder / "result.json", "algorithm: local there, fedavg in this run")
 
 
 def test_an_algorithms_folder_without_its_last_file(copied, capsys):

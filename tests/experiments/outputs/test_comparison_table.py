@@ -13,8 +13,6 @@ from experiments import run
 from experiments.cli import console, flags
 from experiments.outputs import comparison_table, training_line
 
-pytestmark = pytest.mark.thorough  # the library's own tests show the same
-
 WORDS = (
     "--dataset=digits",
     "--model=softmax",
