@@ -21,7 +21,7 @@ help:
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
-	@echo "make lint      style (ruff), import order, and types (basedpyright)"
+	@echo "make lint      style (ruff), layers of imports, and types (basedpyright)"
 	@echo "make format    fix style with ruff"
 	@echo "make docs      build the documentation site strictly (site/index.html)"
 	@echo "make accelerators  compile every algorithm for TPUs and GPUs (an hour)"

@@ -155,7 +155,7 @@ def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
     if classes is not None:
         text.append(f"{classes:.2f} classes a client, {effective:.2f} effective; ")
     if apart is not None:
-        text.append(f"total variation of two clients {apart:.3f}; ")
+        text.append(f"mean total variation distance of two clients {apart:.3f}; ")
     text.append(f"{facts['unused_samples']} samples unused")
     if partition.options.get("ambiguous_samples"):
         text.append(f"; {partition.options['ambiguous_samples']} samples had equal copies")

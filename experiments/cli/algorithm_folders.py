@@ -112,7 +112,7 @@ def load_result(
     }
     for what, (has, needs) in wanted.items():
         if has != needs:
-            raise damaged(folder / "result.json", f"its {what} are {has}, this run's {needs}")
+            raise damaged(folder / "result.json", f"{what}: {has} there, {needs} in this run")
     swept = {name: np.asarray(values) for name, values in (settings or {}).items()}
     same = result.settings.keys() == swept.keys() and all(
         np.array_equal(result.settings[name], values) for name, values in swept.items()

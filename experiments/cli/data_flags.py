@@ -145,7 +145,7 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
     for split in ("train", "test"):
         if not partition.sizes(split).sum():
             raise pfl.InputError(
-                f"The partition has no {split} samples, so there is nothing to score."
+                f"The partition has no {split} samples: take another rule, or other options."
             )
     return partition
 

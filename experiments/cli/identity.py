@@ -38,8 +38,8 @@ NUMERICS = {
     "jax_threefry_partitionable": True,
 }
 REPLACED = object()  # instead of a flag's value: other entries are more exact
-# Flags that change neither which files are written nor numbers, but for the rounding of sums over
-# devices; trackers can be added later.
+# Flags that change no algorithm's result, but for the rounding of sums over devices: places, and
+# what is kept, shown or logged.
 NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
 NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
 NEUTRAL += ("wandb", "mlflow", "client_state", "accept_changed_code")

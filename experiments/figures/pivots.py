@@ -218,7 +218,7 @@ def pivoted(
     if several:
         counts = sorted({len(values) for values in made.cells.values()})
         seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        kind = {"std": "deviation", "interval": "half of the 95 % interval"}[spread]
+        kind = {"std": "standard deviation", "interval": "half of the 95 % interval"}[spread]
         made.notes.insert(0, f"±: {kind} over seeds, {seeds} of them.")
     if spread == "interval":
         made.notes.extend(interval_notes(several, *measure.range))

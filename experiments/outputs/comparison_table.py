@@ -22,15 +22,14 @@ MEANING = (
 )
 NOTES = (
     "± 95 %: half the width of Student's 95 % interval over seeds, {seeds} here ('-' with one). "
-    "Pooled: {pooled}. Worst tenth: mean over the tenth "
-    "of the clients with the {lowest} {said}. Std clients: deviation over clients. Best on test: "
-    "the {highest} mean over clients of any scored round, which is chosen on test data. MB: "
-    "megabytes a participating client sends and receives in one round. GFLOP: 1e9 floating-point "
-    "operations of its local training in one round; run: of a client in all rounds, mean over "
-    "clients. s/round: median wall time of one round of one seed, evaluation included. Never "
-    "drawn: scored clients that took part in no round, mean over seeds. Diverged: clients whose "
-    "training went non-finite. Non-finite: clients whose values became so when they were "
-    "aggregated."
+    "Pooled: {pooled}. Worst tenth: mean over the tenth of the clients with the {lowest} {said}. "
+    "Std clients: standard deviation over clients. Best on test: the {highest} mean over clients "
+    "of any scored round, which is chosen on test data. MB: megabytes a participating client sends "
+    "and receives in one round. GFLOP: 1e9 floating-point operations of its local training in one "
+    "round; run: of a client in all rounds, mean over clients. s/round: median wall time of one "
+    "round of one seed, evaluation included. Never drawn: scored clients that took part in no "
+    "round, mean over seeds. Diverged: clients whose training went non-finite. Non-finite: clients "
+    "whose values became so when they were aggregated."
 )
 
 DRIFT = (

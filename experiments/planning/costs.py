@@ -90,7 +90,7 @@ def counted(scope: str) -> tuple[str, float] | None:
 
 
 def condition(scope: str) -> str:
-    """Return "seldom" for a condition in a scope of that name."""
+    """Return the scope that names a condition, such as "seldom"; "" without one."""
     match = _CONDITION.search(scope)
     return match[1] if match else ""
 

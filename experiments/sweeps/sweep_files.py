@@ -164,7 +164,8 @@ def best_per_client(outcomes: Sequence[Outcome]) -> np.ndarray:
     """Return an algorithm's test scores [S] if each client takes the setting that is best on its
     own validation samples, mean over seeds.
 
-    Clients without validation samples, and ties, have the setting that is chosen for all.
+    Clients without validation samples have the setting that is chosen for all. Ties go to the
+    setting that ranks higher for all.
     """
     order = ranked(outcomes)
     known = [one.by_client for one in order if one.by_client is not None]

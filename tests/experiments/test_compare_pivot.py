@@ -39,7 +39,7 @@ def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
     assert rows["fedavg"][at["MNIST"]] == "41.00 ± 1.00"
     assert rows["fedavg"][at["digits"]] == "<u>61.00 ± 1.00</u>"
     assert rows["local"][at["digits"]] == "-"
-    assert "±: deviation over seeds, 3 of them." in lines
+    assert "±: standard deviation over seeds, 3 of them." in lines
     assert lines[0].endswith("after the last round, mean over clients, %, by dataset")
     tex = (tmp_path / "out" / "table.tex").read_text()
     assert r"\textbf{61.00 $\pm$ 1.00}" in tex and r"\underline{51.00 $\pm$ 1.00}" in tex
