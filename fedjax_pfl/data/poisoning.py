@@ -7,7 +7,7 @@ stay as they are.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.ragged import Ragged
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
-# change(samples [k, ...], labels [k], which attacker, of how many) -> (samples, labels)
-Change = Callable[[np.ndarray, np.ndarray, int, int], tuple[np.ndarray, np.ndarray]]
+# change(samples [k, ...], labels [k], which attacker, `brightness`) -> (samples, labels)
+Change = Callable[[np.ndarray, np.ndarray, int, float], tuple[np.ndarray, np.ndarray]]
 CORNERS = ("bottom_right", "top_left")
 
 
@@ -42,9 +42,10 @@ def poison(
     samples, labels = dataset.pool()
     train = [partition.client("train", i) for i in range(partition.num_clients)]
     new_x, new_y, size = [dataset.test_x], [dataset.test_y], len(labels)
+    bright = brightness(dataset)
     for number, client in enumerate(clients):
         held = train[client]
-        x, y = change(samples[held], labels[held], number, len(clients))
+        x, y = change(samples[held], labels[held], number, bright)
         new_x.append(x.astype(samples.dtype))
         new_y.append(y.astype(labels.dtype))
         train[client] = np.arange(size, size + len(held), dtype=np.int32)
@@ -56,6 +57,11 @@ def poison(
     # The samples of `dataset` are corrupted already.
     changed = replace(partition, train=Ragged.of(train), corruption=None, options=options)
     return poisoned, changed
+
+
+def brightness(dataset: Dataset) -> float:
+    """Return the largest value of the training samples, such as 255 in images of bytes."""
+    return dataset.train_x.max().item()
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ class LabelFlip:
     def __post_init__(self) -> None:
         require_name("label flip", self.how, ("mirror", "random"))
 
-    def __call__(self, x: np.ndarray, y: np.ndarray, number: int, count: int):
+    def __call__(self, x: np.ndarray, y: np.ndarray, number: int, bright: float):
         if self.how == "mirror":
             return x, self.num_classes - 1 - y
         rng = np.random.default_rng((self.seed, number))
@@ -113,27 +119,23 @@ class Backdoor:
         require(0 < self.share <= 1, "share", self.share, "a fraction in (0, 1]")
         require_name("corner", self.corner, CORNERS)
 
-    def __call__(self, x: np.ndarray, y: np.ndarray, number: int, count: int):
+    def __call__(self, x: np.ndarray, y: np.ndarray, number: int, bright: float):
         rng = np.random.default_rng((self.seed, number))
         chosen = rng.permutation(len(y))[: int(np.ceil(self.share * len(y)))]
         x, y = x.copy(), y.copy()
-        x[chosen] = self.triggered(x[chosen], number % 4 if self.distributed else None)
+        x[chosen] = self.triggered(x[chosen], bright, number % 4 if self.distributed else None)
         y[chosen] = self.target
         return x, y
 
-    def triggered(self, x: np.ndarray, quarter: int | None = None) -> np.ndarray:
-        """Return images [k, h, w, c] with the trigger, or one quarter of it."""
+    def triggered(self, x: np.ndarray, bright: float, quarter: int | None = None) -> np.ndarray:
+        """Return images [k, h, w, c] with the trigger, or one quarter of it, of value `bright`."""
         if x.ndim != 4 or min(x.shape[1:3]) < self.size:
             raise InputError(
                 f"A backdoor must have images of at least {self.size}x{self.size} pixels, got "
                 f"samples of shape {x.shape[1:]}."
             )
         mask = self.mask(x.shape[1], x.shape[2], quarter)
-        return np.where(mask, np.asarray(self.brightness(x.dtype), x.dtype), x)
-
-    def brightness(self, dtype: Any) -> float:
-        """Return the value of the trigger's pixels: 255 in images of bytes, else 1."""
-        return 255 if dtype == np.uint8 else 1
+        return np.where(mask, np.asarray(bright, x.dtype), x)
 
     def mask(self, height: int, width: int, quarter: int | None = None) -> np.ndarray:
         """Return the pixels of the trigger, bool [h, w, 1]."""

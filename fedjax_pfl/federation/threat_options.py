@@ -14,7 +14,7 @@ from fedjax_pfl.aggregation.aggregators import Aggregator
 from fedjax_pfl.aggregation.robust_rules import AFTER_MEANS, AGGREGATORS
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
+from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
@@ -176,7 +176,7 @@ class ThreatOptions(Group):
             return ()
         height, width = dataset.input_shape[:2]
         mask, target = change.mask(height, width), change.target
-        bright = change.brightness(dataset.train_x.dtype)
+        bright = brightness(dataset)
 
         def success(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
             others = valid & (labels != target)

@@ -49,7 +49,7 @@ def test_a_backdoor_marks_its_share():
     dataset, partition = clients()
     change = Backdoor(target=3, share=0.5, size=2, corner="top_left")
     x, y = samples(*poison(dataset, partition, [1], change), 1)
-    marked = (x[:, :2, :2, 0] == 255).all((1, 2))
+    marked = (x[:, :2, :2, 0] == dataset.train_x.max()).all((1, 2))
     assert marked.sum() == 3 and (y[marked] == 3).all()
     original, _ = samples(dataset, partition, 1)
     np.testing.assert_array_equal(x[:, 2:], original[:, 2:])
@@ -58,9 +58,9 @@ def test_a_backdoor_marks_its_share():
 def test_quarters_make_up_the_trigger():
     black = np.zeros((1, 8, 8, 1), np.uint8)
     backdoor = Backdoor(distributed=True)
-    parts = [backdoor.triggered(black, quarter) for quarter in range(4)]
+    parts = [backdoor.triggered(black, 9, quarter) for quarter in range(4)]
     assert [int((part > 0).sum()) for part in parts] == [4] * 4
-    np.testing.assert_array_equal(np.maximum.reduce(parts), backdoor.triggered(black))
+    np.testing.assert_array_equal(np.maximum.reduce(parts), backdoor.triggered(black, 9))
 
 
 @pytest.mark.parametrize(
