@@ -56,7 +56,8 @@ def test_algorithm(checked):
     added = [pfl.make_algorithm(name) for name in sorted(set(pfl.core.ALGORITHMS) - before)]
     assert len(added) > 4
     for algorithm in added[:checked]:
-        check_algorithm(algorithm, only="uploads", show=None)
+        for check in ("uploads", "recorded_steps"):
+            check_algorithm(algorithm, only=check, show=None)
 
 
 @pytest.mark.slow
