@@ -95,7 +95,6 @@ def run(
     momentum=0.9,
     relation_momentum=0.9,
     relations=None,
-    downloads=None,
 ):
     """Client i uses w_i = sum_j q_ij c_j, and learns its own core c_i and its relations q_i.
 
@@ -113,8 +112,6 @@ def run(
       penalty_share, penalty_schedule: those of `penalty_factor`.
       momentum, relation_momentum: of the cores and of the relations.
       relations: q at first, [N, N]; None is q0 in every row, q0_j = n_j / n.
-      downloads: downloads[t][i] lists the others whose cores client i receives; the rest stay as
-        it last received them. None is all of them.
 
     Returns:
       After every round, "personalized": [N models], w_i with the client's new core and the others'
@@ -131,9 +128,7 @@ def run(
         penalty = mu * penalty_factor(t, rounds, penalty_share, penalty_schedule)
         trained = {}
         for i in cohorts[t]:
-            received = range(count) if downloads is None else [i, *downloads[t][i]]
-            for j in received:
-                held[i][j] = cores[j]
+            held[i] = list(cores)
             trained[i], relations[i] = train_client(
                 i,
                 held[i],

@@ -61,7 +61,6 @@ def run(
     cohorts,
     batches,
     learning_rate,
-    personal_initial=None,
     personal_weight=1.0,
 ):
     """The server averages body and generic head; personal heads stay with their clients.
@@ -76,7 +75,6 @@ def run(
       cohorts: per round, the participating clients; nobody leaves the model as it is.
       batches: batches[t][i] is the list of batches of client i in round t.
       learning_rate: one rate per round.
-      personal_initial: every client's first personal head; the common initial head by default.
       personal_weight: the personal head's rate over the others'.
 
     Returns:
@@ -86,7 +84,7 @@ def run(
     classes = len(initial["head"]["bias"])
     offsets = [log_counts(y[client["samples"]], classes) for client in clients]
     model = initial
-    own = [initial["head"] if personal_initial is None else personal_initial for _ in clients]
+    own = [initial["head"]] * len(clients)
     history = []
     for t in range(rounds):
         cohort, sent = list(cohorts[t]), {}
