@@ -38,8 +38,8 @@ class Apple(core.Algorithm):
     Attributes:
       relation_rate: eta_2, of the relations.
       mu: of the pull towards the relations' first values n_j / n.
-      penalty_share: L over all rounds; lambda(t) falls from 1 over the first L rounds, then is 0.
-        Rounded down: 0 in short runs.
+      penalty_share: L divided by the number of rounds; lambda(t) falls from 1 in the first L
+        rounds, then is 0. L is rounded down, so it is 0 in short runs.
       penalty_schedule: of lambda, "exponential", 1000^(-t / L), or "cosine", (1 + cos(pi t / L))/2.
       relation_momentum: of the relations' steps; new in each round.
       initial: the first cores: one "common" to all clients, or "independent" ones (the authors'

@@ -56,7 +56,7 @@ class FedDistill(core.Algorithm):
     Members average the softmax outputs of their minibatches in local training by class, and send
     these means. The teacher F_y of a client in the next round is the mean of those of class y that
     the other clients sent. Its local loss is CE(theta) + weight * the mean over a minibatch of
-    -F_y log p, which leaves out samples of classes without a teacher.
+    -F_y log p, which is 0 for samples of classes without a teacher.
 
     Attributes:
       weight: gamma; 0: local training.

@@ -40,7 +40,8 @@ class FedDyn(fedavg.FedAvg):
 
     Algorithm 1: members g_i <- g_i - alpha (y_i - theta); the server h <- h - (alpha / N) sum over
     members of (y_i - theta), with N all clients, and theta <- mean of the y_i - h / alpha. Means
-    are uniform. From zero, h is the mean of all g_i. A round without uploads changes nothing.
+    are uniform. From zero, h is the mean of all g_i (with `scaling="size"`, alpha times that of
+    g_i / alpha_i). A round without uploads changes nothing.
 
     The published code scores averages of clients' models, not theta, which clients receive:
     compare its numbers with "average" or "everyone".

@@ -39,7 +39,7 @@ class FedGen(fedavg.FedAvg):
     """FedGen: FedAvg whose clients also learn from features that a generator of the server draws.
 
     G(y, noise) maps a class and uniform noise to features. Clients add weight * CE(h(G(y)), y) to
-    their loss, for as many classes y as a minibatch holds, drawn by the frequencies among all
+    their loss, for as many labels y as a minibatch has rows, drawn by their frequencies among all
     clients that took part; in the first round there is none. After it the server trains G to
     minimize the cross-entropy of sum_i p_i h_i(G(y)), the members' weighted mean logits.
 

@@ -23,9 +23,9 @@ class FML(MutualDistillation):
       alpha CE(v) + (1 - alpha) KL(p_w || p_v)    kept
       beta CE(w) + (1 - beta) KL(p_v || p_w)      sent, and averaged as by FedAvg
 
-    p are softmax outputs in training mode, and means over the minibatch; the other model is
-    constant in each term. All own models begin at the common initial model. A client of which
-    either model diverges keeps neither.
+    p are softmax outputs in training mode. CE and KL are means over the minibatch, and the other
+    model is constant in each term. All own models begin at the common initial model. A client of
+    which either model diverges keeps neither.
 
     Attributes:
       alpha: weight of the cross-entropy of own models; 1: they are trained locally.

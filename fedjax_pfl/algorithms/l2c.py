@@ -44,7 +44,8 @@ class Logits:
 
     Attributes:
       learnt: the learned parameters before the round, [M, ...].
-      logits: a function from these to logits over all clients, [M, N].
+      logits: logits over all clients before the round, [M, N]; `logits_of` computes them from the
+        parameters.
       decay: weight decay of the learned parameters.
       numbers: how many numbers a member sends and receives besides updates; None: none.
     """

@@ -76,8 +76,8 @@ def schedule(
     later = stagger * np.arange(num_clients)[:, None]
     last = int(begin[-1]) + stagger * max(count - 1, 0)
     require(last < 2**31 - 1, "last round of drift", last, "below 2^31 - 1")
-    never = np.where(np.arange(num_clients)[:, None] < count, begin + later, 2**31 - 1)
-    starts = np.concatenate([np.zeros((num_clients, 1), np.int64), never], axis=1)
+    changes = np.where(np.arange(num_clients)[:, None] < count, begin + later, 2**31 - 1)
+    starts = np.concatenate([np.zeros((num_clients, 1), np.int64), changes], axis=1)
     numbers = np.arange(len(begin) + 1) % concepts
     return starts.astype(np.int32), np.tile(numbers.astype(np.int32), (num_clients, 1))
 
@@ -100,7 +100,7 @@ def make_drift(
       kind: "swap" or "rotate".
       starts, concepts: int [N, P], see `schedule`.
       counts: int [N, C], training samples of each label without drift.
-      label_map, turns: of the partition, which changes come after; or None.
+      label_map, turns: the partition's own, applied before those of the drift; or None.
 
     Raises:
       InputError: more concepts than there are pairs of labels or turns.

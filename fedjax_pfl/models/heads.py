@@ -74,7 +74,7 @@ class TwoHeads(ExtendedTask):
 def check_features(
     make_task: Callable[[], Task], model: Tree, inputs: jax.ShapeDtypeStruct
 ) -> None:
-    """Raise `InputError` unless a task's head, applied to its features, gives its logits.
+    """Raise `InputError` unless a task's head gives, from its features, logits of their shape.
 
     Args:
       make_task: returns the task, inside the trace.

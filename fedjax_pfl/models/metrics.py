@@ -114,7 +114,8 @@ def resolve_metrics(metrics: Any, objective: Objective, num_classes: int) -> tup
       num_classes: C.
 
     Raises:
-      InputError: not a list, a name that the task doesn't have, or a function without a name.
+      InputError: not a list, a name that the task doesn't have, an entry that is neither a name nor
+        a `Metric`, an invalid `Metric`, or two of one name.
     """
     listed = isinstance(metrics, Sequence) and not isinstance(metrics, str | bytes)
     require(listed, "metrics", metrics, "a list of names, such as ['macro_f1']")

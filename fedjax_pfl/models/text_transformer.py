@@ -12,7 +12,7 @@ from fedjax_pfl.utils.errors import require, require_whole
 
 
 class TextTransformer(nn.Module):
-    """Embeddings with learnt positions, encoder blocks with norms in front, norm, head.
+    """Token and learned positional embeddings, pre-norm transformer blocks, a final norm, a head.
 
     A text's features are the mean over its tokens, each of which attends to all others. With
     `per_token` every position has features, and attends to those before it and to itself. Padding

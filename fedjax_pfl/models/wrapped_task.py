@@ -93,12 +93,12 @@ class ExtendedTask(WrappedTask):
 
 
 def is_within(task: Task, kind: type[Task]) -> bool:
-    """Return whether a task, or one that it wraps, is of a class."""
+    """Return whether one of a network's wrappers is of a class."""
     return part_of(task, kind) is not None
 
 
 def part_of(task: Task, kind: type[T]) -> T | None:
-    """Return the outermost task of a class among a task and those that it wraps, or None."""
+    """Return the outermost wrapper of a class among those of a network, or None."""
     while isinstance(task, WrappedTask):
         if isinstance(task, kind):
             return task

@@ -29,8 +29,8 @@ def by_column(
 
     Args:
       column: one of the data set's columns; may be left out if it has only one.
-      min_size: values with fewer samples are left out (`options["left_out"]` counts them),
-        including test samples that are held out afterwards.
+      min_size: fewest samples of a client, including test samples that are held out afterwards;
+        values with too few are left out (`options["left_out"]` counts them).
       clients_each: clients of each value.
     """
     column = _chosen(column, samples.columns)
@@ -38,7 +38,8 @@ def by_column(
     each = require_whole("clients_each", clients_each, 1)
     values, counts = np.unique(samples.columns[column], return_counts=True)
     enough = np.flatnonzero(counts >= least * each)
-    what = f"values of column {column!r} have {least * each} {samples.what} or more (min_size)"
+    rule = "min_size" if each == 1 else "min_size times clients_each"
+    what = f"values of column {column!r} have {least * each} {samples.what} or more ({rule})"
     if len(enough) == 0:
         raise InputError(f"No {what}: the largest has {counts.max()}.")
     if num_clients is not None and num_clients > each * len(enough):

@@ -76,7 +76,7 @@ def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) 
     Args:
       name: a name in `DATASETS`, in any spelling ("CIFAR-10" is "cifar10"); "NAME:PATH", short for
         `load_dataset(NAME, PATH)`; or "tfds:NAME", where NAME is one of TFDS's.
-      data_dir: folder (for `npz` and `text_csv`: file) of the data; ignored by sources that need
+      data_dir: folder or file of the data, depending on the source; ignored by those that need
         none.
       **options: further options of the source, such as `image_size` or `max_tokens`; see the
         functions in `DATASETS`.
