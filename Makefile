@@ -26,7 +26,7 @@ help:
 	@echo "make docs      build the documentation site strictly (site/index.html)"
 	@echo "make accelerators  compile every algorithm for TPUs and GPUs (an hour)"
 	@echo "make new-algorithm NAME=fedx TITLE='Federated X'  the files of a new algorithm"
-	@echo "make test-algorithm NAME=fedx  every test that concerns one algorithm (minutes)"
+	@echo "make test-algorithm NAME=fedx  the quick tests of one algorithm and its reference"
 	@echo "make lists     counts and lists of algorithms in the pages, from the registry"
 	@echo "make lines     count code, docstrings and prose by package"
 	@echo "make clean     remove the environment and everything that was built"
@@ -67,9 +67,10 @@ test-all: lint
 # The second command finds what the name alone selects.
 test-algorithm: $(READY)
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/docs/test_docs.py \
-		tests/utils/test_name_matching.py tests/algorithms/test_published_defaults.py $(TEST_FLAGS)
-	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/algorithms tests/aggregation \
-		tests/engine/test_draws.py -k '$(NAME)' $(TEST_FLAGS)
+		tests/utils/test_name_matching.py tests/algorithms/test_published_defaults.py \
+		tests/references/test_limits.py::test_no_file_imports_the_library_or_jax $(TEST_FLAGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/algorithms tests/references \
+		tests/aggregation tests/engine/test_draws.py -k '$(NAME)' $(TEST_FLAGS)
 
 new-algorithm: $(READY)
 	@$(VENV)/bin/python -m tools.new_algorithm '$(NAME)' '$(TITLE)'
