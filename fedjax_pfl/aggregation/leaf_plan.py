@@ -7,6 +7,7 @@ server aggregates; all others are private to their client. FedPer, LG-FedAvg, Fe
 FedBABU differ from FedAvg by their plan. Rules of shared leaves are in `sharing`.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -92,7 +93,8 @@ class LeafPlan:
         """
         names = [block for block in self.blocks if block not in self.heads]
         above = [name.split("/")[:-1] for name in names]
-        depth = sum(1 for modules in zip(*above, strict=False) if len(set(modules)) == 1)
+        alike = (len(set(modules)) == 1 for modules in zip(*above, strict=False))
+        depth = sum(1 for _ in itertools.takewhile(bool, alike))  # the common prefix
         layers: dict[str, list[str]] = {}
         for name in names:
             module = name.split("/")[depth]

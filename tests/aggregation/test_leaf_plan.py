@@ -268,6 +268,9 @@ def test_layers_are_modules_in_the_networks_order():
     deeper = {"params": {"net": {k: {"c": {"w": jnp.zeros(2)}} for k in "xyz"}}}
     assert leaf_plan(deeper).layers == (("net/x/c",), ("net/y/c",), ("net/z/c",))
     assert leaf_plan({"params": {"w": jnp.zeros(2)}}).layers == (("w",),)
+    inner = {"conv": {"w": jnp.zeros(2)}}
+    stages = leaf_plan({"params": {k: {"block": inner} for k in "abc"}})
+    assert stages.layers == (("a/block/conv",), ("b/block/conv",), ("c/block/conv",))
 
 
 @pytest.mark.parametrize(
