@@ -119,6 +119,10 @@ class Cfl(core.Algorithm):
     def unprotected(self) -> tuple[str, ...]:
         return ("the choice among models by validation samples",) if self.best_of_tree else ()
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def models_read_samples(self) -> bool:
+        return self.best_of_tree
+
     def validate(self):
         for name in ("mean_below", "largest_above", "first_split"):
             core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")

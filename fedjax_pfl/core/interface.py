@@ -62,7 +62,7 @@ class Algorithm:
       reads: whose state and samples a round needs: those of the "cohort"; also the state of
         "others", which functions of `mixing` and `similarity` take block by block; or those of
         "everyone". The last is refused with client_state="host".
-      models_read_samples: whether `models` needs training samples of its clients.
+      models_read_samples: whether `models` needs samples of its clients.
       reuses_keys: whether a round trains twice with the same key, hence on the same minibatches.
       needs_classes: whether the algorithm uses class labels; federations without classes, as in
         regression, are refused.

@@ -4,7 +4,7 @@ An algorithm declares whose rows a round reads (`Algorithm.reads`), and fields o
 declare which leaves clients keep.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
-from fedjax_pfl.engine.compiled import advance, begin, first_leaves, scores
+from fedjax_pfl.engine.compiled import advance, begin, first_leaves, models, scores
 from fedjax_pfl.engine.lowered import HostCosts, Lowered
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.program import Program
@@ -114,15 +114,20 @@ class OffloadedNeeds(Program):
     def model_splits(self) -> tuple[str, ...]:
         """The splits from whose samples personalized models are made."""
         algorithm = self.runs.algorithm
-        own = algorithm.adaptation() is not None
-        return ("train",) if own or algorithm.models_read_samples else ()
+        if algorithm.models_read_samples:
+            return ("train", *self._held_out)
+        return () if algorithm.adaptation() is None else ("train",)
 
     @property
     def scored_splits(self) -> tuple[str, ...]:
         """The splits whose samples scoring reads."""
-        of_models = ("train",) if self.adapt else self.model_splits
-        nonempty = [s for s in ("validation", "test") if self.federation.data.split(s).total]
-        return (*of_models, *nonempty)
+        training = self.adapt is not None or "train" in self.model_splits
+        return (*["train"] * training, *self._held_out)
+
+    @property
+    def _held_out(self) -> tuple[str, ...]:
+        data = self.federation.data
+        return tuple(split for split in ("validation", "test") if data.split(split).total)
 
     @property
     def members(self) -> int:
@@ -217,29 +222,38 @@ class OffloadedNeeds(Program):
 
     def calls(self, home: Any = None) -> tuple[Call, Call]:
         """Return a round, and the scoring of a block, on a device `home`; nothing is traced."""
-
-        def operands(clients: int, most: int, splits: tuple[str, ...]) -> tuple:
-            data = self.data.of(np.zeros(1, np.int64), splits, most)
-            samples = data.samples, data.labels, [data.split(name).index for name in splits]
-            federation = replace(self.federation, data=data)
-            states = self.shapes_of(clients)
-            shapes = shapes_on(
-                home, (states.device, states.rows, states.address, self.runs, federation)
-            )
-            device, rows, address, runs, there = shapes
-            device = place(device, self.mesh, RUNS)
-            rows = place(rows, self.mesh, RUNS, CLIENTS)
-            states = replace(states, device=device, rows=rows, address=address)
-            return (states, runs, place(there, self.mesh)), states, federation, samples
-
         zero, total = np.int32(0), np.int32(self.rounds)
         cohort = self.federation.participation.cohort_size
-        given, *rest = operands(cohort, self.members, self.round_splits)
+        given, *rest = self._operands(home, cohort, self.members, self.round_splits)
         numbers = shapes_on(home, (zero, zero, total, zero))
         one_round = Call(advance, (*given, *numbers), ONE_ROUND, *rest)
-        given, *rest = operands(self.width, self.width, self.scored_splits)
-        numbers = shapes_on(home, (zero, total, np.zeros(self.width, np.int32)))
-        return one_round, Call(scores, (*given, *numbers), {"extra": self.adapt}, *rest)
+        return one_round, self._of_block(scores, home, self.scored_splits, extra=self.adapt)
+
+    def call_of_models(self) -> Call:
+        """Return the program of a block's models; nothing is traced."""
+        return self._of_block(models, None, self.model_splits)
+
+    def _of_block(
+        self, fn: Callable[..., Any], home: Any, splits: tuple[str, ...], **options: Any
+    ) -> Call:
+        given, *rest = self._operands(home, self.width, self.width, splits)
+        rows = np.zeros(self.width, np.int32)
+        numbers = shapes_on(home, (np.int32(0), np.int32(self.rounds), rows))
+        return Call(fn, (*given, *numbers), options, *rest)
+
+    def _operands(self, home: Any, clients: int, most: int, splits: tuple[str, ...]) -> tuple:
+        data = self.data.of(np.zeros(1, np.int64), splits, most)
+        samples = data.samples, data.labels, [data.split(name).index for name in splits]
+        federation = replace(self.federation, data=data)
+        states = self.shapes_of(clients)
+        shapes = shapes_on(
+            home, (states.device, states.rows, states.address, self.runs, federation)
+        )
+        device, rows, address, runs, there = shapes
+        device = place(device, self.mesh, RUNS)
+        rows = place(rows, self.mesh, RUNS, CLIENTS)
+        states = replace(states, device=device, rows=rows, address=address)
+        return (states, runs, place(there, self.mesh)), states, federation, samples
 
     def held(self) -> Memory:
         """Return the device memory of samples and states of two cohorts; nothing is compiled."""

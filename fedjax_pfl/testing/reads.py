@@ -38,7 +38,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
     declared = f"`reads` is {algorithm.reads!r}"
     assert cohort is not None or algorithm.reads == least, f"{declared} and 'cohort' suffices"
     assert algorithm.reads == least, (
-        f"{declared} and must be {least!r}, or scoring needs training samples and "
+        f"{declared} and must be {least!r}, or models need samples of their clients and "
         f"models_read_samples must be True: {cohort}"
     )
 
@@ -46,7 +46,7 @@ def check_reads(algorithm: Algorithm, federation: Federation) -> None:
 def _error(needs: OffloadedNeeds) -> str | None:
     """Return why the programs can't be traced, or None."""
     try:
-        for call in needs.calls():
+        for call in (*needs.calls(), needs.call_of_models()):
             call.trace()
     except (TypeError, AttributeError, ValueError) as error:
         if not is_missing_rows(error):

@@ -137,6 +137,19 @@ def test_feddwa_has_the_same_bits():
     assert_same(test_resume.whole("feddwa"), result)
 
 
+def test_final_models_that_are_chosen_by_test_samples():
+    ifca = pfl.make_algorithm("ifca", {"scored_by": "test"})
+    on_host, on_device = (
+        pfl.simulate(
+            ifca,
+            toy_federation(dtype="float32", participation=0.6, client_state=where),
+            rounds=1,
+        ).final.models()
+        for where in ("host", "device")
+    )
+    chex.assert_trees_all_close(on_host, on_device, atol=1e-5)
+
+
 PLACES = [  # of the first round, the next two and the last two
     (("host", "auto"), ("device", "auto"), ("host", "auto")),
     (("device", "auto"), ("host", "runs:2"), ("device", "runs:2")),
