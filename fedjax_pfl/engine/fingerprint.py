@@ -22,8 +22,11 @@ JAX = "JAX's version"
 
 
 def fingerprint(program: Any, matrix_rounds: Sequence[int]) -> dict[str, str]:
-    """Return the identity of a simulation by name, equal for its runs."""
+    """Return what identifies a simulation, {part: text or hash}."""
     runs, federation = program.runs, program.federation
+    if "dp_epsilon" in runs.numbers:  # and the number of rounds give the noise
+        given = {name: value for name, value in runs.numbers.items() if name != "dp_noise"}
+        runs = replace(runs, numbers=given)
     # How clients are run, and on which devices, changes results by rounding only.
     data, without = federation.data, replace(federation, data=None, execution=None)
     static = f"{_plain(jax.tree.structure(without))} {data.num_classes} {data.sample_shape}"

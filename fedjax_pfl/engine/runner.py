@@ -280,8 +280,8 @@ def depends_on_num_rounds(program: Program, done: int, before: int) -> bool:
     """Return whether the first `done` rounds would differ in a run of `before` rounds."""
     if program.runs.algorithm.depends_on_num_rounds:
         return True
-    federation = program.federation
-    if federation.privacy is not None and federation.privacy.epsilon is not None:
+    if "dp_epsilon" in program.runs.numbers:
         return True  # the noise of an epsilon is that of all rounds
-    one, other = (federation.training.rate_factors(n)[:done] for n in (before, program.rounds))
+    training = program.federation.training
+    one, other = (training.rate_factors(n)[:done] for n in (before, program.rounds))
     return not np.array_equal(one, other)

@@ -243,9 +243,9 @@ def _variant(
     given = {name: value for name, value in chosen.items() if name not in variant.hyperparameters()}
     numbers = {name: checked_number(name, value) for name, value in (rates | given).items()}
     own = None if federation.privacy is None else federation.privacy.epsilon
-    epsilon = numbers.pop("dp_epsilon", None if "dp_noise" in numbers else own)
-    if epsilon is not None:
-        numbers["dp_noise"] = noise(epsilon, variant)
+    epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else own)
+    if epsilon is not None:  # which stays as well: it identifies runs of any number of rounds
+        numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant)}
     if federation.privacy is not None:
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(np.max(noisy)))
