@@ -31,7 +31,7 @@ from fedjax_pfl.federation.drift_options import DriftOptions
 from fedjax_pfl.federation.local_training import RATES, SETTABLE, LocalTraining
 from fedjax_pfl.federation.model_options import ModelOptions
 from fedjax_pfl.federation.participation_options import ParticipationOptions
-from fedjax_pfl.federation.threat_options import STRENGTHS, ThreatOptions
+from fedjax_pfl.federation.threat_options import ALLOWED, STRENGTHS, ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions
 from fedjax_pfl.models.metrics import Metric, check_metrics, names_for, resolve_metrics
 from fedjax_pfl.models.task import Task
@@ -266,7 +266,10 @@ def checked_number(name: str, value: Any) -> float:
     options = declared(LocalTraining) | declared(PrivacyOptions)
     if name in options:
         return options[name].check(value)
-    return number(name, value, "a finite number", -math.inf, math.inf)
+    value = number(name, value, "a finite number", -math.inf, math.inf)
+    holds, allowed = ALLOWED.get(name.partition("_")[2], (math.isfinite, ""))  # of a strength
+    require(holds(value), name, value, allowed)
+    return value
 
 
 # In the order of `federate` and of command lines.

@@ -354,16 +354,32 @@ def test_more_rounds_continue_with_the_memory_of_uploads():
     np.testing.assert_array_equal(parts.curve(), whole.curve())
 
 
-def test_rounds_of_an_epsilon_are_not_continued():
-    federation = toy_federation(dp="client", dp_clip=0.5, dp_epsilon=2.0)
-    simulation = pfl.Simulation(pfl.make_algorithm("fedavg"), federation)
+@pytest.mark.parametrize("swept", [False, True])
+def test_rounds_of_an_epsilon_are_not_continued(swept, tmp_path):
+    given = {"dp_noise": 1.0} if swept else {"dp_epsilon": 2.0}
+    federation = toy_federation(dp="client", dp_clip=0.5, **given)
+    settings = {"dp_epsilon": [1.0, 2.0]} if swept else None
+    fedavg = pfl.make_algorithm("fedavg")
+    simulation = pfl.Simulation(fedavg, federation, settings=settings)
+    whole = pfl.simulate(fedavg, federation, rounds=3, settings=settings)
+    kept = pfl.Checkpoints(tmp_path, every_seconds=0, extendable=True)
     simulation.run(1)
-    with pytest.warns(UserWarning, match="begins with the first round again"):
-        parts = simulation.run(3)
-    whole = pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=3)
-    np.testing.assert_array_equal(parts.scores["personalized/test/loss"],
-                                  whole.scores["personalized/test/loss"])  # fmt: skip
+    pfl.simulate(fedavg, federation, rounds=2, settings=settings, checkpoints=kept, chunk=1)
+    for checkpoints in (None, kept):
+        with pytest.warns(UserWarning, match="begins with the first round again"):
+            parts = simulation.run(3, checkpoints=checkpoints)
+        np.testing.assert_array_equal(parts.scores["personalized/test/loss"],
+                                      whole.scores["personalized/test/loss"])  # fmt: skip
     assert (whole.epsilons() <= 2.0).all()
+
+
+def test_swept_strengths_have_the_range_of_their_option():
+    federation = toy_federation(aggregator="norm_bound", aggregator_options={"radius": 1.0})
+    swept = pfl.Simulation(
+        pfl.make_algorithm("fedavg"), federation, settings={"aggregator_radius": [1.0, -1.0]}
+    )
+    with pytest.raises(pfl.InputError, match=r"aggregator_radius must be a finite number above 0"):
+        swept.check()
 
 
 @pytest.mark.thorough
