@@ -172,12 +172,15 @@ class Simulation:
         Raises:
           InputError: see `check`, or `rounds` is missing.
         """
-        program = self._program(rounds or ENDLESS, chunk=1)
-        if rounds is None and depends_on_num_rounds(program, 1, 1):
-            raise InputError(
-                f"A round of {self.algorithm.name} depends on the number of rounds of the whole "
-                "run: call init(rounds=...)."
-            )
+        program = self._program(rounds or 1, chunk=1)
+        if rounds is None:
+            # Most schedules of learning rates that depend on the total do so within few rounds.
+            if depends_on_num_rounds(replace(program, rounds=2000), 1000, 1000):
+                raise InputError(
+                    f"A round of {self.algorithm.name} depends on the number of rounds of the "
+                    "whole run: call init(rounds=...)."
+                )
+            program = replace(program, rounds=ENDLESS)
         program = self._ready(program)
         return RoundState(0, program.start(), program)
 
@@ -194,7 +197,9 @@ class Simulation:
           received "down", int32 [R, N, G]; "matrices" by name, [R, N, N], one for each block
           [R, G, N, N], or a single row [R, 1, N].
         """
-        states = jax.tree.map(jnp.copy, state.states)  # the program reuses its argument's memory
+        states = state.states
+        if not isinstance(state.program, OffloadedProgram):  # which reuses its argument's memory
+            states = jax.tree.map(jnp.copy, states)
         states, buffers, matrices = state.program.advance(states, state.round, 1)
         metrics = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], buffers)
         metrics["matrices"] = jax.tree.map(np.asarray, matrices)

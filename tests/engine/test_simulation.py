@@ -72,6 +72,36 @@ def test_rounds_by_hand_of_an_algorithm_that_depends_on_their_number():
     assert state.round == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"lr_schedule": lambda t, total: 0.9**t, "batch_order": "partition"}, False),
+        ({"lr_schedule": "cosine"}, True),
+        ({"dp": "client", "dp_clip": 0.5, "dp_epsilon": 2.0}, True),
+    ],
+)
+def test_what_depends_on_the_number_of_rounds_is_asked_of_few(options, refused):
+    one = pfl.Simulation(
+        pfl.make_algorithm("fedavg"), toy_federation(local_steps=2, dtype="float32", **options)
+    )
+    if not refused:
+        assert one.step(one.init())[0].round == 1
+        return
+    with pytest.raises(pfl.InputError, match=r"call init\(rounds=...\)"):
+        one.init()
+
+
+def test_rounds_by_hand_with_state_on_the_host():
+    federation = toy_federation(participation=0.6, client_state="host", dtype="float32")
+    one = pfl.Simulation(pfl.make_algorithm("ditto"), federation)
+    state = one.init(rounds=2)
+    for _ in range(2):
+        state, metrics = one.step(state)
+    whole = one.run(2)
+    for name, value in metrics["scores"].items():
+        np.testing.assert_array_equal(value, whole.scores[name][:, 0, -1])
+
+
 def test_arguments_are_checked_without_a_run():
     with pytest.raises(pfl.InputError, match="seeds must be"):
         pfl.Simulation(
