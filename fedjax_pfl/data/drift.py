@@ -72,7 +72,7 @@ def schedule(
     require(bool(ascending), "drift_rounds", list(rounds), "ascending rounds from 2 on")
     allowed = f"at most {len(begin) + 1}, one more than drift_rounds"
     require(concepts <= len(begin) + 1, "drift_concepts", concepts, allowed)
-    count = int(np.floor(share * num_clients + 0.5))
+    count = max(1, int(np.floor(share * num_clients + 0.5)))
     later = stagger * np.arange(num_clients)[:, None]
     last = int(begin[-1]) + stagger * max(count - 1, 0)
     require(last < 2**31 - 1, "last round of drift", last, "below 2^31 - 1")
