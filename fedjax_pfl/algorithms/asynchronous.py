@@ -164,8 +164,8 @@ class FedAsync(FedAvgAsync):
       alpha: 0.8 in PLGA's published code, 0.6 or 0.9 in Xie et al.
       decay: s of the original mode: "constant" 1, "poly" (x + 1)^-decay_rate, "hinge" 1 up to
         x = decay_start and 1 / (decay_rate (x - decay_start) + 1) from there.
-      decay_rate: a, 0.5 for poly and 10 for hinge in Xie et al.
-      decay_start: b, 4 in Xie et al.
+      decay_rate: of s; 0.5 for poly and 10 for hinge in Xie et al., who call it a.
+      decay_start: of s; 4 in Xie et al., who call it b.
       proximal_weight: rho of the local loss's rho/2 |w - w_start|^2.
     """
 

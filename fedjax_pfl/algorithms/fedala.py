@@ -49,7 +49,7 @@ class FedALA(fedavg.FedAvg):
         the cohort at the beginning of its round.
     """
 
-    unprotected = ("the weights of the two models",)
+    unprotected = ("the element-wise weights of adaptation",)
 
     weight_rate: float = 1.0
     layers: int = core.static(default=1)

@@ -115,8 +115,8 @@ class FedAMP(Attentive):
         and a client is pulled only to its own last model, which the recorded `self_weight` shows.
       alpha: alpha_k, the server's step in the weights. 0 is the largest with which no client can
         have a negative weight on itself, sigma / (N - 1).
-      proximal_weight: lambda / alpha_k of the paper's local problem, as one number: it does not
-        change with the bound of alpha. FedDWA's comparison has lambda = 0.1 and alpha_k = 1.
+      proximal_weight: rho, lambda / alpha_k of the paper's local problem, as one number: it does
+        not change with the bound of alpha. FedDWA's comparison has lambda = 0.1 and alpha_k = 1.
       start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
     """
 

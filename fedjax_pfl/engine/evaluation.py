@@ -60,9 +60,8 @@ def evaluate(
 ) -> dict[str, PerClient]:
     """Score every model that an algorithm names, for the clients `rows` (default: all).
 
-    The algorithm gives the models of as many clients at a time as a round trains (see
-    `Execution.width`), so no more copies than that exist. Where these are all clients, it gets
-    their rows as a NumPy array.
+    The algorithm gives the models of `Execution.width` clients at a time. Where these are all
+    clients, it gets their rows as a NumPy array.
 
     Returns:
       "MODEL/SPLIT/MEASURE", such as "personalized/test/accuracy", and "MODEL/SPLIT/loss", [N] each;

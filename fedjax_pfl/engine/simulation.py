@@ -251,8 +251,8 @@ class Simulation:
 
         Raises:
           InputError: an argument can't be used, the checkpoints belong to another simulation, or
-            `rounds` is not more than what an earlier call has simulated; before anything is
-            compiled.
+            without them `rounds` is not more than what an earlier call has simulated; before
+            anything is compiled.
           OutputError: a checkpoint can't be written, or a callback of another process has failed.
         """
         program = self._program(rounds, arguments.CHUNK if chunk is None else chunk)

@@ -33,7 +33,7 @@ class LostProcess(OutputError):
 
 
 def count() -> int:
-    """Return the number of processes of this program; with several it starts the devices."""
+    """Return the number of processes; with several, the first call starts JAX's backend."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 

@@ -75,7 +75,7 @@ class Execution:
     def width(self, count: int, trained: int) -> int:
         """Return how many of `count` rows have their models computed and scored at once.
 
-        As many as a round trains, and at least `MODELS`.
+        All of them with vmap, otherwise about as many as a round trains, and at least `MODELS`.
         """
         if self.max_lanes == 0:
             return count
@@ -96,7 +96,7 @@ def resolve_execution(
     platform: str | None = None,
     mesh: str = shares.AUTO,
 ) -> Execution:
-    """Resolve a user's choice; "auto" is map on CPUs and vmap on accelerators, never timed.
+    """Resolve a user's choice; "auto" is map on CPUs and vmap on accelerators.
 
     `platform` is that of this process by default. `mesh` divides the devices between clients and
     runs (`shares.parsed`), with as many devices as it needs if `devices` is 1; "auto" leaves the

@@ -24,7 +24,8 @@ class ParticipationOptions(Group):
         1.0, "fraction of the clients that take part in a round", within="(0, 1]", noun="a fraction"
     )
     stragglers: Mapping[int, int] | None = option(
-        None, "delay in rounds of each straggler, such as {0: 1, 3: 2}"
+        None,
+        "delay in rounds of each straggler, by its position (not its id), such as {0: 1, 3: 2}",
     )
     straggler_schedule: str = option(
         "code",

@@ -65,7 +65,7 @@ class Gains:
       values: [S, N], the measure minus the baseline's, positive where it is better; NaN for clients
         that one of the two does not score.
       errors: [S, N], one binomial standard error of an accuracy on the client's test samples, at
-        the mean of both accuracies; NaN for other measures.
+        the mean of both accuracies; NaN for other measures and splits.
       seeds: the S seeds of both results.
       clients: permanent ids of the N clients.
       measure: the compared measure.

@@ -19,7 +19,7 @@ ACCOUNTANTS = ("pld", "rdp")
 MORE_ORDERS = (*range(11, 64), 80, 96, 128, 192, 256, 384, 512)
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *MORE_ORDERS)
 DENSE_ORDERS = (2, *(2.5 + k / 10 for k in range(85)), *MORE_ORDERS)
-LEAST_NOISE, MOST_NOISE = 0.05, 10_000
+LEAST_NOISE, MOST_NOISE = 0.05, 2**13
 # Steps of the discretized privacy loss; coarser ones are faster and round epsilon up by more.
 GRID, COARSE, FEW = 1e-4, 1e-3, 10_000  # the coarse one for few releases
 DENSE = 0.1  # sampling rates from which the series of low fractional orders may not converge
@@ -72,7 +72,7 @@ def noise_for(
     """Return the least noise multiplier with which so many releases have at most this epsilon.
 
     Raises:
-      InputError: a value out of range, or no noise up to 1e4 reaches it.
+      InputError: a value out of range, or no noise up to `MOST_NOISE` reaches it.
     """
     require(target > 0 and math.isfinite(target), "dp_epsilon", target, "a finite number above 0")
     return _noise_for(float(target), delta, (Release(1.0, count, sampling_rate),), accountant)

@@ -47,7 +47,7 @@ REFUSED = {
     ("cwfedavg", ()): "the class counts of its regularizer",
     ("cwfedavg", (("wdr_weight", 0), ("shares", "labels"))): "the shares of its classes",
     ("ccvr", ()): "the features of its classes",
-    ("fedala", ()): "the weights of the two models",
+    ("fedala", ()): "the element-wise weights of adaptation",
     ("fedas", ()): "the mean features of its classes",
     ("feddbe", ()): "the mean features of its minibatches",
     ("feddistill", ()): "the mean predictions of its classes",
