@@ -36,10 +36,10 @@ class FedDWA(core.Algorithm):
         the initial model at first); "received": w_i^t (C.6); "trained": the trained model itself,
         degenerate since its distance to itself is 0; "extrapolate": 2 trained - received.
         Running statistics are then the trained model's, as an extrapolated variance can be < 0.
-      guidance_epochs: G of Fig. 3, after those of local training. None is the schedule of local training, its epochs
-        or steps, as in the published code. Weak guidance collapses to local training: as a client
-        fits its data, the distance d_ii to its own guidance vanishes and its own model gets all
-        weight. Raise G if the recorded `self_weight` approaches 1.
+      guidance_epochs: G of Fig. 3, after those of local training. None is the schedule of local
+        training, its epochs or steps, as in the published code. Weak guidance collapses to local
+        training: as a client fits its data, the distance d_ii to its own guidance vanishes and its
+        own model gets all weight. Raise G if the recorded `self_weight` approaches 1.
       score_guidance: keep the guidance models and score them too (Table 3).
     """
 
