@@ -165,6 +165,11 @@ def test_a_missing_field_is_named(saved, name):
     assert f"lacks {name!r}" in refused(saved)
 
 
+def test_the_digest_is_of_the_shapes_too():
+    shapes = ((), (1,), (1, 1))
+    assert len({digest({}, {"sizes": np.ones(shape)}) for shape in shapes}) == 3
+
+
 def test_a_changed_number_is_found(saved):
     text = (saved / "result.json").read_text()
     (saved / "result.json").write_text(
