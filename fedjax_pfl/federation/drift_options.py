@@ -10,7 +10,7 @@ from fedjax_pfl.data.drift import ROTATE, SWAP, make_drift, schedule
 from fedjax_pfl.data.federated import FederatedData, check_turns
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.federation.config_field import Group, declared, option
-from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
 NONE = "none"
@@ -41,12 +41,20 @@ class DriftOptions(Group):
 
     def validate(self) -> None:
         super().validate()
+        given = self.drift_rounds
+        require(given is None or is_list(given), "drift_rounds", given, "a list such as [20, 40]")
         if self.drift == NONE:
-            for name, one in declared(type(self)).items():
-                value = getattr(self, name)
-                require(value == one.default, name, value, "absent without drift")
-        elif not self.drift_rounds:
+            require(not self._rounds, "drift_rounds", given, "absent without drift")
+            others = (one for one in declared(type(self)).values() if one.name != "drift_rounds")
+            for one in others:
+                value = getattr(self, one.name)
+                require(value == one.default, one.name, value, "absent without drift")
+        elif not self._rounds:
             raise InputError(f"drift={self.drift!r} needs drift_rounds, such as [20, 40].")
+
+    @property
+    def _rounds(self) -> list[int]:
+        return [] if self.drift_rounds is None else list(self.drift_rounds)
 
     def drifting(
         self, data: FederatedData, dataset: Dataset, partition: Partition
@@ -58,7 +66,7 @@ class DriftOptions(Group):
         """
         if self.drift == NONE:
             return data
-        rounds = [convert("round of drift", one, int) for one in self.drift_rounds or ()]
+        rounds = [convert("round of drift", one, int) for one in self._rounds]
         starts, concepts = schedule(
             data.num_clients, rounds, self.drift_concepts, self.drift_share, self.drift_stagger
         )
@@ -76,7 +84,7 @@ class DriftOptions(Group):
         """Return a sentence for tables."""
         if self.drift == NONE:
             return []
-        first = ", ".join(map(str, self.drift_rounds or ()))
+        first = ", ".join(map(str, self._rounds))
         every = "round" if self.drift_stagger == 1 else f"{self.drift_stagger} rounds"
         how = f", one client every {every}" if self.drift_stagger else ""
         share = "" if self.drift_share == 1 else f", {100 * self.drift_share:g} % of the clients"
