@@ -176,7 +176,7 @@ class Sfl(core.Algorithm):
     def personalize(self, ctx, state, new_clients):
         """Train from u with a pull to it and to the mean g_j of clients that share a label.
 
-        A new client is not part of other graphs, where both pull it to u.
+        In other graphs a new client has no neighbours, so both terms pull it to u.
         """
         everyone = new_clients.cohort_of()
         start = trees.replicate(state.server, everyone.size)
