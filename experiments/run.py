@@ -164,7 +164,9 @@ def track(made: Inputs | Experiment, results: dict[str, pfl.Result], output: Pat
         tracking.finish(made.config, output, name, made.identity, result)
 
 
-def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
+def interrupted(
+    error: Stopped | KeyboardInterrupt, stop: Stopper, results: dict, output: Path
+) -> int:
     """Print what is saved and how to continue; return the exit code."""
     number = stop.signal
     if isinstance(error, Stopped):  # all processes are, if only one got a signal
@@ -172,7 +174,7 @@ def interrupted(error, stop: Stopper, results: dict, output: Path) -> int:
     else:
         distributed.leave_at_once()
     done = ", ".join(results) or "none"
-    where = f", and the next one after round {error.round}" if hasattr(error, "round") else ""
+    where = f", and the next one after round {error.round}" if isinstance(error, Stopped) else ""
     print(
         f"Interrupted. Finished algorithms: {done}{where}. Kept in {output}: the same command "
         "continues from there.",

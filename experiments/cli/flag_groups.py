@@ -22,7 +22,7 @@ class Integers(flags.IntegerParser):
         if high == LIMIT - 1:
             self.syntactic_help = f"an integer of at least {low}"
 
-    def parse(self, argument) -> int:
+    def parse(self, argument: str) -> int:
         try:
             return super().parse(argument)
         except (ValueError, TypeError):
@@ -38,10 +38,10 @@ class Number(flags.FloatParser):
         limits = " and ".join(f"of {side} {bound:g}" for side, bound in sides)
         self.name, self.allowed = name, f"a number {limits}".strip()
 
-    def convert(self, argument) -> float:
+    def convert(self, argument: str) -> float:
         return convert(f"--{self.name}", argument, float)
 
-    def parse(self, argument) -> float:
+    def parse(self, argument: str) -> float:
         try:
             return super().parse(argument)
         except pfl.InputError:

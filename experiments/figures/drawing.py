@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.conversions import keyword_defaults
@@ -68,12 +69,14 @@ class Drawing:
         known = np.isfinite(frame[list(values)]).all(axis=1)
         self.tables.append(frame.loc[known].assign(**facts).loc[:, [*facts, *axes, *values]])
 
-    def band(self, axes, x, values: np.ndarray, k: int | None, label: str, **look: Any) -> None:
+    def band(
+        self, axes: Axes, x: Any, values: np.ndarray, k: int | None, label: str, **look: Any
+    ) -> None:
         """Draw a line with its band over seeds, see `plots.band`."""
         self.handles[label] = plots.band(axes, x, values, k, label, **look)
 
     def points(
-        self, axes, where, values: Sequence[np.ndarray], k: int, label: str,
+        self, axes: Axes, where: Any, values: Sequence[np.ndarray], k: int, label: str,
         across: bool = False, **look: Any,
     ) -> np.ndarray:  # fmt: skip
         """Draw means over seeds with whiskers from the lowest to the highest; return the means.
@@ -108,7 +111,7 @@ class Drawing:
             frameon=False, alignment="left", fontsize=9, title_fontsize=9,
         )  # fmt: skip
 
-    def colorbar(self, image, axes, label: str) -> None:
+    def colorbar(self, image: Any, axes: Any, label: str) -> None:
         """Add a colour scale beside axes."""
         self.figure.colorbar(image, ax=axes, label=label, pad=0.02, fraction=0.05)
 

@@ -1,8 +1,10 @@
 """Recorded matrices by name, round, seed and client, and how they are drawn."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError, require_name
@@ -98,14 +100,14 @@ def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
     return (matrix >= least * (1 - 1e-6)) & (matrix > 0)
 
 
-def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts) -> None:
+def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts: Any) -> None:
     """Add weights [receiver, sender] to the numbers."""
     receivers, senders = map(range, weights.shape)
     places = {"receiver": receivers, "sender": senders}
     drawing.add({"weight": weights}, places, **of_run(run, name), **facts)
 
 
-def square_clients(axes, run: Run) -> None:
+def square_clients(axes: Axes, run: Run) -> None:
     """Draw square cells of a matrix, ticks of the clients, and lines between groups."""
     axes.set_aspect("equal")
     plots.client_ticks(axes.xaxis, run.num_clients, 8, run.client_names)

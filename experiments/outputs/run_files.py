@@ -40,6 +40,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
@@ -266,7 +267,7 @@ def write_comparison(
     write_text(folder / "comparison.md", "\n\n".join(text) + "\n")
 
 
-def write_picture(path: Path, figure) -> None:
+def write_picture(path: Path, figure: Figure) -> None:
     with atomic_write(path) as part:
         figure.savefig(part, format="png")
 

@@ -9,6 +9,8 @@ Weights are [M] over the members of a round, zero for absent ones. `f`, the numb
 a rule tolerates, may be traced, as may the number of members present.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -50,7 +52,11 @@ def krum(
 
 
 def geometric_median(
-    gram: Matrix, weights: PerMember, steps: int = 3, smoothing: float = 0.1, start_at_mean=True
+    gram: Matrix,
+    weights: PerMember,
+    steps: int = 3,
+    smoothing: float = 0.1,
+    start_at_mean: bool = True,
 ) -> PerMember:
     """Return weights [M] of the smoothed Weiszfeld iteration (RFA, Pillutla et al., TSP 2022).
 
@@ -110,7 +116,7 @@ def nearest_neighbour_mixing(gram: Matrix, mask: Mask, f: Scalar | int) -> Matri
     return mixing.normalize(near.astype(gram.dtype), mask) * mask[:, None]
 
 
-def bucketing(key: jax.Array, mask: Mask, size: int, dtype=jnp.float32) -> Matrix:
+def bucketing(key: jax.Array, mask: Mask, size: int, dtype: Any = jnp.float32) -> Matrix:
     """Return the matrix [M, M] whose row k is the mean of the k-th random group of `size`.
 
     Karimireddy et al., ICLR 2022. Rows beyond the number of groups are zero.
@@ -144,7 +150,9 @@ def foolsgold(gram: Matrix, mask: Mask) -> PerMember:
     return mixing.normalize(jnp.where(mask, jnp.clip(logit, 0, 1), 0))
 
 
-def fltrust(products_with_root: PerMember, norms: PerMember, root_norm: Scalar, mask: Mask):
+def fltrust(
+    products_with_root: PerMember, norms: PerMember, root_norm: Scalar, mask: Mask
+) -> PerMember:
     """Return weights [M] by the cosine to a trusted update (FLTrust, Cao et al., NDSS 2021).
 
     Args:

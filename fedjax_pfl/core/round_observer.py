@@ -1,5 +1,7 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.extend import core
@@ -80,6 +82,6 @@ class RoundObserver:
             self.purposes.append(purpose)
 
 
-def trace_state():
+def trace_state() -> Any:
     """Return a token that differs between a traced loop, branch or vmap and its surroundings."""
     return core.get_opaque_trace_state(convention="fedjax_pfl")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.core.round_observer import trace_state
 from fedjax_pfl.federation.participation import Cohort
-from fedjax_pfl.uploads.stage import StageMemory
+from fedjax_pfl.uploads.stage import StageMemory, UploadInfo, UploadStage
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Stack
 
@@ -28,7 +28,9 @@ class UploadMemory:
         self.history, self.centre, self.attack = state.history, state.centre, state.attack
         self._aggregated, self._trace = False, trace_state()
 
-    def upload(self, stage, values, held, info, cohort: Cohort):
+    def upload(
+        self, stage: UploadStage, values: Stack, held: Stack, info: UploadInfo, cohort: Cohort
+    ) -> Stack:
         """Return what the server receives from the members."""
         if trace_state() != self._trace:
             raise InputError(

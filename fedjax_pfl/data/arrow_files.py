@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _ROWS = 64
 _PARQUET, _STREAM = "a Parquet file", "an Arrow stream"
 
 
-def open_parquet(path: Path):
+def open_parquet(path: Path) -> Any:
     """Return a `pyarrow.parquet.ParquetFile` whose columns are not decoded yet."""
     import pyarrow.parquet  # slow import: only where it is used
 
@@ -26,7 +27,7 @@ def open_parquet(path: Path):
     return file
 
 
-def batches(path: Path, file, columns: list[str] | None = None) -> Iterator:
+def batches(path: Path, file: Any, columns: list[str] | None = None) -> Iterator:
     """Yield record batches of some or all columns of an opened Parquet file, a few rows each.
 
     Raises:
@@ -61,7 +62,7 @@ def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.nda
     file = open_parquet(path)
     schema = file.schema_arrow
     check_header(path, schema.names)
-    names = schema.names if names is None else names
+    names = list(schema.names) if names is None else names
     require_memory(f"The cells of {path}", 8 * file.metadata.num_rows * len(names))
     for name in names:
         kind = schema.field(name).type
@@ -82,7 +83,7 @@ def _values(path: Path, batch, name: str) -> np.ndarray:
     return column.to_numpy(zero_copy_only=False)
 
 
-def integers(path: Path, batch, name: str) -> np.ndarray:
+def integers(path: Path, batch: Any, name: str) -> np.ndarray:
     """Return a column of integers of a record batch [rows]."""
     from pyarrow import types  # slow import: only where it is used
 
@@ -92,7 +93,7 @@ def integers(path: Path, batch, name: str) -> np.ndarray:
     return _values(path, batch, name)
 
 
-def holds_images(kind) -> bool:
+def holds_images(kind: Any) -> bool:
     """Return whether a type is that of encoded images: bytes, or structs with a field `bytes`."""
     from pyarrow import types  # slow import: only where it is used
 
@@ -101,7 +102,7 @@ def holds_images(kind) -> bool:
     return types.is_binary(kind) or types.is_large_binary(kind)
 
 
-def image_bytes(column) -> Iterator[bytes]:
+def image_bytes(column: Any) -> Iterator[bytes]:
     """Yield the encoded images of a column, b"" where there is none."""
     for value in column:
         value = value.as_py()

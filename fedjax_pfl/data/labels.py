@@ -1,5 +1,7 @@
 """Label formats of each task."""
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_pfl.utils.conversions import as_array, finite_float32
@@ -17,7 +19,7 @@ TASKS = {
 
 
 def checked_labels(
-    what: str, y, count: int, task: str, texts: tuple[int, ...], vocab_size: int | None
+    what: str, y: Any, count: int, task: str, texts: tuple[int, ...], vocab_size: int | None
 ) -> np.ndarray:
     """Convert labels to those of a `Dataset`: int32 [n] or [n, K], float32 [n, K] for a regression.
 

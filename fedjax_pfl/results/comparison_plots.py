@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedjax_pfl.results import plots
@@ -23,7 +24,7 @@ class Panel(NamedTuple):
 
 
 def draw_gains(
-    axes, gains: Mapping[str, Gains], baseline: str, styles: Mapping[str, int]
+    axes: Axes, gains: Mapping[str, Gains], baseline: str, styles: Mapping[str, int]
 ) -> dict[str, Any]:
     """Draw the sorted gains of each name over a baseline; return the lines by label.
 
@@ -36,7 +37,9 @@ def draw_gains(
     for name, one in gains.items():
         values = np.sort(one.measure.scale * one.values[~np.isnan(one.values)])
         places = 100 * (np.arange(len(values)) + 0.5) / len(values)
-        look = plots.style(styles[name]) | ({"marker": "o"} if len(values) < 4 else {})
+        look: dict[str, Any] = plots.style(styles[name]) | (
+            {"marker": "o"} if len(values) < 4 else {}
+        )
         label = f"{name}  {ACCURACY.brief(100 * one.summary()[WIN].value)} %"
         (handles[label],) = axes.plot(places, values, label=label, **look)
     measure = next(iter(gains.values())).measure

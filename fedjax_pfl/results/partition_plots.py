@@ -5,6 +5,7 @@ Every function returns a `matplotlib.figure.Figure`, which needs no display and 
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.colors import PowerNorm
@@ -23,7 +24,7 @@ _SINGLE_BARS = 400  # more are narrower than two pixels, and each costs millisec
 
 def heatmap(
     partition: Partition,
-    labels,
+    labels: Any,
     num_classes: int,
     title: str | None = None,
     class_names: Sequence[str] | None = None,
@@ -79,7 +80,7 @@ def size_bars(partition: Partition, title: str | None = None) -> Figure:
 
 def comparison(
     partitions: Mapping[str, Partition],
-    labels,
+    labels: Any,
     num_classes: int,
     title: str | None = None,
     class_names: Sequence[str] | None = None,

@@ -12,9 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis, YAxis
+from matplotlib.backend_bases import RendererBase
 from matplotlib.cm import ScalarMappable
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
 from fedjax_pfl.results.names import PERSONALIZED
@@ -45,7 +50,7 @@ _MOST = 1000  # clients along one side of a picture of a matrix
 class Picture(Figure):
     """A figure that shows texts literally: a `$` in a name begins no mathematics."""
 
-    def draw(self, renderer) -> None:
+    def draw(self, renderer: RendererBase) -> None:
         with rc_context({"text.parse_math": False}):  # ticks make texts while they are drawn
             for text in self.findobj(Text):
                 if text.get_wrap():  # whose width Matplotlib takes as that of mathematics
@@ -94,7 +99,14 @@ def canvas(width: float, height: float) -> Figure:
     return Picture(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
-def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = None, **options):
+def band(
+    axes: Axes,
+    x: Any,
+    values: np.ndarray,
+    k: int | None = 0,
+    label: str | None = None,
+    **options: Any,
+) -> Line2D:
     """Draw a line of means over seeds, in a band from the lowest to the highest.
 
     Args:
@@ -117,7 +129,7 @@ def band(axes, x, values: np.ndarray, k: int | None = 0, label: str | None = Non
     return line
 
 
-def tidy(axes, **labels) -> None:
+def tidy(axes: Axes, **labels: Any) -> None:
     """Add a light grid and labels, and remove the frame."""
     axes.set(**labels)
     axes.grid(alpha=0.3)
@@ -125,13 +137,13 @@ def tidy(axes, **labels) -> None:
 
 
 def heat(
-    axes,
+    axes: Axes,
     values: np.ndarray,
     norm: Normalize,
     cmap: str | Colormap = SHADES,
     blank: float | None = 0.0,
-    **options,
-):
+    **options: Any,
+) -> QuadMesh:
     """Draw a matrix [rows, columns] as a mesh in which every cell is visible.
 
     Cells of the value `blank`, and NaN, stay white; `options` are those of `Axes.pcolormesh`.
@@ -261,7 +273,7 @@ def mixing_heatmaps(
     return figure
 
 
-def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
+def ticks(axis: Axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
     """Label an axis with whole numbers from 0 to `count`, or names.
 
     At most `most` of them, so that labels never touch.
@@ -272,7 +284,9 @@ def ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None
     axis.set_ticks(where, [str(i if names is None else names[i]) for i in where])
 
 
-def client_ticks(axis, count: int, most: float = 10, names: Sequence[str] | None = None) -> None:
+def client_ticks(
+    axis: XAxis | YAxis, count: int, most: float = 10, names: Sequence[str] | None = None
+) -> None:
     """Label an axis with clients, by their names if any."""
     ticks(axis, count, most, names or None)
     if names and axis.axis_name == "x":

@@ -1,6 +1,6 @@
 """Sums of features over each client's training samples, by class."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,9 @@ class ClassSums:
     second: jax.Array | None = None
 
     @classmethod
-    def zeros(cls, num_classes: int, width: int, dtype, second: Moments = "none") -> "ClassSums":
+    def zeros(
+        cls, num_classes: int, width: int, dtype: Any, second: Moments = "none"
+    ) -> "ClassSums":
         """Return sums over no samples, at least in single precision."""
         dtype = jnp.promote_types(dtype, jnp.float32)
         shapes = {

@@ -288,7 +288,7 @@ def row(stack: Stack, index: Scalar | int) -> Tree:
     return jax.tree.map(lambda leaf: leaf[index], stack)
 
 
-def path_name(path) -> str:
+def path_name(path: Sequence[Any]) -> str:
     """Format a key path of `jax.tree_util` as "a/b/c"."""
     return "/".join(str(getattr(k, "key", getattr(k, "idx", getattr(k, "name", k)))) for k in path)
 

@@ -1,6 +1,6 @@
 """Dealing of samples to clients by planned class counts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,7 +56,7 @@ def joined(strata: Strata) -> np.ndarray:
     return np.concatenate([np.zeros(0, np.int64), *strata])
 
 
-def apportion(total: int, weights) -> np.ndarray:
+def apportion(total: int, weights: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return integers in proportion to `weights` that sum to `total`, by largest remainders."""
     weights = np.asarray(weights, np.int64)
     exact = total * weights

@@ -1,5 +1,8 @@
 """Partition rules named Dir(alpha), with three distributions."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from fedjax_pfl.data.partitions.dealing import Samples, apportion, deal_alike
@@ -111,7 +114,7 @@ def _serve(size: int, shares: np.ndarray, left: np.ndarray) -> np.ndarray:
     return served
 
 
-def check_alpha(alpha) -> None:
+def check_alpha(alpha: Any) -> None:
     require(is_number(alpha) and 0 < alpha < np.inf, "alpha", alpha, "a finite number above 0")
 
 
@@ -147,7 +150,9 @@ def _per_class(samples, num_clients, rng, alpha, min_size, max_retries, capped: 
     return Plan(deal_alike(counts, histogram), {"fallback_used": not reached})
 
 
-def nearest_draw(draw, min_size: int, max_retries: int) -> tuple[np.ndarray, bool]:
+def nearest_draw(
+    draw: Callable[[], np.ndarray], min_size: int, max_retries: int
+) -> tuple[np.ndarray, bool]:
     """Return (the first draw of counts [N, C] whose rows all reach `min_size`, True).
 
     Without such a draw: (the first of those that lack the fewest samples, False).
