@@ -17,7 +17,7 @@ from fedjax_pfl.data.partitions import partition_checks, statistics
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
-from fedjax_pfl.utils.conversions import is_list
+from fedjax_pfl.utils.conversions import as_array, is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Partition:
         require(isinstance(self.rule, str), "rule", self.rule, "text")
         for name in TABLES:
             if (table := getattr(self, name)) is not None:
-                table = np.asarray(table)
+                table = as_array(table)
                 called, allowed = name.replace("_", " ").capitalize(), "an array of whole numbers"
                 require(table.dtype.kind in "iu", called, str(table.dtype), allowed)
                 object.__setattr__(self, name, table)

@@ -232,7 +232,9 @@ def test_lists_of_clients_that_are_none(value):
         Partition.from_lists(value, [[1]])
 
 
-@pytest.mark.parametrize("fields", [{"options": 1}, {"rule": None}, {"label_map": [[0.5]]}])
+@pytest.mark.parametrize(
+    "fields", [{"options": 1}, {"rule": None}, {"label_map": [[0.5]]}, {"label_map": [[], [0, 1]]}]
+)
 def test_fields_of_another_type(fields):
     with pytest.raises(InputError, match=r"must be (a dict|text|an array of whole numbers), got"):
         Partition.from_lists([[0]], [[1]], **fields)
