@@ -6,7 +6,6 @@ without a page are left out, and named.
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from experiments.reproduction import paper_tables
 from experiments.reproduction.saved_cells import page_of
 from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.utils.errors import InputError
+from tools import arguments
 
 SCALE = "medium"
 ROW = re.compile(
@@ -95,20 +95,20 @@ def draw(found: Sequence[tuple[Claim, Column]]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the picture of the first argument from the pages in the folder of the second.
+    """Draw the picture from the pages in a folder.
 
     Raises:
       InputError: the folder has none of these columns.
     """
-    _, picture, pages = sys.argv if argv is None else argv
-    columns = {claim: measured(claim, Path(pages)) for claim in CLAIMS}
+    args = arguments.parse("claims", __doc__, argv, ["picture", "pages"])
+    columns = {claim: measured(claim, args.pages) for claim in CLAIMS}
     found = [(claim, column) for claim, column in columns.items() if column]
     if not found:
-        raise InputError(f"{pages} has no page of a table with a claim.")
+        raise InputError(f"{args.pages} has no page of a table with a claim.")
     absent = [claim.table for claim, column in columns.items() if not column]
     if absent:
         print(f"not measured: {', '.join(absent)}")
-    with atomic_write(Path(picture)) as path:
+    with atomic_write(args.picture) as path:
         draw(found).savefig(path, format="png", dpi=110)
     return 0
 

@@ -102,12 +102,10 @@ def main(argv: list[str]) -> int:
         old, outputs = Path(folder) / "revision", [Path(folder) / name for name in ("old", "new")]
         for path in (old, *outputs):
             path.mkdir()
-        archive = subprocess.Popen(
-            ["git", "-C", str(ROOT), "archive", args.commit], stdout=subprocess.PIPE
-        )
-        subprocess.run(["tar", "-x", "-C", str(old)], stdin=archive.stdout, check=True)
-        if archive.wait():
-            return 2
+        archive = Path(folder) / "revision.tar"
+        if subprocess.call(["git", "-C", str(ROOT), "archive", "-o", str(archive), args.commit]):
+            return 2  # git has said why
+        subprocess.run(["tar", "-x", "-C", str(old), "-f", str(archive)], check=True)
         roots = (old, args.tree.resolve())
         for one in [begin(r, o, args.algorithms) for r, o in zip(roots, outputs, strict=True)]:
             one.wait()

@@ -4,9 +4,7 @@ Accuracy by round of all algorithms of a comparison, and FedDWA's weights in the
 beside it, so that one sees which algorithm is ahead and whose models it mixes.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.colors import Normalize
 
@@ -18,6 +16,7 @@ from experiments.figures.runs import Run
 from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
+from tools import arguments
 
 MIXED = "feddwa"
 
@@ -59,10 +58,10 @@ def draw(runs: Sequence[Run]):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the picture of the first argument from the folder of the second."""
-    _, picture, folder = sys.argv if argv is None else argv
-    with atomic_write(Path(picture)) as path:
-        draw(find([folder])).savefig(path, format="png", dpi=130)
+    """Draw the picture from the folder of a comparison."""
+    args = arguments.parse("demo_picture", __doc__, argv, ["picture", "folder"])
+    with atomic_write(args.picture) as path:
+        draw(find([str(args.folder)])).savefig(path, format="png", dpi=130)
     return 0
 
 

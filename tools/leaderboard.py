@@ -22,6 +22,7 @@ from experiments.outputs.run_files import write_text
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
+from tools import arguments
 from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
 REFUSED = {"fedbn": "`mlp` has no batch normalization"}
@@ -222,10 +223,9 @@ def write(folder: Path, cells: Cells) -> None:
 @shell.script()
 def main(argv: list[str]) -> int:
     """Run the command."""
-    if len(argv) < 2:
-        raise pfl.InputError("Give the folder of the page, then those of finished studies.")
-    folder, *studies = map(Path, argv[1:])
-    cells = kept(folder) | load(studies)
+    args = arguments.parse("leaderboard", __doc__, argv, ["folder"], "studies")
+    folder = args.folder
+    cells = kept(folder) | load(args.studies)
     if not cells:
         raise pfl.InputError(f"{folder} has no {CELLS}: give folders of finished studies.")
     write(folder, cells)

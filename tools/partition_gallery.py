@@ -3,9 +3,7 @@
 Made from presets and blank samples with the published class counts, so no data are needed.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib.figure
 
@@ -14,7 +12,7 @@ from experiments.cli import data_flags, shell
 from experiments.outputs.run_files import atomic_write
 from experiments.reproduction.datasets import blank
 from fedjax_pfl.results import partition_plots as plots
-from tools import settings_table
+from tools import arguments, settings_table
 
 # By file: the title, and presets by the titles of their pictures.
 ROWS = {
@@ -101,13 +99,10 @@ def _row(dealt: dict[str, tuple[pfl.Dataset, pfl.Partition]], title: str):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write all pictures into the folder of the first argument."""
-    argv = sys.argv if argv is None else argv
-    if len(argv) != 2:
-        print("usage: python -m tools.partition_gallery docs/images", file=sys.stderr)
-        return 2
+    """Write all pictures into a folder."""
+    args = arguments.parse("partition_gallery", __doc__, argv, ["folder"])
     for name, figure in figures().items():
-        with atomic_write(Path(argv[1]) / f"{name}.png") as part:
+        with atomic_write(args.folder / f"{name}.png") as part:
             figure.savefig(part, format="png", dpi=DPI)
     return 0
 

@@ -19,7 +19,6 @@ page is not replaced by one with fewer measured cells.
 import csv
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
 from experiments.reproduction.saved_cells import CELLS, as_text, page_of
 from fedjax_pfl.results.table import Table
+from tools import arguments
 
 INDEX, COSTS = "README.md", "costs.csv"
 SAID = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
@@ -208,16 +208,18 @@ def superseded(docs: Path) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Copy the tables of the queues into the folder of the first argument."""
-    _, folder, *words = sys.argv if argv is None else argv
-    docs, queues = Path(folder), [Path(word) for word in words if not word.startswith("--")]
+    """Copy the tables of the queues into the folder of the documentation."""
+    args = arguments.parse(
+        "reproduced_pages", __doc__, argv, ["docs"], "queues", ("costs", "superseded")
+    )
+    docs = args.docs
     docs.mkdir(parents=True, exist_ok=True)
-    if "--superseded" in words:
+    if args.superseded:
         print("\n".join(superseded(docs)))
         return 0
-    if "--costs" in words:
+    if args.costs:
         count(docs)
-    for queue in queues:
+    for queue in args.queues:
         print(f"{queue}: {', '.join(copy(queue, docs)) or 'nothing measured'}")
     mark_all(docs)
     write_text(docs / INDEX, index(docs))

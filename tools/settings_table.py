@@ -3,10 +3,8 @@
 `python -m tools.settings_table docs/settings.md` updates the tables between the file's marks.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +17,7 @@ from experiments.outputs import run_files
 from experiments.reproduction.datasets import blank
 from fedjax_pfl.models.networks import make_model
 from fedjax_pfl.models.task import as_task
+from tools import arguments
 
 PAPERS = ("feddwa", "waffle", "cwfedavg", "spfl", "plga", "pfedla")
 
@@ -145,12 +144,8 @@ def filled(text: str, papers: Sequence[str] = PAPERS) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Update the file of the first argument."""
-    argv = sys.argv if argv is None else argv
-    if len(argv) != 2:
-        print("usage: python -m tools.settings_table docs/settings.md", file=sys.stderr)
-        return 2
-    path = Path(argv[1])
+    """Update a page."""
+    path = arguments.parse("settings_table", __doc__, argv, ["page"]).page
     run_files.write_text(path, filled(path.read_text(encoding="utf-8")))
     return 0
 

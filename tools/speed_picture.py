@@ -5,9 +5,7 @@ of docs/performance.md.
 """
 
 import re
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -15,6 +13,7 @@ from experiments.cli import shell
 from experiments.outputs.run_files import atomic_write
 from fedjax_pfl.results.plots import COLOURS
 from fedjax_pfl.utils.errors import InputError
+from tools import arguments
 
 ROW = re.compile(
     r"^\| \((\w)\) (.+?) \| time relative to the PyTorch loop \| \**(\d*\.\d+)", re.MULTILINE
@@ -51,10 +50,10 @@ def draw(rows: dict[str, float]) -> Figure:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Draw the picture of the first argument from the page of the second."""
-    _, picture, page = sys.argv if argv is None else argv
-    rows = ratios(Path(page).read_text(encoding="utf-8"))
-    with atomic_write(Path(picture)) as path:
+    """Draw the picture from the page with measurements."""
+    args = arguments.parse("speed_picture", __doc__, argv, ["picture", "page"])
+    rows = ratios(args.page.read_text(encoding="utf-8"))
+    with atomic_write(args.picture) as path:
         draw(rows).savefig(path, format="png", dpi=130)
     return 0
 

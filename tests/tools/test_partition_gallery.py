@@ -32,4 +32,3 @@ def test_files(tmp_path, monkeypatch, drawn):
     monkeypatch.setattr(partition_gallery, "figures", lambda: {"one": drawn["partition_spfl"]})
     assert partition_gallery.main(["gallery", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["one.png"]
-    assert partition_gallery.main(["gallery"]) == 2

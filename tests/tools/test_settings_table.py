@@ -172,4 +172,3 @@ def test_files_without_marks():
         build.pfl.InputError, match="The file has no marks <!-- presets: feddwa -->"
     ):
         settings_table.filled("# Settings")
-    assert settings_table.main(["settings"]) == 2
