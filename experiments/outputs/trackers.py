@@ -6,6 +6,7 @@ Its package is an extra, imported where it is first used.
 
 import importlib
 import itertools
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from fedjax_pfl.data.atomic_files import writing
 
 Row = tuple[int, str, float]  # round, metric, value
 LONGEST = 500  # characters of a parameter that every MLflow takes
+MOST = 100  # parameters that it takes at once
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,12 @@ class MLflowRun:
         place = place.experiment_id if place else self.client.create_experiment(experiment)
         tags = {"folder": stream.output.resolve().name, "algorithm": stream.place}
         self.id = self.client.create_run(place, tags=tags, run_name=stream.title).info.run_id
-        for name, value in stream.facts.items():
-            self.client.log_param(self.id, name, str(value)[:LONGEST])
+        facts = [  # names may have no other characters
+            package.entities.Param(re.sub(r"[^\w\-. /]", "_", name), str(value)[:LONGEST])
+            for name, value in stream.facts.items()
+        ]
+        for k in range(0, len(facts), MOST):
+            self.client.log_batch(self.id, params=facts[k : k + MOST])
 
     def log(self, rows: Sequence[Row]) -> None:
         now = int(1000 * time.time())

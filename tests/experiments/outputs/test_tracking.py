@@ -173,13 +173,12 @@ def service(request, monkeypatch):
             noted.opened.append((ident, run_name, {}))
             return SimpleNamespace(info=SimpleNamespace(run_id=ident))
 
-        def log_param(self, run, name, value):
-            noted.opened[-1][-1][name] = value
-
         def update_run(self, run, status):
             noted.opened.append((run, "", None))
 
-        def log_batch(self, run, metrics):
+        def log_batch(self, run, metrics=(), params=()):
+            assert len(params) <= 100
+            noted.opened[-1][-1].update(params) if params else None
             for one in metrics:
                 row(run, one.number, one.name, one.value)
 
@@ -190,9 +189,10 @@ def service(request, monkeypatch):
     module.init, module.Settings = lambda **options: Run(**options), lambda **options: None
     module.MlflowClient, module.get_tracking_uri = Client, lambda: "nowhere"
     module.entities = SimpleNamespace(
+        Param=lambda name, value: (name, value),
         Metric=lambda name, value, time, number: SimpleNamespace(
             name=name, value=value, number=number
-        )
+        ),
     )
     monkeypatch.setitem(sys.modules, request.param, module)
     return noted
