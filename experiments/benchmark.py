@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -50,7 +51,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     group = Group(values, "benchmark")
     group.names("case", ["a"], "cases to measure, or all")
     group.switch("list", False, "list the cases")
-    group.switch("help", False, "print this and exit")
+    group.help()
     group.integer("repeats", 5, "turns of each compared program", 1)
     group.integer("rounds", 2, "rounds of a turn; their median is reported", 1)
     group.switch("quick", False, "tiny workloads that only show that everything runs")
@@ -83,15 +84,21 @@ def main(argv: list[str]) -> int:
     torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
         print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")
-    if len(names) == 1:
-        measured = {names[0]: _measure(names[0], args, torch)}
-    else:
-        measured = _in_processes(names, args)
-    if output is not None:
-        with atomic_write(output) as path:
-            path.write_text(json.dumps(measured, indent=2) + "\n")
+    measured, failed = {}, []
+    for name in names:
+        one = _measure(name, args, torch) if len(names) == 1 else _in_process(name, args)
+        if one is None:
+            failed.append(name)
+            continue
+        measured[name] = one
+        if output is not None:
+            with atomic_write(output) as path:
+                path.write_text(json.dumps(measured, indent=2) + "\n")
+    if measured and output is not None:
         print(f"Written to {output}.")
-    return 0
+    for name in failed:
+        print(f"error: case {name} failed.", file=sys.stderr)
+    return 1 if failed else 0
 
 
 def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
@@ -122,20 +129,14 @@ def _measure(name: str, args: flags.FlagValues, torch: bool) -> dict:
     }
 
 
-def _in_processes(names: Sequence[str], args: flags.FlagValues) -> dict:
-    """Measure every case in its own process, one after the other."""
-    measured = {}
+def _in_process(name: str, args: flags.FlagValues) -> dict | None:
+    """Measure a case in its own process; return None if it fails."""
     with tempfile.TemporaryDirectory() as folder:
-        same = Path(folder) / "same.flags"
+        same, file = Path(folder) / "same.flags", Path(folder) / "case.json"
         same.write_text(args.flags_into_string())
-        for name in names:
-            file = Path(folder) / f"{name}.json"
-            words = [f"--flagfile={same}", f"--case={name}", f"--output={file}"]
-            done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
-            if done.returncode:
-                raise pfl.InputError(f"Case {name} ended with exit code {done.returncode}.")
-            measured |= json.loads(file.read_text())
-    return measured
+        words = [f"--flagfile={same}", f"--case={name}", f"--output={file}"]
+        done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
+        return None if done.returncode else json.loads(file.read_text())[name]
 
 
 def show(report: Report) -> None:

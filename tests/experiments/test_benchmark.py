@@ -86,6 +86,15 @@ def test_a_case_is_measured_shown_and_written(tmp_path, capsys):
     assert file.read_bytes() == before
 
 
+def test_a_failed_case_leaves_the_others(tmp_path, monkeypatch, capsys):
+    file = tmp_path / "speed.json"
+    monkeypatch.setattr(benchmark, "_in_process", lambda name, _: {} if name == "g" else None)
+    words = "--case=g,a", "--quick", f"--output={file}"
+    assert benchmark.main(["benchmark", *words]) == 1
+    assert json.loads(file.read_text()) == {"g": {}}
+    assert "error: case a failed" in capsys.readouterr().err
+
+
 @pytest.mark.thorough
 def test_every_algorithm_or_the_reason(monkeypatch):
     """Those that can't run as they are have a sentence."""

@@ -46,7 +46,7 @@ def checked(*_, **__):
 
 
 _LAST = """run.run cli.run_folder.opened partition.write compare.write_tables sweep.sweep
-figures.__main__.write benchmark._measure benchmark._in_processes"""
+figures.__main__.write benchmark._measure benchmark._in_process"""
 # What the scripts call once all is checked, and what is called instead.
 STOPS = dict.fromkeys(_LAST.split(), checked) | {
     "plan.plan": lambda args, target, output: plan.prepare(args, target) and 0,
