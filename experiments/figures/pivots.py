@@ -14,7 +14,7 @@ from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
 from .drawing import words_of
 from .run_table import write_tables
@@ -88,7 +88,7 @@ class Pivot:
         known = {row: mean for row, one in cells.items() if np.isfinite(mean := float(one.mean()))}
         means = {row: float(self.measure.shown(mean)) for row, mean in known.items()}
         order = sorted(set(means.values()), reverse=self.measure.higher)[:2]
-        if len(means) < 2:
+        if len(means) < 2 or self.measure.better == NEITHER:
             return {}
         forms = dict(zip(order, (BOLD, UNDERLINED), strict=False))
         return {row: forms[mean] for row, mean in means.items() if mean in forms}

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
@@ -13,7 +14,7 @@ from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError, require_name
-from fedjax_pfl.utils.metric_names import HIGHER, LOWER, Measure
+from fedjax_pfl.utils.metric_names import HIGHER, LOWER, NEITHER, Measure
 
 from ..figures.drawing import Drawing, spread_of
 from ..figures.pivots import Pivot
@@ -23,6 +24,7 @@ from ..outputs import line_styles
 
 SETTING = "setting"
 WORST = Measure("worst_decile")
+ATTACKERS = Measure("attackers_weight", LOWER)  # a scalar that is a share
 # Measures of test scores in the round that is best on validation samples: whether each client has
 # its own.
 VALIDATED = {"validation_round": False, "own_validation_round": True}
@@ -81,6 +83,15 @@ MEANINGS = {
     "over clients",
     "seconds_per_round": "seconds of a round of one seed, without compilation",
 }
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """Make the x axis logarithmic; linear up to the first positive value if there are zeros."""
+    positive = [value for value in values if value > 0]
+    if min(values, default=0) > 0:
+        axes.set_xscale("log")
+    elif positive and min(values) == 0:
+        axes.set_xscale("symlog", linthresh=min(positive))
 
 
 def check(measures: Sequence[str], x: str) -> None:
@@ -156,9 +167,9 @@ class Report:
         require_name(
             "--measures", name, [*COSTS, WORST.name, *VALIDATED, *CHANGES, *known, *self.scalars]
         )
-        share = Measure(name, LOWER)
-        missing = np.full(len(run.seeds), np.nan)
-        return share, 100 * scalars[name][:, 0].mean(axis=-1) if name in scalars else missing
+        measure = ATTACKERS if name == ATTACKERS.name else Measure(name, NEITHER, fraction=False)
+        missing = np.full((len(run.seeds), 1, 1), np.nan)
+        return measure, measure.scale * scalars.get(name, missing)[:, 0].mean(axis=-1)
 
     @cached_property
     def scalars(self) -> list[str]:
@@ -249,6 +260,7 @@ class Report:
         settings = list(dict.fromkeys(setting for _, setting in self.runs))
         value = self.numbers.groupby(["measure", "row", SETTING], sort=False)["value"]
         cells = {at: values.to_numpy(float) for at, values in value}
+        at_x = self.numbers.query("measure == @self.x")["value"].dropna()
         for axes, name in zip(drawing.axes, shown, strict=True):
             for row, style in self.styles.items():
                 points = []
@@ -270,7 +282,7 @@ class Report:
                 axes.set_xticks(range(len(settings)), settings, **look)
                 axes.set_xlabel("")
             else:
-                axes.set_xscale("log")
+                _scale(axes, at_x.tolist())
                 axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
         seeds = max(len(run.seeds) for run in self.runs.values())

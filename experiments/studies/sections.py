@@ -14,7 +14,7 @@ from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table, latex_escaped
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.metric_names import ACCURACY
+from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER
 
 from ..outputs import html_page
 from ..outputs.run_files import write_csv, write_picture, write_text
@@ -108,10 +108,12 @@ def _clients(report: Report) -> list[Section]:
 def _ranks(report: Report) -> list[Section]:
     """Return the section on ranks over settings, if there are several rows and settings."""
     title = "Ranks over settings"
-    if min(len(report.styles), len({setting for _, setting in report.runs})) < 2:
+    first = report.measures[0]
+    several = min(len(report.styles), len({setting for _, setting in report.runs})) > 1
+    if not several or report.measure(first).better == NEITHER:
         return []
     try:
-        ranking, notes = report.pivot(report.measures[0]).ranking()
+        ranking, notes = report.pivot(first).ranking()
     except InputError as error:
         return [Section(title, notes=[str(error)])]
     table = ranking.table(next((one for one in report.baselines if one in ranking.names), None))

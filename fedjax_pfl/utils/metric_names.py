@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-HIGHER, LOWER = "higher", "lower"
-BETTER = (HIGHER, LOWER)
+HIGHER, LOWER, NEITHER = "higher", "lower", "neither"
+BETTER = (HIGHER, LOWER)  # of metrics
 TITLES = {
     "mse": "MSE", "mae": "MAE", "r2": "R2", "auc": "AUC", "ece": "ECE", "macro_f1": "Macro F1",
 }  # fmt: skip
@@ -22,7 +22,7 @@ class Measure(NamedTuple):
 
     Attributes:
       name: key in scores, such as "accuracy".
-      better: "higher" or "lower".
+      better: "higher", "lower", or "neither" for numbers that only describe a run.
       fraction: whether values are in 0..1; tables then show percentages.
       pools: whether the mean weighted by samples equals the value over all clients' samples.
     """
@@ -61,13 +61,13 @@ class Measure(NamedTuple):
 
     def heading(self, what: str) -> str:
         """Return the heading of a column of values, such as "Best round %"."""
-        return what + " %" * self.fraction + " ↓" * (not self.higher)
+        return what + " %" * self.fraction + " ↓" * (self.better == LOWER)
 
     @property
     def axis(self) -> str:
         """Label of an axis, such as "accuracy, %"."""
         named = f"{self.label}, %" if self.fraction else self.label
-        return named if self.higher else f"{named} (lower is better)"
+        return f"{named} (lower is better)" if self.better == LOWER else named
 
     @property
     def column(self) -> str:

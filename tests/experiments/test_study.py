@@ -234,6 +234,25 @@ def test_a_figure_against_a_measure(finished):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
 
 
+def test_numbers_that_only_describe(tmp_path):
+    """They have no percent, no direction and no best row; a cost of 0 has its place in a figure."""
+    words = (
+        "--algorithms=local,cfl,fedavg",
+        SETTINGS[0],
+        "--measures=clusters,megabytes_up,accuracy",
+    )
+    with drawing():
+        assert call(*words, "--x=megabytes_up", f"--output_dir={tmp_path}") == 0
+    text = (tmp_path / "study.md").read_text()
+    table = text.partition("Clusters: mean over the rounds")[2].partition("##")[0]
+    assert [line for line in table.splitlines() if "cfl" in line] == ["| cfl | 1 |"]
+    assert "## Ranks" not in text
+    runs = {(row, "a"): read(tmp_path / "no_attack" / row / row) for row in ("local", "fedavg")}
+    made = report.Report(runs, ("accuracy", "megabytes_up"), "megabytes_up")
+    (axes,) = made.drawing().axes
+    assert axes.get_xscale() == "symlog" and axes.get_xlim()[0] <= 0
+
+
 def test_ranks_without_a_score_of_the_first_baseline():
     lines = [(row, f"{k}", 0, score + k / 10) for row, score in (("fedavg", 1), ("ditto", 2))
              for k in range(5)]  # fmt: skip
@@ -241,7 +260,8 @@ def test_ranks_without_a_score_of_the_first_baseline():
     pivot = Pivot(frame, "std", [], "", axes=(["local", "fedavg", "ditto"], []))
     made: Any = SimpleNamespace(
         styles={"local": 0, "fedavg": 1}, runs={("fedavg", f"{k}"): None for k in range(5)},
-        pivot=lambda _: pivot, measures=["x"], baselines=["local", "fedavg"],
+        pivot=lambda _: pivot, measures=["x"],
+        measure=lambda _: pivot.measure, baselines=["local", "fedavg"],
     )  # fmt: skip
     (section,) = sections._ranks(made)
     assert section.tables[0].cells[0][2] == "p vs fedavg"
