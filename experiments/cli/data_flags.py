@@ -166,7 +166,7 @@ def _options(values: absl.flags.FlagValues) -> set[str]:
 
 
 def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
-    """Replace a flagfile's split by --partition or --partition_file of the command line.
+    """Replace a flagfile's split by that of the command line.
 
     A preset's rule has options that another rule or a file does not take; they are left out.
 
@@ -174,9 +174,9 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
       values: flags; changed in place.
       typed: flags of the command line itself.
     """
-    chosen = {"partition", "partition_file"} & typed.keys()
-    if chosen == {"partition_file"}:
-        _unparse(values, _options(values) | {"partition", "num_clients"}, typed)
+    chosen = {"partition", "partition_file", "import_split"} & typed.keys()
+    if chosen == {"partition_file"} or chosen == {"import_split"}:
+        _unparse(values, _options(values) | {"partition", "partition_file", "num_clients"}, typed)
     elif chosen == {"partition"}:
         rule = typed["partition"]
         taken = pfl.data.rule_options(rule) if rule in pfl.data.RULES else {}
@@ -197,16 +197,12 @@ def _unparse(
         values[name].unparse()
 
 
-def use_pfllib_folder(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
-    """Rewrite --dataset=FOLDER of PFLlib as pfllib:FOLDER with that folder's split.
-
-    The folder's split takes the place of a flagfile's rule. A folder of LEAF's becomes leaf:FOLDER,
-    and a data set's name in another spelling, such as FashionMNIST, ours. Data sets that say whose
-    their samples are get clients by column.
+def resolve_dataset(values: absl.flags.FlagValues) -> None:
+    """Rewrite --dataset=FOLDER of another tool as pfllib:FOLDER or leaf:FOLDER, and other spellings
+    of a data set's name, such as FashionMNIST, as ours.
 
     Args:
       values: flags; changed in place.
-      typed: flags of the command line itself.
 
     Raises:
       InputError: the folder is FL-bench's, which has indices and no samples.
@@ -221,7 +217,20 @@ def use_pfllib_folder(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -
             values["dataset"].value = f"{source}:{dataset}"
     name, colon, place = value_of(values, "dataset").partition(":")
     name = name_matching.canonical_name(name, pfl.data.DATASETS, aliases.DATASETS)
-    dataset = values["dataset"].value = f"{name}{colon}{place}"
+    values["dataset"].value = f"{name}{colon}{place}"
+
+
+def use_own_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+    """Take the split that the data set has, unless another is given.
+
+    The split of a folder of PFLlib's takes the place of a flagfile's rule. Data sets that say whose
+    their samples are get clients by column.
+
+    Args:
+      values: flags, with the data set's name in our spelling; changed in place.
+      typed: flags of the command line itself.
+    """
+    dataset = value_of(values, "dataset")
     if dataset.startswith(PREFIX):
         _drop_split(values, typed)
     dealt = values["partition_file"].value is not None or any(

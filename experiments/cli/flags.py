@@ -1,6 +1,6 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
 
@@ -225,7 +225,7 @@ def distributed(values: flags.FlagValues) -> None:
 
 def _help(group: Group) -> None:
     group.switch("list", False, "print the algorithms, data sets, partitions, models, and exit")
-    group.switch("help", False, "print this and exit", short_name="h")
+    group.help()
 
 
 def define(define_more: Callable[[flags.FlagValues], None] | None = None) -> FlagValues:
@@ -272,7 +272,8 @@ def parse(
     model = value_of(values, "model")
     values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
-    data_flags.use_pfllib_folder(values, typed)
+    data_flags.resolve_dataset(values)
+    data_flags.use_own_split(values, typed)
     group_of = {
         flag.name: group
         for group, members in values.flags_by_module_dict().items()
@@ -292,12 +293,12 @@ def repeated() -> frozenset[str]:
     return frozenset(name for name in values if isinstance(values[name], flags.MultiFlag))
 
 
-def given_words(config: ExperimentConfig) -> list[str]:
-    """Return the given flags as words, without flags that name places or code."""
+def given_words(config: ExperimentConfig, without: Collection[str] = ()) -> list[str]:
+    """Return the given flags as words, without flags that name places or code and `without`."""
     return [
         word
         for name, one in config.settings.items()
-        if one.present and one.group in GROUPS and name not in OWN_PLACES
+        if one.present and one.group in GROUPS and name not in (*OWN_PLACES, *without)
         for word in flag_words(name, one.value)
     ]
 

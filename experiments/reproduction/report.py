@@ -14,6 +14,7 @@ from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
 
+from ..cli import flags, identity
 from ..cli.console import print_table
 from ..figures.scores import SCORES
 from ..outputs.run_files import write_csv, write_json, write_text
@@ -41,10 +42,6 @@ KNOWN = {
     DATA: "another data set in the place of the paper's",
     UNEXPLAINED: "nothing known explains it",
 }
-PLACES = (
-    "--data_dir", "--output_dir", "--compilation_cache", "--checkpoint_seconds", "--tensorboard",
-    "--wandb", "--mlflow",
-)  # fmt: skip
 # Columns of table.csv.
 COLUMNS = [
     "table", "scale", "reading", "column", "note", "row", "algorithm", "state", "unit", "paper",
@@ -122,7 +119,7 @@ class Report:
         if self.reading:
             differs = "; ".join(table.differences(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
-        more = [word for word in self.more if not word.startswith(PLACES)]
+        more = flags.given_words(flags.parse(["run", *self.more]), identity.NEUTRAL)
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
         if any(section.note == datasets.NOTE for section in self.sections):

@@ -63,6 +63,14 @@ def test_import(tmp_path):
     assert facts["client_sizes"]["train"] == [2, 1]
 
 
+def test_an_imported_split_takes_the_place_of_a_presets(tmp_path):
+    split, out = tmp_path / "split.json", tmp_path / "out"
+    split.write_text(json.dumps({"0": [1, 2, 3, 4], "1": [5, 6]}))
+    words = "--preset=digits_groups", f"--import_split=flower:{split}"
+    assert call(*words, f"--output_dir={out}") == 0
+    assert json.loads((out / "partition.json").read_text())["num_clients"] == 2
+
+
 def test_options_of_the_data_set(tmp_path):
     file = tmp_path / "texts.csv"
     file.write_text("\n".join(f"{'good' if i % 2 else 'bad'},word{i}" for i in range(40)))

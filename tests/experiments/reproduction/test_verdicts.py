@@ -129,6 +129,13 @@ def test_the_verdict(made):
     assert [total[n] for n in order] == pytest.approx([0, 4])  # of the two columns with an order
 
 
+def test_changes_on_the_command_line_are_named_without_places(made):
+    words = "--data_dir", "/my/data", "-output_dir=/x", "--devices=2", "--headline=pfllib"
+    assert "command line" not in " ".join(replace(made, more=words).meaning())
+    text = " ".join(replace(made, more=(*words, "--rounds", "7")).meaning())
+    assert "Changed on the command line: --rounds=7." in text
+
+
 def test_no_scale_but_the_papers_is_compared(made):
     """Scale explains what depends on it, another data set leaves the order alone."""
     small = report.Report(made.table, "small", (), made.sections)
