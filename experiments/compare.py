@@ -61,7 +61,7 @@ def parse(argv: Sequence[str]) -> absl.flags.FlagValues:
     group.text("labels", None, meaning)
     meaning = "a new folder for table.md, .csv and .tex (default: printed only)"
     group.text("output_dir", None, meaning)
-    group.switch("help", False, "print this and exit")
+    group.help()
     plugins.define(group)
     parse_words(values, argv)
     return values

@@ -65,7 +65,7 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     meaning = "folder of saved cells: these are not run again, and finished cells are added"
     group.text("saved_cells", None, meaning)
     group.switch("list", False, "print the tables, their settings and rows")
-    group.switch("help", False, "print this and exit", short_name="h")
+    group.help()
     return values, parse_words(values, argv, positional=None)[0]
 
 

@@ -176,9 +176,10 @@ def print_comparison(console: Console, table: Table) -> None:
     optional = [key for key in OPTIONAL_COLUMNS if key not in marks]
     endless = console.options.update(max_width=1000)
     for count in range(len(optional) + 1):
-        framed = _framed(table.without(optional[:count]))
+        smaller = table.without(optional[:count])
+        framed = _framed(smaller)
         if Measurement.get(console, endless, framed).maximum <= console.width:
             break
     console.print(framed)
-    if count:
-        print(f"({count} more columns in comparison.md)")
+    if left_out := len(table.cells[0]) - len(smaller.cells[0]):
+        print(f"({left_out} more columns in comparison.md)")

@@ -68,6 +68,9 @@ class Group:
         flags.DEFINE_multi_string(name, [], meaning, **self.place)
         self._hide_empty(name)
 
+    def help(self) -> None:
+        self.switch("help", False, "print this and exit", short_name="h")
+
     def _hide_empty(self, name: str) -> None:
         """Omit an empty default from --help: the meaning says what applies without the flag."""
         if not self.values[name].default:

@@ -71,7 +71,7 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     group.names("colors", [], "colours of algorithms, such as spfl=#d62728,feddwa=black")
     group.switch("overwrite", False, "replace files of --output and --data that exist")
     group.switch("list", False, "print all figures and their options")
-    group.switch("help", False, "print this and exit")
+    group.help()
     plugins.define(group)
     group = Group(values, "options")
     known = {name: default for plot in FIGURES.values() for name, default in plot.options.items()}

@@ -57,7 +57,7 @@ def layerwise(
         numbers.add(number)
         places = {"seed": run.seeds, "round": [number], "block": blocks, "receiver": [client]}
         drawing.add({"weight": own}, places | {"sender": [client]}, **of_run(run, name))
-    plots.tidy(left, xlabel="round", ylabel=f"accuracy of client {client}, %")
+    plots.tidy(left, xlabel="round", ylabel=f"client {client}: {runs[0].measure.axis}")
     left.xaxis.get_major_locator().set_params(integer=True)
     right.set_xticks(range(len(layers)), layers, rotation=30 if len(layers) > 5 else 0)
     which = f"round {numbers.pop()}" if len(numbers) == 1 else f"{rounds} round"

@@ -15,15 +15,13 @@ from fedjax_pfl.results.notes import row_remarks
 from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
+from ..cli import identity
 from ..outputs.run_files import client_records
 
-# Flags of places and of the execution, which do not change the results.
-PLACES = {
-    "algorithms", "set", "data_dir", "partition_file", "output_dir", "save_models",
-    "compilation_cache", "checkpoint_seconds", "matrix_rounds", "client_execution",
-    "seed_execution", "devices", "mesh", "eval_batch_size", "client_state", "headline",
-    "keep_state", "metrics", "tensorboard", "wandb", "mlflow", "import_file", "trust_flagfiles",
-    "accept_changed_code",
+# Flags that no setting of a run is compared by: places, execution, and what is kept.
+UNCOMPARED = {
+    *identity.NEUTRAL, "algorithms", "set", "partition_file", "save_models", "matrix_rounds",
+    "client_execution", "seed_execution", "eval_batch_size", "metrics", "import_file",
 }  # fmt: skip
 CONFIG, SUMMARY = "config.json", "summary.json"
 ALGORITHM, REVISION = "algorithm", "revision"
@@ -111,7 +109,7 @@ class Run:
         flags |= {"num_clients": self.num_clients, "partition": self.config["partition"]["rule"]}
         flags |= self.training
         alien = {name for name in groups["rule"] if flags[name] is None}
-        return {k: v for k, v in flags.items() if k not in PLACES and k not in alien}
+        return {k: v for k, v in flags.items() if k not in UNCOMPARED and k not in alien}
 
     @cached_property
     def settings(self) -> dict[str, Any]:

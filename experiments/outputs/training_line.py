@@ -9,9 +9,9 @@ import fedjax_pfl as pfl
 EXTRAS = (
     "lr_schedule", "lr_schedule_option", "optimizer", "optimizer_option", "momentum",
     "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
-    "share", "head", "batch_norm", "stragglers", "straggler_schedule", "initializer", "dtype",
-    "compute_dtype", "init_from", "freeze", "lora_rank", "lora_ranks", "lora_alpha", "lora_layers",
-    "cache_features", "base_dtype", "convolutions", "arrivals", "departures",
+    "share", "head", "batch_norm", "sampling", "stragglers", "straggler_schedule", "initializer",
+    "dtype", "compute_dtype", "init_from", "freeze", "lora_rank", "lora_ranks", "lora_alpha",
+    "lora_layers", "cache_features", "base_dtype", "convolutions", "arrivals", "departures",
     "drift", "drift_rounds", "drift_concepts", "drift_share", "drift_stagger",
     "new_clients", "set",
 )  # fmt: skip
@@ -44,10 +44,13 @@ def describe_training(args: Any, num_clients: int | None, varied: Collection[str
         "participation": f"participation {args.participation:g}",
     }
     if num_clients is not None:
-        who = pfl.options.ParticipationOptions(participation=args.participation)
-        drawn = who.cohorts(num_clients).cohort_size
-        who = f"all {num_clients} clients" if drawn == num_clients else f"{drawn} of {num_clients}"
-        parts["participation"] += f" ({who} in a round)"
+        drawn = pfl.options.ParticipationOptions(
+            participation=args.participation, sampling=args.sampling
+        ).cohorts(num_clients)
+        who = f"{drawn.expected:g} of {num_clients}"
+        who = f"all {num_clients} clients" if drawn.expected == num_clients else who
+        mean = "" if drawn.poisson is None else " on average"
+        parts["participation"] += f" ({who} in a round{mean})"
     if args.learning_rate_decay == 1:
         del parts["learning_rate_decay"]
     for extra in EXTRAS:

@@ -149,7 +149,7 @@ def write(
     devices: Sequence[Device],
 ) -> None:
     """Write everything as JSON, or the rows as CSV, by the file's ending."""
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         write_text(path, pd.DataFrame(rows(by_name), dtype=object).to_csv(index=False))
         return
     federation, chip = experiment.federation, target.chip

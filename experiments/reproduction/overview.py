@@ -41,7 +41,7 @@ class Part:
 
     @classmethod
     def finished(cls, request: Request, report: Report) -> "Part":
-        """Return a table with its finished runs; runs without data are left out."""
+        """Return a table with its finished runs; cells without a number do not count."""
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
         state = f"{measured} of {count} cells"

@@ -284,7 +284,7 @@ def test_files(runs, tmp_path, capsys):
 def test_help_has_every_flag_and_its_default(capsys):
     assert compare.main(["compare", "--help"]) == 0
     text = capsys.readouterr().out
-    options = re.findall(r"^  --(?:\[no\])?(\w+):", text, re.MULTILINE)
+    options = re.findall(r"^  (?:-h,)?--(?:\[no\])?(\w+):", text, re.MULTILINE)
     ours = [flag.name for flag in compare.parse(["compare"]).get_flags_for_module("compare")]
     assert options == sorted(ours)
     assert "finished runs (required)" in text and "last_tenth\n    (default: 'final')" in text

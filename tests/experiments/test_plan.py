@@ -118,9 +118,9 @@ def test_a_plan(here, played, capsys, tmp_path):
 
 
 def test_rows_of_a_plan(here, played, capsys, tmp_path):
-    words = ["--target=v5e", "--algorithms=fedavg", *SMALL, "--output=p.csv"]
+    words = ["--target=v5e", "--algorithms=fedavg", *SMALL, "--output=p.CSV"]
     assert played(capsys, *words)[0] == 0
-    (row,) = csv.DictReader((tmp_path / "p.csv").open())
+    (row,) = csv.DictReader((tmp_path / "p.CSV").open())
     assert (row["algorithm"], row["fits"], row["transfers"]) == ("fedavg", "True", "")
     assert float(row["compile_seconds"]) > 0 and row["step_cycles"] == ""
     assert int(row["memory_bytes"]) > 0

@@ -33,6 +33,11 @@ def variant(found, tmp_path):
     return make
 
 
+def test_the_devices_of_a_run_are_no_settings(variant):
+    one, two = variant("one"), variant("two", distributed="10.0.0.1:1,2,0", devices="2")
+    assert selection.differing_settings([one, two]) == []
+
+
 def test_a_comparison_gives_its_algorithms_in_their_order(folder):
     runs = find([str(folder / "main")])
     assert [run.algorithm for run in runs] == ALGORITHMS

@@ -163,10 +163,24 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
         (["--momentum=0.9", "--weight_decay=0.01"], "in a round), momentum 0.9, weight decay 0.01"),
         (["--init_from=began.npz", "--freeze=fc"], "in a round), init from began.npz, freeze fc"),
         (["--stragglers=0:1,3:2"], "in a round), stragglers 0:1 3:2"),
+        (["--participation=0.5"], "participation 0.5 (4 of 7 in a round)"),
+        (
+            ["--participation=0.5", "--sampling=poisson"],
+            "participation 0.5 (3.5 of 7 in a round on average), sampling poisson",
+        ),
     ],
 )
 def test_training_in_words(words, said):
     assert said in training_line.describe_training(flags.parse(["run", *words]), 7)
+
+
+def test_every_flag_of_training_is_said():
+    """Those left out have a place of their own in the header or the notes."""
+    config = flags.parse(["run"])
+    elsewhere = {"model", "model_option", "objective", "rounds"}
+    said = {"local_epochs", "local_steps", "batch_size", "drop_last", "learning_rate"}
+    said |= {"learning_rate_decay", "participation", *training_line.EXTRAS}
+    assert set(config.by_group()["training"]) - said == elsewhere
 
 
 def test_what_varies_is_left_out():
@@ -207,6 +221,9 @@ def test_what_marks_a_row_is_never_left_out(results, capsys):
     out = capsys.readouterr().out
     assert "Mean" in out and "Never" in out and "Diverged" not in out
     assert "10 clients" in out and "…" not in out
+    left_out = int(re.search(r"\((\d+) more columns in", out)[1])
+    titles = [one.strip() for one in out.splitlines() if "10 clients" in one]
+    assert left_out + len(re.split(r" {2,}", titles[0])) == len(table.cells[0])
     table.rows[0]["diverged_clients"] = 1
     console.print_comparison(narrow, table)
     out = capsys.readouterr().out
