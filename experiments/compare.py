@@ -21,12 +21,12 @@ from .cli import plugins, shell
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
-from .figures.drawing import words_of
+from .figures.drawing import split_at_commas
 from .figures.loading import find
 from .figures.pivots import SPREADS, Pivot, pivoted
 from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
 from .figures.scores import SCORES, choice_of, define_flags
-from .figures.selection import REPEATS, labelled, read_labels
+from .figures.selection import REPEATS, read_labels, with_labels
 from .outputs.run_files import write_picture, write_text
 
 USAGE = f"""\
@@ -77,7 +77,7 @@ def main(argv: list[str]) -> int:
     if not args.runs:
         raise InputError("Give the folders of finished runs with --runs=DIR,...")
     output = new_path("output_dir", args.output_dir)
-    with labelled(read_labels(value_of(args, "labels"))):
+    with with_labels(read_labels(value_of(args, "labels"))):
         return tabulate(args, output)
 
 
@@ -90,7 +90,7 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
         useless = [name for name in useless if not (name == "baseline" and args.tests)]
         if useless:
             raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
-        repeated = [name for name in words_of(args.pivot) if name in REPEATS]
+        repeated = [name for name in split_at_commas(args.pivot) if name in REPEATS]
         if args.tests and repeated:
             raise InputError(
                 f"--tests takes data sets or settings as blocks, and {repeated[0]} is none: runs "
@@ -116,7 +116,7 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
             raise InputError("--tests needs blocks: give --pivot=dataset or other settings.")
         tested = None
         if args["spread"].present:
-            raise InputError("--spread is for --pivot: other tables have both columns' intervals.")
+            raise InputError("--spread is for --pivot: other tables have intervals only.")
         table, text = compare_runs(
             runs, choice, baseline=value_of(args, "baseline"), target=value_of(args, "target")
         )

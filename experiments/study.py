@@ -31,7 +31,7 @@ from .cli.start import called
 from .figures.loading import read
 from .studies import report as study_report
 from .studies import sections
-from .sweeps.grid import words_of
+from .sweeps.grid import setting_words
 from .sweeps.sweep_files import Outcome, best
 
 USAGE = f"""\
@@ -129,7 +129,7 @@ class Cell:
     def chosen(self, outcomes: Sequence[Outcome]) -> "Cell":
         """Return the cell with the best of its settings."""
         (one,) = best(outcomes)
-        return replace(self, argv=(*self.argv, *words_of(one.setting)))
+        return replace(self, argv=(*self.argv, *setting_words(one.setting)))
 
 
 def parts(flag: str, texts: Sequence[str]) -> list[Part]:

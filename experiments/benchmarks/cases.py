@@ -122,11 +122,11 @@ def _against_torch(plan: Plan, workload: Workload, target: float) -> Report:
     if plan.torch:
         loop = timings["PyTorch loop"].median
         ratios = [
-            Ratio("time of the PyTorch loop's", own / loop, target),
-            Ratio("the float32 floor, of the loop's time", least / loop),
+            Ratio("time relative to the PyTorch loop", own / loop, target),
+            Ratio("time at the float32 product rate relative to the PyTorch loop", least / loop),
         ]
     wanted = 0.7 if workload.model == "cnn" else None
-    ratios.append(Ratio("of the float32 product rate", least / own, wanted, at_least=True))
+    ratios.append(Ratio("share of the float32 product rate", least / own, wanted, at_least=True))
     facts = {
         "gigaflop_a_round": workload.round_flops() / 1e9,
         "parameters": ours[0].federation.plan.num_parameters,

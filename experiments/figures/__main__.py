@@ -37,7 +37,7 @@ from . import (  # noqa: F401 - their figures are registered on import
 )
 from .drawing import FIGURES, Drawing
 from .loading import find
-from .selection import labelled, read_labels
+from .selection import read_labels, with_labels
 
 USAGE = f"""\
 Draw a figure from finished runs of {called("run")}; docs/figures.md has examples of all figures.
@@ -221,7 +221,7 @@ def main(argv: list[str]) -> int:
     if output is None and data is None and name in FIGURES:
         raise InputError("Give a new file for the picture with --output=FILE.png.")
     size = inches(args.size)
-    with labelled(read_labels(args.labels)), with_colours(read_colors(args.colors)):
+    with with_labels(read_labels(args.labels)), with_colours(read_colors(args.colors)):
         drawing = draw(name, args)
     caption = finish(drawing, args.title, size)
     write(drawing, output, data)

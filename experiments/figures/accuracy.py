@@ -11,7 +11,7 @@ from fedjax_pfl.utils.errors import require, require_name
 
 from ..outputs import line_styles
 from ..outputs.run_files import mean_over_clients
-from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, words_of
+from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, split_at_commas
 from .runs import Run
 from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import labels, setting, shown, with_record, with_scores, with_styles
@@ -96,7 +96,7 @@ def of_models(
       split: which samples.
       by: one axes for each "run", or for each "model".
     """
-    chosen = words_of(models)
+    chosen = split_at_commas(models)
     means = [word.strip() for word in averages.split(",")] if averages else ["clients"]
     means = means * len(chosen) if len(means) == 1 else means
     each = f"one for each of {', '.join(chosen)}"
@@ -146,7 +146,7 @@ def side_by_side(
       score: "final", "best" or "last_tenth".
       split: which samples.
     """
-    chosen = words_of(models)
+    chosen = split_at_commas(models)
     runs = with_scores(runs, chosen, split)
     names, measure = labels(runs), runs[0].measure
     drawing = Drawing(6.2, 1.5 + 0.45 * len(runs))

@@ -165,7 +165,7 @@ def of_run(run, label: str) -> dict[str, str]:
     return {"run": str(run.folder), "label": label}
 
 
-def words_of(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Split an option at its commas, without repetitions."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 

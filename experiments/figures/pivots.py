@@ -16,7 +16,7 @@ from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
-from .drawing import words_of
+from .drawing import split_at_commas
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import Choice, chosen_clients, curve, describe_clients, one_number
@@ -169,7 +169,7 @@ def pivoted(
     require_name("--spread", spread, SPREADS)
     model, split, average = choice.model, choice.split, choice.average
     runs = with_scores(runs, [model], split)
-    names = words_of(name) or [name]
+    names = split_at_commas(name) or [name]
     for one in names:
         runs = setting(runs, one)
     chosen = chosen_clients(runs, choice.clients, model, split)

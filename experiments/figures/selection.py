@@ -220,7 +220,7 @@ _LABELS: ContextVar[Mapping[str, str] | None] = ContextVar("labels", default=Non
 
 
 @contextlib.contextmanager
-def labelled(labels: Mapping[str, str]) -> Iterator[None]:
+def with_labels(labels: Mapping[str, str]) -> Iterator[None]:
     """Context in which `labels` and `renamed` write these labels."""
     token = _LABELS.set(labels)
     try:

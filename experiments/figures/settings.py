@@ -8,7 +8,7 @@ from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError
 
 from ..outputs import line_styles
-from .drawing import Drawing, figure, spread_of, words_of
+from .drawing import Drawing, figure, split_at_commas, spread_of
 from .runs import ALGORITHM, Run
 from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import (
@@ -58,7 +58,7 @@ def against_setting(
     Raises:
       InputError: unknown names, or runs at one point that differ in other settings than these.
     """
-    x_names, line_names = words_of(x), words_of(group)
+    x_names, line_names = split_at_commas(x), split_at_commas(group)
     if not x_names:
         differ = ", ".join(varying(runs)) or "no setting"
         raise InputError(f"Choose a setting with --x=NAME; these runs differ in {differ}.")

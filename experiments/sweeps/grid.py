@@ -85,7 +85,7 @@ def _numbers(name: str, words: Sequence[str]) -> list[float]:
     return [convert(f"--grid={name}", word, float) for word in words]
 
 
-def words_of(setting: Mapping[str, str]) -> list[str]:
+def setting_words(setting: Mapping[str, str]) -> list[str]:
     """Return the flags of values by name of the grid."""
 
     def word(name: str, value: str) -> str:
@@ -107,7 +107,7 @@ class Cell:
 
     def words(self) -> list[str]:
         """Return the flags of its program."""
-        return [f"--algorithms={self.algorithm}", *words_of(self.fixed)]
+        return [f"--algorithms={self.algorithm}", *setting_words(self.fixed)]
 
     def parsed(
         self, argv: Sequence[str], define_more: Callable[..., None] | None = None

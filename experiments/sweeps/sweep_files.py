@@ -15,7 +15,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
-from .grid import words_of
+from .grid import setting_words
 from .pictures import number, picture
 
 
@@ -188,7 +188,7 @@ def chosen_flags(one: Outcome) -> str:
     mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
     what = "" if measure == ACCURACY else f"{measure.label} "
     lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
-    return "\n".join([*lines, *words_of(one.setting)]) + "\n"
+    return "\n".join([*lines, *setting_words(one.setting)]) + "\n"
 
 
 def all_chosen(outcomes: Sequence[Outcome]) -> str:
@@ -206,7 +206,7 @@ def all_chosen(outcomes: Sequence[Outcome]) -> str:
         elif name in OWN:
             lines += [f"--set={one}.{name}={value}" for one, value in values.items()]
         elif len(set(values.values())) == 1:
-            lines += words_of({name: next(iter(values.values()))})
+            lines += setting_words({name: next(iter(values.values()))})
         else:
             lines.append(f"# {name} {CONFLICT}:")
             lines += [f"#   {one}: {value}" for one, value in values.items()]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from experiments import sweep
 from experiments.cli.algorithms import parse_algorithms
-from experiments.sweeps.grid import words_of
+from experiments.sweeps.grid import setting_words
 
 
 def test_a_sweep_runs_in_one_process(capsys):
@@ -51,7 +51,10 @@ def test_strengths_of_attacks_and_rules_are_inside_a_program():
         "attack_factor": [1.0, 1.0, 10.0, 10.0],
         "aggregator_radius": [0.5, 2.0, 0.5, 2.0],
     }
-    assert words_of(cell.inside[1]) == ["--attack_option=factor=1", "--aggregator_option=radius=2"]
+    assert setting_words(cell.inside[1]) == [
+        "--attack_option=factor=1",
+        "--aggregator_option=radius=2",
+    ]
 
 
 def test_what_is_inside_a_program_and_what_is_queued():
