@@ -104,8 +104,9 @@ class FedALA(fedavg.FedAvg):
         if self.participants == "all":
             after: Any
             after, record = super().round(ctx, state)
-            after, passes = self.adapt(ctx, after, after.models, ctx.cohort_of())
-            record = replace(record, down=jnp.ones_like(record.down))
+            everyone = ctx.cohort_of()
+            after, passes = self.adapt(ctx, after, after.models, everyone)
+            record = replace(record, down=jnp.ones_like(record.down) * everyone.mask[:, None])
         else:
             begun, passes = self.adapt(ctx, state, state.trained, ctx.cohort)
             after, record = super().round(ctx, begun)

@@ -97,7 +97,7 @@ class FedDBE(fedavg.FedAvg):
             first, lambda: self.common_mean(ctx, state), lambda: (state.consensus, none)
         )
         after, record = super().round(ctx, replace(state, consensus=consensus))
-        asked = first & self.punctual(ctx)
+        asked = first & ctx.punctual()
         numbers = none + asked * consensus.size
         further = {
             "local_steps": record.clients["local_steps"] + steps,
@@ -109,13 +109,9 @@ class FedDBE(fedavg.FedAvg):
         )
         return after, record
 
-    def punctual(self, ctx):
-        """Return which clients are never late, bool [N]: those that the server can wait for."""
-        return jnp.asarray(ctx.federation.participation.delay) == 0
-
     def common_mean(self, ctx, state: State):
         """Return (z_bar from one round of all clients without b_i, their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.cohort_of().masked(self.punctual(ctx)), observer=None)
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.punctual()), observer=None)
 
         def keep_memory(gradient, params, broadcast, client):
             return {**gradient, MEMORY: jnp.zeros_like(gradient[MEMORY])}

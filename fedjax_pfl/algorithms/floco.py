@@ -102,7 +102,7 @@ class Floco(fedavg.FedAvg):
 
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
-        asked = due & self.punctual(ctx)
+        asked = due & ctx.punctual()
         own = state.private["params"][POINT]
         own, steps = lax.cond(due, lambda: self.points(ctx, state), lambda: (own, none))
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
@@ -122,19 +122,16 @@ class Floco(fedavg.FedAvg):
         """Return the round, from 0, before which clients get their points."""
         return jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6)).astype(jnp.int32)
 
-    def punctual(self, ctx):
-        """Return which clients are never late, bool [N]: those that the server can wait for."""
-        return jnp.asarray(ctx.federation.participation.delay) == 0
-
     def points(self, ctx, state):
         """Train all clients; return (b_i [N, E], their steps [N])."""
-        cohort = ctx.cohort_of().masked(self.punctual(ctx))
-        everyone = replace(ctx, cohort=cohort, observer=None)
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.punctual()), observer=None)
         received: Any = self.received(state, everyone.cohort.rows)
         trained = self.local_update(everyone, state, received, near=False, purpose="projection")
         sent, held = (jax.vmap(kernels)(m["params"]) for m in (trained.models, received))
         sent = everyone.upload(sent, held, "kernels", trained.cohort, compressed=False)
-        return projected(sent.reshape(ctx.num_clients, -1), self.corners), trained.cohort.steps
+        points = projected(sent.reshape(ctx.num_clients, -1), self.corners)
+        own, here = state.private["params"][POINT], ctx.cohort_of().mask
+        return jnp.where(here[:, None], points, own), trained.cohort.steps
 
     def local_update(self, ctx, state, received, near=None, **options):
         model = received.model if isinstance(received, core.Broadcast) else received

@@ -62,7 +62,7 @@ class PerFedAvgAsync(FedAvgAsync):
         sent = ctx.upload(cohort.gather(trained), held, cohort=arriving)
         arrived = cohort.scatter(state.arrived, sent, where=turn.arrives)
         sizes = ctx.federation.data.train.size
-        shares = mixing.by_size(sizes, sizes > 0)
+        shares = mixing.by_size(sizes, (sizes > 0) & ctx.cohort_of().mask)
         mean = mixing.weighted_sum(shares, arrived, onto=state.server)
         server = self.moved(ctx, state.server, mean)
         weights = jnp.where(turn.arrives, cohort.gather(shares), 0)

@@ -124,10 +124,11 @@ class Spfl(core.Algorithm):
         )
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
         all_steps = record.clients["local_steps"] + steps
-        return new_state, replace(  # absent clients take part in the routine too
+        asked = (due & ctx.cohort_of().mask)[:, None]
+        return new_state, replace(  # clients outside the cohort take part in the routine too
             record,
-            up=record.up + due,
-            down=record.down + due,
+            up=record.up + asked,
+            down=record.down + asked,
             clients=record.clients | {"local_steps": all_steps},
         )
 
@@ -145,13 +146,15 @@ class Spfl(core.Algorithm):
     def _routine(self, ctx, state):
         """Return (all clients at their mean [N, ...], S, steps [N]) (Alg. 1)."""
         everyone = ctx.cohort_of()
-        mean = ctx.average(mixing.normalize(everyone.mask.astype(ctx.dtype)),
+        here = everyone.mask
+        mean = ctx.average(mixing.normalize(here.astype(ctx.dtype)),
                            state.models, onto=state.models)  # fmt: skip
         trained, everyone, _ = self.train(ctx, mean, cohort=everyone, purpose="routine")
         sent = ctx.upload(trained, mean, "routine", everyone)
         update = optax.tree.sub(sent, mean)
         both = (everyone.mask[:, None] & everyone.mask)[..., None]
         cosines = self._similarity(ctx, update, state.cosines)
+        mean = trees.where(here, mean, state.models)
         return mean, jnp.where(both, cosines, state.cosines), everyone.steps
 
     def _similarity(self, ctx, update, cosines):

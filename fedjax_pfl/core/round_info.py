@@ -113,11 +113,23 @@ class RoundInfo:
         """Return the numbers of samples of the cohort's clients, int32 [M]."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
+    def punctual(self) -> jax.Array:
+        """Return which clients are there and never late, bool [N], for whom a server can wait."""
+        part = self.federation.participation
+        never_late, here = jnp.asarray(part.delay) == 0, part.present(self.t)
+        return never_late if here is None else never_late & here
+
     def cohort_of(self, rows: Rows | None = None) -> Cohort:
-        """Return a cohort of the clients `rows` (default: all), none of them absent or late."""
+        """Return a cohort of the clients `rows`, none of them absent or late.
+
+        By default these are all clients, of which those that have not arrived or have left are
+        absent.
+        """
+        here = self.federation.participation.present(self.t) if rows is None else None
         in_place = rows is None
         rows = jnp.arange(self.num_clients, dtype=jnp.int32) if rows is None else jnp.asarray(rows)
-        yes, zero = jnp.ones(rows.shape, bool), jnp.zeros(rows.shape, jnp.int32)
+        zero, no = jnp.zeros(rows.shape, jnp.int32), jnp.zeros(rows.shape, bool)
+        yes = ~no if here is None else here
         return Cohort(
             rows=rows,
             ids=self.federation.data.ids[rows],
@@ -127,12 +139,12 @@ class RoundInfo:
             phase=zero,
             delay=zero,
             mask=yes,
-            diverged=~yes,
+            diverged=no,
             earlier_starts=zero + self.t,
             steps=zero,
             num_clients=self.num_clients,
             in_place=in_place,
-            complete=True,
+            complete=here is None,
             keeps_failed=self.federation.keeps_failed,
             observer=self.observer,
         )

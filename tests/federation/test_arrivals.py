@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.participation_options import ParticipationOptions
-from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.testing.toys import toy_federation, toy_for
 from tests.algorithms.harness import Case, assert_models
 from tests.references import fedavg
 
@@ -42,16 +42,20 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
 @pytest.mark.parametrize(
     "name",
     [
-        "fedavg_async",
+        "fedavg_async", "local", "pfedme", "spfl", "feddbe", "floco", "fedala", "ccvr",
         *(pytest.param(n, marks=pytest.mark.thorough) for n in ("ditto", "feddwa", "scaffold")),
     ],
-)
-def test_absent_clients_keep_what_they_have(name):
-    federation = toy_federation(dtype="float32", **CHANGING)
-    result = pfl.simulate(pfl.make_algorithm(name), federation, rounds=ROUNDS)
+)  # fmt: skip
+def test_absent_clients_do_nothing(name):
+    """Those that are not there are no part of steps with all clients, either."""
+    algorithm = pfl.make_algorithm(name)
+    federation = toy_for(algorithm, dtype="float32", **CHANGING)
+    result = pfl.simulate(algorithm, federation, rounds=ROUNDS)
     took_part = result.clients["participated"][0, 0]
     expected = [[there(i, t) for i in range(5)] for t in range(ROUNDS)]
     np.testing.assert_array_equal(took_part, expected)
+    for values in (result.clients["local_steps"][..., None], result.copies_up, result.copies_down):
+        assert not values[0, 0][~np.array(expected)].any()
     assert "2 clients arrive and 2 clients leave" in federation.notes[0]
 
 
