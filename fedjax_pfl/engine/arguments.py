@@ -213,13 +213,13 @@ def _first_state(runs: Runs, federation: Federation) -> tuple[Runs, Context, Sta
 
 
 def _benign_rows(runs: Runs, federation: Federation) -> tuple[int, ...] | None:
-    """Return the rows of benign clients with test samples and a model; None if none attacks."""
+    """Return the rows of benign clients with a model; None if none attacks."""
     stage, data = federation.uploads, federation.data
     attacking = None if stage is None else stage.attacking(data.ids)
     if attacking is None:
         return None
-    scorable = (np.asarray(data.test.size) > 0) & np.all(served(runs, federation), axis=0)
-    return tuple(np.flatnonzero(~np.asarray(attacking) & scorable).tolist())
+    modelled = np.all(served(runs, federation), axis=0)
+    return tuple(np.flatnonzero(~np.asarray(attacking) & modelled).tolist())
 
 
 def _scored_rows(clients: Sequence[int], runs: Runs, federation: Federation) -> tuple[int, ...]:

@@ -87,6 +87,7 @@ def federate(
         dataset, partition, platform, class_sorted=by_class, on_host=on_host
     )
     data = groups[DriftOptions].drifting(data, dataset, partition)
+    threat.check_concepts(data)
     shapes, order = check_model(task, data)
     inputs = jax.eval_shape(lambda: sample_inputs(task, data))
     network, values, match = groups[ModelOptions].with_pretrained(task, shapes, order, inputs)

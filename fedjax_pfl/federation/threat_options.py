@@ -13,6 +13,7 @@ import numpy as np
 from fedjax_pfl.aggregation.aggregators import Aggregator
 from fedjax_pfl.aggregation.robust_rules import AFTER_MEANS, AGGREGATORS
 from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
 from fedjax_pfl.federation.config_field import Group, option
@@ -165,6 +166,19 @@ class ThreatOptions(Group):
         allowed = f"a class in 0..{dataset.num_classes - 1}"
         require(target < dataset.num_classes, f"target of {self.attack}", target, allowed)
         return poison(dataset, partition, np.flatnonzero(np.isin(ids, attackers)).tolist(), change)
+
+    def check_concepts(self, data: FederatedData) -> None:
+        """Check the clients' data together with an attack on stored samples.
+
+        Raises:
+          InputError: clients see stored samples turned, or their classes under other labels.
+        """
+        changed = data.turns is not None or data.label_map is not None or data.drift is not None
+        if self.attack in POISONS and changed:
+            raise InputError(
+                f"attack={self.attack!r} changes stored samples: it can't be combined with drift, "
+                "rotated clients or clients whose labels have other meanings."
+            )
 
     def metrics(self, dataset: Dataset) -> tuple[Metric, ...]:
         """Return the attack success rate of a backdoor, a metric of samples with its trigger.

@@ -1,5 +1,6 @@
 """Byzantine clients of a federation: who they are, their samples, and the success of a backdoor."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
@@ -12,6 +13,7 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, poison
 from fedjax_pfl.federation.threat_options import ThreatOptions
+from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.uploads.attacks import Scale
 
 IDS = np.array([4, 2, 9, 0, 7, 3, 5, 1])
@@ -76,6 +78,32 @@ def test_attackers_share_out_the_trigger():
               for k in (0, 2, 4)]  # fmt: skip
     corners = [np.argwhere(one).min(0).tolist() for one in bright]
     assert corners == [[2, 2], [2, 4], [4, 2]] and [one.sum() for one in bright] == [4] * 3
+
+
+@pytest.mark.parametrize("attack", ["backdoor", "label_flip"])
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({"turns": np.full(5, 2)}, {}),
+        ({"label_map": np.tile([1, 2, 0], (5, 1))}, {}),
+        ({}, {"drift": "swap", "drift_rounds": [2]}),
+    ],
+)
+def test_stored_samples_are_not_what_some_clients_see(attack, fields, options):
+    dataset, partition = clients()
+    options = {**options, "attack": attack, "attackers": "1"}
+    with pytest.raises(pfl.InputError, match="can't be combined with drift, rotated clients"):
+        pfl.federate(dataset, replace(partition, **fields), "softmax", **options)
+
+
+def test_validation_scores_of_clients_without_test_samples():
+    sizes = {"test_sizes": (2, 3, 4, 2, 0), "validation_size": 2}
+    federation = toy_federation(**sizes, dtype="float32", attack="sign_flip", attackers="1")
+    result = pfl.simulate(pfl.make_algorithm("fedavg"), federation, rounds=1)
+    tests, held_out = (result.scores[f"personalized/{name}/loss"][0, 0, -1]
+                       for name in ("test", "validation"))  # fmt: skip
+    assert np.flatnonzero(np.isnan(tests)).tolist() == [1, 4]
+    assert np.flatnonzero(np.isnan(held_out)).tolist() == [1]
 
 
 def test_success_is_of_samples_of_other_classes():
