@@ -122,7 +122,10 @@ class Exchange(RoundInfo):
         stage, rule = self.federation.uploads, self.federation.aggregator
         if stage is not None and stage.uniform:
             part, there = self.federation.participation, weights > 0
-            weights = part.uniform_weights(there)
+            equal = jnp.ones_like(weights)
+            # Privacy needs a divisor that does not depend on the members.
+            fixed = stage.noise_of_sums
+            weights = part.uniform_weights(there) if fixed else mixing.normalize(equal, there)
             if self.observer is not None:
                 self.observer.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:
@@ -130,7 +133,7 @@ class Exchange(RoundInfo):
                 weights = jnp.where(empty, 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
-            if stage is None or not stage.uniform:
+            if stage is None or not stage.noise_of_sums:
                 return mean
             rest = 1 - jnp.sum(weights)  # of clients that Poisson sampling did not draw
             rest = jnp.where(jnp.any(weights != 0), rest, 0)
