@@ -47,6 +47,7 @@ def inverse(distances: Matrix, senders: Mask, floor: jax.Array | float = 0) -> M
       senders: bool [B], present senders.
       floor: lower bound of distances; a tiny positive number keeps weights of equal models finite.
     """
+    distances = jnp.asarray(distances)  # tiny numbers of float64 are 0 where that is off
     floor = jnp.maximum(jnp.asarray(floor, distances.dtype), jnp.finfo(distances.dtype).tiny)
     # Distances are divided by the row's smallest, since 1 / 1e-38 would overflow in the sum. The
     # divisor is a constant, as rows are normalized anyway.

@@ -20,7 +20,7 @@ from fedjax_pfl.data.files import as_path, reason
 from fedjax_pfl.engine.fingerprint import digest
 from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import number
-from fedjax_pfl.utils.errors import OutputError, cut
+from fedjax_pfl.utils.errors import OutputError, cut, require_whole
 from fedjax_pfl.utils.typing import Tree
 
 FORMAT = 1
@@ -52,7 +52,7 @@ class Checkpoints:
     Args:
       folder: created if it is missing; no other simulation may use it.
       every_seconds: wall time between two checkpoints; 0 saves after every chunk.
-      keep: number of checkpoints to keep.
+      keep: number of checkpoints to keep, at least 1.
       extendable: whether to also save the state before the last round, from which a simulation of
         more rounds continues.
     """
@@ -67,7 +67,7 @@ class Checkpoints:
         every_seconds = number("every_seconds", every_seconds, "at least 0")
         self.folder: Path = as_path("The checkpoint folder", folder).absolute()
         self.every_seconds = every_seconds
-        self.keep = keep
+        self.keep = require_whole("keep", keep, 1)
         self.extendable = extendable
         self._manager = None
         self._last = time.monotonic()

@@ -75,6 +75,8 @@ def test_inverse_of_absent_senders():
 
 
 def test_inverse_of_zero_distances():
+    numbers = np.array([[0.0, 1.0, 2.0]])  # float64, whose tiny numbers are 0 in float32
+    close(mixing.inverse(numbers, ALL), [[1, 0, 0]])
     close(mixing.inverse(jnp.zeros((1, 3)), ALL, 1e-6), [[1 / 3, 1 / 3, 1 / 3]])
     close(mixing.inverse(jnp.zeros((1, 3)), ALL), [[1 / 3, 1 / 3, 1 / 3]])
     close(mixing.inverse(jnp.array([[0.0, 1e-6, 2e-6]]), ALL, 1e-6), [[0.4, 0.4, 0.2]])

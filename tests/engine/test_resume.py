@@ -113,6 +113,12 @@ def test_checkpoints_between_chunks_change_nothing(tmp_path):
     assert kept.latest().round == ROUNDS - 1
 
 
+@pytest.mark.parametrize("keep", [0, 2.5, "2"])
+def test_at_least_one_checkpoint_is_kept(keep, tmp_path):
+    with pytest.raises(pfl.InputError, match="keep must be a whole number"):
+        Checkpoints(tmp_path, keep=keep)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
