@@ -52,7 +52,7 @@ class Adaptation(Group):
 
     epochs: int = option(
         1,
-        "local epochs of adaptation: copies of the models train so long and are also scored",
+        "local epochs that copies of the models train before they are scored too",
         called="epochs of adaptation",
     )
     steps: int | None = option(

@@ -217,11 +217,11 @@ class Participation:
 
     @property
     def expected(self) -> float:
-        """Number of members of a round: M, or pN under Poisson sampling."""
+        """Expected number of clients that a round samples: M, or pN under Poisson sampling."""
         return self.cohort_size if self.poisson is None else self.poisson * len(self.delay)
 
     def sampled(self, num_clients: int) -> bool:
-        """Return whether some rounds are without some of the clients."""
+        """Return whether sampling, arrivals or departures leave clients out of some rounds."""
         some = self.cohort_size < num_clients or self.poisson is not None
         return some or self.window is not None
 

@@ -35,10 +35,12 @@ class ParticipationOptions(Group):
         choices=STRAGGLER_SCHEDULES,
     )
     arrivals: Mapping[int, int] | None = option(
-        None, "first round, counted from 1, of each client that arrives later, such as {0: 20}"
+        None,
+        "first round, counted from 1, of each client that arrives later, by its position, such as "
+        "{0: 20}",
     )
     departures: Mapping[int, int] | None = option(
-        None, "last round of each client that leaves, such as {0: 30}"
+        None, "last round of each client that leaves, by its position, such as {0: 30}"
     )
     sampling: str = option(
         "fixed",

@@ -47,7 +47,7 @@ class ClientPrivacy:
     """Client-level differential privacy of every upload.
 
     Attributes:
-      clip: C, the largest norm of an update over all of its leaves; the first one where it adapts.
+      clip: C, the largest norm of an update over all of its leaves; its initial value if it adapts.
       noise: z, the noise's deviation is z C.
       placement: "local" adds all noise to each upload, so the server need not be trusted;
         "distributed" adds z C / sqrt(m) to each of m uploads, whose sum then has noise z C, for
