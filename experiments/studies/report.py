@@ -1,5 +1,6 @@
 """The numbers of a study: a table for each measure, gains of clients, and a figure."""
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,10 +11,11 @@ from matplotlib.axes import Axes
 
 from fedjax_pfl.results import harm, plots
 from fedjax_pfl.results.comparison_plots import Panel
+from fedjax_pfl.results.intervals import interval_notes
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.table import Table
-from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError, require_name, unknown_name
 from fedjax_pfl.utils.metric_names import HIGHER, LOWER, NEITHER, Measure
 
 from ..figures.drawing import Drawing, spread_of
@@ -97,6 +99,33 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
 def check(measures: Sequence[str], x: str) -> None:
     """Raise `InputError` if `x` is neither "setting" nor one of the measures."""
     require_name("--x", x, [SETTING, *measures])
+
+
+def check_metrics(measures: Sequence[str], found: Sequence[Sequence[Measure]]) -> None:
+    """Check what the report needs of its cells; names that may be scalars are not known yet.
+
+    Args:
+      measures: of the command line.
+      found: the metrics of each cell, the main one first.
+
+    Raises:
+      InputError: a metric that some cell does not have, no main metric in common, or a slip.
+    """
+    mains = list(dict.fromkeys(one[0].name for one in found))
+    if not measures and len(mains) > 1:
+        raise InputError(
+            f"The cells have different main metrics, {' and '.join(mains)}: give --measures that "
+            "all of them have."
+        )
+    known = [*COSTS, WORST.name, *VALIDATED, *CHANGES]
+    metrics = [{one.name for one in cell} for cell in found]
+    known += sorted(set().union(*metrics))
+    for name in measures:
+        having = sum(name in cell for cell in metrics)
+        if 0 < having < len(metrics):
+            raise InputError(f"--measures={name} is a metric of {having} of {len(metrics)} cells.")
+        if name not in known and difflib.get_close_matches(name, known, cutoff=0.8):
+            raise unknown_name("--measures", name, known)
 
 
 @dataclass(frozen=True)
@@ -215,7 +244,9 @@ class Report:
         frame = frame.rename(columns={"value": measure.column})
         data = {setting: str(run.settings["dataset"]) for (_, setting), run in self.runs.items()}
         rows, columns = ([*dict.fromkeys(names)] for names in zip(*self.runs, strict=True))
-        return Pivot(frame, "interval", [], "", measure, data, (rows, columns))
+        made = Pivot(frame, "interval", [], "", measure, data, (rows, columns))
+        made.notes.extend(interval_notes(made.cells.values(), *measure.range))
+        return made
 
     @cached_property
     def gains(self) -> list[Panel]:

@@ -119,6 +119,7 @@ def test_text(finished):
     assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
     assert "|  | no attack | sign flip |" in text
     assert "fedavg, median: aggregator median." in text
+    assert "\\*" not in text or "beyond the scale" in text
     assert "sign flip. All rows: 1 of 4 clients are Byzantine" in text
     latex = (finished / "study.tex").read_text()
     assert r"\caption{Accuracy \%: mean over 3 of 4 clients after the last round}" in latex
@@ -277,6 +278,11 @@ def test_ranks_without_a_score_of_the_first_baseline():
     (["--setting=a: --alphaa=1"], "Unknown command line flag 'alphaa'"),
     (["--setting=a:", "--x=megabytes"], "megabytes"),
     (["--setting=a: --dp_noise=1", "--algorithms=fedavg"], "fedavg, a: "),
+    (["--setting=a:", "--measures=accurracy"], "Did you mean 'accuracy'"),
+    (["--setting=a:", "--setting=b: --dataset=diabetes --model=mlp --partition=iid",
+      "--measures=accuracy"], "accuracy is a metric of 2 of 4 cells"),
+    (["--setting=a:", "--setting=b: --dataset=diabetes --model=mlp --partition=iid",
+      "--measures="], "different main metrics, accuracy and mse"),
 ])  # fmt: skip
 def test_refusals(words, text, tmp_path, capsys):
     folder = tmp_path / "out"
