@@ -187,11 +187,15 @@ def planned(
     config = flags.parse(argv, define_more)
     if config.rank_by not in RANKINGS:
         raise pfl.core.unknown_name("--rank_by", config.rank_by, RANKINGS)
-    if not config["validation_fraction"].present:
+    set_aside = _validation_of_file(config)
+    if not (set_aside or config["validation_fraction"].present):
         argv = [*argv, VALIDATION]
         config = flags.parse(argv, define_more)
     grid = parse_grid(config.grid if grid_words is None else grid_words)
-    if not all(map(float, grid.get("validation_fraction", [config.validation_fraction]))):
+    if "local_epochs" in grid and (config.local_steps is not None or "local_steps" in grid):
+        raise pfl.InputError("--grid of local_epochs has no effect with local_steps: take one.")
+    fractions = grid.get("validation_fraction", [config.validation_fraction])
+    if not (set_aside or all(map(float, fractions))):
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     own = {word.partition("=")[0].strip() for word in config.set}
     queue = cells(parse_algorithms(config.algorithms, config.set), grid, own)
@@ -221,6 +225,13 @@ def planned(
     return Plan(config, list(programs.values()), output, entries, heading)
 
 
+def _validation_of_file(config: ExperimentConfig) -> bool:
+    """Return whether the partition's file has validation samples of its own."""
+    if config.partition_file is None or config.validation_fraction:
+        return False
+    return bool(load_inputs(config, shared=True).partition.sizes("validation").sum())
+
+
 def left_out(config: ExperimentConfig) -> list[str]:
     """Return sentences on flags of `experiments.run` that a sweep ignores."""
     messages = []
@@ -241,7 +252,8 @@ def sweep(plan: Plan, quiet: bool = False) -> tuple[int, list[Outcome]]:
     ranked: list[Outcome] = []
     count = sum(len(program.cell.inside) for program in queue)
     programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
-    print(f"{count} settings in {programs}, {config.num_seeds} seed(s) each: {output}")
+    settings = "1 setting" if count == 1 else f"{count} settings"
+    print(f"{settings} in {programs}, {config.num_seeds} seed(s) each: {output}")
     if not quiet:
         print("\n".join(heading))
     with run_folder.opened(output, entries, GROWS, config.accept_changed_code):

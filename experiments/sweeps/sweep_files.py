@@ -99,7 +99,7 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
     Args:
       data: names of the grid that change the data.
     """
-    notes = [*at_the_edge(outcomes), *grouped(_remarks(outcomes))]
+    notes = [*at_the_edge(outcomes, data), *grouped(_remarks(outcomes))]
     if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -114,16 +114,19 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
     return notes + interval_notes(scores, *outcomes[0].measure.range)
 
 
-def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
+def at_the_edge(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
     """Return a warning per chosen number that is the smallest or largest one tried.
 
-    There is none where another number is as good.
+    There is none where another number is as good, nor for `data`, names that change the data, and
+    strengths of attacks: these make the problem easier, not the algorithm better.
     """
     notes = []
     for chosen in best(outcomes):
         settings = [one for one in outcomes if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
+            if name in data or name.startswith("attack_"):
+                continue
             numbers = [number(one.setting[name]) for one in settings]
             tried = {one for one in numbers if one is not None}
             if None in numbers or len(tried) < 2:

@@ -174,6 +174,18 @@ def test_what_a_sweep_leaves_out_is_said(tmp_path, capsys):
     assert result.client_ids.tolist() == [0, 1, 2]
 
 
+def test_validation_samples_of_a_partitions_file(tmp_path):
+    """They take the place of those that a sweep sets aside."""
+    dataset = pfl.load_dataset("digits")
+    partition = pfl.make_partition("iid", dataset, 4, 0).split_validation(0.3, 0)
+    partition.save(tmp_path / "own.npz")
+    words = [f"--partition_file={tmp_path / 'own.npz'}", "--grid=learning_rate=0.1,0.2"]
+    one = ["--dataset=digits", "--model=softmax", "--algorithms=fedavg", "--rounds=1", *words]
+    plan = sweep.planned(["sweep", *one, f"--output_dir={tmp_path / 'out'}"], sweep.define)
+    assert not plan.config.validation_fraction
+    assert sweep.planned(["sweep", *one, "--validation_fraction=0"], sweep.define)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -199,6 +211,7 @@ def test_what_a_sweep_leaves_out_is_said(tmp_path, capsys):
         (["--flagfile=nowhere", "--grid=learning_rate=0.1"], "--flagfile=nowhere can't be read"),
         (["--grid=learning_rate=0.1", "--rank_by=test"], "Unknown --rank_by 'test'"),
         (["--grid=learning_rate=0.1", "--validation_fraction=0"], "must be above 0"),
+        (["--grid=local_epochs=1,2", "--local_steps=3"], "local_epochs has no effect with local_s"),
         (["--grid=validation_fraction=0,0.5"], "--validation_fraction must be above 0"),
     ],
 )

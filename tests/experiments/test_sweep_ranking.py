@@ -87,6 +87,9 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     assert notes(60.0, 50.0, values=("adam", "1")) == []
     found = [outcome({"rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
     assert "its best rate, 2," in sweep_files.footnotes(found)[0]
+    assert "its best" not in sweep_files.footnotes(found, ["rate"])[0]
+    found = [outcome({"attack_factor": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
+    assert sweep_files.at_the_edge(found) == []
 
 
 def test_choices_of_each_client_and_on_test():
