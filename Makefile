@@ -17,7 +17,7 @@ help:
 	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
 	@echo "make smoke     one algorithm's reference and checks, and a run (a minute)"
 	@echo "make test      install, lint and run the test suite (minutes)"
-	@echo "make thorough  the same properties in further settings (minutes)"
+	@echo "make thorough  the checks of make test in further settings (minutes)"
 	@echo "make test-all  the full matrix of algorithms, participation patterns and executions"
 	@echo "make coverage  the test suite, and which lines it runs (htmlcov/index.html)"
 	@echo "make fuzz      100,000 hostile inputs to commands, files and the interface (minutes)"
@@ -66,6 +66,7 @@ test-all: lint
 
 # The second command finds what the name alone selects.
 test-algorithm: $(READY)
+	@test -n '$(NAME)' || { echo 'usage: make test-algorithm NAME=fedx'; exit 2; }
 	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/docs/test_docs.py \
 		tests/utils/test_name_matching.py tests/algorithms/test_published_defaults.py \
 		tests/references/test_limits.py::test_no_file_imports_the_library_or_jax $(TEST_FLAGS)

@@ -89,20 +89,29 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def canonical_names(names: Sequence[str], words: Sequence[str], typed: Collection[str]):
+def canonical_names(
+    names: Sequence[str], words: Sequence[str], typed: Collection[str], given: Collection[str] = ()
+) -> tuple[list[str], list[str]]:
     """Return (names of algorithms, words of --set) with canonical names.
 
     Names that stand for no algorithm stay as they are; `parse_algorithms` refuses them. A --set of
     a flagfile for an algorithm that the run does not have is left out, so that a preset can hold
-    settings of many. One of the command line stays and is refused: it is likely a slip.
+    settings of many. One of the command line stays and is refused: it is likely a slip. A --set of
+    a flagfile for an option of local training that the command line itself gives is left out, too.
 
     Args:
       names, words: values of --algorithms and --set.
       typed: words of --set on the command line itself.
+      given: names of options that the command line itself gives, as flags or in a --grid.
     """
     chosen = [_ours(name.strip()) for name in names]
     others = pfl.core.ALGORITHMS.keys() - chosen
-    words = [w for w in words if w in typed or _algorithm_of(w) not in others]
+    replaced = {name for name in given if name.rpartition(".")[2] in OWN}
+    words = [
+        word
+        for word in words
+        if word in typed or not (_algorithm_of(word) in others or _names_of(word) & replaced)
+    ]
     return chosen, last_of_each([setting_of(word) for word in words])
 
 
@@ -111,6 +120,12 @@ def setting_of(word: str) -> str:
     target, equals, value = word.partition("=")
     name, dot, key = target.rpartition(".")
     return f"{_ours(name.strip())}{dot}{key}{equals}{value}" if dot else word
+
+
+def _names_of(word: str) -> set[str]:
+    """Return the names of a word's setting, with and without its algorithm's."""
+    name = setting_of(word).partition("=")[0].strip()
+    return {name, name.rpartition(".")[2]}
 
 
 def _algorithm_of(word: str) -> str:

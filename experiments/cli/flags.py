@@ -12,7 +12,7 @@ from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 
 from . import data_flags, plugins
-from .algorithms import canonical_names
+from .algorithms import canonical_names, setting_of
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
 from .flag_groups import Group
 from .parsing import FlagValues, last_of_each, parse_words, value_of
@@ -266,9 +266,13 @@ def parse(
     _, typed = parse_words(values, argv)
     for name in repeated() - {"import_file", "set"}:
         values[name].value = last_of_each(value_of(values, name))
+    grid = (setting_of(word).partition("=")[0].strip() for word in typed.get("grid", ()))
+    given = {*typed, *grid}
     values["algorithms"].value, values["set"].value = canonical_names(
-        value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ())
+        value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ()), given
     )
+    if "local_epochs" in given and "local_steps" not in typed:  # steps would take their place
+        values["local_steps"].unparse()
     model = value_of(values, "model")
     values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
     data_flags.replace_split(values, typed)
@@ -326,5 +330,5 @@ algorithms, data sets, networks and presets, and each partition rule's options a
 
 def help_text() -> str:
     """Return the text of --help."""
-    values = define()
+    values = define(distributed)
     return "\n".join([USAGE, *map(values.module_help, (*GROUPS, "flagfiles", "help"))])

@@ -45,10 +45,10 @@ def split_new_clients(
             if args[name].value != args[name].default:
                 raise pfl.InputError(f"--{name} needs --new_clients.")
         return federation, None
-    read = [decimal(word) for word in args.new_client_steps]
+    read = [decimal(word) for word in dict.fromkeys(args.new_client_steps)]
     steps = [number for number in read if number is not None]
-    fractions = []
-    for word in args.new_client_samples:
+    fractions, samples = [], dict.fromkeys(args.new_client_samples)
+    for word in samples:
         with contextlib.suppress(ValueError):
             fractions.append(float(word))
     if not steps or None in read:
@@ -56,7 +56,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_steps must be whole numbers such as 0,5, got {shown(words)}."
         )
-    if len(fractions) < len(args.new_client_samples) or not all(0 < f <= 1 for f in fractions):
+    if len(fractions) < len(samples) or not all(0 < f <= 1 for f in fractions):
         words = ",".join(args.new_client_samples)
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(words)}."

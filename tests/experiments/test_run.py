@@ -257,6 +257,7 @@ def test_list_and_help(capsys):
     assert call("--help") == 0
     out = capsys.readouterr().out
     assert "\ndata:\n" in out and "--learning_rate:" in out and "--verbosity" not in out
+    assert "--distributed:" in out
     assert "(an integer of at least 1)" in out and "2147483647" not in out
     assert "(default: '')" not in out and "(default: '[]')" not in out
 

@@ -7,7 +7,7 @@ import pytest
 
 import experiments
 import fedjax_pfl as pfl
-from experiments import run
+from experiments import run, sweep
 from experiments.cli import flags, identity, plugins, presets
 from experiments.cli.algorithms import parse_algorithms
 
@@ -77,6 +77,24 @@ def test_where_a_preset_may_stand(tmp_path):
         assert (args.rounds, args.num_seeds) == (7, 3)  # what is given later wins
         typed = ["--rounds=7", "--num_seeds=3", "--algorithms=local,fedavg,fedavg_ft,feddwa"]
         assert identity.run_identity(args) == identity.run_identity(parsed("--alpha=0.1", *typed))
+
+
+def test_typed_options_of_training_win_over_a_presets_own(tmp_path):
+    """Over an algorithm's own in the preset, and epochs over the preset's steps."""
+    preset = "--preset=digits_groups"
+    assert parsed(preset).training_of["spfl"] == {"learning_rate": 0.6}
+    args = parsed(preset, "--learning_rate=0.7", "--set=local.learning_rate=0.2")
+    assert args.training_of["spfl"] == {} and args.instances["spfl"].gamma == 10
+    assert args.training_of["local"] == {"learning_rate": 0.2}
+    for word, left in (("learning_rate=0.1,1", set()), ("feddwa.learning_rate=0.1,1", {"local"})):
+        args = flags.parse(["sweep", preset, f"--grid={word}"], sweep.define)
+        own = {name for name, values in args.training_of.items() if values}
+        assert "feddwa" not in own and left <= own and ("local" in own) == bool(left)
+    (tmp_path / "steps.flags").write_text("--local_steps=8\n")
+    file = f"--flagfile={tmp_path / 'steps.flags'}"
+    assert parsed(file).local_steps == parsed(file, "--batch_size=5").local_steps == 8
+    assert parsed(file, "--local_epochs=2").local_steps is None
+    assert parsed(file, "--local_epochs=2", "--local_steps=3").local_steps == 3
 
 
 @pytest.mark.parametrize(
