@@ -45,6 +45,12 @@ class FedCross(core.Algorithm):
 
     def check(self, federation):
         self.check_whole_models(federation)
+        part = federation.participation
+        if part.poisson is not None or part.window is not None:
+            raise core.InputError(
+                "fedcross has as many server models as a round has clients: take sampling='fixed' "
+                "and no arrivals or departures."
+            )
 
     def init(self, ctx):
         count = ctx.federation.participation.cohort_size

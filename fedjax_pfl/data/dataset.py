@@ -149,7 +149,7 @@ class Dataset:
         if self.vocab_size is None:
             what = f"samples {shape}"
         else:
-            what = f"texts of {shape} tokens out of {self.vocab_size:,}"
+            what = f"texts of {shape} tokens, vocabulary of {self.vocab_size:,}"
         line = f"{self.name}: {' and '.join(parts)} {what}, {self.labelling}"
         return f"{line}; {self.note}" if self.note else line
 

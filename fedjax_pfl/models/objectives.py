@@ -149,7 +149,7 @@ class MultiLabel(Objective):
 class NextToken(Objective):
     """Cross-entropy of logits [B, T, V] of the next tokens; labels int [B, T], negative for none.
 
-    A sample's loss is the mean over its tokens.
+    A sample's loss is the mean over its tokens. Clients without any have no score.
     """
 
     name = "next_token"
@@ -165,8 +165,10 @@ class NextToken(Objective):
         return jnp.stack(self._of_tokens(outputs, labels), axis=1)
 
     def values(self, sums, count):
-        right, losses, tokens = sums[..., 0], sums[..., 1], jnp.maximum(sums[..., 2], 1)
-        return {"perplexity": _error(jnp.exp(losses / tokens)), "token_accuracy": right / tokens}
+        there, tokens = sums[..., 2] > 0, jnp.maximum(sums[..., 2], 1)
+        right, losses = sums[..., 0] / tokens, _error(jnp.exp(sums[..., 1] / tokens))
+        values = {"perplexity": losses, "token_accuracy": right}
+        return {name: jnp.where(there, value, jnp.nan) for name, value in values.items()}
 
     def _of_tokens(self, outputs, labels):
         """Return each sample's correct predictions, summed losses and tokens, [B]."""

@@ -94,6 +94,14 @@ def test_partners_follow_from_what_the_server_received():
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("options", [{"participation": 0.5, "sampling": "poisson"},
+                                     {"arrivals": {0: 2}}])  # fmt: skip
+def test_rounds_of_other_sizes_are_refused(options):
+    federation = toy_federation(dtype="float32", **options)
+    with pytest.raises(pfl.InputError, match="as many server models as a round has clients"):
+        pfl.Simulation(pfl.make_algorithm("fedcross"), federation).check(1)
+
+
 def test_one_member_trains_one_model():
     federation = toy_federation((6,), (3,), validation_size=0)
     ours = states_of(algorithm(alpha=0.3), federation, 2)[-1].models

@@ -47,7 +47,7 @@ def test_token_ids():
     assert (data.train_x.dtype, data.input_shape, data.vocab_size) == (np.int32, (3,), 4)
     np.testing.assert_array_equal(data.train_x, ids)
     np.testing.assert_array_equal(scaled("default", data), ids)
-    assert data.describe() == "t: 2 training texts of 3 tokens out of 4, 2 classes; short"
+    assert data.describe() == "t: 2 training texts of 3 tokens, vocabulary of 4, 2 classes; short"
     for name in ("half", "standard"):
         with pytest.raises(InputError, match=r"are token ids, which are never scaled: .* got"):
             input_scaling(name, data)

@@ -164,6 +164,7 @@ def test_the_measures_that_are_summed():
     loss = sk.log_loss(following[there], p / p.sum(1, keepdims=True), labels=range(C))
     right = (texts.argmax(-1) == following)[there].mean()
     assert result == pytest.approx({"perplexity": np.exp(loss), "token_accuracy": right}, rel=1e-5)
+    assert np.isnan([*values("next_token", texts, np.full_like(following, -1)).values()]).all()
 
 
 def test_losses_of_several_labels_and_tokens():

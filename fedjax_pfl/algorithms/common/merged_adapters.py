@@ -87,7 +87,7 @@ class MergedAdapters(fedavg.FedAvg):
     def record(self, ctx, trained, weights, up=1, down=1, **noted):
         adapters: Any = ctx.federation.adapters
         there = trained_adapters(ctx.federation)
-        total = ctx.cohort.size * adapters.rank if there else 0
+        total = jnp.sum(ctx.cohort.mask) * adapters.rank if there else 0
         return ctx.record(
             trained.cohort, up=up, down=down,
             numbers_down=numbers_of_merge(ctx.federation, total) if there else None,

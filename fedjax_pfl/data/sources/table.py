@@ -124,8 +124,10 @@ def _cells(table: _Table, name: str) -> np.ndarray:
 
 def _text(table: _Table, name: str) -> np.ndarray:
     """Return a column as stripped text."""
-    words = np.char.strip(_cells(table, name).astype(str))
-    missing = np.flatnonzero(words == "")[:1]
+    cells = _cells(table, name)
+    words = np.char.strip(cells.astype(str))
+    absent = np.isnan(cells) if cells.dtype.kind == "f" else words == ""
+    missing = np.flatnonzero(absent)[:1]
     if len(missing):
         raise InputError(f"Column {name!r} of {table.path} is empty in row {missing[0] + 1}.")
     return words
@@ -137,6 +139,13 @@ def _class_numbers(tables: Sequence[_Table], name: str) -> tuple[list[np.ndarray
     classes = np.unique(words[0])
     if all(map(_is_number, classes)):  # ascending numbers, not by the alphabet
         classes = classes[np.argsort(classes.astype(np.float64), kind="stable")]
+        equal = np.flatnonzero(np.diff(classes.astype(np.float64)) == 0)[:1]
+        if len(equal):
+            one, other = map(str, classes[equal[0] : equal[0] + 2])
+            raise InputError(
+                f"Column {name!r} of {tables[0].path} has the label {one} also as {other}: write "
+                "equal numbers alike."
+            )
     fractions = [word for word in classes if _is_number(word) and float(word) % 1 != 0]
     if len(fractions) > len(words[0]) // 2:
         raise InputError(

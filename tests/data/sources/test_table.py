@@ -75,6 +75,7 @@ def test_parquet_in_a_folder_with_test_samples(tmp_path):
     [
         (["x", "x"], pa.array([0, 1]), "has 2 columns called 'x'"),
         (["x", "y"], pa.array([0, 1], pa.timestamp("s")), "'y' .* must hold numbers or text"),
+        (["x", "y"], pa.array([0.0, np.nan]), "'y' .* is empty in row 2"),
         (["x", "y"], pa.array([b"a", b"\xff"]).view(pa.string()), "be read as a Parquet file"),
     ],
 )
@@ -94,6 +95,7 @@ def test_bad_parquet_tables(tmp_path, names, column, message):
         (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
         (CSV.replace("60", ""), {}, r"'age' .* must hold numbers, got '' in row 2"),
         (CSV.replace("well", ""), {}, "'label' .* is empty in row 2"),
+        ("x,label\n1,0\n2,1\n3,1.0\n", {}, "has the label 1 also as 1.0: write equal numbers"),
         (CSV.replace("60", "nan"), {}, "got '1 NaN or infinite values'"),
         (CSV.replace("age", "dose"), {}, "has 2 columns called 'dose'"),
         (CSV.replace("12,60", "60"), {}, "must have 4 columns in every row, got 3 in .* line 3"),
