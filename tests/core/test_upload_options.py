@@ -294,6 +294,8 @@ def test_bad_options(options, words):
         ),
         ("local", SUMS, "local uploads no model here: leave dp out"),
         ("fedavg", {"share": "none", "compress": "sign"}, "uploads no model here"),
+        ("fedavg", {"share": "none", "aggregator": "cclip"}, "no model here: leave aggregator out"),
+        ("fedper", {"freeze": "body", "aggregator": "krum"}, "no model here: leave aggregator out"),
         ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
     ],
 )
