@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "f": (lambda x: x >= 0, "at least 0"),
     "factor": (math.isfinite, "a finite number"),
     "levels": (lambda x: 1 <= x <= 2**24, f"in 1..{2**24}"),
+    "num_classes": (lambda x: False, "absent: the data set has it"),
     "excluded": (lambda x: x in (1, 2), "1 or 2"),
     "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),

@@ -252,6 +252,10 @@ def test_cohorts_of_poisson_sampling_are_binomial():
         ),
         ({"secure_options": {"span": 1.0}}, "absent without secure_bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
+        (
+            {"attack": "label_flip", "attackers": "1", "attack_options": {"num_classes": 3}},
+            "num_classes of label_flip must be absent: the data set has it, got 3",
+        ),
         ({"sampling": "poison"}, "poisson"),
     ],
 )
