@@ -112,6 +112,13 @@ def test_predictions_that_cannot_be_made(two_rates):
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.predict(0, x, **more)
+    for at, said in [
+        ((2, 0), r"run must be a whole number in 0\.\.1, got 2"),
+        ((0, 99), r"row must be a whole number in 0\.\.4, got 99"),
+        ((0, 1.5), r"row must be a whole number in 0\.\.4, got 1\.5"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            two_rates.final.predict(*at, x)
     with pytest.raises(InputError, match="has no models, as it was read from files"):
         replace(two_rates, final=None).predict(0, x)
     federation = toy_federation(test_sizes=(0,) * 5, validation_size=0)  # a smaller program
