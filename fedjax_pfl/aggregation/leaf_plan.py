@@ -161,7 +161,8 @@ class LeafPlan:
     def head_mask(self, tree: Tree) -> Tree:
         """Return a tree of Python booleans that are True on the leaves of heads.
 
-        For a pair as one model, both models are masked; its weight is not part of a head.
+        For a pair as one model, both models are masked; its weight is not part of a head. Neither
+        are collections that the plan does not have, such as a memory beside the network's.
         """
         return self._mask(tree, [self.blocks[block] in self.heads for block in self.block_of])
 
@@ -169,8 +170,12 @@ class LeafPlan:
         """Return a tree of Python booleans that are True on frozen leaves."""
         return self._mask(tree, [self.is_frozen(i) for i in range(len(self.paths))])
 
-    @staticmethod
-    def _mask(tree: Tree, flags: Sequence[bool]) -> Tree:
+    def _mask(self, tree: Tree, flags: Sequence[bool]) -> Tree:
+        known = {path.partition("/")[0] for path in self.paths}
+        others = {name: part for name, part in tree.items() if name not in known}
+        if others:
+            own = {name: part for name, part in tree.items() if name in known}
+            return {**self._mask(own, flags), **jax.tree.map(lambda _: False, others)}
         if pairs.is_pair(tree):
             both = (jax.tree.structure(part).unflatten(flags) for part in pairs.parts(tree)[:2])
             return pairs.Pair(*both, alpha=False).model()

@@ -17,6 +17,7 @@ from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.simplex import projected
 
 HEAD, CORNERS, POINT = "head", "corners", "point"
+KERNELS = (f"params/{HEAD}/kernel", f"params/{CORNERS}")  # paths of the corners' leaves
 DRAW = 1  # what a step's key is folded with for the point
 
 
@@ -92,6 +93,15 @@ class Floco(fedavg.FedAvg):
     def prepare(self, federation):
         simplex = federation.with_network(lambda task: Simplex.around(task, self.corners), (POINT,))
         return super().prepare(simplex)
+
+    def check(self, federation):
+        plan = federation.plan
+        for path, shared in zip(plan.paths, plan.shared, strict=True):
+            if path in KERNELS and not shared:
+                raise core.InputError(
+                    f"floco averages a simplex of heads and needs all of its corners, and {path} "
+                    "is not shared: leave share and freeze out."
+                )
 
     def round_remarks(self, federation, rounds):
         begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29

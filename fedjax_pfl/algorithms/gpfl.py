@@ -105,6 +105,7 @@ class GPFL(fedavg.FedAvg):
             loss = forward.loss + task.mean_loss(cosines, batch)
             apart = jnp.where(batch.valid[:, None], guided - fixed[batch.labels], 0)
             loss += self.weight * norm(apart)
+            loss = loss.astype(forward.loss.dtype)  # cosines and norms of halves are in float32
             return forward._replace(loss=loss, model={**forward.model, "params": params})
 
         return super().local_update(

@@ -26,17 +26,19 @@ def check_uploads(algorithm: Algorithm, federation: Federation) -> None:
         require_library()  # else a finished run could not state its guarantee
     if rule is not None:
         check_aggregator(name, rule, algorithm.robust)
-    if not isinstance(stage, Uploads):
-        return
-    options = {
-        "dp": stage.privacy,
-        "compress": stage.compressor,
-        "secure_bits": stage.fixed_point,
-        "attack": stage.attack,
-    }
+    options: dict[str, object] = {"aggregator": rule}
+    if isinstance(stage, Uploads):
+        options |= {
+            "dp": stage.privacy,
+            "compress": stage.compressor,
+            "secure_bits": stage.fixed_point,
+            "attack": stage.attack,
+        }
     active = [option for option, value in options.items() if value is not None]
     if active and (algorithm.sees == "nothing" or not any(federation.plan.shared)):
         raise InputError(f"{name} uploads no model here: leave {active[0]} out.")
+    if not isinstance(stage, Uploads):
+        return
     if stage.compressor is not None and not algorithm.uploads_models:
         raise InputError(f"{name} uploads no models, which compress could act on: leave it out.")
     option = "dp" if "dp" in active else "secure_bits"

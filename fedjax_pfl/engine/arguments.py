@@ -56,7 +56,7 @@ def checked_program(
     _check_seeds(seeds)
     if adapt is not None:
         require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
-        adapt.validate()
+        adapt = adapt.checked()
         require_hashable("adapt", adapt)
     algorithm = converted(algorithm)  # before it computes with its numbers
     algorithm.validate()

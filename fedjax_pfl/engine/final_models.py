@@ -19,7 +19,7 @@ from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import PERSONALIZED
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
 
@@ -65,10 +65,12 @@ class Final:
           [n, C], or the outputs of another task.
 
         Raises:
-          InputError: the algorithm makes no model for the client, or the samples have another
-            shape or type.
+          InputError: no such run or client, the algorithm makes no model for the client, or the
+            samples have another shape or type.
         """
         program, federation = self.program, self.program.federation
+        run = require_whole("run", run, 0, program.num_runs - 1)
+        row = require_whole("row", row, 0, federation.num_clients - 1)
         there = served(program.runs, federation)[run]
         ids = np.asarray(federation.data.ids)
         if not there[row]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fedjax_pfl.federation.data_sharding import on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
 
@@ -115,7 +117,12 @@ def score_new_clients(
 
     Returns:
       Test accuracies, or what else the task leads with; NaN for clients without test samples.
+
+    Raises:
+      InputError: `steps` or `fractions` is no list, is empty or has a value that is not allowed.
     """
+    counts = _listed("steps", steps, int)
+    parts = _listed("fractions", fractions, float)
     new_clients = on_devices(final.program.runs.algorithm.prepare(new_clients))
     size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
     main = objective.main_metric.name
@@ -128,12 +135,12 @@ def score_new_clients(
 
     runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, 0, None)))
     table, backbone = [], final.backbone()
-    for fraction in fractions:
+    for fraction in parts:
         fewer = with_samples(new_clients, fraction)
-        for count in steps:
+        for count in counts:
             order = fewer.training.batch_order
             order = "shuffled" if order in IN_ORDER else order
-            asked = fewer.replace_training(local_steps=int(count), batch_order=order)
+            asked = fewer.replace_training(local_steps=count, batch_order=order)
             asked.schedule.validate()
             models = final.personalize(asked)
             sums = np.asarray(readable(scored(runs, models, backbone, new_clients)))
@@ -141,4 +148,10 @@ def score_new_clients(
             table.append(np.where(size > 0, values, np.nan))
     runs = table[0].shape[0]
     stacked = np.stack(table, axis=1)
-    return stacked.reshape(runs, len(fractions), len(steps), new_clients.num_clients)
+    return stacked.reshape(runs, len(parts), len(counts), new_clients.num_clients)
+
+
+def _listed(name: str, values: Sequence[Any], kind: type) -> list[Any]:
+    """Return the values of a list, converted to a type; `InputError` if there are none."""
+    require(is_list(values) and len(values) > 0, name, values, "a list of at least one number")
+    return [convert(name, one, kind) for one in values]

@@ -160,9 +160,16 @@ class OffloadedNeeds(Program):
         """Raise `InputError` if a round needs more than its clients' state and samples."""
         algorithm, participation = self.runs.algorithm, self.federation.participation
         if participation.cohort_size == self.federation.num_clients:
+            clients, remedy = "here these are all clients", "take a lower participation"
+            if participation.poisson is not None:
+                clients = (
+                    "a round of Poisson sampling has room for six standard deviations above its "
+                    f"mean, here for all {self.federation.num_clients} clients"
+                )
+                remedy = "take sampling='fixed', a lower participation"
             raise InputError(
-                "client_state='host' keeps what a round's clients need on the device, and here "
-                "these are all clients: take a participation below 1, or client_state='device'."
+                "client_state='host' keeps what a round's clients need on the device, and "
+                f"{clients}: {remedy}, or client_state='device'."
             )
         if algorithm.reads == "everyone" or (self.reads_others and is_distributed()):
             own = type(algorithm).name or type(algorithm).__name__

@@ -15,6 +15,7 @@ PARTS = {
     ("uploads", "attack"): "attack_",
     ("aggregator",): "aggregator_",
 }
+LATER = "noise"  # the number that is None until it is computed from an epsilon
 
 
 def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
@@ -24,7 +25,8 @@ def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
         part = reduce(lambda one, name: getattr(one, name, None), path, federation)
         for one in fields(part) if is_dataclass(part) else ():
             value = getattr(part, one.name)
-            if not one.metadata.get("static") and (value is None or hasattr(value, "dtype")):
+            there = hasattr(value, "dtype") or (value is None and one.name == LATER)
+            if there and not one.metadata.get("static"):
                 paths[prefix + one.name] = (*path, one.name)
     return paths
 

@@ -1,7 +1,7 @@
 """Options of attacks and robust aggregation."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, cast
@@ -19,7 +19,7 @@ from fedjax_pfl.data.poisoning import Backdoor, LabelFlip, brightness, poison
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
-from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
 
@@ -40,6 +40,7 @@ ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "f": (lambda x: x >= 0, "at least 0"),
     "factor": (math.isfinite, "a finite number"),
     "levels": (lambda x: 1 <= x <= 2**24, f"in 1..{2**24}"),
+    "num_classes": (lambda x: False, "absent: the data set has it"),
     "excluded": (lambda x: x in (1, 2), "1 or 2"),
     "radius": (lambda x: 0 < x < math.inf, "a finite number above 0"),
     "rate": (lambda x: 0 < x <= 1, "a fraction in (0, 1]"),
@@ -82,7 +83,7 @@ class ThreatOptions(Group):
     attack_options: Mapping[str, Any] | None = option(
         None, "options of the attack, such as {'factor': 10.0}"
     )
-    attackers: str | Sequence[int] | None = option(
+    attackers: str | Collection[int] | None = option(
         None, "Byzantine clients: ids such as '3,7', or a share such as '20%'"
     )
     aggregator: str = option(
@@ -119,8 +120,9 @@ class ThreatOptions(Group):
             allowed = f"fewer than half of the {count} clients"
             require(2 * len(numbers) < count, "attackers", chosen, allowed)
             return np.asarray(numbers)
-        words = chosen.split(",") if isinstance(chosen, str) else chosen
-        whole = isinstance(words, Sequence) and not any("." in shown(word) for word in words)
+        words: Any = chosen.split(",") if isinstance(chosen, str) else chosen
+        several = is_list(words) or isinstance(words, Set)
+        whole = several and not any("." in shown(word) for word in words)
         require(whole, "attackers", chosen, "ids such as '3,7' or a share such as '20%'")
         numbers = sorted({convert("attacker", word, int) for word in words})
         unknown = [one for one in numbers if one not in ids]

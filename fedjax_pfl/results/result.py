@@ -22,6 +22,7 @@ from fedjax_pfl.results import (
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -240,9 +241,10 @@ class Result(Scored, Costs):
         """
         seed = self.seeds[0] if seed is None else seed
         require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
-        inside = isinstance(setting, int) and 0 <= setting < self.num_settings
+        number = convert("setting", setting, int)
+        inside = 0 <= number < self.num_settings
         require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
-        return self.seeds.index(seed), setting
+        return self.seeds.index(seed), number
 
     def predict(
         self,

@@ -116,7 +116,10 @@ def test_split_join_uploaded_and_head_mask():
     assert_close(join(shared, private), model, "joined", 0)
     uploaded = plan.trainable_shared(model)
     assert [leaf.shape for leaf in jax.tree.leaves(uploaded)] == [(5,), (4, 5), (5,), (5,)]
-    assert jax.tree.leaves(plan.head_mask(model)) == [False] * 6 + [True] * 2
+    mask = plan.head_mask(model)
+    assert jax.tree.leaves(mask) == [False] * 6 + [True] * 2
+    memory = {"seen": jnp.zeros(2)}  # a collection that the plan does not have
+    assert plan.head_mask({**model, "memory": memory}) == {**mask, "memory": {"seen": False}}
 
 
 def test_a_block_named_head_is_the_head():

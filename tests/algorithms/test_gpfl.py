@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.gpfl import norm
+from fedjax_pfl.engine.program import Program
+from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_steps, over
 from tests.engine.finals import final_in
@@ -87,6 +90,16 @@ def test_what_stays_and_what_is_sent():
     assert sizes["head"] == sizes["class_shares"] == 0
     assert sizes["class_embeddings"] == 3 * 5
     assert sum(size for name, size in sizes.items() if "valve" in name) == 2 * (25 + 3 * 5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_round_in_half_precision(dtype):
+    """Cosines and norms are in float32, the loss in the model's type; traced only."""
+    federation = algorithm().prepare(toy_federation(dtype=dtype))
+    program = Program(make_runs(algorithm(), federation, [0]), federation, 1)
+    shapes = jax.eval_shape(program.start)
+    after = jax.eval_shape(lambda states: program.advance(states, 0, 1)[0], shapes)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(after)} == {dtype}
 
 
 def test_the_distance_has_a_gradient_where_it_is_zero():

@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.knnper import MEMORY, WEIGHTS, Remembering
 from fedjax_pfl.models.task import as_task
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
 from tests.engine.finals import final_in
 from tests.references import knnper
@@ -73,6 +73,26 @@ def test_without_votes_it_is_fedavg():
     for ours, other in zip(records, plain, strict=True):
         for name, values in other["scores"].items():
             np.testing.assert_allclose(ours["scores"][name], values, 1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("leaves", ["head", "body"])
+def test_adaptation_of_a_part_of_the_network(leaves):
+    """It trains that part of the copies; the memory is no part of it and stays."""
+    federation = algorithm().prepare(toy_federation((4, 2), (2, 2), dtype="float32"))
+    ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), None)
+
+    @jax.jit
+    def made():
+        models = algorithm().models(ctx, algorithm().init(ctx), jnp.arange(2))["personalized"]
+        return models, ctx.adapt(models, jnp.arange(2), pfl.Adaptation(steps=1, leaves=leaves))
+
+    before, after = made()
+    assert_close(after[MEMORY], before[MEMORY], "memory", 0)
+    moved = {
+        name: not np.array_equal(layer["kernel"], before["params"][name]["kernel"])
+        for name, layer in after["params"].items()
+    }
+    assert moved == {"fc_0": leaves == "body", "head": leaves == "head"}
 
 
 @pytest.mark.thorough

@@ -316,6 +316,10 @@ REFUSED = {
         ({"corners": 0}, "corners must be at least 1, got 0"),
         ({"warmup_fraction": 1.5}, r"warmup_fraction must be in \[0, 1\], got 1\.5"),
         ({"rho": -1}, "rho must be at least 0, got -1"),
+        ({}, {"share": "body"}, "and params/head/kernel is not shared: leave share and freeze out"),
+        ({}, {"share": "head"}, "needs all of its corners, and params/corners is not shared"),
+        ({}, {"share": "none"}, "needs all of its corners, and params/corners is not shared"),
+        ({}, {"frozen": "head"}, "and params/head/kernel is not shared"),
     ],
     "ifca": [
         ({"clusters": 0}, "clusters must be at least 1, got 0"),

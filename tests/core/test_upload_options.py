@@ -205,6 +205,8 @@ def test_cohorts_of_poisson_sampling_are_binomial():
         ({"attackers": "0.2", "attack": "alie"}, "ids such as '3,7' or a share such as '20%'"),
         ({"attackers": [10**5000], "attack": "alie"}, "attacker must be a whole number"),
         ({"attackers": np.ones((1, 1)), "attack": "alie"}, "'20%', got an array"),
+        ({"attackers": 3, "attack": "alie"}, "'20%', got 3"),
+        ({"attackers": np.array([0.0]), "attack": "alie"}, r"'20%', got \[0\.0\]"),
         ({"attackers": "60%", "attack": "alie"}, "below 50%"),
         ({"attackers": "9", "attack": "alie"}, r"attackers must be ids of clients, got \[9\]"),
         ({"attackers": "0,1,2", "attack": "alie"}, "fewer than half of the 5 clients, got 3"),
@@ -260,6 +262,10 @@ def test_cohorts_of_poisson_sampling_are_binomial():
         ),
         ({"secure_options": {"span": 1.0}}, "absent without secure_bits"),
         ({"attack": "backdoor", "attackers": "1"}, "images"),
+        (
+            {"attack": "label_flip", "attackers": "1", "attack_options": {"num_classes": 3}},
+            "num_classes of label_flip must be absent: the data set has it, got 3",
+        ),
         ({"sampling": "poison"}, "poisson"),
     ],
 )
@@ -304,6 +310,8 @@ def test_bad_options(options, words):
         ),
         ("local", SUMS, "local uploads no model here: leave dp out"),
         ("fedavg", {"share": "none", "compress": "sign"}, "uploads no model here"),
+        ("fedavg", {"share": "none", "aggregator": "cclip"}, "no model here: leave aggregator out"),
+        ("fedper", {"freeze": "body", "aggregator": "krum"}, "no model here: leave aggregator out"),
         ("fedproto", {"compress": "sign"}, "fedproto uploads no models"),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, InputError
+from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.field import TwoModels, ValidationLosses
@@ -145,6 +146,14 @@ def test_lists_that_are_none(name, given):
     for one in options:
         with pytest.raises(pfl.InputError, match="must be"):
             pfl.simulate(pfl.make_algorithm("local"), federation, 1, **one)
+
+
+@pytest.mark.parametrize("name", ["steps", "epochs", "batch_size"])
+def test_an_adaptation_counts_in_numbers_of_python(name):
+    """One of NumPy would give a loop another type than its counter has."""
+    how = Adaptation(**{name: np.int64(2)})
+    program = checked_program(pfl.make_algorithm("local"), toy_federation(), adapt=how)
+    assert type(getattr(program.adapt, name)) is int
 
 
 def test_an_adaptation_of_another_type():

@@ -100,9 +100,25 @@ def test_predictions_that_cannot_be_made(two_rates):
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.predict(*words)
-    for more, said in [({"seed": 3}, r"seed must be one of \[0\]"), ({"setting": 2}, r"0\.\.1")]:
+    best = np.argmax([0.1, 0.2])  # a whole number of NumPy
+    np.testing.assert_array_equal(
+        two_rates.predict(0, x, setting=best, outputs=True),
+        two_rates.predict(0, x, setting=1, outputs=True),
+    )
+    for more, said in [
+        ({"seed": 3}, r"seed must be one of \[0\]"),
+        ({"setting": 2}, r"setting must be in 0\.\.1, got 2"),
+        ({"setting": 0.5}, r"setting must be a whole number, got 0\.5"),
+    ]:
         with pytest.raises(InputError, match=said):
             two_rates.predict(0, x, **more)
+    for at, said in [
+        ((2, 0), r"run must be a whole number in 0\.\.1, got 2"),
+        ((0, 99), r"row must be a whole number in 0\.\.4, got 99"),
+        ((0, 1.5), r"row must be a whole number in 0\.\.4, got 1\.5"),
+    ]:
+        with pytest.raises(InputError, match=said):
+            two_rates.final.predict(*at, x)
     with pytest.raises(InputError, match="has no models, as it was read from files"):
         replace(two_rates, final=None).predict(0, x)
     federation = toy_federation(test_sizes=(0,) * 5, validation_size=0)  # a smaller program

@@ -50,6 +50,23 @@ def test_local_training_of_those_left_is_what_it_was():
     assert_close(left, trees.take(whole, np.arange(3)), "those left", 1e-6)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"steps": 2}, "steps must be a list of at least one number, got 2"),
+        ({"steps": ()}, "steps must be a list of at least one number"),
+        ({"steps": (0, 2.5)}, r"steps must be a whole number, got 2\.5"),
+        ({"fractions": 0.5}, r"fractions must be a list of at least one number, got 0\.5"),
+        ({"fractions": ("half",)}, "fractions must be a number, got 'half'"),
+    ],
+)
+def test_steps_and_fractions_are_lists_of_numbers(options, said):
+    left, new = split_new_clients(federation(), 2)
+    final = Final(arguments.checked_program(pfl.make_algorithm("fedavg"), left), None)
+    with pytest.raises(pfl.InputError, match=said):
+        score_new_clients(final, new, **options)
+
+
 def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
     left, _ = split_new_clients(federation(validation_size=2), 2)
     _, new = split_new_clients(federation(validation_size=0), 2)

@@ -190,7 +190,12 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
         ("local", {}, "local needs models.*'device', or local.participants=sampled"),
         ("fedala", {}, "fedala needs .*or fedala.participants=sampled"),
         ("pfedme", {}, "pfedme needs .*take client_state='device', or pfedme.participants=sampled"),
-        ("fedavg", {"participation": 1.0}, "these are all clients: take a participation below 1"),
+        ("fedavg", {"participation": 1.0}, "these are all clients: take a lower participation"),
+        (
+            "fedavg",
+            {"participation": 0.5, "sampling": "poisson"},
+            "here for all 5 clients: take sampling='fixed', a lower participation, or client_state",
+        ),
     ],
 )
 def test_what_needs_all_clients_is_refused_before_anything_is_compiled(name, options, said):

@@ -1,0 +1,17 @@
+"""Numbers of a federation that runs of one program may differ in."""
+
+import pytest
+
+from fedjax_pfl.federation.run_numbers import number_paths
+from fedjax_pfl.testing.toys import toy_federation
+
+RATES = {"learning_rate", "learning_rate_decay"}
+DP = {"dp_clip": 1.0, "dtype": "float32"}
+
+
+@pytest.mark.parametrize("unit", ["client", "sample"])
+@pytest.mark.parametrize("noise", [{"dp_noise": 0.1}, {"dp_epsilon": 8.0}])
+def test_numbers_of_privacy(unit, noise):
+    """The noise is one before it is computed from an epsilon; that no clip adapts is none."""
+    numbers = number_paths(toy_federation(dp=unit, **DP, **noise))
+    assert set(numbers) == RATES | {"dp_clip", "dp_noise"}
