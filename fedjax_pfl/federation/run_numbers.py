@@ -5,6 +5,8 @@ from dataclasses import fields, is_dataclass, replace
 from functools import reduce
 from typing import Any
 
+import jax.numpy as jnp
+
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 
@@ -25,7 +27,8 @@ def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
         part = reduce(lambda one, name: getattr(one, name, None), path, federation)
         for one in fields(part) if is_dataclass(part) else ():
             value = getattr(part, one.name)
-            there = hasattr(value, "dtype") or (value is None and one.name == LATER)
+            real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
+            there = real or (value is None and one.name == LATER)
             if there and not one.metadata.get("static"):
                 paths[prefix + one.name] = (*path, one.name)
     return paths

@@ -15,3 +15,10 @@ def test_numbers_of_privacy(unit, noise):
     """The noise is one before it is computed from an epsilon; that no clip adapts is none."""
     numbers = number_paths(toy_federation(dp=unit, **DP, **noise))
     assert set(numbers) == RATES | {"dp_clip", "dp_noise"}
+
+
+def test_whole_numbers_of_rules_are_checked_once_and_not_swept():
+    numbers = number_paths(toy_federation(aggregator="trimmed_mean", dtype="float32"))
+    assert set(numbers) == RATES
+    numbers = number_paths(toy_federation(aggregator="cclip", dtype="float32"))
+    assert set(numbers) == RATES | {"aggregator_radius"}
