@@ -237,11 +237,14 @@ def main(argv: list[str]) -> int:
     run_folder.check(output, entries, (), accept)
     cells = tuned(cells, output)
     # Errors before any run; the settings of a tuned cell are not known yet.
-    made = {cell.folder: None if cell.tuning else cell.experiment() for cell in cells}
-    metrics = [one.federation.measures for one in made.values() if one is not None]
+    pending, metrics = [], []
+    for cell in cells:
+        experiment = None if cell.tuning else cell.experiment()
+        if experiment is not None:
+            metrics.append(experiment.federation.measures)
+        if cell.tuning or experiment is not None:
+            pending.append(cell)
     study_report.check_metrics(config.measures, metrics)
-    pending = [cell for cell in cells if cell.tuning or made[cell.folder] is not None]
-    del made
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
     with run_folder.opened(output, entries, (), accept):
         for number, cell in enumerate(pending, start=1):

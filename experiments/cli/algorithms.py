@@ -107,6 +107,7 @@ def canonical_names(
     chosen = [_ours(name.strip()) for name in names]
     others = pfl.core.ALGORITHMS.keys() - chosen
     replaced = {name for name in given if name.rpartition(".")[2] in OWN}
+    replaced |= {name.replace("local_epochs", "local_steps") for name in replaced}
     words = [
         word
         for word in words

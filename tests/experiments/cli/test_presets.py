@@ -94,6 +94,9 @@ def test_typed_options_of_training_win_over_a_presets_own(tmp_path):
     file = f"--flagfile={tmp_path / 'steps.flags'}"
     assert parsed(file).local_steps == parsed(file, "--batch_size=5").local_steps == 8
     assert parsed(file, "--local_epochs=2").local_steps is None
+    (tmp_path / "own.flags").write_text("--set=feddwa.local_steps=8\n")
+    file_of_set = f"--flagfile={tmp_path / 'own.flags'}"
+    assert parsed(file_of_set, "--local_epochs=2").training_of["feddwa"] == {}
     assert parsed(file, "--local_epochs=2", "--local_steps=3").local_steps == 3
 
 
