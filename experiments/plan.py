@@ -42,9 +42,9 @@ with how many clients side by side, its compilation time and, on TPU, an estimat
   {called("plan")} --list
 """
 BELOW = f"""
-All other flags are those of {called("run")}, which has the same program where that device is. Not
-used: --output_dir, --save_models and the like, which write results. --devices is how many of the
-target's devices are used (default: all, at most one a client)."""
+All other flags are those of {called("run")}: what is compiled is the program that it would run on
+that device. Flags that only write results, such as --output_dir, are not used. --devices is how
+many of the target's devices are used (default: all, at most one a client)."""
 ENDINGS = (".json", ".csv")
 
 

@@ -153,7 +153,7 @@ def define_flags(group: Group) -> None:
     """Define the flags of a `Choice`, and --headline."""
     group.text("score", "final", f"rounds that count: {', '.join(SCORES)}")
     group.text("model", "personalized", "model whose scores are taken, such as global")
-    group.text("split", "test", "split of the scores, such as test")
+    group.text("split", "test", "samples of the scores: test or validation")
     meaning = f"--score and --average by a name: {', '.join(HEADLINES)}"
     group.text("headline", DEFAULT, meaning)
     group.text("average", "clients", f"mean over {' or '.join(AVERAGES)}")

@@ -149,8 +149,9 @@ def _tuning(tuned: Tuned) -> Section:
     ]
     number = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     about = (
-        f"Each row tried {len(first)} settings with {number} and has the one with the best mean "
-        f"validation {measure.label}; all other sections are of runs with that one."
+        f"Each row tried {len(first)} configuration{'s' * (len(first) > 1)} with {number} and has "
+        f"the one with the best mean validation {measure.label}; all other sections are of runs "
+        "with that one."
     )
     return Section("Tuning", "tuning", [Table(columns, rows, [about, PER_CLIENT, *grouped(edges)])])
 

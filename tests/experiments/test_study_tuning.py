@@ -80,7 +80,9 @@ def test_the_report(finished):
     text = (finished / "study.md").read_text()
     headings = re.findall("^## (.+)$", text, re.MULTILINE)
     assert headings[2:] == ["By setting", "Clients against local", "Tuning", "Costs"]
-    assert "Each row tried 2 settings with seed 0" in text and "chosen on test samples" in text
+    assert (
+        "Each row tried 2 configurations with seed 0" in text and "chosen on test samples" in text
+    )
     assert "Best on test" not in text.partition("## Tuning")[0]
     assert "skewed/local: its best learning_rate, 0.3, is the largest that was tried." in text
     page = (finished / "study.html").read_text()
