@@ -73,7 +73,7 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
                 f"client {number} is not scored in {run.folder}, which scores "
                 f"{named(np.flatnonzero(scored).tolist())}."
             )
-    return np.array(numbers)
+    return np.unique(numbers)
 
 
 def describe_clients(

@@ -265,6 +265,13 @@ def test_titles_say_how_many(tmp_path):
     assert describe_clients([run] * 2, [rows[0][:1]] * 2) == "client 0"
 
 
+def test_a_client_named_twice_counts_once(tmp_path):
+    write_run(tmp_path / "a" / "local", "local", finals([0.1, 0.2, 0.6, 0.9]), [0], **SAME)
+    table, said = compare_runs(find([str(tmp_path)]), Choice(clients="2,1,1"))
+    assert said.endswith("mean over 2 of 4 clients")
+    assert [row["accuracy"] for row in table.rows] == pytest.approx([40])
+
+
 def test_files(runs, tmp_path, capsys):
     folder, output = str(runs[0].folder.parent), tmp_path / "table"
     words = ["compare", f"--runs={folder}", "--baseline=fedavg", f"--output_dir={output}"]
