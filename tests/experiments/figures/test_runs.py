@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -147,3 +148,16 @@ def test_what_varies_and_labels(found, variant):
     assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
     with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
         selection.setting([a, b], "topk")
+
+
+def test_own_code_is_a_difference_within_an_algorithm_only(found):
+    def with_code(algorithm, *code):
+        run = found["main", algorithm]
+        return replace(run, config=run.config | {"code": list(code)})
+
+    local, feddwa = with_code("local"), with_code("feddwa", "own.py 1a2b")
+    assert selection.labels([local, feddwa]) == ["local", "feddwa"]
+    assert selection.varying([local, feddwa]) == ["algorithm"]
+    other = with_code("feddwa", "own.py 3c4d")
+    assert selection.labels([feddwa, other]) == ["code=own.py 1a2b", "code=own.py 3c4d"]
+    assert selection.differing_settings([feddwa, other]) == ["code"]
