@@ -105,7 +105,7 @@ def compare_runs(
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
     base, subtracted = None, []
     if baseline is not None:
-        subtracted = _baseline(baseline, runs, names)
+        subtracted = baseline_runs(baseline, runs, names)
         base = {seed: score for k in subtracted for seed, score in scores[k].items()}
     table = [
         {"label": name} | _row(run, own, base, chosen, target, (model, split, average)) | more
@@ -186,8 +186,15 @@ def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
     return notes
 
 
-def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
-    """Return the positions of the baseline's runs, which differ only in their seeds."""
+def baseline_runs(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
+    """Return the positions of the baseline's runs, which differ only in their seeds.
+
+    Args:
+      word: one of the labels `names`, or an algorithm, in any spelling.
+
+    Raises:
+      InputError: an unknown name, or runs that differ in more than seeds.
+    """
     if word in names:
         return [names.index(word)]
     name = pfl.core.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")
