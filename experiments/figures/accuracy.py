@@ -90,6 +90,8 @@ def of_models(
 ) -> Drawing:
     """Accuracy by round of several models; a model scored in one round only is a marker there.
 
+    Means are over the clients that all runs score with all models.
+
     Args:
       models: names, one line (or axes) for each.
       averages: "clients" or "samples" for each model; over clients by default.
@@ -103,20 +105,20 @@ def of_models(
     require(len(means) == len(chosen), "--averages", ",".join(means), each)
     require_name("value of --by", by, ("run", "model"))
     runs, by_run = with_scores(runs, chosen, split), by == "run"
+    rows, several = chosen_clients(runs, "", chosen, split), len(set(means)) > 1
     panels = labels(runs) if by_run else chosen
     drawing = Drawing.panels(len(panels), 3.8, 3.2, sharey=by_run)
     axes_of = dict(zip(panels, drawing.axes, strict=True))
-    for run, name, style in with_styles(runs):
+    for (run, name, style), own in zip(with_styles(runs), rows, strict=True):
         for model, average, k in zip(chosen, means, line_styles.of_models(chosen), strict=True):
-            (rows,) = chosen_clients([run], "", model, split)
-            values = curve(run, rows, model, split, average)
+            values = curve(run, own, model, split, average)
             if by_run:
-                several = f" (mean over {average})" if len(set(means)) > 1 else ""
+                over = f" (mean over {average})" if several else ""
                 # Two models may be the same: dashes show the line beneath.
                 look = {"linestyle": plots.DASHES[k % len(plots.DASHES)]}
-                panel, title, line = name, name, (k, model + several)
+                panel, title, line = name, name, (k, model + over)
             else:
-                look, title = {}, f"{model} model, mean over {average}"
+                look, title = {}, f"{model} model{f', mean over {average}' if several else ''}"
                 panel, line = model, (style, name)
             drawing.band(axes_of[panel], run.eval_rounds, values, *line, **look)
             axes_of[panel].set_title(title, **SMALL)
@@ -125,7 +127,8 @@ def of_models(
     drawing.by_round(measure.axis)
     drawing.legend()
     what = f"{measure.label[:1].upper()}{measure.label[1:]} on {split} samples"
-    drawing.title(f"{what}{over_seeds(runs)}")
+    whom = describe_clients(runs, rows, " or ".join(dict.fromkeys(means)))
+    drawing.title(f"{what}, {whom}{over_seeds(runs)}")
     return drawing
 
 
@@ -139,7 +142,8 @@ def side_by_side(
 ) -> Drawing:
     """One accuracy of several models, a row of points for each run.
 
-    Points are means over clients and seeds, whiskers go from the lowest seed to the highest.
+    Points are means over seeds and the clients that all runs score with all models; whiskers go
+    from the lowest seed to the highest.
 
     Args:
       models: names.
@@ -149,13 +153,13 @@ def side_by_side(
     chosen = split_at_commas(models)
     runs = with_scores(runs, chosen, split)
     names, measure = labels(runs), runs[0].measure
+    rows = chosen_clients(runs, "", chosen, split)
     drawing = Drawing(6.2, 1.5 + 0.45 * len(runs))
     (axes,) = drawing.axes
     for k, (model, style) in enumerate(zip(chosen, line_styles.of_models(chosen), strict=True)):
         points = []
-        for run, name in zip(runs, names, strict=True):
-            (rows,) = chosen_clients([run], "", model, split)
-            points.append(one_number(curve(run, rows, model, split), score, measure))
+        for run, name, own in zip(runs, names, rows, strict=True):
+            points.append(one_number(curve(run, own, model, split), score, measure))
             facts = {**of_run(run, name), "model": model, "score": score}
             drawing.add({measure.column: points[-1]}, {"seed": run.seeds}, **facts)
         height = np.arange(len(runs)) + 0.22 * (k - (len(chosen) - 1) / 2)
@@ -165,7 +169,7 @@ def side_by_side(
     plots.tidy(axes, xlabel=measure.axis)
     axes.grid(axis="y", visible=False)
     drawing.legend("model")
-    what = f"{split} {measure.label}, {SCORES[score]}, mean over clients"
+    what = f"{split} {measure.label}, {SCORES[score]}, {describe_clients(runs, rows)}"
     drawing.title(what + over_seeds(runs, "whiskers"))
     return drawing
 

@@ -135,6 +135,21 @@ def test_pairs_are_the_summaries_numbers(found, score, key):
         accuracy.side_by_side([run], models="guidance", score="bst")
 
 
+def test_several_models_are_means_over_the_same_clients(found):
+    """Weight Erosion serves client 1: the others' points and lines are those of client 1, too."""
+    runs = [found["main", "local"], found["main", "weight_erosion"]]
+    wanted = 100 * runs[0].values()[:, :, 1].astype(float)  # [S, E]
+    pairs = accuracy.side_by_side(runs, models="personalized")
+    seeds = [row[-1] for row in rows_of(pairs)][: len(SEEDS)]
+    np.testing.assert_allclose(seeds, wanted[:, -1], rtol=1e-5)
+    drawn = accuracy.of_models(runs, models="personalized")
+    np.testing.assert_allclose(
+        lines(drawn.figure.axes[0])[0].get_ydata(), wanted.mean(axis=0), rtol=1e-5
+    )
+    for one in (pairs, drawn):
+        assert ", client 1; mean of 2 seeds" in one.figure.get_suptitle().replace("\n", " ")
+
+
 def test_every_client(found):
     runs = [found["main", "local"], found["main", "weight_erosion"]]
     drawn = accuracy.by_client(runs)
