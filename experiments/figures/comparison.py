@@ -104,7 +104,6 @@ def scatter(
         raise InputError("accuracy/scatter compares runs: give at least two.")
     (first, *others), (own, *names) = runs, labels(runs)
     measure = first.measure
-    unit = ", %" if measure.fraction else f", {measure.axis}"
     drawing = Drawing.panels(len(others), 4.0, 4.0)
     for axes, run, name in zip(drawing.axes, others, names, strict=True):
         _require_same_data("accuracy/scatter", (first, own), (run, name))
@@ -120,15 +119,15 @@ def scatter(
         ties = np.abs(gain) <= 1e-9
         better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
         low, high = min(across.min(), upward.min()), max(across.max(), upward.max())
-        margin = 0.05 * (high - low)
-        limits = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
+        margin = 0.05 * ((high - low) or abs(high) or 1.0)
+        limits = low - margin, high + margin
         axes.plot(limits, limits, color=plots.GREY, linewidth=1, zorder=1)
         colours = np.where(gain >= 0, *plots.COLOURS[:2])
         axes.scatter(across, upward, c=np.where(ties, TIE, colours), s=22, zorder=2)
         axes.set(xlim=limits, ylim=limits, aspect="equal")
         equal = f", {ties.sum()} equal" if ties.any() else ""
         axes.set_title(f"{name}: {better} better, {worse} worse{equal}", **SMALL)
-        plots.tidy(axes, xlabel=f"{own}{unit}", ylabel=f"{name}{unit}")
+        plots.tidy(axes, xlabel=f"{own}: {measure.axis}", ylabel=f"{name}: {measure.axis}")
         both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
         drawing.add(both, {"client": rows}, label_across=own, label_upward=name)
     drawing.title(f"Clients: {model} model, {split} samples, {SCORES[score]}")
