@@ -72,7 +72,7 @@ def by_round(
         drawing.legend(f"{'best' if best_so_far else 'last'} round{unit}", handles)
     else:
         drawing.legend()
-    what = "best so far" if best_so_far else f"{model} model, {split} samples"
+    what = f"{model} model, {split} samples{', best so far' if best_so_far else ''}"
     drawing.title(
         f"{what}, {describe_clients(runs, list(rows.values()), average)}{over_seeds(runs)}"
     )

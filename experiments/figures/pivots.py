@@ -16,7 +16,7 @@ from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
-from .drawing import split_at_commas
+from .drawing import extent, split_at_commas
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import Choice, chosen_clients, curve, describe_clients, one_number
@@ -216,8 +216,7 @@ def pivoted(
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped_by_column(remarks), *mixed_code(pooled.values())])
     if several:
-        counts = sorted({len(values) for values in made.cells.values()})
-        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        seeds = extent([len(values) for values in made.cells.values()])
         kind = {"std": "standard deviation", "interval": "half of the 95 % interval"}[spread]
         made.notes.insert(0, f"±: {kind} over seeds, {seeds} of them.")
     if spread == "interval":

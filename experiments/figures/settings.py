@@ -124,7 +124,7 @@ def against_setting(
         pairs = zip(line_names, line, strict=True)
         title = ", ".join([*(f"{name} = {_text((value,))}" for name, value in pairs), title])
     repeats = [sum(len(r.seeds) for r in same) for line in lines.values() for same in line.values()]
-    drawing.title(title + spread_of(max(repeats), "whiskers" if scale == "places" else "band"))
+    drawing.title(title + spread_of(repeats, "whiskers" if scale == "places" else "band"))
     others = [n for n in varying(runs, (*REPEATS, ALGORITHM)) if n not in used and "." not in n]
     if others:
         text = f"the runs also differ in {', '.join(others)}"
