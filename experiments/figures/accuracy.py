@@ -14,7 +14,15 @@ from ..outputs.run_files import mean_over_clients
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, split_at_commas
 from .runs import Run
 from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
-from .selection import labels, setting, shown, with_record, with_scores, with_styles
+from .selection import (
+    labels,
+    require_different_labels,
+    setting,
+    shown,
+    with_record,
+    with_scores,
+    with_styles,
+)
 
 
 @figure("accuracy/rounds", "accuracy by round, one line for each run")
@@ -39,6 +47,7 @@ def by_round(
     """
     runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
     require_rounds(runs, "accuracy/rounds")
+    require_different_labels(run.algorithm for run in runs)  # of one legend
     groups: dict[str, list[Run]] = {}
     for run in runs:
         title = f"{panel} = {shown(run.settings[panel])}" if panel else ""

@@ -27,6 +27,7 @@ from .selection import (
     mixed_code,
     named_settings,
     renamed,
+    require_different_labels,
     setting,
     shown,
     varying,
@@ -164,7 +165,8 @@ def pivoted(
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
 
     Raises:
-      InputError: an unknown name, a cell with two runs of the same seed, or different data.
+      InputError: an unknown name, a cell with two runs of the same seed, different data, or one
+        label of two rows or columns.
     """
     require_name("--spread", spread, SPREADS)
     model, split, average = choice.model, choice.split, choice.average
@@ -184,13 +186,14 @@ def pivoted(
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
     differ = _differing_settings(runs, at, names)
-
+    rows = [", ".join([run.algorithm, *named_settings(run, differ)]) for run in runs]
+    require_different_labels(rows)
+    require_different_labels(columns)
     scores: list[tuple[str, str, int, float]] = []
     pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[tuple[str, str], list[str]] = {}
-    for run, column, mine in zip(runs, at, chosen, strict=True):
+    for run, row, column, mine in zip(runs, rows, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
-        row = ", ".join([run.algorithm, *named_settings(run, differ)])
         place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:

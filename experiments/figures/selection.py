@@ -213,6 +213,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         chosen = [str(run.folder) for run in runs]
     if hidden:
         chosen = [f"{name} ({run.data_name})" for name, run in zip(chosen, runs, strict=True)]
+    require_different_labels(chosen)
     return [renamed(name) for name in chosen]
 
 
@@ -240,6 +241,17 @@ def renamed(name: str) -> str:
     labels = _LABELS.get() or {}
     first, comma, rest = name.partition(", ")
     return labels.get(name) or f"{labels.get(first, first)}{comma}{rest}"
+
+
+def require_different_labels(names: Iterable[str]) -> None:
+    """Raise `InputError` if --labels gives two names one label, which would pool their numbers."""
+    owners: dict[str, str] = {}
+    for name in names:
+        other = owners.setdefault(label := renamed(name), name)
+        if other != name:
+            raise InputError(
+                f"--labels makes both {other!r} and {name!r} {label!r}: give them different labels."
+            )
 
 
 def read_labels(file: str | None) -> dict[str, str]:

@@ -15,6 +15,7 @@ from .selection import (
     REPEATS,
     differing_settings,
     renamed,
+    require_different_labels,
     setting,
     shown,
     varying,
@@ -94,6 +95,7 @@ def against_setting(
     places, scale = _axis(sorted({at for line in lines.values() for at in line}, key=_order))
     if all(isinstance(value, int | float) for line in lines for value in line):
         lines = dict(sorted(lines.items()))  # words, such as algorithms, are in the runs' order
+    require_different_labels(map(_text, lines))
     styles = range(len(lines))
     if line_names == [ALGORITHM]:
         styles = line_styles.numbers([str(line[0]) for line in lines])

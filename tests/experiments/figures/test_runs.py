@@ -8,7 +8,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from experiments.figures import selection
+from experiments.figures import accuracy, selection, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
 
@@ -161,3 +161,17 @@ def test_own_code_is_a_difference_within_an_algorithm_only(found):
     other = with_code("feddwa", "own.py 3c4d")
     assert selection.labels([feddwa, other]) == ["code=own.py 1a2b", "code=own.py 3c4d"]
     assert selection.differing_settings([feddwa, other]) == ["code"]
+
+
+def test_two_names_need_two_labels(found):
+    runs = [found["main", "local"], found["main", "feddwa"]]
+    for given in ({"local": "X", "feddwa": "X"}, {"local": "feddwa"}):
+        both = r"--labels makes both 'local' and 'feddwa' '\w+': give them different labels"
+        with selection.with_labels(given):
+            for draw in (selection.labels, accuracy.by_round):
+                with pytest.raises(InputError, match=both):
+                    draw(runs)
+            with pytest.raises(InputError, match=both):
+                settings.against_setting(runs, x="rounds")
+    with selection.with_labels({"local": "feddwa", "feddwa": "local"}):
+        assert selection.labels(runs) == ["feddwa", "local"]
