@@ -89,7 +89,11 @@ def compare_runs(
     model, split, average = choice.model, choice.split, choice.average
     measure = runs[0].measure
     if target is not None and measure.fraction:
-        require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
+        # A high score of at most 1 % is a share, such as 0.8 for 80 %; a low one may be a target.
+        if measure.higher:
+            require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
+        else:
+            require(0 <= target <= 100, "target", target, "a percentage in [0, 100], such as 5")
     every, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
     if other is not None and not choice.different_data:
