@@ -5,7 +5,7 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("compare")
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from .figures.loading import find
 from .figures.pivots import SPREADS, Pivot, pivoted
 from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
 from .figures.scores import SCORES, choice_of, define_flags
-from .figures.selection import REPEATS, read_labels, with_labels
+from .figures.selection import REPEATS, read_labels, renamed, with_labels
 from .outputs.run_files import write_picture, write_text
 
 USAGE = f"""\
@@ -101,7 +101,9 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
         text += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
         text += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
         table = made.table()
-        tested = ranked(made, value_of(args, "baseline")) if args.tests else None
+        tested = None
+        if args.tests:
+            tested = ranked(made, value_of(args, "baseline"), {run.algorithm for run in runs})
         if output is not None:
             made.write(output, text)
             if tested is not None:
@@ -138,14 +140,21 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
     return 0
 
 
-def ranked(pivot: Pivot, baseline: str | None) -> tuple[Table, Ranking]:
+def ranked(
+    pivot: Pivot, baseline: str | None, algorithms: Collection[str] = ()
+) -> tuple[Table, Ranking]:
     """Return the table of ranks over a pivot's columns, and the ranking.
+
+    Args:
+      baseline: a row, or one of the algorithms that has another label there.
 
     Raises:
       InputError: too few columns, or a baseline that is not a row.
     """
     ranking, notes = pivot.ranking()
     if baseline is not None and baseline not in ranking.names:
-        baseline = pfl.core.algorithm_name(baseline, ranking.names, "baseline")
+        rows = {name: name for name in ranking.names}
+        rows |= {name: renamed(name) for name in algorithms if renamed(name) in rows}
+        baseline = rows[pfl.core.algorithm_name(baseline, rows, "baseline")]
     table = ranking.table(baseline)
     return replace(table, notes=[*table.notes, *notes]), ranking

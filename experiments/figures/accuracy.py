@@ -14,7 +14,15 @@ from ..outputs.run_files import mean_over_clients
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds, split_at_commas
 from .runs import Run
 from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
-from .selection import labels, setting, shown, with_record, with_scores, with_styles
+from .selection import (
+    labels,
+    require_different_labels,
+    setting,
+    shown,
+    with_record,
+    with_scores,
+    with_styles,
+)
 
 
 @figure("accuracy/rounds", "accuracy by round, one line for each run")
@@ -39,6 +47,7 @@ def by_round(
     """
     runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
     require_rounds(runs, "accuracy/rounds")
+    require_different_labels(run.algorithm for run in runs)  # of one legend
     groups: dict[str, list[Run]] = {}
     for run in runs:
         title = f"{panel} = {shown(run.settings[panel])}" if panel else ""
@@ -72,7 +81,7 @@ def by_round(
         drawing.legend(f"{'best' if best_so_far else 'last'} round{unit}", handles)
     else:
         drawing.legend()
-    what = "best so far" if best_so_far else f"{model} model, {split} samples"
+    what = f"{model} model, {split} samples{', best so far' if best_so_far else ''}"
     drawing.title(
         f"{what}, {describe_clients(runs, list(rows.values()), average)}{over_seeds(runs)}"
     )
@@ -90,6 +99,8 @@ def of_models(
 ) -> Drawing:
     """Accuracy by round of several models; a model scored in one round only is a marker there.
 
+    Means are over the clients that all runs score with all models.
+
     Args:
       models: names, one line (or axes) for each.
       averages: "clients" or "samples" for each model; over clients by default.
@@ -103,20 +114,20 @@ def of_models(
     require(len(means) == len(chosen), "--averages", ",".join(means), each)
     require_name("value of --by", by, ("run", "model"))
     runs, by_run = with_scores(runs, chosen, split), by == "run"
+    rows, several = chosen_clients(runs, "", chosen, split), len(set(means)) > 1
     panels = labels(runs) if by_run else chosen
     drawing = Drawing.panels(len(panels), 3.8, 3.2, sharey=by_run)
     axes_of = dict(zip(panels, drawing.axes, strict=True))
-    for run, name, style in with_styles(runs):
+    for (run, name, style), own in zip(with_styles(runs), rows, strict=True):
         for model, average, k in zip(chosen, means, line_styles.of_models(chosen), strict=True):
-            (rows,) = chosen_clients([run], "", model, split)
-            values = curve(run, rows, model, split, average)
+            values = curve(run, own, model, split, average)
             if by_run:
-                several = f" (mean over {average})" if len(set(means)) > 1 else ""
+                over = f" (mean over {average})" if several else ""
                 # Two models may be the same: dashes show the line beneath.
                 look = {"linestyle": plots.DASHES[k % len(plots.DASHES)]}
-                panel, title, line = name, name, (k, model + several)
+                panel, title, line = name, name, (k, model + over)
             else:
-                look, title = {}, f"{model} model, mean over {average}"
+                look, title = {}, f"{model} model{f', mean over {average}' if several else ''}"
                 panel, line = model, (style, name)
             drawing.band(axes_of[panel], run.eval_rounds, values, *line, **look)
             axes_of[panel].set_title(title, **SMALL)
@@ -125,7 +136,8 @@ def of_models(
     drawing.by_round(measure.axis)
     drawing.legend()
     what = f"{measure.label[:1].upper()}{measure.label[1:]} on {split} samples"
-    drawing.title(f"{what}{over_seeds(runs)}")
+    whom = describe_clients(runs, rows, " or ".join(dict.fromkeys(means)))
+    drawing.title(f"{what}, {whom}{over_seeds(runs)}")
     return drawing
 
 
@@ -139,7 +151,8 @@ def side_by_side(
 ) -> Drawing:
     """One accuracy of several models, a row of points for each run.
 
-    Points are means over clients and seeds, whiskers go from the lowest seed to the highest.
+    Points are means over seeds and the clients that all runs score with all models; whiskers go
+    from the lowest seed to the highest.
 
     Args:
       models: names.
@@ -149,13 +162,13 @@ def side_by_side(
     chosen = split_at_commas(models)
     runs = with_scores(runs, chosen, split)
     names, measure = labels(runs), runs[0].measure
+    rows = chosen_clients(runs, "", chosen, split)
     drawing = Drawing(6.2, 1.5 + 0.45 * len(runs))
     (axes,) = drawing.axes
     for k, (model, style) in enumerate(zip(chosen, line_styles.of_models(chosen), strict=True)):
         points = []
-        for run, name in zip(runs, names, strict=True):
-            (rows,) = chosen_clients([run], "", model, split)
-            points.append(one_number(curve(run, rows, model, split), score, measure))
+        for run, name, own in zip(runs, names, rows, strict=True):
+            points.append(one_number(curve(run, own, model, split), score, measure))
             facts = {**of_run(run, name), "model": model, "score": score}
             drawing.add({measure.column: points[-1]}, {"seed": run.seeds}, **facts)
         height = np.arange(len(runs)) + 0.22 * (k - (len(chosen) - 1) / 2)
@@ -165,7 +178,7 @@ def side_by_side(
     plots.tidy(axes, xlabel=measure.axis)
     axes.grid(axis="y", visible=False)
     drawing.legend("model")
-    what = f"{split} {measure.label}, {SCORES[score]}, mean over clients"
+    what = f"{split} {measure.label}, {SCORES[score]}, {describe_clients(runs, rows)}"
     drawing.title(what + over_seeds(runs, "whiskers"))
     return drawing
 

@@ -1,16 +1,19 @@
 """Figures that compare runs: accuracy against cost, and each client's gain or loss."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from fedjax_pfl.results import comparison_plots, plots
+from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.utils.errors import InputError, require_name
 
 from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds
+from .run_table import baseline_runs
 from .runs import Run, same_data
 from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
-from .selection import labels, with_scores, with_styles
+from .selection import labels, renamed, with_scores, with_styles
 
 COSTS = {
     "rounds": "round",
@@ -101,7 +104,6 @@ def scatter(
         raise InputError("accuracy/scatter compares runs: give at least two.")
     (first, *others), (own, *names) = runs, labels(runs)
     measure = first.measure
-    unit = ", %" if measure.fraction else f", {measure.axis}"
     drawing = Drawing.panels(len(others), 4.0, 4.0)
     for axes, run, name in zip(drawing.axes, others, names, strict=True):
         _require_same_data("accuracy/scatter", (first, own), (run, name))
@@ -117,15 +119,15 @@ def scatter(
         ties = np.abs(gain) <= 1e-9
         better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
         low, high = min(across.min(), upward.min()), max(across.max(), upward.max())
-        margin = 0.05 * (high - low)
-        limits = (low - 2, 101) if measure.fraction else (low - margin, high + margin)
+        margin = 0.05 * ((high - low) or abs(high) or 1.0)
+        limits = low - margin, high + margin
         axes.plot(limits, limits, color=plots.GREY, linewidth=1, zorder=1)
         colours = np.where(gain >= 0, *plots.COLOURS[:2])
         axes.scatter(across, upward, c=np.where(ties, TIE, colours), s=22, zorder=2)
         axes.set(xlim=limits, ylim=limits, aspect="equal")
         equal = f", {ties.sum()} equal" if ties.any() else ""
         axes.set_title(f"{name}: {better} better, {worse} worse{equal}", **SMALL)
-        plots.tidy(axes, xlabel=f"{own}{unit}", ylabel=f"{name}{unit}")
+        plots.tidy(axes, xlabel=f"{own}: {measure.axis}", ylabel=f"{name}: {measure.axis}")
         both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
         drawing.add(both, {"client": rows}, label_across=own, label_upward=name)
     drawing.title(f"Clients: {model} model, {split} samples, {SCORES[score]}")
@@ -145,19 +147,22 @@ def sorted_gains(
     The legend has the share of the pairs that are better than the baseline's; ties count half.
 
     Args:
-      baseline: algorithm of the run that is subtracted.
+      baseline: run, or algorithm, that is subtracted; several runs of one algorithm are pooled if
+        they differ only in their seeds.
       model, split: which accuracy.
     """
     runs = with_scores(runs, [model], split)
-    base = next((run for run in runs if run.algorithm == baseline), None)
-    if base is None or len(runs) < 2:
-        ran = ", ".join(dict.fromkeys(run.algorithm for run in runs))
-        raise InputError(f"accuracy/gains needs a run of {baseline!r} and others, got {ran}.")
+    names = labels(runs)
+    at = baseline_runs(baseline, runs, names)
+    bases = [runs[k] for k in at]
+    baseline = names[at[0]] if len(at) == 1 else renamed(bases[0].algorithm)
+    if len(bases) == len(runs):
+        raise InputError(f"accuracy/gains needs other runs beside those of {baseline!r}.")
     drawing, made = Drawing(6.4, 4.2), {}
-    for run, name, _ in with_styles(runs):
-        if run is not base:
-            _require_same_data("accuracy/gains", (base, baseline), (run, name))
-            made[name] = run.result.gains(base.result, model, split)
+    for run, name in zip(runs, names, strict=True):
+        if run not in bases:
+            _require_same_data("accuracy/gains", (bases[0], baseline), (run, name))
+            made[name] = _gains(run, bases, model, split)
             places = {"seed": made[name].seeds, "client": made[name].clients}
             drawing.add({"gain": made[name].values}, places, **of_run(run, name))
     styles = {name: style for _, name, style in with_styles(runs)}
@@ -165,6 +170,20 @@ def sorted_gains(
     drawing.legend(f"better than {baseline}")
     drawing.title(f"{model} model, {split} samples, after the last round; a client in a seed each")
     return drawing
+
+
+def _gains(run: Run, bases: Sequence[Run], model: str, split: str) -> Gains:
+    """Return the gains over runs of different seeds, in the seeds that are in common."""
+    shared = [base for base in bases if set(base.seeds) & set(run.seeds)] or bases[:1]
+    first, *others = (run.result.gains(base.result, model, split) for base in shared)
+    if not others:
+        return first
+    values, errors = (
+        np.concatenate([getattr(one, name) for one in (first, *others)])
+        for name in ("values", "errors")
+    )
+    seeds = tuple(seed for one in (first, *others) for seed in one.seeds)
+    return replace(first, values=values, errors=errors, seeds=seeds)
 
 
 def _require_same_data(figure: str, *named: tuple[Run, str]) -> None:

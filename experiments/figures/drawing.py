@@ -1,7 +1,7 @@
 """Figures with their numbers: the catalogue, grids of axes, legends and titles."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -193,9 +193,17 @@ def require_rounds(runs: Sequence, name: str) -> None:
 
 def over_seeds(runs: Sequence, mark: str = "band") -> str:
     """Return the end of a title about lines or points of several seeds."""
-    return spread_of(max(len(run.seeds) for run in runs), mark)
+    return spread_of([len(run.seeds) for run in runs], mark)
 
 
-def spread_of(count: int, mark: str = "band") -> str:
-    """Return the end of a title about lines or points of that number of seeds."""
-    return f"; mean of {count} seeds, {mark} from lowest to highest" if count > 1 else ""
+def spread_of(counts: Collection[int], mark: str = "band") -> str:
+    """Return the end of a title about lines or points of these numbers of seeds."""
+    if max(counts) < 2:
+        return ""
+    return f"; mean of {extent(counts)} seeds, {mark} from lowest to highest"
+
+
+def extent(counts: Collection[int]) -> str:
+    """Return words such as "3", or "2 to 3"."""
+    low, high = min(counts), max(counts)
+    return f"{high}" if low == high else f"{low} to {high}"

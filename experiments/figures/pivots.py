@@ -16,7 +16,7 @@ from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
-from .drawing import split_at_commas
+from .drawing import extent, split_at_commas
 from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import Choice, chosen_clients, curve, describe_clients, one_number
@@ -27,6 +27,7 @@ from .selection import (
     mixed_code,
     named_settings,
     renamed,
+    require_different_labels,
     setting,
     shown,
     varying,
@@ -164,7 +165,8 @@ def pivoted(
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
 
     Raises:
-      InputError: an unknown name, a cell with two runs of the same seed, or different data.
+      InputError: an unknown name, a cell with two runs of the same seed, different data, or one
+        label of two rows or columns.
     """
     require_name("--spread", spread, SPREADS)
     model, split, average = choice.model, choice.split, choice.average
@@ -184,13 +186,14 @@ def pivoted(
                 f"data: {first.data_name} and {other.data_name}; --different_data allows it."
             )
     differ = _differing_settings(runs, at, names)
-
+    rows = [", ".join([run.algorithm, *named_settings(run, differ)]) for run in runs]
+    require_different_labels(rows)
+    require_different_labels(columns)
     scores: list[tuple[str, str, int, float]] = []
     pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[tuple[str, str], list[str]] = {}
-    for run, column, mine in zip(runs, at, chosen, strict=True):
+    for run, row, column, mine in zip(runs, rows, at, chosen, strict=True):
         values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
-        row = ", ".join([run.algorithm, *named_settings(run, differ)])
         place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:
@@ -216,8 +219,7 @@ def pivoted(
     several = [values for values in made.cells.values() if len(values) > 1]
     made.notes.extend([RANKED, *grouped_by_column(remarks), *mixed_code(pooled.values())])
     if several:
-        counts = sorted({len(values) for values in made.cells.values()})
-        seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        seeds = extent([len(values) for values in made.cells.values()])
         kind = {"std": "standard deviation", "interval": "half of the 95 % interval"}[spread]
         made.notes.insert(0, f"±: {kind} over seeds, {seeds} of them.")
     if spread == "interval":

@@ -89,7 +89,11 @@ def compare_runs(
     model, split, average = choice.model, choice.split, choice.average
     measure = runs[0].measure
     if target is not None and measure.fraction:
-        require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
+        # A high score of at most 1 % is a share, such as 0.8 for 80 %; a low one may be a target.
+        if measure.higher:
+            require(1 < target <= 100, "target", target, "a percentage in (1, 100], such as 80")
+        else:
+            require(0 <= target <= 100, "target", target, "a percentage in [0, 100], such as 5")
     every, runs = runs, with_scores(runs, [model], split)
     other = next((run for run in runs if not same_data(run, runs[0])), None)
     if other is not None and not choice.different_data:
@@ -105,7 +109,7 @@ def compare_runs(
         scores.append(dict(zip(run.seeds, values.tolist(), strict=True)))
     base, subtracted = None, []
     if baseline is not None:
-        subtracted = _baseline(baseline, runs, names)
+        subtracted = baseline_runs(baseline, runs, names)
         base = {seed: score for k in subtracted for seed, score in scores[k].items()}
     table = [
         {"label": name} | _row(run, own, base, chosen, target, (model, split, average)) | more
@@ -186,8 +190,15 @@ def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
     return notes
 
 
-def _baseline(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
-    """Return the positions of the baseline's runs, which differ only in their seeds."""
+def baseline_runs(word: str, runs: Sequence[Run], names: Sequence[str]) -> list[int]:
+    """Return the positions of the baseline's runs, which differ only in their seeds.
+
+    Args:
+      word: one of the labels `names`, or an algorithm, in any spelling.
+
+    Raises:
+      InputError: an unknown name, or runs that differ in more than seeds.
+    """
     if word in names:
         return [names.index(word)]
     name = pfl.core.algorithm_name(word, {*names, *(run.algorithm for run in runs)}, "baseline")

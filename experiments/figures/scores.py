@@ -29,21 +29,22 @@ __all__ = [
 OVER = ("all", "next_participants")
 
 
-def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> list[np.ndarray]:
+def chosen_clients(
+    runs: Sequence[Run], words: str, models: str | Sequence[str], split: str
+) -> list[np.ndarray]:
     """Return the rows of the clients to average, for each run.
 
     Args:
+      models: a name, or several; clients count that are scored with all of them.
       words: numbers such as "0,3"; "" for those that all runs on the same data score, so that an
         algorithm for one client is compared with the others' models of that client.
 
     Raises:
       InputError: a client that a run lacks or does not score, or no client that all score.
     """
+    models = [models] if isinstance(models, str) else models
     scored = [
-        np.asarray(~np.isnan(run.values(model, split)).all(axis=(0, 1)))
-        if model in run.scored(split)
-        else np.ones(run.num_clients, bool)
-        for run in runs
+        np.logical_and.reduce([_scored(run, model, split) for model in models]) for run in runs
     ]
     if words:
         return [_named_clients(run, own, words) for run, own in zip(runs, scored, strict=True)]
@@ -60,6 +61,13 @@ def chosen_clients(runs: Sequence[Run], words: str, model: str, split: str) -> l
     return rows
 
 
+def _scored(run: Run, model: str, split: str) -> np.ndarray:
+    """Return whether each client is scored, [N]; all are if the run lacks the model."""
+    if model not in run.scored(split):
+        return np.ones(run.num_clients, bool)
+    return np.asarray(~np.isnan(run.values(model, split)).all(axis=(0, 1)))
+
+
 def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
     numbers = [int(w) if w.strip().isdecimal() else -1 for w in words.split(",")]
     for word, number in zip(words.split(","), numbers, strict=True):
@@ -73,7 +81,7 @@ def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:
                 f"client {number} is not scored in {run.folder}, which scores "
                 f"{named(np.flatnonzero(scored).tolist())}."
             )
-    return np.array(numbers)
+    return np.unique(numbers)
 
 
 def describe_clients(

@@ -11,7 +11,7 @@ from fedjax_pfl.utils.errors import shown as shown_text
 
 from ..cli import provenance
 from ..outputs import line_styles
-from .runs import ALGORITHM, REVISION, Run, same_data
+from .runs import ALGORITHM, CODE, REVISION, Run, same_data
 
 # Flags of additional measurements.
 MEASURING = (
@@ -96,7 +96,8 @@ def with_models(runs: Sequence[Run]) -> list[Run]:
 def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     """Return the names of settings in which runs differ, hyperparameters within an algorithm.
 
-    Flags of additional measurements are left out.
+    The user's own code counts within an algorithm, too. Flags of additional measurements are left
+    out.
     """
     names = dict.fromkeys(name for run in runs for name in run.settings)
     bare = {name for run in runs for name in run.hyperparameters}
@@ -106,7 +107,12 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
             name in bare and all(name not in run.flags for run in runs)
         ):
             continue  # a hyperparameter counts under its full name
-        if len({repr(run.settings[name]) for run in runs if name in run.settings}) > 1:
+        seen: dict[str, set[str]] = {}
+        for run in runs:
+            if name in run.settings:
+                within = run.algorithm if name == CODE else ""
+                seen.setdefault(within, set()).add(repr(run.settings[name]))
+        if any(len(values) > 1 for values in seen.values()):
             differ.append(name)
     return differ
 
@@ -207,6 +213,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         chosen = [str(run.folder) for run in runs]
     if hidden:
         chosen = [f"{name} ({run.data_name})" for name, run in zip(chosen, runs, strict=True)]
+    require_different_labels(chosen)
     return [renamed(name) for name in chosen]
 
 
@@ -234,6 +241,17 @@ def renamed(name: str) -> str:
     labels = _LABELS.get() or {}
     first, comma, rest = name.partition(", ")
     return labels.get(name) or f"{labels.get(first, first)}{comma}{rest}"
+
+
+def require_different_labels(names: Iterable[str]) -> None:
+    """Raise `InputError` if --labels gives two names one label, which would pool their numbers."""
+    owners: dict[str, str] = {}
+    for name in names:
+        other = owners.setdefault(label := renamed(name), name)
+        if other != name:
+            raise InputError(
+                f"--labels makes both {other!r} and {name!r} {label!r}: give them different labels."
+            )
 
 
 def read_labels(file: str | None) -> dict[str, str]:

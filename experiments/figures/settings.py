@@ -15,6 +15,7 @@ from .selection import (
     REPEATS,
     differing_settings,
     renamed,
+    require_different_labels,
     setting,
     shown,
     varying,
@@ -94,6 +95,7 @@ def against_setting(
     places, scale = _axis(sorted({at for line in lines.values() for at in line}, key=_order))
     if all(isinstance(value, int | float) for line in lines for value in line):
         lines = dict(sorted(lines.items()))  # words, such as algorithms, are in the runs' order
+    require_different_labels(map(_text, lines))
     styles = range(len(lines))
     if line_names == [ALGORITHM]:
         styles = line_styles.numbers([str(line[0]) for line in lines])
@@ -124,7 +126,7 @@ def against_setting(
         pairs = zip(line_names, line, strict=True)
         title = ", ".join([*(f"{name} = {_text((value,))}" for name, value in pairs), title])
     repeats = [sum(len(r.seeds) for r in same) for line in lines.values() for same in line.values()]
-    drawing.title(title + spread_of(max(repeats), "whiskers" if scale == "places" else "band"))
+    drawing.title(title + spread_of(repeats, "whiskers" if scale == "places" else "band"))
     others = [n for n in varying(runs, (*REPEATS, ALGORITHM)) if n not in used and "." not in n]
     if others:
         text = f"the runs also differ in {', '.join(others)}"

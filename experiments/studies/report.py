@@ -316,7 +316,7 @@ class Report:
                 _scale(axes, at_x.tolist())
                 axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
-        seeds = max(len(run.seeds) for run in self.runs.values())
+        seeds = [len(run.seeds) for run in self.runs.values()]
         drawing.title(f"mean over {self.whom}{spread_of(seeds)}")
         return drawing
 

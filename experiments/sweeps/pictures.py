@@ -60,7 +60,7 @@ def _line(outcomes, algorithm, name) -> Figure:
     axes.minorticks_off()
     plots.tidy(axes, xlabel=name, ylabel=outcomes[0].measure.axis)
     drawing.legend()
-    seeds = spread_of(len(outcomes[0].validation))
+    seeds = spread_of([len(outcomes[0].validation)])
     drawing.title(f"{algorithm}: mean over clients{seeds}")
     return drawing.figure
 

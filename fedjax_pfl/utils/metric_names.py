@@ -84,11 +84,12 @@ class Measure(NamedTuple):
         """Format a number for tables; "-" for NaN."""
         if math.isnan(value):
             return "-"
-        return f"{value:.2f}" if self.fraction or abs(value) >= 100 else f"{value:.4g}"
+        # z: no sign of what rounds to zero
+        return f"{value:z.2f}" if self.fraction or abs(value) >= 100 else f"{value:z.4g}"
 
     def brief(self, value: float) -> str:
         """Format a number for figures."""
-        return f"{value:.1f}" if self.fraction else f"{value:.3g}"
+        return f"{value:z.1f}" if self.fraction else f"{value:z.3g}"
 
     def worst_first(self, values: np.ndarray) -> np.ndarray:
         """Sort along the last axis from the worst value; NaN comes last."""
@@ -115,7 +116,7 @@ class Measure(NamedTuple):
 
     def toward(self, values: Any) -> Any:
         """Return values negated if lower is better, so that higher is better."""
-        return values if self.higher else -values
+        return values if self.higher else 0 - values  # 0, not -0, for 0
 
 
 ACCURACY = Measure("accuracy", pools=True)

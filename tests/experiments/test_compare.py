@@ -13,6 +13,7 @@ from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
 from experiments.figures.scores import Choice, choice_of, chosen_clients, describe_clients
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 
 
@@ -72,6 +73,19 @@ def test_every_number(runs):
     heading, *_ = table.cells
     assert "GFLOP, all clients" in heading and "GFLOP to" in heading
     assert "GFLOP" not in replace(table, rows=[local]).to_markdown()
+
+
+def test_a_target_below_one_percent_where_lower_is_better(tmp_path):
+    folder = tmp_path / "a" / "local"
+    write_run(folder, "local", [[[0.03, 0.03], [0.01, 0.006]]], [0], **SAME)
+    scores = pfl.Result.load(folder).scores
+    ece = {"personalized/test/ece": scores["personalized/test/accuracy"]}
+    rewrite(folder, scores=scores | ece, measures=(ACCURACY, Measure("ece", LOWER)))
+    found = find([str(tmp_path)], metric="ece")
+    (row,) = compare_runs(found, target=0.8)[0].rows
+    assert (row["rounds_to"], row["reached"]) == (2.0, "1/1")
+    with pytest.raises(InputError, match=r"target must be a percentage in \[0, 100\], such as 5"):
+        compare_runs(found, target=-1.0)
 
 
 def test_a_baseline_in_another_spelling(runs):
@@ -263,6 +277,13 @@ def test_titles_say_how_many(tmp_path):
         describe_clients([run] * 2, [rows[0], rows[0][:1]]) == "mean over clients of each run's own"
     )
     assert describe_clients([run] * 2, [rows[0][:1]] * 2) == "client 0"
+
+
+def test_a_client_named_twice_counts_once(tmp_path):
+    write_run(tmp_path / "a" / "local", "local", finals([0.1, 0.2, 0.6, 0.9]), [0], **SAME)
+    table, said = compare_runs(find([str(tmp_path)]), Choice(clients="2,1,1"))
+    assert said.endswith("mean over 2 of 4 clients")
+    assert [row["accuracy"] for row in table.rows] == pytest.approx([40])
 
 
 def test_files(runs, tmp_path, capsys):

@@ -95,6 +95,15 @@ def test_refusals(runs, words, said, capsys, tmp_path):
     assert not output.exists()
 
 
+def test_a_baseline_by_its_own_name_or_its_label(runs, tmp_path, capsys):
+    (tmp_path / "labels.txt").write_text("local=Local 100%\n")
+    words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests"]
+    words += [f"--labels={tmp_path / 'labels.txt'}"]
+    for name in ("local", "Local", "Local 100%"):
+        assert compare.main(["compare", *words, f"--baseline={name}"]) == 0
+        assert "| p vs Local 100% |" in capsys.readouterr().out
+
+
 def test_ranks_of_a_row_that_failed(runs):
     """A mean that is not a number makes its column no block."""
     made = pivoted(find([str(runs)]), "dataset,batch_size")

@@ -11,6 +11,7 @@ from experiments.outputs import comparison_table, run_files
 from experiments.outputs.run_files import write_comparison
 from fedjax_pfl.results import harm
 from fedjax_pfl.results.comparison_plots import Panel, sorted_gains
+from fedjax_pfl.utils.metric_names import LOWER, Measure
 from tests.experiments.written_runs import finals, write_run
 
 SIZES = np.array([10, 10, 100, 100])
@@ -60,6 +61,14 @@ def test_equal_counts_are_ties(results):
     ]
     gains = pair[1].gains(pair[0])
     assert (gains.values == 0).all() and gains.summary()["win_rate"].value == 0.5
+
+
+def test_equal_errors_are_gains_of_zero_without_a_sign(results):
+    mse = Measure("mse", LOWER, fraction=False)
+    (values,) = results["local"].scores.values()
+    run = replace(results["local"], scores={"personalized/test/mse": values}, measures=(mse,))
+    for one in run.gains(run).summary().values():
+        assert not np.signbit(np.array(one)).any()
 
 
 def test_the_interval_is_over_clients_within_seeds():

@@ -29,6 +29,15 @@ def test_names():
     )  # fmt: skip
 
 
+def test_zeros_have_no_sign():
+    for measure in (ACCURACY, MSE):
+        assert not np.signbit(measure.toward(np.zeros(2))).any()
+        assert measure.toward(np.float32([1, 2])).dtype == np.float32
+        for text in (measure.shown, measure.brief):
+            assert "-" not in text(-0.0) and text(-2.5).startswith("-2.5")
+    assert (ACCURACY.shown(-0.001), ACCURACY.brief(-0.01)) == ("0.00", "0.0")
+
+
 def test_directions():
     values = np.array([3.0, np.nan, 1.0, 2.0])
     np.testing.assert_array_equal(ACCURACY.worst_first(values), [1, 2, 3, np.nan])

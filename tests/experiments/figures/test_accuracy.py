@@ -53,7 +53,8 @@ def test_best_so_far_never_falls(found, metrics):
     values = np.maximum.accumulate(percent(metrics(runs[0], NAME)), axis=1)
     (line,) = lines(drawn.figure.axes[0])
     np.testing.assert_allclose(line.get_ydata(), values.mean(axis=0), rtol=1e-5)
-    assert "best so far" in drawn.figure.get_suptitle()
+    title = drawn.figure.get_suptitle().replace("\n", " ")
+    assert title.startswith("personalized model, test samples, best so far, mean over clients;")
 
 
 def test_all_are_scored_by_whom_an_algorithm_serves(found):
@@ -133,6 +134,21 @@ def test_pairs_are_the_summaries_numbers(found, score, key):
     np.testing.assert_allclose(seeds, wanted, rtol=1e-5)
     with pytest.raises(InputError, match=r"Unknown score 'bst'. Did you mean 'best'"):
         accuracy.side_by_side([run], models="guidance", score="bst")
+
+
+def test_several_models_are_means_over_the_same_clients(found):
+    """Weight Erosion serves client 1: the others' points and lines are those of client 1, too."""
+    runs = [found["main", "local"], found["main", "weight_erosion"]]
+    wanted = 100 * runs[0].values()[:, :, 1].astype(float)  # [S, E]
+    pairs = accuracy.side_by_side(runs, models="personalized")
+    seeds = [row[-1] for row in rows_of(pairs)][: len(SEEDS)]
+    np.testing.assert_allclose(seeds, wanted[:, -1], rtol=1e-5)
+    drawn = accuracy.of_models(runs, models="personalized")
+    np.testing.assert_allclose(
+        lines(drawn.figure.axes[0])[0].get_ydata(), wanted.mean(axis=0), rtol=1e-5
+    )
+    for one in (pairs, drawn):
+        assert ", client 1; mean of 2 seeds" in one.figure.get_suptitle().replace("\n", " ")
 
 
 def test_every_client(found):

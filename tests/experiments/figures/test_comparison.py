@@ -1,5 +1,6 @@
 """Accuracy against cost, and client against client, against the numbers that the runs wrote."""
 
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -7,6 +8,8 @@ import pytest
 
 from experiments.figures import comparison
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.metric_names import LOWER, Measure
+from tests.experiments.written_runs import rewrite
 
 from .conftest import CLIENTS, ROUNDS, rows_of
 
@@ -76,6 +79,24 @@ def test_equal_clients_are_neither_better_nor_worse(found):
     np.testing.assert_allclose(points.get_facecolors()[:, :3], 0.45)
 
 
+def test_axes_name_the_measure_and_suit_its_values(found, tmp_path):
+    both = []
+    for at, algorithm in enumerate(("local", "feddwa")):
+        run, folder = found["main", algorithm], tmp_path / algorithm
+        shutil.copytree(run.folder, folder)
+        name = "personalized/test/ece"
+        low = 0.001 * (1 + at + np.zeros_like(run.result.scores["personalized/test/accuracy"]))
+        ece = Measure("ece", LOWER)
+        measures = (*run.result.measures, ece)
+        rewrite(folder, scores=run.result.scores | {name: low}, measures=measures)
+        both.append(replace(run, folder=folder, metric="ece"))
+    axes = comparison.scatter(both).figure.axes[0]
+    assert axes.get_xlabel() == "local: ECE, % (lower is better)"
+    assert axes.get_ylabel() == "feddwa: ECE, % (lower is better)"
+    np.testing.assert_allclose(axes.get_xlim(), [0.095, 0.205], rtol=1e-5)
+    np.testing.assert_allclose(axes.get_ylim(), axes.get_xlim())
+
+
 def test_client_against_client_needs_the_same_samples(found):
     """Four clients each, of different partitions: no client is the same."""
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
@@ -91,7 +112,34 @@ def test_sorted_gains(found):
     assert [row[2:4] for row in rows_of(drawn)] == [
         (seed, client) for seed in local.seeds for client in range(CLIENTS)
     ]
-    with pytest.raises(InputError, match="needs a run of 'fedavg' and others, got local, feddwa"):
+    spelled = comparison.sorted_gains([local, feddwa], baseline="Local")
+    assert rows_of(spelled) == rows_of(drawn)
+    assert spelled.figure.axes[0].get_ylabel() == "gain over local, points"
+    with pytest.raises(InputError, match=r"Unknown baseline 'fedavg'. Valid: feddwa, local"):
         comparison.sorted_gains([local, feddwa], baseline="fedavg")
+    with pytest.raises(InputError, match="needs other runs beside those of 'local'"):
+        comparison.sorted_gains([local])
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.sorted_gains([local, found["iid", "fedavg"]])
+
+
+def test_several_baselines(found, tmp_path):
+    """Runs that differ in more than seeds are refused; those of other seeds are pooled."""
+    local, longer, feddwa = (
+        found[at] for at in (("main", "local"), ("longer", "local"), ("main", "feddwa"))
+    )
+    with pytest.raises(InputError, match="baseline 'local' is 2 runs that are not one with"):
+        comparison.sorted_gains([local, longer, feddwa])
+    assert rows_of(comparison.sorted_gains([local, longer, feddwa], baseline="local, rounds=3"))
+
+    def of_seed(seed):
+        folder = tmp_path / f"{seed}" / "local"
+        shutil.copytree(local.folder, folder)
+        at, result = [local.seeds.index(seed)], local.result
+        scores = {name: values[at] for name, values in result.scores.items()}
+        rewrite(folder, seeds=(seed,), scores=scores)
+        return replace(local, folder=folder, config=local.config | {"seeds": [seed]})
+
+    pooled = comparison.sorted_gains([of_seed(1), of_seed(0), feddwa])
+    wanted = rows_of(comparison.sorted_gains([local, feddwa]))
+    assert sorted(row[2:] for row in rows_of(pooled)) == [row[2:] for row in wanted]

@@ -2,12 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from experiments.figures import selection
+from experiments.figures import accuracy, selection, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
 
@@ -147,3 +148,30 @@ def test_what_varies_and_labels(found, variant):
     assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
     with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
         selection.setting([a, b], "topk")
+
+
+def test_own_code_is_a_difference_within_an_algorithm_only(found):
+    def with_code(algorithm, *code):
+        run = found["main", algorithm]
+        return replace(run, config=run.config | {"code": list(code)})
+
+    local, feddwa = with_code("local"), with_code("feddwa", "own.py 1a2b")
+    assert selection.labels([local, feddwa]) == ["local", "feddwa"]
+    assert selection.varying([local, feddwa]) == ["algorithm"]
+    other = with_code("feddwa", "own.py 3c4d")
+    assert selection.labels([feddwa, other]) == ["code=own.py 1a2b", "code=own.py 3c4d"]
+    assert selection.differing_settings([feddwa, other]) == ["code"]
+
+
+def test_two_names_need_two_labels(found):
+    runs = [found["main", "local"], found["main", "feddwa"]]
+    for given in ({"local": "X", "feddwa": "X"}, {"local": "feddwa"}):
+        both = r"--labels makes both 'local' and 'feddwa' '\w+': give them different labels"
+        with selection.with_labels(given):
+            for draw in (selection.labels, accuracy.by_round):
+                with pytest.raises(InputError, match=both):
+                    draw(runs)
+            with pytest.raises(InputError, match=both):
+                settings.against_setting(runs, x="rounds")
+    with selection.with_labels({"local": "feddwa", "feddwa": "local"}):
+        assert selection.labels(runs) == ["feddwa", "local"]

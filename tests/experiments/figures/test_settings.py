@@ -104,6 +104,9 @@ def test_repetitions_are_more_seeds(found, ablation):
     point = drawn.figure.axes[0].containers[0].lines[0].get_ydata()
     np.testing.assert_allclose(point, (final(first) + final(second)) / 2, rtol=1e-5)
     assert "mean of 4 seeds" in drawn.figure.get_suptitle()
+    once = ablation(found["main", "feddwa"], "once", top_k=1)
+    drawn = settings.against_setting([first, second, once], x="top_k")
+    assert "mean of 2 to 4 seeds" in drawn.figure.get_suptitle().replace("\n", " ")
 
 
 def test_what_cannot_be_compared(found, ablation):
