@@ -27,8 +27,8 @@ class Ditto(OwnModels):
 
     Algorithm 1. w is the model that the server sent in this round, before local training and
     aggregation. All v_i begin at the common initial model. The server's model does not depend on
-    lambda. The pull applies to shared parameters only. A client of which either model diverges
-    counts as diverged and keeps neither.
+    lambda. The pull applies to shared parameters only. A client either of whose models diverges
+    counts as diverged: its upload is not used, and its personal model stays as it was.
 
     Attributes:
       proximal_weight: lambda; 1 in the authors' code. Its tables tune over 0.05, 0.1, 1 and 2.
@@ -66,8 +66,8 @@ class Ditto(OwnModels):
     def gradients_per_batch(self):
         return 2 if self.batches == "shared" else 1
 
-    def gradients(self, federation, rounds):  # a shared minibatch is one, and in both schedules
-        return super().gradients(federation, rounds) // self.gradients_per_batch()
+    def max_gradients(self, federation, rounds):  # a shared minibatch is one, and in both schedules
+        return super().max_gradients(federation, rounds) // self.gradients_per_batch()
 
     def personal_schedule(self, federation):
         """Return the schedule of v_i."""

@@ -84,8 +84,8 @@ class FedDBE(fedavg.FedAvg):
         notes = "kappa is 0: features are not pulled to a common mean"
         return [*super().remarks(federation), *[notes] * (not self.kappa)]
 
-    def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds + 1)
+    def max_gradients(self, federation, rounds):
+        return super().max_gradients(federation, rounds + 1)
 
     def init(self, ctx):
         zero = jnp.zeros((ctx.federation.num_features,), ctx.dtype)

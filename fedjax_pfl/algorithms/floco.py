@@ -107,8 +107,8 @@ class Floco(fedavg.FedAvg):
         begin = int(self.warmup_fraction * rounds * (1 + 1e-6))  # 0.29 of 100 is 29
         return [f"clients have points of their own from round {begin + 1} of {rounds} on"]
 
-    def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds + bool(self.warmup_fraction < 1))
+    def max_gradients(self, federation, rounds):
+        return super().max_gradients(federation, rounds + bool(self.warmup_fraction < 1))
 
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)

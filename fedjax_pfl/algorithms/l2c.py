@@ -266,10 +266,10 @@ class L2C(core.Algorithm):
             mixing=weights,
         )
 
-    def gradients(self, federation, rounds):  # with those of validation samples
+    def max_gradients(self, federation, rounds):  # with those of validation samples
         sizes = np.asarray(federation.data.validation.size).astype(np.int64)
         further = -(-sizes // federation.schedule.batch_size) if self.whole_pass else sizes > 0
-        return super().gradients(federation, rounds) + rounds * further
+        return super().max_gradients(federation, rounds) + rounds * further
 
     def pruned(self, ctx, logits, active):
         """Return whom members listen to, bool [M, N], by their logits [M, N]."""

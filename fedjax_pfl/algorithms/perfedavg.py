@@ -76,9 +76,9 @@ class PerFedAvg(Weighted):
     def schedules(self, federation):
         return (self.schedule(federation),)
 
-    def gradients(self, federation, rounds):  # a product with the Hessian is worth two
-        three = super().gradients(federation, rounds)
-        return three * 4 // 3 if self.variant == "hessian_free" else three
+    def max_gradients(self, federation, rounds):  # a product with the Hessian is worth two
+        count = super().max_gradients(federation, rounds)
+        return count * 4 // 3 if self.variant == "hessian_free" else count
 
     def has_step(self, federation):
         sizes = np.asarray(federation.data.train.size).astype(np.int64)

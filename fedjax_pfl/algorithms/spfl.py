@@ -94,8 +94,8 @@ class Spfl(core.Algorithm):
     def gradients_per_batch(self):
         return self.local_updates
 
-    def gradients(self, federation, rounds):  # with those of the routine
-        return super().gradients(federation, rounds + -(-rounds // self.gamma))
+    def max_gradients(self, federation, rounds):  # with those of the routine
+        return super().max_gradients(federation, rounds + -(-rounds // self.gamma))
 
     def init(self, ctx):
         count, stages = ctx.num_clients, 2 if self.weighting == "paper" else 1

@@ -63,8 +63,8 @@ class Waffle(ForAlice, scaffold.Scaffold):
         or "none": the mean is over the rounds so far.
       server_rate: eta_g, not stated in the paper.
       control_update: "rebased" c <- sum abar_i c_i, which becomes local training once Alice has all
-        weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift. Where
-        only the agents S take part, the sum is multiplied by |S|/N.
+        weight; "literal" c <- c + sum abar_i dc_i (eq. 1), which then keeps a constant drift;
+        where only the agents S take part, its sum is multiplied by |S|/N.
       distance: the quantity that d_i compares with Alice's: the "update" dy_i, with the corrections
         by controls (Alg. 1), or the "gradient", the sum of the raw minibatch gradients, without
         them (the paper's text; Weight Erosion).
@@ -191,8 +191,8 @@ class Waffle(ForAlice, scaffold.Scaffold):
             return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
         return jnp.asarray(schedule(number, total), dtype)
 
-    def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds) * (
+    def max_gradients(self, federation, rounds):
+        return super().max_gradients(federation, rounds) * (
             federation.num_clients if self.everyone else 1
         )
 

@@ -65,7 +65,7 @@ class Context(Exchange):
         options.setdefault("learning_rate", self.learning_rate)
         options.setdefault("cursor", self._cursor(cohort, options.get("schedule")))
         options["key"] = self.key_for(purpose)
-        options.setdefault("number", self._number())
+        options.setdefault("noise_index", self._noise_index())
         train = local_sgd.train
         if self.optimizers is not None and "optimizer_state" not in options:
             train = partial(self.optimizers.train, purpose=purpose)
@@ -77,22 +77,22 @@ class Context(Exchange):
             self.observer.count_steps(cohort, trained.cohort)
         return trained
 
-    def _number(self) -> int:
-        return 0 if self.observer is None else self.observer.next_number()
+    def _noise_index(self) -> int:
+        return 0 if self.observer is None else self.observer.next_noise_index()
 
     def adapt(
-        self, models: Stack | Broadcast, rows: Rows, how: Adaptation, number: int = 0
+        self, models: Stack | Broadcast, rows: Rows, how: Adaptation, noise_index: int = 0
     ) -> Stack:
         """Train copies of `models` for the clients `rows` as `how` specifies, [k, ...].
 
         Args:
           models: [k, ...], or one `Broadcast` model.
           rows, how: see `adapting.adapt`.
-          number: index of the adaptation after this round; each draws noise of its own.
+          noise_index: index of the adaptation after this round; each draws noise of its own.
         """
         return adapting.adapt(
             self.federation, models, self.cohort_of(rows), how, key=self.key_for("adapt"),
-            learning_rate=self.learning_rate, number=number,
+            learning_rate=self.learning_rate, noise_index=noise_index,
         )  # fmt: skip
 
     def sgd_step(self, **options: Any) -> LocalStep:
@@ -105,7 +105,7 @@ class Context(Exchange):
         rate = options.pop("learning_rate", self.learning_rate)
         if self.optimizers is not None:
             raise self.optimizers.own_steps()
-        options.setdefault("number", self._number())
+        options.setdefault("noise_index", self._noise_index())
         return local_step(self.federation, rate, options)
 
     def initial_optimizer_state(

@@ -112,7 +112,10 @@ class Exchange(RoundInfo):
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
         """Aggregate uploads into the server's new model, by a weighted sum or a robust rule.
 
-        Without `federation.aggregator` it is `mixing.weighted_sum(weights, uploads, onto)`.
+        Without a robust rule it is `mixing.weighted_sum(weights, uploads, onto)`. With secure
+        aggregation and distributed noise, members of positive weight count equally. With
+        distributed noise the divisor is the expected number of members, and the missing part stays
+        at `onto`.
 
         Args:
           weights: [B], weights of the uploads; if all are zero, the result is `onto`.

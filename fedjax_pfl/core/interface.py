@@ -206,8 +206,8 @@ class Algorithm:
         """Return how many gradients are computed on each minibatch, for privacy accounting."""
         return 1
 
-    def gradients(self, federation: Federation, rounds: int) -> np.ndarray:
-        """Return the most minibatch gradients of each client in so many rounds, int64 [N].
+    def max_gradients(self, federation: Federation, rounds: int) -> np.ndarray:
+        """Return an upper bound on the minibatch gradients of each client in `rounds`, int64 [N].
 
         Rounds record them as "local_steps", and `dp_epsilon` is divided over them. The default is
         `gradients_per_batch` on every minibatch of `schedules`.

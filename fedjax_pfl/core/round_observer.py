@@ -70,8 +70,8 @@ class RoundObserver:
             taken = after.spread(after.steps - before.steps, 0)
             self.steps = taken if self.steps is None else self.steps + taken
 
-    def next_number(self) -> int:
-        """Return the number of the next local training or step, by which its noise differs."""
+    def next_noise_index(self) -> int:
+        """Return the index of the next local training, folded into the key of its noise."""
         self._trainings += 1
         return self._trainings - 1
 

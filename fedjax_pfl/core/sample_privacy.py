@@ -89,7 +89,7 @@ def noise_within(
     """
     assert federation.sample_privacy is not None
     plan = releases(algorithm, federation, adapt)
-    counts = algorithm.gradients(federation, rounds).tolist()
+    counts = algorithm.max_gradients(federation, rounds).tolist()
     wanted = [training_releases(plan, 1.0, client, count) for client, count in enumerate(counts)]
     noise = noise_for_each(epsilon, federation.sample_privacy.delta, wanted)
     return np.asarray(noise, federation.task.dtype)

@@ -72,7 +72,7 @@ def _check_sums(algorithm: Algorithm, federation: Federation, stage: Uploads) ->
         raise InputError(f"A robust rule needs single uploads, which {option} hides.")
     if stage.compressor is not None:
         raise InputError(f"{option} adds up complete updates: it can't be used with compress.")
-    if stage.privacy is not None and stage.attackers is not None and stage.privacy.shared:
+    if stage.privacy is not None and stage.attackers is not None and stage.privacy.distributed:
         raise InputError(
             "dp_placement='distributed' relies on the noise of all members, which Byzantine ones "
             "would leave out: use 'local', or no attackers."
@@ -99,12 +99,12 @@ def _check_privacy(federation: Federation, stage: Uploads) -> None:
         )
     part = federation.participation
     fixed = part.sampled(federation.num_clients) and part.poisson is None
-    if privacy.strict and privacy.shared and fixed:
+    if privacy.strict and privacy.distributed and fixed:
         raise InputError(
             "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
             "or let all clients take part."
         )
-    if privacy.adaptive is not None and not privacy.shared:
+    if privacy.adaptive is not None and not privacy.distributed:
         raise InputError(
             "dp_adaptive_clip adds noise to a sum over all members: it needs "
             "dp_placement='distributed'."

@@ -27,8 +27,8 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
     Permanent ids stay, so that no client's samples, batches or initial model change.
 
     Raises:
-      InputError: no client would be left, some of the new clients are stragglers, or data or
-        clients change over time.
+      InputError: no client would be left, some of the new clients are stragglers, data or clients
+        change over time, or the others are too few for their attackers or robust rule.
     """
     total = federation.num_clients
     require(1 <= count < total, "new_clients", count, f"in 1..{total - 1} of {total} clients")
@@ -40,25 +40,36 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
             f"The last {count} clients must be new, but client "
             f"{total - count + int(np.argmax(late[total - count :] > 0))} of them is a straggler."
         )
-    before = federation.participation
+    before, ids = federation.participation, np.asarray(federation.data.ids)[: total - count]
     among = ParticipationOptions(
         before.cohort_size / total if before.poisson is None else before.poisson,
         sampling="fixed" if before.poisson is None else "poisson",
         stragglers={int(row): int(late[row]) for row in rows if late[row]},
         straggler_schedule=before.schedule,
     )
+    remaining = among.cohorts(len(rows))
+    _check_threat(federation, ids, int(remaining.expected))
     return (
-        replace(
-            federation,
-            data=_select(federation.data, rows),
-            participation=among.cohorts(len(rows)),
-        ),
+        replace(federation, data=_select(federation.data, rows), participation=remaining),
         replace(
             federation,
             data=_select(federation.data, np.arange(total - count, total)),
             participation=ParticipationOptions().cohorts(count),
         ),
     )
+
+
+def _check_threat(federation: Federation, ids: np.ndarray, members: int) -> None:
+    """Check attackers and a robust rule for the remaining clients `ids`, `members` in a round."""
+    rule, stage = federation.aggregator, federation.uploads
+    if rule is not None:
+        rule.validate(members)
+        root, allowed = getattr(rule, "root", None), "the id of a client that is not new"
+        require(root is None or int(root) in ids, "root of the robust rule", root, allowed)
+    attacking = None if stage is None else stage.attacking(jnp.asarray(ids))
+    number = 0 if attacking is None else int(np.sum(attacking))
+    allowed = f"fewer than half of the {len(ids)} clients that are not new"
+    require(2 * number < len(ids), "attackers", number, allowed)
 
 
 def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:

@@ -52,7 +52,7 @@ from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
 
 
-class _Cohort(NamedTuple):
+class _RoundInput(NamedTuple):
     """Input of a round: its clients [R, M], their rows, and the federation with samples."""
 
     clients: np.ndarray
@@ -63,6 +63,9 @@ class _Cohort(NamedTuple):
 @dataclass(frozen=True)
 class OffloadedProgram(OffloadedNeeds):
     """A program with per-client state on the host.
+
+    With several processes, collectives of the exchange between hosts and of a running program must
+    not overlap: processes could begin them in different orders.
 
     Attributes:
       folder: where a file may be made, or None for the system's.
@@ -136,7 +139,7 @@ class OffloadedProgram(OffloadedNeeds):
                 waiting, scored = None, self._scores(states, now)
             if following is not None:
                 cohort = self._fetched(store, following, waiting)
-            if is_distributed() and waiting is not None:  # what processes exchange meets no round
+            if is_distributed() and waiting is not None:  # no overlapping collectives
                 store.write(*waiting)
                 waiting = None
             measured.append({**buffers, "scores": {n: x[:, None] for n, x in scored.items()}})
@@ -150,7 +153,7 @@ class OffloadedProgram(OffloadedNeeds):
         )
         return Chunk(states, buffers, whole[0][1])
 
-    def _round(self, states: HostStates, cohort: _Cohort, t: int, length: int) -> Chunk:
+    def _round(self, states: HostStates, cohort: _RoundInput, t: int, length: int) -> Chunk:
         """Start at most one round, of a cohort whose rows are donated."""
         rows = self._partial(states, cohort.rows, cohort.clients.shape[1])
         numbers = map(np.int32, (t, length, self.rounds, self.eval_every))
@@ -165,7 +168,7 @@ class OffloadedProgram(OffloadedNeeds):
         """Return the clients of each run's cohort, int32 [R, M]."""
         return np.asarray(readable(cohort_rows(self.runs, self.shell, np.int32(t))))
 
-    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _Cohort:
+    def _fetched(self, store: HostStore, clients: np.ndarray, waiting: Any = None) -> _RoundInput:
         """Start moving a round's input to the devices.
 
         Args:
@@ -177,14 +180,16 @@ class OffloadedProgram(OffloadedNeeds):
             same = clients[:, :, None] == waiting[0][:, None, :]
             skip, at = same.any(-1), np.where(same.any(-1), same.argmax(-1), -1).astype(np.int32)
         rows = store.read(clients, skip)
-        if is_distributed():  # what processes exchange must not meet what the round does
+        if is_distributed():  # no overlapping collectives
             jax.block_until_ready(() if waiting is None else waiting[1])
         rows = self._put_rows(rows)
         if waiting is not None:
             rows = _merged(rows, waiting[1], at, mesh=self.mesh)
         if is_distributed():
             jax.block_until_ready(rows)
-        return _Cohort(clients, rows, self._with_samples(clients, self.round_splits, self.members))
+        return _RoundInput(
+            clients, rows, self._with_samples(clients, self.round_splits, self.members)
+        )
 
     # Models and scores, by blocks of clients.
 
@@ -209,7 +214,7 @@ class OffloadedProgram(OffloadedNeeds):
             federation = self._with_samples(at, splits, width)
             numbers = np.int32(t), np.int32(self.rounds)
             result = fn(block, self.runs, federation, *numbers, at, **options)
-            if is_distributed():  # what the next block exchanges must not meet what this one does
+            if is_distributed():  # no overlapping collectives
                 jax.block_until_ready(result)
             if ahead is not None:
                 yield jax.device_get(ahead)

@@ -13,7 +13,7 @@ from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, require
 
 ADAPTED_LEAVES = ("all", "head", "body")
-MOMENTS = ("every", "last")
+WHEN = ("every", "last")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Budget(Schedule):
 
     def total_steps(self, size: Count) -> Count:
         steps = self.epochs * size // self.samples_per_step
-        missing = (self.epochs - steps) * (steps < self.epochs)  # up to one for each epoch
+        missing = (self.epochs - steps) * (steps < self.epochs)  # at least one step for each epoch
         return (steps + missing) * (size > 0)
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
@@ -67,8 +67,8 @@ class Adaptation(Group):
     when: str = option(
         "every",
         "evaluations that also score adapted copies: {choices}",
-        choices=MOMENTS,
-        called="moment of adaptation",
+        choices=WHEN,
+        called="adapt_when",
     )
     learning_rate: float | None = option(
         None,

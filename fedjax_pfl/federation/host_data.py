@@ -36,25 +36,25 @@ class HostData:
         few = replace(data, samples=one[0], labels=one[1], own=None, digest="", **none)
         self.shell: FederatedData = jax.tree.map(_on_device, few)
 
-    def most(self, split: str, clients: int) -> int:
-        """Return the largest number of samples of any `clients` clients in a split, at least 1."""
-        return max(int(np.sort(self.size[split])[::-1][:clients].sum(dtype=np.int64)), 1)
+    def capacity(self, split: str, num_clients: int) -> int:
+        """Return the most samples of any `num_clients` clients in a split, at least 1."""
+        return max(int(np.sort(self.size[split])[::-1][:num_clients].sum(dtype=np.int64)), 1)
 
-    def of(self, rows: np.ndarray, splits: tuple[str, ...], most: int) -> FederatedData:
+    def of(self, rows: np.ndarray, splits: tuple[str, ...], max_clients: int) -> FederatedData:
         """Return the data with the samples of some clients in the named splits.
 
-        Shapes depend only on `splits` and `most`.
+        Shapes depend only on `splits` and `max_clients`.
 
         Args:
           rows: int [any], the clients, in any order, with repetitions.
           splits: names of splits.
-          most: largest number of different clients.
+          max_clients: largest number of different clients.
         """
         rows, pools, held, start = np.unique(rows), [], [], 0
         parts = {name: replace(self.shell.split(name), index=None) for name in SPLITS}
         here = rows[self.own[rows]] if self.own is not None else rows
         for name in splits:
-            size, room = self.size[name][rows], self.most(name, most)
+            size, room = self.size[name][rows], self.capacity(name, max_clients)
             offset = np.zeros_like(self.offset[name])
             offset[rows] = np.cumsum(size) - size
             pool = np.zeros(room, np.int32)  # padding repeats a sample

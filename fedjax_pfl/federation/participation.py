@@ -32,7 +32,7 @@ class Cohort:
         round and whose training did not diverge.
       diverged: bool [M], members whose training became non-finite in this round.
       earlier_starts: int32 [M], number of earlier rounds in which the client began local training;
-        0 under sampling.
+        only meaningful if all clients take part in every round.
       steps: int32 [M], minibatch gradients that the client has computed in this round so far,
         including those of diverged clients.
       num_clients: N, the number of all clients.
@@ -280,7 +280,7 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
     period = jnp.where(late, delay + (2 if schedule == "code" else 1), 1)
     phase = t % period
     # A straggler starts in phase 0; with "code" also in the last phase of its cycle.
-    a_cycle = jnp.where(late & (schedule == "code"), 2, 1)
+    starts_per_cycle = jnp.where(late & (schedule == "code"), 2, 1)
     fresh = ~late | (phase == delay + 1)
     return {
         "starts": fresh | (phase == 0),
@@ -288,5 +288,5 @@ def _times(t: jax.Array, delay: jax.Array, schedule: str) -> dict[str, jax.Array
         "staleness": jnp.where(fresh, 0, delay),
         "phase": phase,
         "mask": fresh,
-        "earlier_starts": t // period * a_cycle + (phase > 0),
+        "earlier_starts": t // period * starts_per_cycle + (phase > 0),
     }

@@ -18,8 +18,8 @@ class SamplePrivacy:
       clip: C, largest norm of the gradient of one sample's loss, over all trained leaves together.
       noise: z: the sum of a minibatch's gradients gets noise of deviation z C; one number, or [N]
         numbers of the clients. None until it is computed from `epsilon`.
-      epsilon: what the noise of all rounds must keep to, from which it is computed before the first
-        round (`core.sample_privacy.noise_within`); None where the noise is given.
+      epsilon: target of the whole run, from which the noise is computed before the first round
+        (`core.sample_privacy.noise_within`); None where the noise is given.
       delta: the delta at which epsilon holds.
       public_validation: whether validation samples are public, and need no protection.
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.

@@ -32,7 +32,7 @@ WORSE = (
     "client's test samples."
 )
 REST = (
-    "Mean harm: mean loss over pairs, 0 for those without one. Tenth percentile: of pairs' gains. "
+    "Mean harm: mean drop over pairs, 0 for those that gain. Tenth percentile: of pairs' gains. "
     "In brackets: 95 % bootstrap interval over clients within seeds."
 )
 DRAWS, SEED = 1000, 0
@@ -87,7 +87,7 @@ class Gains:
 
         Win rate: share of the pairs (client, seed) that are better than the baseline's; ties count
         half. Harmed: share that is worse by more than `errors`, NaN without these. Mean harm: the
-        mean loss, 0 where there is none. Tenth percentile: of the gains. The intervals are those of
+        mean drop, 0 for pairs that gain. Tenth percentile: of the gains. The intervals are those of
         1,000 bootstrap samples, drawn from the clients within each seed.
         """
         every = self.values, self.harmed

@@ -145,7 +145,7 @@ class Result(Scored, Costs):
         return significance.ranking(results, model, split)
 
     def changes(self, setting: int = 0, model: str = PERSONALIZED) -> list[drift.Change]:
-        """Return scores around each change of concept: after it, until recovery, and backward.
+        """Return scores after each change of concept, rounds to recovery, and backward transfer.
 
         Args:
           setting: index of the swept setting.

@@ -121,9 +121,8 @@ class Scored(Measurements):
         The first of equal rounds counts.
 
         Args:
-          per_client: each client's own best round; by default one round of each run for all
-            clients, that of the best mean over clients, which those without validation samples
-            always have.
+          per_client: each client's own best round; those without validation samples keep the run's.
+            By default each run has one round for all clients, that of the best mean over them.
           model, metric: as of `values`.
 
         Raises:

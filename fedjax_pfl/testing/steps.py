@@ -57,9 +57,9 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
             f"a round trains with {schedule}, and schedules(federation) names only "
             f"{', '.join(map(str, named)) or 'none'}: add it there"
         )
-    most = algorithm.gradients(federation, rounds)
+    most = algorithm.max_gradients(federation, rounds)
     assert (total <= most).all(), (
-        f"gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
+        f"max_gradients(federation, rounds={rounds}) is {most.tolist()}, and rounds record "
         f"{total.tolist()} local steps"
     )
     twice = sorted({purpose for purpose in purposes if purposes.count(purpose) > 1})

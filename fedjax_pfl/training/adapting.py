@@ -21,7 +21,7 @@ def adapt(
     *,
     key: Key,
     learning_rate: Scalar,
-    number: int = 0,
+    noise_index: int = 0,
 ) -> Stack:
     """Train copies of `models` for a cohort as `how` specifies, [M, ...].
 
@@ -33,7 +33,7 @@ def adapt(
       models: [M, ...], or one `Broadcast` model.
       key: the round's key for this purpose.
       learning_rate: the round's learning rate.
-      number: of the adaptation, see `LocalStep`.
+      noise_index: of the adaptation, see `LocalStep`.
     """
     if how.optimizer is not None:
         federation = federation.replace_training(optimizer=how.optimizer, clip_norm=None)
@@ -62,7 +62,7 @@ def adapt(
         learning_rate=rate,
         schedule=how.schedule(federation.schedule),
         trainable=trainable,
-        number=number,
+        noise_index=noise_index,
         **pull,
     ).models
     if moves is None:

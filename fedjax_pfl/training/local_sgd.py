@@ -79,7 +79,7 @@ def train(
       begun: bool [M], the members to which `optimizer_state` applies; other optimizers are
         initialized. False: all are initialized, and their states are returned.
       **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
-        `updates_per_batch`, `number`, see `LocalStep`.
+        `updates_per_batch`, `noise_index`, see `LocalStep`.
 
     Raises:
       TypeError: a stack does not lead with one row for each member, or `optimizer_state` belongs to

@@ -87,8 +87,7 @@ class LocalStep:
       mean_gradient: also sum the raw minibatch gradients.
       updates_per_batch: successive steps on the same minibatch, each with a new gradient; losses
         and gradients are averaged over them.
-      number: of the local training in its round, by which trainings with the same key differ in
-        their noise.
+      noise_index: index of the training in its round, folded into the key of its noise.
     """
 
     federation: Federation
@@ -99,7 +98,7 @@ class LocalStep:
     trainable: Tree | None = None
     mean_gradient: bool = False
     updates_per_batch: int = 1
-    number: int = 0
+    noise_index: int = 0
 
     _optimizer: optax.GradientTransformation = field(init=False)
 
@@ -170,7 +169,7 @@ class LocalStep:
             privacy=federation.sample_privacy,
             client=client,
             rng=rng,
-            number=self.number,
+            noise_index=self.noise_index,
             trainable=self._updated(model),
             platform=federation.task.platform,
         )

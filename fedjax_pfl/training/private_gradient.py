@@ -29,7 +29,7 @@ def private_gradient(
     privacy: SamplePrivacy,
     client: Client,
     rng: Key,
-    number: int,
+    noise_index: int,
     trainable: Tree | None = None,
     platform: str | None = "cpu",
 ) -> tuple[Scalar, Tree]:
@@ -47,9 +47,9 @@ def private_gradient(
       privacy: C and z.
       client: the owner of the minibatch.
       rng: the step's key. No two calls have the same noise: what the client loop counts in
-        `client.calls`, and `number`, are folded into it. An algorithm's own loop within a step
+        `client.calls`, and `noise_index`, are folded into it. An algorithm's own loop within a step
         folds its counter into the key that it passes.
-      number: of the local training in its round.
+      noise_index: index of the local training in its round.
       trainable: which leaves are trained, a tree of booleans; None for all. Others have the
         gradient 0 without noise.
       platform: one sample at a time on "cpu", where that is faster; `CHUNK` at once elsewhere.
@@ -79,7 +79,7 @@ def private_gradient(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (loss, total), _ = lax.scan(add, zeros, places)
     call = 0 if client.calls is None else next(client.calls)
-    key = jax.random.fold_in(jax.random.fold_in(noise_key, number), call)
+    key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
     noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), trainable)
     assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)

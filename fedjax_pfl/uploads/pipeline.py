@@ -33,8 +33,8 @@ class AdaptiveClip:
     Attributes:
       quantile: the share of updates that the bound should leave as they are.
       rate: of its geometric update.
-      count_noise: s_b over the number of members, the deviation of the noise on how many updates
-        the bound leaves as they are.
+      count_noise: standard deviation s_b of the noise on the count of unclipped updates, as a
+        fraction of the expected number of members.
     """
 
     quantile: float = 0.5
@@ -70,7 +70,7 @@ class ClientPrivacy:
     unit = "client"
 
     @property
-    def shared(self) -> bool:
+    def distributed(self) -> bool:
         """Whether the noise is distributed over the members and protects only their sum."""
         return self.placement == "distributed"
 
@@ -114,7 +114,7 @@ class Uploads(UploadStage):
 
     @property
     def noise_of_sums(self) -> bool:
-        return self.privacy is not None and self.privacy.shared
+        return self.privacy is not None and self.privacy.distributed
 
     def first_memory(self, shared: Stack) -> StageMemory:
         errors = None if self.feedback is None else jax.tree.map(jnp.zeros_like, shared)
@@ -223,13 +223,13 @@ def _private(privacy: ClientPrivacy, updates, info: UploadInfo, keys, bound):
     members = jnp.sum(info.weighted)
     multiplier, adaptive = privacy.noise, privacy.adaptive
     if bound is not None and adaptive is not None:
-        counted = adaptive.count_noise * info.expected
-        multiplier = split_noise(privacy.noise, counted)
-        noise = counted * jax.random.normal(of_count)
+        count_deviation = adaptive.count_noise * info.expected
+        multiplier = split_noise(privacy.noise, count_deviation)
+        noise = count_deviation * jax.random.normal(of_count)
         quantile, rate = adaptive.quantile, adaptive.rate
         after = next_bound(bound, norms, info.mask, noise, info.expected, quantile, rate)
         bound = after.astype(bound.dtype)
     deviation = jnp.where(multiplier > 0, multiplier * clip, 0)
-    if privacy.shared:
+    if privacy.distributed:
         deviation = deviation / jnp.sqrt(jnp.maximum(members, 1))
     return add_noise(of_members, updates, deviation), bound

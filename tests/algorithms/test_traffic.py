@@ -236,7 +236,7 @@ def test_gradients_that_a_budget_is_divided_over_are_the_steps_of_a_round():
     federation = toy_federation(local_epochs=EPOCHS)
     for name, settings, _, _, passes in TRAFFIC:
         algorithm = pfl.make_algorithm(name, settings)
-        most = algorithm.gradients(algorithm.prepare(federation), 1)
+        most = algorithm.max_gradients(algorithm.prepare(federation), 1)
         np.testing.assert_array_equal(most, passes * PASS + FURTHER.get(name, 0), name)
 
 

@@ -276,8 +276,8 @@ class Gradient(Right):
 class TooFew(Right):
     """Privacy accounting would divide epsilon over fewer gradients than are taken."""
 
-    def gradients(self, federation, rounds):
-        return super().gradients(federation, rounds) // 4
+    def max_gradients(self, federation, rounds):
+        return super().max_gradients(federation, rounds) // 4
 
 
 @pytest.mark.parametrize(

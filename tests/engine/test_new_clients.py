@@ -41,6 +41,19 @@ def test_who_is_new_changes_nobody_elses_data():
         np.testing.assert_array_equal(part.data.class_counts, wanted)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"aggregator": "krum", "aggregator_options": {"f": 1}}, "krum"),
+        ({"aggregator": "fltrust", "aggregator_options": {"root": 4}}, "root of the robust rule"),
+        ({"attackers": [0, 1], "attack": "alie"}, "attackers must be fewer than half of the 3"),
+    ],
+)
+def test_clients_that_are_left_are_enough_for_a_rule(options, said):
+    with pytest.raises(pfl.InputError, match=said):
+        split_new_clients(federation(**options), 2)
+
+
 @pytest.mark.thorough
 def test_local_training_of_those_left_is_what_it_was():
     """Batches depend on permanent ids: without a server, missing clients change nothing."""

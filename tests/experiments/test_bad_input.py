@@ -93,7 +93,7 @@ BAD = {
     ("--algorithms=cwfedavg", "--wdr_weight=1"): "set one of the two to 0",
     ("--adapt_when=last",): "--adapt_when needs",
     ("--adapt_epochs=1", "--adapt_steps=1"): "not both",
-    ("--adapt_epochs=1", "--adapt_when=later"): "Unknown moment of adaptation 'later'",
+    ("--adapt_epochs=1", "--adapt_when=later"): "Unknown adapt_when 'later'",
     ("--flagfile=none.flags",): "none.flags",
 }
 

@@ -57,7 +57,7 @@ def setup():
                 return step.loss_and_gradient(model, batch, key, centre, client).gradient
 
             first, second = (
-                LocalStep(private, 0.1, extra_loss=pull, number=number) for number in (0, 1)
+                LocalStep(private, 0.1, extra_loss=pull, noise_index=index) for index in (0, 1)
             )
             same = client()  # twice within a step, and in another training with the same key
             return gradient(first, same), gradient(first, same), gradient(second, client())
@@ -170,7 +170,7 @@ def test_samples_one_by_one_and_at_once(platform):
     def of_sample(sample, key):
         return jnp.sum(sample.inputs), {"w": sample.inputs[0]}
 
-    made = partial(private_gradient, of_sample, client=client, number=0, platform=platform)
+    made = partial(private_gradient, of_sample, client=client, noise_index=0, platform=platform)
     loss, gradient = jax.jit(made)(batch, privacy=SamplePrivacy(1.0), rng=jax.random.key(0))
     there = np.delete(x, 3, axis=0)
     norms = np.linalg.norm(there, axis=1, keepdims=True)
@@ -181,7 +181,7 @@ def test_samples_one_by_one_and_at_once(platform):
         return 1.5e308 + 0 * jnp.sum(sample.inputs), {"w": sample.inputs[0]}
 
     loss, _ = private_gradient(
-        huge, batch, client=client, number=0, platform=platform,
+        huge, batch, client=client, noise_index=0, platform=platform,
         privacy=SamplePrivacy(1.0), rng=jax.random.key(0),
     )  # fmt: skip
     np.testing.assert_allclose(loss, 1e6)
