@@ -56,7 +56,7 @@ def parse(argv: Sequence[str]) -> flags.FlagValues:
     group.integer("rounds", 2, "rounds of a turn; their median is reported", 1)
     group.switch("quick", False, "tiny workloads that only show that everything runs")
     group.switch("torch", True, "measure the PyTorch loop as well")
-    meaning = "strategies of the client axis in cases a, b and g"
+    meaning = "strategies of the client axis to compare in cases a, b and g; others use the first"
     group.names("client_execution", ["auto"], meaning)
     meaning = "devices that share the client axis; 'auto': a CPU's cores, else 1"
     group.text("devices", "auto", meaning)

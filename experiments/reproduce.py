@@ -189,7 +189,7 @@ def reproduce(request: Request) -> tuple[int, reproduce_report.Report | None, li
     with_columns = [c for c in table.column if not request.columns or c.name in request.columns]
     args = flags.parse(["run", *request.more])
     entries, accept = _identity(args, request, table=table.name), args.accept_changed_code
-    # A table with other rounds is another one: results that are set aside are none of its cells.
+    # With other rounds it is another table, which would lack the results that are set aside.
     run_folder.check(request.output, entries, (), accept)
     planned = [plan(request, column) for column in with_columns]
     shown = [section for section, _ in planned]

@@ -38,12 +38,13 @@ Run algorithms over a grid of hyperparameters and rank the settings by validatio
   {called("sweep")} --algorithms=feddwa --grid=feddwa.top_k=1,3,5 \\
       --grid=learning_rate=0.03,0.1 --dataset=digits --rounds=20
 
-The NAME of a --grid is a hyperparameter ALGORITHM.NAME, an option of
-local training of one algorithm such as feddwa.learning_rate, or a flag of {called("run")} on
-data, the partition rule, training or uploads that takes one value. An algorithm's own value, by
---grid or --set, wins over the flag of that name. Settings that don't change the program run inside
-one; the others are a queue of programs. A fifth of every client's training samples is set aside for
-validation unless --validation_fraction says otherwise; test samples are not used to choose."""
+The NAME of a --grid is a hyperparameter ALGORITHM.NAME, an option of local training of one
+algorithm such as feddwa.learning_rate, or a flag of {called("run")} on data, the
+partition rule, training or uploads. An algorithm's own value, by --grid or --set, wins over the
+flag of that name. Values that need no recompilation are simulated together in one program; the
+others get a program each, one after the other. A fifth of every client's training samples is set
+aside for validation unless --validation_fraction says otherwise; test samples are not used to
+choose."""
 BELOW = f"""\
 All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
 scored; models are neither adapted nor kept."""
@@ -142,8 +143,10 @@ def define(values: absl.flags.FlagValues) -> None:
 
 def define_grid(group: Group) -> None:
     """Define the flags of a grid."""
-    group.pairs("grid", "values of a setting, NAME=VALUE,VALUE")
-    meaning = "settings tried for each algorithm, drawn at random from its grid (default: all)"
+    group.pairs("grid", "values of a hyperparameter or flag, NAME=VALUE,VALUE")
+    meaning = (
+        "configurations tried for each algorithm, drawn at random from its grid (default: all)"
+    )
     group.integer("budget", None, meaning, 1)
     meaning = (
         "validation accuracy after the last round ('final') or the mean of the last tenth of "

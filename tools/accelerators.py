@@ -4,7 +4,7 @@
 each gave in FOLDER, and fills the tables between the file's marks. What FOLDER has already is not
 compiled again: an interrupted command continues. `--only=WORD` keeps to cases with the word in
 their name, such as "small/v5e/" or "/feddwa"; the page's other numbers stay. The exit code is 1
-if a compiler failed.
+if a program fails to compile or does not fit.
 """
 
 import argparse
@@ -124,8 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = collect(args.folder, args.only)
     if args.page is not None:
         write_text(args.page, filled(args.page.read_text(encoding="utf-8"), cases(), found))
-    failed = {name: plan["error"] or plan["message"] for name, plan in found.items()
-              if not plan["fits"]}  # fmt: skip
+    failed = {
+        name: plan["error"] or plan["message"] or "it does not fit"
+        for name, plan in found.items()
+        if not plan["fits"]
+    }
     for name, message in failed.items():
         print(f"{name}: {message}", file=sys.stderr)
     print(f"{len(found)} programs compiled, {len(failed)} of them failed or too large.")

@@ -2,7 +2,7 @@
 
 Simulates every algorithm for three rounds with the package of COMMIT and with that of the working
 tree, side by side on this machine, and compares measurements, states and models leaf by leaf. One
-case each has host state, vmap, two devices, a sweep and late clients; `metrics.csv` of a command
+case each has host state, vmap, two devices, a sweep and stragglers; `metrics.csv` of a command
 is compared as text. The exit code is 1 where a difference is above `--tolerance`.
 """
 

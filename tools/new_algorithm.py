@@ -52,6 +52,11 @@ def create_files(root: Path, name: str, title: str) -> list[Path]:
     taken = [path for path in made.values() if path.exists()]
     if taken:
         raise ValueError(f"{taken[0].relative_to(root)} exists: NAME must be new.")
+    for file, before, _ in LINES:
+        if before.format() not in (root / file).read_text(encoding="utf-8"):
+            raise ValueError(
+                f"{file} has no line {before.format().strip()!r} to put {name} before."
+            )
     klass = "".join(part.capitalize() for part in name.split("_"))
     for kind, path in made.items():
         text = (TEMPLATES / f"{kind}.txt").read_text(encoding="utf-8")
@@ -61,8 +66,6 @@ def create_files(root: Path, name: str, title: str) -> list[Path]:
     for file, before, line in LINES:
         path, before = root / file, before.format()
         text = path.read_text(encoding="utf-8")
-        if before not in text:
-            raise ValueError(f"{file} has no line {before.strip()!r} to put {name} before.")
         line = line.format(name=name, klass=klass)
         path.write_text(text.replace(before, line + before, 1), encoding="utf-8")
     return list(made.values())

@@ -140,7 +140,7 @@ def cnn(plan: Plan) -> Report:
 
 
 def batch_norm(plan: Plan) -> Report:
-    """The same with batch normalization, on 32x32x3."""
+    """FedAvg, 20 clients of 450 images 32x32x3, 4-layer CNN with batch normalization."""
     return _against_torch(plan, Workload(model="cnn_bn", shape=(32, 32, 3)), 0.6)
 
 

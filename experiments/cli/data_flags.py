@@ -37,9 +37,9 @@ def define_rule(group: Group) -> None:
     group.integer("train_samples", None, "largest number of training samples of a client", 1)
     group.integer("test_samples", None, "largest number of test samples of a client", 1)
     meaning = (
-        "test samples: 'official' deals the official ones by the same rule; 'pooled' deals all "
-        "samples and holds out a part of each client's, 'train' the training samples only; "
-        "'auto' is the rule's choice"
+        "test samples: 'official': the official ones, dealt by the same rule; 'pooled': all "
+        "samples are dealt and a part of each client's is held out; 'train': the same with the "
+        "training samples only; 'auto': the rule's choice"
     )
     group.text("test_split", None, meaning)
     meaning = "fraction of a client's samples held out, with --test_split=pooled or train"
@@ -94,7 +94,7 @@ last_loaded = lru_cache(maxsize=1)(_load)
 
 
 def num_clients(args: ExperimentConfig) -> int | None:
-    """Return --num_clients; None for all clients of data that have them, unless given."""
+    """Return --num_clients; None, all clients, if the data name them and it is not given."""
     rule = pfl.data.RULES.get(args.partition)
     every = rule is not None and rule.natural and not args["num_clients"].present
     return None if every else args.num_clients

@@ -177,7 +177,8 @@ def _run(group: Group) -> None:
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
     _options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
-    group.integer("new_clients", 0, "number of last clients that take part in no round", 0)
+    meaning = "number of clients, the last ones, that are in no round and are scored at the end"
+    group.integer("new_clients", 0, meaning, 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "fractions of the new clients' training samples to train them with"
@@ -186,7 +187,9 @@ def _run(group: Group) -> None:
     _options(group, pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
-    meaning = "seconds between checkpoints, where the same command continues; 0: every chunk"
+    meaning = (
+        "seconds between checkpoints, where the same command continues; 0: as often as possible"
+    )
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     meaning = "keep the last checkpoint, from which more rounds continue a finished run"
     group.switch("keep_state", False, meaning)
@@ -219,7 +222,10 @@ def metric_names() -> str:
 
 def distributed(values: flags.FlagValues) -> None:
     """Define the flag of a run in several processes."""
-    meaning = "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX of this one"
+    meaning = (
+        "several processes: 'auto' on a cluster, or HOST:PORT,COUNT,INDEX: address of process 0, "
+        "number of processes, index of this one"
+    )
     Group(values, "run").text("distributed", None, meaning)
 
 

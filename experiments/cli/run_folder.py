@@ -99,7 +99,8 @@ def check(
     if verdict.code_only:
         raise pfl.InputError(
             f"{output} was made with other code: {verdict.changed}. Give --accept_changed_code to "
-            "go on with the code of now, which remarks on the rows say, or another --output_dir."
+            "continue with the present code, which a note below the table says, or another "
+            "--output_dir."
         )
     if not verdict.same:
         what = _remedy(record["flags"], now, ways)

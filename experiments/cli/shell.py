@@ -1,7 +1,8 @@
 """A command's exit codes, errors in one sentence, and output streams that may be closed.
 
 A command ends with 0; with 1 where the system refused something (a full disk, a missing
-permission); with 2 for invalid input; and with 128 + N after signal N.
+permission) or a part of the work failed (a program that can't be compiled); with 2 for invalid
+input; and with 128 + N after signal N.
 """
 
 import contextlib

@@ -89,7 +89,8 @@ def simulate(
       checkpoints: their folder.
       show: called with the progress.
       settings: swept inside the program.
-      grows: whether metrics.csv grows while it runs.
+      grows: whether the result is a run's own: metrics.csv is appended to while it runs, and
+        --keep_state keeps a state that more rounds continue.
       options: further ones of `pfl.simulate`.
 
     Returns:

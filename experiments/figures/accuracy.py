@@ -17,10 +17,10 @@ from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
 from .selection import (
     labels,
     require_different_labels,
-    setting,
     shown,
     with_record,
     with_scores,
+    with_setting,
     with_styles,
 )
 
@@ -45,7 +45,7 @@ def by_round(
       clients: their numbers; by default those that all runs score.
       panel: a setting; each of its values gets its own axes.
     """
-    runs = with_scores(setting(runs, panel) if panel else runs, [model], split)
+    runs = with_scores(with_setting(runs, panel) if panel else runs, [model], split)
     require_rounds(runs, "accuracy/rounds")
     require_different_labels(run.algorithm for run in runs)  # of one legend
     groups: dict[str, list[Run]] = {}

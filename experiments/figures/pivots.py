@@ -28,10 +28,10 @@ from .selection import (
     named_settings,
     renamed,
     require_different_labels,
-    setting,
     shown,
     varying,
     with_scores,
+    with_setting,
 )
 
 SPREADS = ("std", "interval")
@@ -173,7 +173,7 @@ def pivoted(
     runs = with_scores(runs, [model], split)
     names = split_at_commas(name) or [name]
     for one in names:
-        runs = setting(runs, one)
+        runs = with_setting(runs, one)
     chosen = chosen_clients(runs, choice.clients, model, split)
     at = [", ".join(shown(run.settings[one]) for one in names) for run in runs]
     columns = list(dict.fromkeys(at))

@@ -144,8 +144,8 @@ def _code(run: Run) -> dict[str, Any]:
     return {name: known.get(name) for name in provenance.versions()}
 
 
-def setting(runs: Sequence[Run], name: str) -> list[Run]:
-    """Return the runs that have a setting; data sets of files are named without their path.
+def with_setting(runs: Sequence[Run], name: str) -> list[Run]:
+    """Return the runs that have a setting; a data set's file is named without its path.
 
     Raises:
       InputError: none has it; names the nearest.

@@ -16,11 +16,11 @@ from .selection import (
     differing_settings,
     renamed,
     require_different_labels,
-    setting,
     shown,
     varying,
     with_record,
     with_scores,
+    with_setting,
 )
 
 TRAFFIC = "traffic"
@@ -65,7 +65,7 @@ def against_setting(
         raise InputError(f"Choose a setting with --x=NAME; these runs differ in {differ}.")
     runs = with_scores(runs, [model], split)
     for name in (*x_names, *line_names):
-        runs = setting(runs, name)
+        runs = with_setting(runs, name)
     if record and record != TRAFFIC:
         runs = with_record(runs, record)
     rows = chosen_clients(runs, clients, model, split)

@@ -30,7 +30,7 @@ figure(
 )
 
 
-@figure("waffle/weights", "weight of every agent by round (WAFFLE Fig. 3)")
+@figure("waffle/weights", "weight of every client by round (WAFFLE Fig. 3)")
 def weights(runs: Sequence[Run], *, record: str = "weight") -> Drawing:
     """Weights of all clients against the round: a heat map and lines, one column for each run.
 

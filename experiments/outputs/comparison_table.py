@@ -235,16 +235,16 @@ def caption(results: Mapping[str, pfl.Result]) -> str:
     common = _common(results)
     text = MEANING.format(what, "the clients of the column 'Mean over', not the same in all rows")
     if not common:
-        return f"{text} No client is scored in all rows, so they do not compare."
+        return f"{text} No client is scored in all rows, so rows can't be compared."
     whole = (
-        f"--score_clients={','.join(map(str, common))} makes"
+        f"--score_clients={','.join(map(str, common))}"
         if len(common) <= results_notes.MOST
-        else "--score_clients with their numbers makes"
+        else "--score_clients with their numbers"
     )
     compares = measure.heading("Common")
     return (
-        f"{text} What compares is {compares!r}, over {results_notes.named(common)}, which all rows "
-        f"score; {whole} all of the table so."
+        f"{text} Compare rows by {compares!r}, over {results_notes.named(common)}, which all rows "
+        f"score; {whole} restricts the whole table to them."
     )
 
 

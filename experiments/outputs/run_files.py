@@ -7,7 +7,8 @@ OUTPUT/run.json             the flags; OUTPUT/checkpoints/, while it runs, to co
 OUTPUT/partition.npz        each client's samples (`Partition.load` reads it)
 OUTPUT/comparison.csv, .md  one row for each algorithm
 OUTPUT/gains.png            sorted gains over `local` and `fedavg`, where one of them is a row
-OUTPUT/accuracy.png, partition.png  the first by the name of the main metric, such as mse.png
+OUTPUT/METRIC.png           curves of the main metric: accuracy.png, mse.png
+OUTPUT/partition.png        samples by client and class
 OUTPUT/tensorboard/NAME/seed_S  measurements as event files, with --tensorboard
 OUTPUT/tracking.json        what trackers have (`experiments.outputs.tracking`)
 OUTPUT/clients.csv          where clients have names: those, samples, scores (`clients_table`)
@@ -222,7 +223,7 @@ def client_records(result: pfl.Result) -> dict[str, np.ndarray]:
 
 
 def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Return arrays [seed, round, client] by name, and their axes' names."""
+    """Return arrays [seed, round, client] by name, their axes, and numbers of samples."""
     return {
         **{name: values[:, 0] for name, values in result.scores.items()},
         **client_records(result),

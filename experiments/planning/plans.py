@@ -28,7 +28,7 @@ class Plan:
     Attributes:
       lanes: clients that one device trains side by side.
       fits: whether the device's memory is enough; None where there is an `error`.
-      trace_seconds, compile_seconds: of this machine; both programs together.
+      trace_seconds, compile_seconds: of this machine; all programs together.
       planned: bytes of one device by kind, and their sum "total"; empty where the compiler gave up.
       costs: of one round of all seeds.
       step_floor: cycles that a local step takes at least, for all lanes' weights to pass through

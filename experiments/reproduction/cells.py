@@ -168,7 +168,7 @@ def why(
     return tuple(names) or (UNEXPLAINED,)
 
 
-def ranked(value: float) -> float:
+def rounded_for_ties(value: float) -> float:
     """Round a number to six digits, so that equal means in single precision tie."""
     return float(f"{value:.6g}")
 
@@ -204,7 +204,7 @@ def kendall(paper: pd.Series, ours: pd.Series) -> float | None:
     """Return Tau-b of two lists of numbers; None where it isn't defined."""
     if len(paper) < 2:
         return None
-    tau = float(paper.map(ranked).corr(ours.map(ranked), method="kendall"))
+    tau = float(paper.map(rounded_for_ties).corr(ours.map(rounded_for_ties), method="kendall"))
     return None if np.isnan(tau) else tau
 
 

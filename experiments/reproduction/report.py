@@ -29,7 +29,7 @@ from .cells import (
     Cells,
     Section,
     cells_of,
-    ranked,
+    rounded_for_ties,
     verdict,
     verdict_of_table,
 )
@@ -205,7 +205,7 @@ def _range(accuracy: bool) -> tuple[float, float]:
 
 def places(numbers: pd.Series) -> list[str]:
     """Return ranks, 1 for the largest; equal numbers share a rank; "-" without a number."""
-    rank = numbers.map(ranked, na_action="ignore").rank(method="min", ascending=False)
+    rank = numbers.map(rounded_for_ties, na_action="ignore").rank(method="min", ascending=False)
     return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 

@@ -147,7 +147,7 @@ def test_what_varies_and_labels(found, variant):
     assert selection.labels(main) == ALGORITHMS  # other hyperparameters are no difference
     assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
     with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
-        selection.setting([a, b], "topk")
+        selection.with_setting([a, b], "topk")
 
 
 def test_own_code_is_a_difference_within_an_algorithm_only(found):

@@ -69,10 +69,10 @@ def test_rows_over_different_clients_say_so(mixed, results):
         assert float(row[4]) == pytest.approx(hers, abs=0.006)
     assert rows[2][1] == rows[2][4] and rows[0][1] != rows[0][4]
     assert "the clients of the column 'Mean over', not the same in all rows" in text
-    assert "'Common %', over client 3, which all rows score; --score_clients=3 makes" in text
+    assert "'Common %', over client 3, which all rows score; --score_clients=3 restricts" in text
     error = results["local"].measure()._replace(better="lower", fraction=False)
     errors = {name: replace(result, measures=(error,)) for name, result in results.items()}
-    assert "What compares is 'Common ↓', over client 3" in comparison_table.caption(errors)
+    assert "Compare rows by 'Common ↓', over client 3" in comparison_table.caption(errors)
     with (mixed / "comparison.csv").open() as file:
         table = list(csv.DictReader(file))
     ids = [row["mean_over_client_ids"] for row in table]
