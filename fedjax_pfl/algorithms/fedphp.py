@@ -29,10 +29,10 @@ class FedPHP(fedavg.FedAvg):
     """FedPHP: private models that inherit what their clients train, and teach it to the next.
 
     Local loss (1 - lambda) f_i(y) + lambda R, where R brings y near to the client's private model
-    v_i, which is frozen and in evaluation mode. Then v_i <- m v_i + (1 - m) y with m = inheritance
-    * min(1, k_i / K): k_i are the rounds in which the client took part before, K the rounds in
-    which it takes part on average over the whole run. The private model is used; w is FedAvg's
-    mean.
+    v_i, which is frozen and in evaluation mode. Then v_i <- m v_i + (1 - m) y with
+    m = inheritance * min(1, k_i / K): k_i are the rounds in which the client took part before, K
+    the rounds in which it takes part on average over the whole run. The private model is used; w is
+    FedAvg's mean.
 
     Attributes:
       weight: lambda; 0: v_i is a moving average of what the client trains in FedAvg.
