@@ -70,7 +70,7 @@ class CCVR(fedavg.FedAvg):
     def round(self, ctx, state: State):
         after, record = super().round(ctx, state)
         due = self.every | (ctx.t + 1 == ctx.num_rounds)
-        punctual = ctx.punctual()
+        punctual = ctx.reachable()
         everyone = replace(ctx, cohort=ctx.cohort_of().masked(punctual))
         sizes, plain = everyone.sizes(), after.server["params"][HEAD]
         everyone.count_forward(due * punctual * sizes)

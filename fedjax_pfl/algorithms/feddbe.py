@@ -97,7 +97,7 @@ class FedDBE(fedavg.FedAvg):
             first, lambda: self.common_mean(ctx, state), lambda: (state.consensus, none)
         )
         after, record = super().round(ctx, replace(state, consensus=consensus))
-        asked = first & ctx.punctual()
+        asked = first & ctx.reachable()
         numbers = none + asked * consensus.size
         further = {
             "local_steps": record.clients["local_steps"] + steps,
@@ -111,7 +111,7 @@ class FedDBE(fedavg.FedAvg):
 
     def common_mean(self, ctx, state: State):
         """Return (z_bar from one round of all clients without b_i, their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.punctual()), observer=None)
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.reachable()), observer=None)
 
         def keep_memory(gradient, params, broadcast, client):
             return {**gradient, MEMORY: jnp.zeros_like(gradient[MEMORY])}

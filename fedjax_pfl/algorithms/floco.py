@@ -112,7 +112,7 @@ class Floco(fedavg.FedAvg):
 
     def round(self, ctx, state):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
-        asked = due & ctx.punctual()
+        asked = due & ctx.reachable()
         own = state.private["params"][POINT]
         own, steps = lax.cond(due, lambda: self.points(ctx, state), lambda: (own, none))
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
@@ -134,7 +134,7 @@ class Floco(fedavg.FedAvg):
 
     def points(self, ctx, state):
         """Train all clients; return (b_i [N, E], their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.punctual()), observer=None)
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.reachable()), observer=None)
         received: Any = self.received(state, everyone.cohort.rows)
         trained = self.local_update(everyone, state, received, near=False, purpose="projection")
         sent, held = (jax.vmap(kernels)(m["params"]) for m in (trained.models, received))

@@ -113,7 +113,7 @@ class RoundInfo:
         """Return the numbers of samples of the cohort's clients, int32 [M]."""
         return self.federation.data.split(split).size[self.cohort.rows]
 
-    def punctual(self) -> jax.Array:
+    def reachable(self) -> jax.Array:
         """Return which clients are there and never late, bool [N], for whom a server can wait."""
         part = self.federation.participation
         never_late, here = jnp.asarray(part.delay) == 0, part.present(self.t)
