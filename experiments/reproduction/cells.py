@@ -61,7 +61,7 @@ class Section:
     def heading(self, scale: str) -> str:
         """Return the title, and this column's further changes at that scale."""
         also = " ".join(self.column.changes(scale))
-        return f"{self.title}, {scale} by {also} too" if also else self.title
+        return f"{self.title}, {scale} scale also with {also}" if also else self.title
 
 
 def cells_of(table: PaperTable, scale: str, section: Section) -> Cells:
@@ -81,7 +81,7 @@ def _cell(table: PaperTable, section: Section, line: Line) -> dict[str, Any]:
         return cell | {"scores": scores} | origin
     if not line.registered:
         return cell | {"state": ABSENT}
-    if not table.is_run(line, section.column):
+    if not table.has_run(line, section.column):
         return cell | {"state": NO_NUMBER}
     return cell | {"state": NO_DATA if section.problem else NOT_RUN}
 

@@ -160,7 +160,7 @@ class Line:
         return self.algorithm in pfl.core.ALGORITHMS
 
     @property
-    def run(self) -> tuple:
+    def run_key(self) -> tuple:
         """Equal for rows that are scores of one run."""
         return self.algorithm, self.settings, self.reduced, self.flags, dict(self.reading)
 
@@ -196,14 +196,14 @@ class PaperTable:
         at = self.column.index(column)
         return _known(line.paper[at]), _known(line.std[at]) if line.std else None
 
-    def is_run(self, line: Line, column: Column) -> bool:
+    def has_run(self, line: Line, column: Column) -> bool:
         """Return whether the cell has a run: a number of the paper or of ours, and an algorithm."""
         printed = self.paper_number(line, column)[0] is not None
         return line.registered and (line.beside or not self.printed or printed)
 
-    def run_of(self, line: Line) -> Line:
+    def run_row(self, line: Line) -> Line:
         """Return the first row whose run has this row's score."""
-        return next(one for one in self.row if one.run == line.run)
+        return next(one for one in self.row if one.run_key == line.run_key)
 
     def row_changes(self, scale: str) -> dict[str, tuple[str, ...]]:
         """Return the further settings of single rows at that scale, by their titles."""
@@ -330,7 +330,7 @@ def _check_column(table: PaperTable, column: Column, need: Callable[[bool, str],
     need(column.relative is None or column.relative in rows, f"no row {column.relative!r}")
     for line in table.row:
         for word in (*line.flags, *line.settings):
-            for name in re.findall(r"{(\w+)}", word) if table.is_run(line, column) else ():
+            for name in re.findall(r"{(\w+)}", word) if table.has_run(line, column) else ():
                 need(name in column.values, f"column {column.name!r} has no value {name!r}")
     for other in table.column:  # they share the folders of their runs
         if other.preset == column.preset:

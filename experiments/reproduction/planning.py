@@ -120,9 +120,9 @@ class Request:
         place = Path(preset).name + (f"-on-{other}" if other else "")
         place = self.output / place.replace("/", "_")
         for line in table.row:
-            if not table.is_run(line, column):
+            if not table.has_run(line, column):
                 continue
-            folder = place / table.run_of(line).name
+            folder = place / table.run_row(line).name
             readings = [p.reading.get(self.reading or "", NONE) for p in (table, column, line)]
             words = [
                 f"--preset={preset}",

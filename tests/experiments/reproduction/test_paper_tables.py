@@ -75,7 +75,7 @@ def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
     table = reproduce_tables.load(name)
     (line,) = (line for line in table.row if line.beside)
     assert line.settings == ("feddwa.guidance_epochs=4",)
-    assert all(table.is_run(line, column) for column in table.column)
+    assert all(table.has_run(line, column) for column in table.column)
     section = cells.Section(table.column[0])
     made = [
         {"line": one, "state": cells.MEASURED, "paper_std": None, "scores": np.array([90.0]),
@@ -210,7 +210,7 @@ def test_every_cell_can_be_asked_for(name, scale):
     for column in asked.table.column:
         runs = list(asked.cells(column))
         assert {cell.line for cell in runs} == {
-            line for line in lines if asked.table.is_run(line, column)
+            line for line in lines if asked.table.has_run(line, column)
         }
         for cell in runs:
             args = cell.args()
