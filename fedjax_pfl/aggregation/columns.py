@@ -71,7 +71,7 @@ def sum_over_columns(fn: Callable[..., Tree], *stacks: Stack, others: tuple = ()
         return [_summed(x, apart) for x, apart in zip(summands, by_rows, strict=True)]
 
     specs = [PartitionSpec(CLIENTS) if apart else WHOLE for apart in by_rows]
-    sums = _on_devices(one_device, specs, distinct, others)
+    sums = _per_device(one_device, specs, distinct, others)
     pairs = zip(sums, results, strict=True)
     return treedef.unflatten([_first(x, len(like)) if like.ndim else x for x, like in pairs])
 
@@ -116,11 +116,11 @@ def mixed(
         return [new[i] for i in range(len(senders))]
 
     out = PartitionSpec(CLIENTS) if back else WHOLE
-    new = _on_devices(one_device, out, list(senders), weights)
+    new = _per_device(one_device, out, list(senders), weights)
     return [_first(x, receivers) for x in new]
 
 
-def _on_devices(fn: Callable[..., Any], out: Any, stacks: Any, others: Any) -> Any:
+def _per_device(fn: Callable[..., Any], out: Any, stacks: Any, others: Any) -> Any:
     """Apply `fn(stacks, others)` on every device to its rows of the stacks, padded with zeros."""
 
     def on_one_device(*operands):

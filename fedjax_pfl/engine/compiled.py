@@ -78,8 +78,8 @@ def round_context(
     return replace(ctx, reader=Reader(address, mesh))
 
 
-@partial(jax.jit, static_argnames=("capacity", "extra", "scored"), donate_argnums=(0,))
-def advance(states, runs, federation, t, length, total, eval_every, capacity, extra, scored):
+@partial(jax.jit, static_argnames=("capacity", "adapt", "scored"), donate_argnums=(0,))
+def advance(states, runs, federation, t, length, total, eval_every, capacity, adapt, scored):
     """Run a chunk of rounds; see `Program.advance`."""
 
     @traced_once
@@ -90,7 +90,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ex
             state, record = checks.checked_round(run.algorithm, ctx, state)
         own = algorithm_state(state)
         due = ((now + 1) % eval_every == 0) | (now + 1 == total)
-        measure = traced_once(partial(evaluate, run.algorithm, ctx, own, extra, scored))
+        measure = traced_once(partial(evaluate, run.algorithm, ctx, own, adapt, scored))
         unscored = partial(filled, jax.eval_shape(measure), jnp.nan)
         with jax.named_scope("evaluation"):
             scores = lax.cond(due, measure, unscored)
@@ -189,15 +189,15 @@ def first_leaves(runs, federation, total, layout):
     return place(device, mesh, RUNS), first
 
 
-@partial(jax.jit, static_argnames=("extra",))
-def scores(states, runs, federation, t, total, clients, extra):
+@partial(jax.jit, static_argnames=("adapt",))
+def scores(states, runs, federation, t, total, clients, adapt):
     """Return scores [R, k] after round `t` of `clients` [k], whose rows the states have."""
 
     def scores_of(operand, federation, t, total, clients):
         run, state, address = operand
         ctx = round_context(run.with_backbone(federation), federation, t, total, address, clients)
         own = algorithm_state(state)
-        return score_rows(run.algorithm, ctx, own, extra, clients)
+        return score_rows(run.algorithm, ctx, own, adapt, clients)
 
     with jax.named_scope("evaluation"):
         operands = runs, *unpack_states(states, federation)

@@ -55,7 +55,7 @@ def evaluate(
     algorithm: Algorithm,
     ctx: Context,
     state: State,
-    extra: Adaptation | None = None,
+    adapt: Adaptation | None = None,
     rows: Sequence[int] | None = None,
 ) -> dict[str, PerClient]:
     """Score every model that an algorithm names, for the clients `rows` (default: all).
@@ -76,7 +76,7 @@ def evaluate(
     dtype = jnp.promote_types(federation.task.dtype, jnp.float32)
 
     def chunk(rows: Rows) -> dict[str, jax.Array]:
-        return score_rows(algorithm, ctx, state, extra, rows)
+        return score_rows(algorithm, ctx, state, adapt, rows)
 
     everyone = np.arange(federation.num_clients, dtype=np.int32)
     wanted = everyone if rows is None else np.asarray(rows, np.int32)
@@ -95,7 +95,7 @@ def evaluate(
 
 
 def score_rows(
-    algorithm: Algorithm, ctx: Context, state: State, extra: Adaptation | None, rows: Rows
+    algorithm: Algorithm, ctx: Context, state: State, adapt: Adaptation | None, rows: Rows
 ) -> dict[str, jax.Array]:
     """Return the scores [k] of the clients `rows` [k]; see `evaluate`."""
     ctx = with_base(algorithm, ctx, state)
@@ -115,7 +115,7 @@ def score_rows(
     served = served if here is None else served & here
     named = named_models(algorithm, ctx, state, rows)
     late = set()
-    adaptations = (("personalized", algorithm.adaptation()), ("adapted", extra))
+    adaptations = (("personalized", algorithm.adaptation()), ("adapted", adapt))
     for number, (name, how) in enumerate(adaptations):
         if how is not None:
             due = partial(ctx.adapt, named["personalized"], rows, how, number)

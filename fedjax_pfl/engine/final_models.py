@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
-from fedjax_pfl.federation.data_sharding import on_devices
+from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.models.base_types import restored
 from fedjax_pfl.models.cached_features import complete
@@ -124,9 +124,9 @@ class Final:
                 "dp_noise, which new clients have too."
             )
         new_clients = program.runs.algorithm.prepare(new_clients)
-        new_clients = new_clients.on_devices(program.federation.execution)
+        new_clients = new_clients.with_devices(program.federation.execution)
         program.runs.algorithm.check_validation(new_clients)
-        return program.personalize(self.padded_states, self._last(), on_devices(new_clients))
+        return program.personalize(self.padded_states, self._last(), place_on_devices(new_clients))
 
     def _last(self) -> int:
         """Return the number of the last round, counted from 0."""

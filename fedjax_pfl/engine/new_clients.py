@@ -13,7 +13,7 @@ from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
 from fedjax_pfl.federation.batching import IN_ORDER
-from fedjax_pfl.federation.data_sharding import on_devices
+from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
@@ -134,7 +134,7 @@ def score_new_clients(
     """
     counts = _listed("steps", steps, int)
     parts = _listed("fractions", fractions, float)
-    new_clients = on_devices(final.program.runs.algorithm.prepare(new_clients))
+    new_clients = place_on_devices(final.program.runs.algorithm.prepare(new_clients))
     size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
     main = objective.main_metric.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)

@@ -37,7 +37,7 @@ from fedjax_pfl.utils.structs import by_field
 from fedjax_pfl.utils.trees import is_missing_rows
 from fedjax_pfl.utils.typing import Device, State, Tree
 
-ONE_ROUND = {"capacity": 1, "extra": None, "scored": ()}  # static arguments of its program
+ONE_ROUND = {"capacity": 1, "adapt": None, "scored": ()}  # static arguments of its program
 
 
 class Call(NamedTuple):
@@ -152,7 +152,7 @@ class OffloadedNeeds(Program):
             return {}
         clients, number = jax.ShapeDtypeStruct((self.width,), np.int32), np.int32(0)
         operands = self.shapes_of(self.width), self.runs, self.federation, number, number, clients
-        shapes = scores.eval_shape(*operands, extra=self.adapt)
+        shapes = scores.eval_shape(*operands, adapt=self.adapt)
         clients = self.federation.num_clients
         return {n: np.full((s.shape[0], clients), np.nan, s.dtype) for n, s in shapes.items()}
 
@@ -234,7 +234,7 @@ class OffloadedNeeds(Program):
         given, *rest = self._operands(home, cohort, self.members, self.round_splits)
         numbers = shapes_on(home, (zero, zero, total, zero))
         one_round = Call(advance, (*given, *numbers), ONE_ROUND, *rest)
-        return one_round, self._of_block(scores, home, self.scored_splits, extra=self.adapt)
+        return one_round, self._of_block(scores, home, self.scored_splits, adapt=self.adapt)
 
     def call_of_models(self) -> Call:
         """Return the program of a block's models; nothing is traced."""

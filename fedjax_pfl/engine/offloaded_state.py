@@ -45,7 +45,7 @@ from fedjax_pfl.engine.state_store import HostStore
 from fedjax_pfl.execution.host_rows import combined, on_hosts
 from fedjax_pfl.execution.mesh import CLIENTS, RUNS, place, rows_of
 from fedjax_pfl.execution.processes import is_distributed, lost_process_errors, readable
-from fedjax_pfl.federation.data_sharding import on_devices
+from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.process_local_data import on_all_devices, process_local
 from fedjax_pfl.utils.structs import Broadcast
@@ -230,7 +230,7 @@ class OffloadedProgram(OffloadedNeeds):
         everyone = range(self.federation.num_clients)
         clients = np.asarray(everyone if self.scored is None else self.scored, np.int32)
         clients = clients if blocks is None else clients[: blocks * self.width]
-        parts = self._by_blocks(scores, states, t, clients, self.scored_splits, extra=self.adapt)
+        parts = self._by_blocks(scores, states, t, clients, self.scored_splits, adapt=self.adapt)
         for number, part in enumerate(parts):
             at = clients[number * self.width : (number + 1) * self.width]
             for name, value in part.items():
@@ -251,16 +251,16 @@ class OffloadedProgram(OffloadedNeeds):
 
     def personalize(self, states: HostStates, t: int, new_clients: Federation) -> Stack:
         """Return models of new clients, with all state on the device; see `Program.personalize`."""
-        return self._on_devices().personalize(states.to_host(), t, new_clients)
+        return self._device_program().personalize(states.to_host(), t, new_clients)
 
     def backbone(self, states: HostStates, t: int) -> Tree | None:
         """Return the frozen leaves, with all state on the device; see `Program.backbone`."""
-        return self._on_devices().backbone(states.to_host(), t)
+        return self._device_program().backbone(states.to_host(), t)
 
-    def _on_devices(self) -> Program:
+    def _device_program(self) -> Program:
         """Return the same simulation with all state and samples on the devices."""
         values = {name: getattr(self, name) for name in Program.__dataclass_fields__}
-        values["federation"] = on_devices(self.federation)
+        values["federation"] = place_on_devices(self.federation)
         return Program(**values)
 
     def to_host(self, states: HostStates) -> State:

@@ -162,4 +162,4 @@ class Program:
 
     @property
     def _options(self) -> dict[str, Any]:
-        return {"capacity": self.capacity, "extra": self.adapt, "scored": self.scored}
+        return {"capacity": self.capacity, "adapt": self.adapt, "scored": self.scored}

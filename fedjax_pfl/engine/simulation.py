@@ -103,7 +103,7 @@ class Simulation:
           InputError: `run` would refuse these.
         """
         execution = replace(self.federation.execution, runs=1)
-        program = self._program(rounds, federation=self.federation.on_devices(execution))
+        program = self._program(rounds, federation=self.federation.with_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
     def check_memory(self) -> None:

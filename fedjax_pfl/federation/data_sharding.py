@@ -26,17 +26,17 @@ def distribute(federation: Federation) -> Federation:
     """
     if is_distributed() and federation.execution.client_state == "host":
         return replace(federation, data=process_local(federation.data))
-    return on_devices(federation)
+    return place_on_devices(federation)
 
 
-def on_devices(federation: Federation) -> Federation:
+def place_on_devices(federation: Federation) -> Federation:
     """Return the federation with its samples on the devices."""
     if not is_distributed():
         return federation
     execution = federation.execution
     if federation.data.own is not None:
         federation = replace(federation, data=all_process_data(federation.data))
-    federation = federation.on_devices(execution)  # resolves how devices are shared
+    federation = federation.with_devices(execution)  # resolves how devices are shared
     return on_mesh(federation, mesh_of(execution.devices, execution.runs))
 
 

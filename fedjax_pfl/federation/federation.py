@@ -196,9 +196,9 @@ class Federation:
         Raises:
           InputError: the mesh has devices for more runs.
         """
-        return self.on_devices(self.execution.shared(count))
+        return self.with_devices(self.execution.shared(count))
 
-    def on_devices(self, execution: Execution) -> "Federation":
+    def with_devices(self, execution: Execution) -> "Federation":
         """Return the federation with the devices of another execution strategy."""
         its = self.execution
         changed = replace(its, devices=execution.devices, runs=execution.runs, runs_first=False)
