@@ -51,6 +51,6 @@ class FedAvgFineTuned(FedAvg):
         return training.Adaptation(
             self.fine_tune_epochs,
             when="last",
-            budget=True,
+            joint_epochs=True,
             proximal_weight=self.fine_tune_proximal_weight,
         )

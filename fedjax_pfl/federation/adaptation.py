@@ -17,7 +17,7 @@ WHEN = ("every", "last")
 
 
 @dataclass(frozen=True)
-class Budget(Schedule):
+class JointEpochs(Schedule):
     """A schedule of max(floor(E n / B), E) steps for E epochs of n samples in minibatches of B."""
 
     def total_steps(self, size: Count) -> Count:
@@ -44,8 +44,8 @@ class Adaptation(Group):
     Attributes:
       learning_rate: None for the round's. It, `rate_factor` and `proximal_weight` may be traced.
       rate_factor: factor on the learning rate; None for 1.
-      budget: count minibatches over all E epochs, max(floor(E n / B), E) for n samples; otherwise
-        each epoch has ceil(n / B), or floor(n / B) with drop_last.
+      joint_epochs: count minibatches over all E epochs, max(floor(E n / B), E) for n samples;
+        otherwise each epoch has ceil(n / B), or floor(n / B) with drop_last.
       proximal_weight: weight mu of a loss term (mu / 2) |v - w|^2, where w is the model of which v
         is the copy; None for no such term.
     """
@@ -86,12 +86,12 @@ class Adaptation(Group):
         None, "hashable function of a learning rate that returns the copies' optax optimizer"
     )
     rate_factor: float | jax.Array | None = None
-    budget: bool = False
+    joint_epochs: bool = False
     proximal_weight: float | jax.Array | None = None
 
     def __str__(self) -> str:
         count, what = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
-        counted = ", minibatches counted over all of them" if self.budget else ""
+        counted = ", minibatches counted over all of them" if self.joint_epochs else ""
         part = "" if self.leaves == "all" else f" of the {self.leaves}"
         batch = "" if self.batch_size is None else f", minibatches of {self.batch_size}"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:g}"
@@ -106,8 +106,18 @@ class Adaptation(Group):
         super().validate()
         if self.optimizer is not None:
             check_optimizer("optimizer of adaptation", self.optimizer)
-        require(isinstance(self.budget, bool), "budget of adaptation", self.budget, "True or False")
-        require(not self.budget or self.steps is None, "steps", self.steps, "None with a budget")
+        require(
+            isinstance(self.joint_epochs, bool),
+            "joint_epochs of adaptation",
+            self.joint_epochs,
+            "True or False",
+        )
+        require(
+            not self.joint_epochs or self.steps is None,
+            "steps",
+            self.steps,
+            "None with joint_epochs",
+        )
         if self.rate_factor is not None:
             number("rate_factor of adaptation", self.rate_factor, "a finite number of at least 0")
         if self.proximal_weight is not None:
@@ -120,7 +130,7 @@ class Adaptation(Group):
     def schedule(self, local: Schedule) -> Schedule:
         """Return the schedule of the steps, given that of local training."""
         batch_size = self.batch_size or local.batch_size
-        kind = Budget if self.budget else Schedule
+        kind = JointEpochs if self.joint_epochs else Schedule
         return kind(
             self.epochs, self.steps, batch_size, drop_last=local.drop_last, poisson=local.poisson
         )

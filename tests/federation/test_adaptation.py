@@ -8,26 +8,26 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.adaptation import Budget
+from fedjax_pfl.federation.adaptation import JointEpochs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 
 
 @pytest.mark.parametrize("epochs", [0, 1, 3])
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_a_budget_is_counted_over_all_epochs(epochs, batch_size):
+def test_joint_epochs_count_minibatches_over_all_epochs(epochs, batch_size):
     """max(floor(E n / B), E), and nothing for a client without samples."""
     sizes = np.arange(12)
     wanted = [max(int(epochs * n / batch_size), epochs) * (n > 0) for n in sizes]
-    budget = Budget(epochs, batch_size=batch_size)
-    assert budget.total_steps(sizes).tolist() == wanted
-    assert budget.fitting(11).total_steps(sizes).tolist() == wanted
-    assert jax.vmap(budget.total_steps)(jnp.asarray(sizes)).tolist() == wanted
+    schedule = JointEpochs(epochs, batch_size=batch_size)
+    assert schedule.total_steps(sizes).tolist() == wanted
+    assert schedule.fitting(11).total_steps(sizes).tolist() == wanted
+    assert jax.vmap(schedule.total_steps)(jnp.asarray(sizes)).tolist() == wanted
 
 
-def test_a_budget_that_can_not_be_counted():
-    Budget(2**16, batch_size=2**14).check_counts(2**15 - 1)
+def test_joint_epochs_that_can_not_be_counted():
+    JointEpochs(2**16, batch_size=2**14).check_counts(2**15 - 1)
     with pytest.raises(pfl.InputError, match="65,536 epochs of a client with 32,768 samples are t"):
-        Budget(2**16, batch_size=2**14).check_counts(2**15)
+        JointEpochs(2**16, batch_size=2**14).check_counts(2**15)
 
 
 @pytest.mark.parametrize("weight", [-1, float("nan"), "a", True])
@@ -90,7 +90,7 @@ def test_copies_of_clients_own_models_stay_near_them():
     assert (np.max(near, axis=0) > 0).all() and (np.max(near, axis=0) < np.max(far, axis=0)).all()
 
 
-def test_a_table_says_that_a_budget_is_spent_at_the_end():
+def test_a_table_says_that_a_guarantee_is_spent_at_the_end():
     algorithm = pfl.make_algorithm("fedavg_ft", {"final_only": True})
     (told,) = algorithm.remarks(toy_federation(dtype="float32"))
     assert told.endswith("on a copy, after the last round only")

@@ -149,8 +149,8 @@ class Unhashable(list):
         ({"optimizer": 0.1}, r"optimizer of adaptation must be a function .*, got 'float'"),
         ({"optimizer": SGD(momentum=2)}, r"momentum must be in \[0, 1\), got 2"),
         ({"optimizer": Unhashable()}, "optimizer of adaptation must be hashable"),
-        ({"budget": 2}, "budget of adaptation must be True or False, got 2"),
-        ({"budget": True, "steps": 2}, "steps must be None with a budget, got 2"),
+        ({"joint_epochs": 2}, "joint_epochs of adaptation must be True or False, got 2"),
+        ({"joint_epochs": True, "steps": 2}, "steps must be None with joint_epochs, got 2"),
         ({"proximal_weight": -1}, "proximal weight of adaptation must be .* at least 0, got -1"),
     ],
 )
@@ -165,21 +165,25 @@ def test_batches_of_adaptation_are_shuffled_and_drop_what_a_rounds_do():
     assert Adaptation(2, 4, batch_size=3).schedule(Schedule()) == Schedule(2, 4, 3)
 
 
-def test_a_budget_counts_minibatches_over_all_epochs_and_gives_everyone_some():
+def test_joint_epochs_count_minibatches_over_all_epochs_and_gives_everyone_some():
     for drop_last in (False, True):
-        schedule = Adaptation(3, budget=True).schedule(Schedule(batch_size=5, drop_last=drop_last))
+        schedule = Adaptation(3, joint_epochs=True).schedule(
+            Schedule(batch_size=5, drop_last=drop_last)
+        )
         sizes = jnp.array([0, 1, 4, 5, 8, 9, 10])
         assert schedule.total_steps(sizes).tolist() == [0, 3, 3, 3, 4, 5, 6]
         assert [schedule.total_steps(int(size)) for size in sizes] == [0, 3, 3, 3, 4, 5, 6]
         assert schedule.fitting(4).total_steps(sizes[:3]).tolist() == [0, 3, 3]
     with pytest.raises(InputError, match=r"30,000 epochs of a client with 100,000 samples are too"):
-        Adaptation(30_000, batch_size=500, budget=True).schedule(Schedule()).check_counts(100_000)
+        Adaptation(30_000, batch_size=500, joint_epochs=True).schedule(Schedule()).check_counts(
+            100_000
+        )
 
 
 def test_adaptation_says_what_it_is():
     assert str(Adaptation()) == "1 local epoch"
     assert str(Adaptation(optimizer=twice)) == "1 local epoch, optimizer twice"
-    how = Adaptation(epochs=2, budget=True, proximal_weight=0.5)
+    how = Adaptation(epochs=2, joint_epochs=True, proximal_weight=0.5)
     text = "2 local epochs, minibatches counted over all of them, with a proximal term"
     assert str(how) == text
     own = SGD(0.9, nesterov=True, weight_decay=0.01)
