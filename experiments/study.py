@@ -43,8 +43,8 @@ Run algorithms in several settings and write one table for each measure, and a f
 
 Presets: {", ".join(presets.studies())}.
 
-With --grid, as of {called("sweep")}, each row first tries its settings in each column, as many as
-every other row, and has the one with the best validation accuracy:
+With --grid, as of {called("sweep")}, each row first tries combinations of hyperparameters in each
+column, as many as every other row, and takes the one with the best validation accuracy:
 
   {called("study")} --preset=digits_quick --algorithms=local,fedavg,feddwa --setting=all: \\
       --grid=learning_rate=0.03,0.1,0.3 --grid=feddwa.top_k=1,3 --budget=3
@@ -90,7 +90,7 @@ class Cell:
     Attributes:
       argv: the command line, with the flags of its row and column.
       folder: of its run.
-      tuning: the sweep that chooses its settings, or None.
+      tuning: the sweep that chooses its hyperparameters, or None.
     """
 
     row: str
@@ -127,7 +127,7 @@ class Cell:
             raise pfl.InputError(f"{self.row}, {self.setting}: {error}") from None
 
     def chosen(self, outcomes: Sequence[Outcome]) -> "Cell":
-        """Return the cell with the best of its settings."""
+        """Return the cell with the best hyperparameters that it tried."""
         (one,) = best(outcomes)
         return replace(self, argv=(*self.argv, *setting_words(one.setting)))
 
@@ -185,10 +185,10 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
 
 
 def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
-    """Return the cells with the sweeps that choose their settings, if there is a --grid.
+    """Return the cells with the sweeps that choose hyperparameters, if there is a --grid.
 
     Raises:
-      InputError: a setting that can't run, or rows that would try different numbers of settings.
+      InputError: a cell that can't run, or rows that would try different numbers of combinations.
     """
     if not any(cell.config.grid for cell in cells):
         return list(cells)
@@ -213,7 +213,7 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
     if len(counts) > 1:
         low, *_, high = sorted(counts)
         raise pfl.InputError(
-            f"--grid has {low} settings for {counts[low].row!r} and {high} for "
+            f"--grid has {low} combinations for {counts[low].row!r} and {high} for "
             f"{counts[high].row!r}: give rows equally many, or --budget={low} to draw that many."
         )
     return planned

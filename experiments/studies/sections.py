@@ -28,8 +28,9 @@ SHORT = {
     "seconds_per_round": "s/round",
 }  # fmt: skip
 PER_CLIENT = (
-    "Test, chosen per client: each client has the setting that is best on its own validation "
-    "samples. Best on test: the highest test mean of any setting, which was chosen on test samples."
+    "Test, chosen per client: each client has the hyperparameters that are best on its own "
+    "validation samples. Best on test: the highest test mean of any combination, which was chosen "
+    "on test samples."
 )
 
 
@@ -122,7 +123,7 @@ def _ranks(report: Report) -> list[Section]:
 
 
 def _tuning(tuned: Tuned) -> Section:
-    """Return the section on the settings that each row tried and chose."""
+    """Return the section on the hyperparameters that each row tried and chose."""
     rows, edges = [], {}
     first = next(iter(tuned.values()))
     measure, seeds = first[0].measure, first[0].seeds

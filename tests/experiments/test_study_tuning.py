@@ -120,7 +120,7 @@ def test_a_killed_study_continues(finished, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("words", "said"), [
     (["--algorithms=local,feddwa", "--grid=feddwa.top_k=1,3"],
-     "--grid has 2 settings for 'local' and 4 for 'feddwa': give rows equally many, or --budget=2"),
+     "--grid has 2 combinations for 'local' and 4 for 'feddwa': give rows equally many, or"),
     (["--algorithms=local", "--grid=fedavg.server_rate=1,2"], "local, skewed: "),
     (["--algorithms=local", "--grid=learning_rat=1,2"], "Did you mean 'learning_rate'?"),
     (["--algorithms=local", "--validation_fraction=0"], "--validation_fraction must be above 0"),
