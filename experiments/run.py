@@ -32,7 +32,7 @@ from .cli import (
     run_folder,
     shell,
 )
-from .cli.algorithms import own_words, remarked
+from .cli.algorithms import describe_training, remarked
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
 from .cli.identity import check_alike
@@ -206,7 +206,9 @@ def header(experiment: Experiment) -> list[str]:
     ids = np.asarray(federation.data.ids)
     idle = ids[federation.steps() == 0].tolist()
     fixed, match = federation.num_frozen, federation.initial_match
-    own = {name: own_words(options) for name, options in args.training_of.items() if options}
+    own = {
+        name: describe_training(options) for name, options in args.training_of.items() if options
+    }
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "
         f"samples of {shape}, {dataset.labelling}",

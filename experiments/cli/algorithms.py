@@ -50,7 +50,9 @@ def own_training(
         try:
             after = _settable(common.changed(**options))
         except pfl.InputError as error:
-            raise pfl.InputError(f"With {' '.join(words(name, options))}: {error}") from None
+            raise pfl.InputError(
+                f"With {' '.join(setting_flags(name, options))}: {error}"
+            ) from None
         differ = {key for key, value in after.items() if value != before[key]}
         if "local_steps" in differ and after["local_steps"] is None:
             differ.add("local_epochs")  # which replaced the steps
@@ -68,17 +70,17 @@ def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = (
     Args:
       own: its options, see `own_training`.
     """
-    words = [f"trained with its own {own_words(own)}"] if own else []
+    words = [f"trained with its own {describe_training(own)}"] if own else []
     return replace(result, remarks=(*result.remarks, *words, *more))
 
 
-def own_words(own: Mapping[str, Any]) -> str:
+def describe_training(own: Mapping[str, Any]) -> str:
     """Format an algorithm's own options of local training, such as "learning rate 0.3"."""
     changed = {key: value for key, value in own.items() if value is not None}
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in changed.items())
 
 
-def words(algorithm: str, own: Mapping[str, Any]) -> list[str]:
+def setting_flags(algorithm: str, own: Mapping[str, Any]) -> list[str]:
     """Return the words `--set=...` that give an algorithm these options."""
     return [f"--set={algorithm}.{key}={value}" for key, value in own.items() if value is not None]
 

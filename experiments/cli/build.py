@@ -10,7 +10,7 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.results.headlines import check_pools
 
 from . import data_flags, devices, identity
-from .algorithms import words
+from .algorithms import setting_flags
 from .config import ExperimentConfig, set_precision
 from .new_clients import NewClients, split_new_clients
 
@@ -145,7 +145,7 @@ def prepare(
             simulation = experiment.simulation(name, adapt=config.adaptation)
             simulation.check(config.rounds, patience=config.patience)
         except pfl.InputError as error:
-            own = words(name, config.training_of[name])
+            own = setting_flags(name, config.training_of[name])
             if not own:
                 raise
             raise pfl.InputError(f"With {' '.join(own)}: {error}") from None

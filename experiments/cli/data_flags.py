@@ -17,7 +17,7 @@ from .config import ExperimentConfig
 from .flag_groups import Group
 from .parsing import name_and_value, parse_pairs, value_of
 
-ANOTHER_SPLIT = ("partition", "import_split", "alphas")  # than a data set's own
+OTHER_PARTITIONS = ("partition", "import_split", "alphas")  # than a data set's own
 PREFIX = "pfllib:"
 SAMPLES = ("pfllib", "leaf")  # tools whose folders hold samples
 
@@ -165,7 +165,7 @@ def _options(values: absl.flags.FlagValues) -> set[str]:
     return {flag.name for flag in values.get_flags_for_module("rule")}
 
 
-def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def replace_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Replace a flagfile's split by that of the command line.
 
     A preset's rule has options that another rule or a file does not take; they are left out.
@@ -183,7 +183,7 @@ def replace_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 
 
-def _drop_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def _drop_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Drop a flagfile's split if --dataset on the command line has its own split."""
     split = _options(values) | {"partition", "partition_file"}
     if "dataset" in typed and not split & typed.keys():
@@ -220,7 +220,7 @@ def resolve_dataset(values: absl.flags.FlagValues) -> None:
     values["dataset"].value = f"{name}{colon}{place}"
 
 
-def use_own_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
+def use_own_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> None:
     """Take the split that the data set has, unless another is given.
 
     The split of a folder of PFLlib's takes the place of a flagfile's rule. Data sets that say whose
@@ -232,9 +232,9 @@ def use_own_split(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -> No
     """
     dataset = value_of(values, "dataset")
     if dataset.startswith(PREFIX):
-        _drop_split(values, typed)
+        _drop_partition(values, typed)
     dealt = values["partition_file"].value is not None or any(
-        values[name].present for name in ANOTHER_SPLIT if name in values
+        values[name].present for name in OTHER_PARTITIONS if name in values
     )
     if dataset.startswith(PREFIX) and not dealt:
         values["partition_file"].value = dataset.removeprefix(PREFIX)

@@ -25,7 +25,7 @@ OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "setting
 OWN_PLACES += ("compilation_cache", "flagfile")
 
 
-def _options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
+def _define_options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
     """Define flags for the options of a group that are written as one word.
 
     Args:
@@ -112,7 +112,7 @@ def _comparison(group: Group) -> None:
 def _data(group: Group) -> None:
     group.text("dataset", "digits", "name of the data set, or npz:PATH for your own arrays")
     group.text("data_dir", None, "folder with the data set's files")
-    _options(group, pfl.options.InputOptions)
+    _define_options(group, pfl.options.InputOptions)
     group.pairs("data_option", "an option of the data set's reader, such as image_size=32")
     meaning = (
         "samples for pretraining that no client gets: classes:0-4,7, share:0.2 or column:NAME=VALUE"
@@ -138,18 +138,18 @@ def _data(group: Group) -> None:
 
 def _training(group: Group) -> None:
     group.text("model", "cnn", "network of every client")
-    _options(group, pfl.options.ModelOptions)
-    _options(group, pfl.options.SharingOptions)
+    _define_options(group, pfl.options.ModelOptions)
+    _define_options(group, pfl.options.SharingOptions)
     group.integer("rounds", 50, "communication rounds", 1)
-    _options(group, pfl.options.LocalTraining)
-    _options(group, pfl.options.ParticipationOptions)
-    _options(group, pfl.options.DriftOptions)
+    _define_options(group, pfl.options.LocalTraining)
+    _define_options(group, pfl.options.ParticipationOptions)
+    _define_options(group, pfl.options.DriftOptions)
 
 
 def _uploads(group: Group) -> None:
-    _options(group, pfl.options.PrivacyOptions)
-    _options(group, pfl.options.ThreatOptions)
-    _options(group, pfl.options.CompressionOptions)
+    _define_options(group, pfl.options.PrivacyOptions)
+    _define_options(group, pfl.options.ThreatOptions)
+    _define_options(group, pfl.options.CompressionOptions)
 
 
 def _run(group: Group) -> None:
@@ -176,15 +176,15 @@ def _run(group: Group) -> None:
         None,
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
-    _options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
+    _define_options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
     meaning = "number of clients, the last ones, that are in no round and are scored at the end"
     group.integer("new_clients", 0, meaning, 0)
     meaning = "local steps after which new clients are scored, at the end"
     group.names("new_client_steps", list(map(str, SCORED["steps"])), meaning)
     meaning = "fractions of the new clients' training samples to train them with"
     group.names("new_client_samples", list(map(str, SCORED["fractions"])), meaning)
-    _options(group, pfl.options.ScoringOptions)
-    _options(group, pfl.options.ExecutionOptions)
+    _define_options(group, pfl.options.ScoringOptions)
+    _define_options(group, pfl.options.ExecutionOptions)
     meaning = "a new folder, or that of the same run (default: runs/DATASET-PARTITION-HASH)"
     group.text("output_dir", None, meaning)
     meaning = (
@@ -281,9 +281,9 @@ def parse(
         values["local_steps"].unparse()
     model = value_of(values, "model")
     values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
-    data_flags.replace_split(values, typed)
+    data_flags.replace_partition(values, typed)
     data_flags.resolve_dataset(values)
-    data_flags.use_own_split(values, typed)
+    data_flags.use_own_partition(values, typed)
     group_of = {
         flag.name: group
         for group, members in values.flags_by_module_dict().items()

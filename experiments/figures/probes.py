@@ -23,7 +23,7 @@ from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_
 from fedjax_pfl.utils.typing import Tree
 
 from ..cli import flags, identity, plugins, run_folder
-from ..cli.algorithms import words as algorithm_words
+from ..cli.algorithms import setting_flags
 from ..cli.build import Experiment, load_inputs, prepare
 from .runs import CONFIG, Run
 from .selection import MEASURING
@@ -54,8 +54,8 @@ def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experi
     if not saved.exists():
         raise InputError(f"{run.folder.parent} has no partition.npz, so clients have no samples.")
     words = [f"--algorithms={run.algorithm}", f"--partition_file={saved}"]
-    words += algorithm_words(run.algorithm, run.hyperparameters)
-    words += algorithm_words(run.algorithm, run.training)
+    words += setting_flags(run.algorithm, run.hyperparameters)
+    words += setting_flags(run.algorithm, run.training)
     groups = flags.parse(["figures"]).by_group().values()
     known = {name for group in groups for name in group}
     for group, values in run.config["flags"].items():

@@ -91,7 +91,7 @@ def describe_clients(
     same = all(np.array_equal(one, rows[0]) for one in rows)
     same = same and len({run.num_clients for run in runs}) == 1
     if not same:
-        return f"mean over {average} of each run's own"
+        return f"mean over {average}, not the same ones in all runs"
     if len(rows[0]) == 1:
         return f"client {rows[0][0]}"
     if len(rows[0]) == runs[0].num_clients:

@@ -189,7 +189,7 @@ def test_other_data_only_if_asked_for(tmp_path, capsys):
         assert "--different_data puts them into one table" in err and err.count("\n") == 1
     assert compare.main([*words, "--different_data"]) == 0
     out = capsys.readouterr().out
-    assert "mean over clients of each run's own" in out
+    assert "mean over clients, not the same ones in all runs" in out
     table = [line.strip("| ").split(" | ") for line in out.splitlines() if "|" in line]
     heading, _, *rows = table
     assert heading[2:4] == ["Mean over", "Data"]
@@ -230,7 +230,7 @@ def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     table, said = compare_runs(find([str(tmp_path)]), Choice(different_data=True))
     assert [row["accuracy"] for row in table.rows] == pytest.approx([80, 60])
     assert [row["clients"] for row in table.rows] == ["client 0", "clients 0, 1"]
-    assert said.endswith("mean over clients of each run's own")
+    assert said.endswith("mean over clients, not the same ones in all runs")
 
 
 def test_what_the_labels_do_not_say(tmp_path, capsys):
@@ -274,7 +274,8 @@ def test_titles_say_how_many(tmp_path):
     assert describe_clients([run], rows) == "mean over 2 of 3 clients"
     assert describe_clients([run], rows, "samples") == "mean over samples of 2 of 3 clients"
     assert (
-        describe_clients([run] * 2, [rows[0], rows[0][:1]]) == "mean over clients of each run's own"
+        describe_clients([run] * 2, [rows[0], rows[0][:1]])
+        == "mean over clients, not the same ones in all runs"
     )
     assert describe_clients([run] * 2, [rows[0][:1]] * 2) == "client 0"
 

@@ -124,7 +124,7 @@ def test_epochs_take_the_place_of_steps():
     common = pfl.LocalTraining(local_steps=5)
     own = algorithms.own_training(["local"], ["local.local_epochs=1"], common)
     assert own == {"local": {"local_epochs": 1, "local_steps": None}}
-    assert algorithms.words("local", own["local"]) == ["--set=local.local_epochs=1"]
+    assert algorithms.setting_flags("local", own["local"]) == ["--set=local.local_epochs=1"]
 
 
 @pytest.mark.parametrize(

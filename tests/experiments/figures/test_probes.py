@@ -10,8 +10,7 @@ import pytest
 
 from experiments import partition
 from experiments.cli import flags, plugins
-from experiments.cli.algorithms import parse_algorithms
-from experiments.cli.algorithms import words as algorithm_words
+from experiments.cli.algorithms import parse_algorithms, setting_flags
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.loading import find
@@ -174,7 +173,7 @@ def test_more_epochs_than_there_are_markers(found):
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
     """Also those whose hyperparameters need a value from Python, and have none."""
     for name, kind in ALGORITHMS.items():
-        words = algorithm_words(name, kind().hyperparameters())
+        words = setting_flags(name, kind().hyperparameters())
         words = [word.removeprefix("--set=") for word in words]
         assert parse_algorithms([name], words) == {name: kind()}
 
