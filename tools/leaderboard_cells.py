@@ -12,7 +12,7 @@ import absl.flags
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.cli import flags, identity
+from experiments.cli import flag_roles, flags, identity
 from experiments.cli.config import ExperimentConfig
 from experiments.figures.loading import read
 from experiments.figures.runs import Run
@@ -172,7 +172,7 @@ def command(run: Run) -> str:
     usual, words = flags.parse(["run"]), []
     for group in run.config["flags"].values():
         for name, value in group.items():
-            if name in usual and name not in identity.NEUTRAL and value != usual[name].default:
+            if name in usual and name not in flag_roles.NEUTRAL and value != usual[name].default:
                 words += flags.flag_words(name, value)
     return f"python -m experiments.run {shlex.join(words)}"
 

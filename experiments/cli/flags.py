@@ -11,7 +11,7 @@ from fedjax_pfl.results.headlines import DEFAULT, HEADLINES
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults
 
-from . import data_flags, plugins
+from . import data_flags, flag_roles, plugins
 from .algorithms import canonical_names, setting_of
 from .config import CHOICES, GROUPS, ExperimentConfig, Setting
 from .flag_groups import Group
@@ -20,9 +20,6 @@ from .start import called
 
 # Defaults of the library's functions that runs call.
 SIMULATED, SCORED = keyword_defaults(pfl.simulate), keyword_defaults(pfl.score_new_clients)
-# Flags that other commands' runs don't take over: places, and code, which only a user may name.
-OWN_PLACES = ("output_dir", "import_file", "trust_flagfiles", "preset", "settings_from")
-OWN_PLACES += ("compilation_cache", "flagfile")
 
 
 def _define_options(group: Group, declared_in: type, prefix: str = "", **defaults: Any) -> None:
@@ -308,7 +305,7 @@ def given_words(config: ExperimentConfig, without: Collection[str] = ()) -> list
     return [
         word
         for name, one in config.settings.items()
-        if one.present and one.group in GROUPS and name not in (*OWN_PLACES, *without)
+        if one.present and one.group in GROUPS and name not in {*flag_roles.NOT_INHERITED, *without}
         for word in flag_words(name, one.value)
     ]
 

@@ -22,7 +22,7 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.errors import cut, shown
 
 from ..outputs import run_files
-from . import plugins
+from . import flag_roles, plugins
 from .config import ExperimentConfig
 from .flags import repeated
 
@@ -38,11 +38,6 @@ NUMERICS = {
     "jax_threefry_partitionable": True,
 }
 REPLACED = object()  # instead of a flag's value: other entries are more exact
-# Flags that change no algorithm's result, but for the rounding of sums over devices: places, and
-# what is kept, shown or logged.
-NEUTRAL = ("data_dir", "output_dir", "compilation_cache", "checkpoint_seconds", "tensorboard")
-NEUTRAL += ("headline", "keep_state", "trust_flagfiles", "devices", "mesh", "distributed")
-NEUTRAL += ("wandb", "mlflow", "client_state", "accept_changed_code")
 # Ways in which a command may be larger than the run of a folder.
 ROUNDS, SEEDS, ALGORITHMS = "rounds", "num_seeds", "algorithms"
 EVERY_WAY = (ROUNDS, SEEDS, ALGORITHMS)
@@ -58,7 +53,9 @@ def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> d
     values = {n: value for group in config.by_group().values() for n, value in group.items()}
     pairs = repeated() - {"import_file"}  # in any order, and perhaps twice
     values |= {name: sorted(set(values[name])) for name in pairs & values.keys()}
-    values = {name: value for name, value in values.items() if name not in NEUTRAL} | dict(entries)
+    values = {
+        name: value for name, value in values.items() if name not in flag_roles.NEUTRAL
+    } | dict(entries)
     code = plugins.digests(values.pop("import_file"))  # the files' contents, not their places
     values |= {"import_file": code} if code else {}
     known = {name: value for name, value in values.items() if value is not REPLACED}

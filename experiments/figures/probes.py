@@ -22,18 +22,16 @@ from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError, require_classes, shown, unknown_name
 from fedjax_pfl.utils.typing import Tree
 
-from ..cli import flags, identity, plugins, run_folder
+from ..cli import flag_roles, flags, identity, plugins, run_folder
 from ..cli.algorithms import setting_flags
 from ..cli.build import Experiment, load_inputs, prepare
 from .runs import CONFIG, Run
-from .selection import MEASURING
 
 # Flags that the saved partition replaces, or that local training does not use.
-_LEFT_OUT = {
-    "algorithms", "set", "partition", "partition_file", "num_clients", "partition_seed",
-    "validation_fraction", "matrix_rounds", "output_dir", "save_models", "compilation_cache",
-    "import_file", "trust_flagfiles", "distributed", "tensorboard", "wandb", "mlflow", *MEASURING,
-}  # fmt: skip
+_LEFT_OUT = (
+    flag_roles.COMPARED | flag_roles.PARTITION | flag_roles.MEASUREMENTS | flag_roles.RECORDED
+    | flag_roles.NEUTRAL | flag_roles.CODE
+) - {"data_dir"}  # fmt: skip
 
 
 def rebuild(run: Run, data_dir: str = "", without: Sequence[str] = ()) -> Experiment:

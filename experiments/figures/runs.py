@@ -15,14 +15,14 @@ from fedjax_pfl.results.notes import row_remarks
 from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
-from ..cli import identity
+from ..cli import flag_roles
 from ..outputs.run_files import client_records
 
 # Flags that no setting of a run is compared by: places, execution, and what is kept.
-UNCOMPARED = {
-    *identity.NEUTRAL, "algorithms", "set", "partition_file", "save_models", "matrix_rounds",
-    "client_execution", "seed_execution", "eval_batch_size", "metrics", "import_file",
-}  # fmt: skip
+UNCOMPARED = (
+    flag_roles.NEUTRAL | flag_roles.COMPARED | flag_roles.RECORDED | flag_roles.EXECUTION
+    | {"partition_file", "metrics", "import_file"}
+)  # fmt: skip
 CONFIG, SUMMARY = "config.json", "summary.json"
 ALGORITHM, REVISION = "algorithm", "revision"
 CODE = "code"  # of the user's own, file by file

@@ -9,21 +9,10 @@ from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
 
-from ..cli import provenance
+from ..cli import flag_roles, provenance
 from ..outputs import line_styles
 from .runs import ALGORITHM, CODE, REVISION, Run, same_data
 
-# Flags of additional measurements.
-MEASURING = (
-    "adapt_epochs",
-    "adapt_steps",
-    "adapt_leaves",
-    "adapt_when",
-    "adapt_learning_rate",
-    "adapt_batch_size",
-    "eval_every",
-    "score_clients",
-)
 # Runs that differ only in these are repetitions of one experiment.
 REPEATS = ("seed", "num_seeds", "partition_seed")
 
@@ -103,7 +92,7 @@ def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     bare = {name for run in runs for name in run.hyperparameters}
     differ = []
     for name in names:
-        if name in (*ignore, *MEASURING) or (
+        if name in {*ignore, *flag_roles.MEASUREMENTS} or (
             name in bare and all(name not in run.flags for run in runs)
         ):
             continue  # a hyperparameter counts under its full name

@@ -14,7 +14,7 @@ from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
 
-from ..cli import flags, identity
+from ..cli import flag_roles, flags
 from ..cli.console import print_table
 from ..figures.scores import SCORES
 from ..outputs.run_files import write_csv, write_json, write_text
@@ -119,7 +119,7 @@ class Report:
         if self.reading:
             differs = "; ".join(table.differences(self.reading, self.scale))
             lines.append(f"As the {self.reading} has it where paper and code differ: {differs}.")
-        more = flags.given_words(flags.parse(["run", *self.more]), identity.NEUTRAL)
+        more = flags.given_words(flags.parse(["run", *self.more]), flag_roles.NEUTRAL)
         if more:
             lines.append(f"Changed on the command line: {' '.join(more)}.")
         if any(section.note == datasets.NOTE for section in self.sections):
