@@ -44,15 +44,15 @@ def with_cached_features(
     """
     sample = jax.ShapeDtypeStruct((1, *data.sample_shape), data.input_dtype(task.dtype))
     zeros, key_0 = jnp.zeros(sample.shape, sample.dtype), jax.random.key(0)
-    shapes = jax.eval_shape(lambda: task.bound(values, None).fixed_leaves(key_0, zeros))
+    shapes = jax.eval_shape(lambda: task.bound(values, None).frozen_leaves(key_0, zeros))
     drawn = [path for path in paths_in_order(shapes) if path not in values]
     if drawn:
         raise InputError(
             "cache_features needs one frozen body for all seeds, and initial_model (--init_from) "
             f"has no values of {', '.join(drawn[:3])}{' and others' if drawn[3:] else ''}."
         )
-    fixed = {path: np.asarray(values[path]) for path in paths_in_order(shapes)}
-    backbone = jax.jit(lambda given: task.bound(given, None).fixed_leaves(key_0, zeros))(fixed)
+    frozen = {path: np.asarray(values[path]) for path in paths_in_order(shapes)}
+    backbone = jax.jit(lambda given: task.bound(given, None).frozen_leaves(key_0, zeros))(frozen)
     batch = jax.ShapeDtypeStruct((CHUNK, *data.sample_shape), sample.dtype)
     check_frozen_features(task.bound(values, backbone), model, batch)
 
@@ -74,8 +74,8 @@ def with_cached_features(
     probe = features(few)
     if not np.array_equal(probe, features(few, train=True), equal_nan=True):
         raise InputError(DIFFERENT)
-    key = hashlib.sha256(f"{jax.__version__} {[*fixed]}".encode())
-    for array in map(np.asarray, [data.samples, data.scale, data.shift, *fixed.values(), probe]):
+    key = hashlib.sha256(f"{jax.__version__} {[*frozen]}".encode())
+    for array in map(np.asarray, [data.samples, data.scale, data.shift, *frozen.values(), probe]):
         key.update(f"{array.dtype} {array.shape}".encode())
         key.update(np.ascontiguousarray(array).tobytes())
 

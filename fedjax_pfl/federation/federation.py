@@ -52,7 +52,7 @@ class Federation:
         processes.
       participation: sampling and stragglers.
       training: options of local training.
-      network: one client's network and loss, without fixed leaves; see `task`.
+      network: one client's network and loss, without frozen leaves; see `task`.
       initial_values: values of pretrained leaves by path; other leaves are drawn.
       backbone: frozen leaves that are stored once instead of in clients' models; None outside of
         runs.
@@ -104,7 +104,7 @@ class Federation:
 
     @property
     def task(self) -> Task:
-        """One client's network and loss, including fixed leaves."""
+        """One client's network and loss, including frozen leaves."""
         return self.network.bound(self.initial_values, self.backbone)
 
     @property
@@ -121,7 +121,7 @@ class Federation:
     def with_backbone(self, key: jax.Array) -> "Federation":
         """Return the federation with the frozen leaves of the run of that key."""
         key = keys.derive(key, "init")
-        backbone = self.task.fixed_leaves(key, sample_inputs(self.task, self.data))
+        backbone = self.task.frozen_leaves(key, sample_inputs(self.task, self.data))
         return replace(self, backbone=backbone) if backbone else self
 
     @property

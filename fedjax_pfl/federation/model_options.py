@@ -237,32 +237,32 @@ class ModelOptions(Group):
         if self.rank is None:
             plan = leaf_plan(shapes, order=order)
             rule = "none" if self.freeze is None else self.freeze
-            fixed = _selected(plan, plan.with_frozen(rule).frozen)
-            self._check_base(fixed)
-            return with_backbone(task, fixed, self.base_dtype) if pretrained or fixed else task
+            frozen = _selected(plan, plan.with_frozen(rule).frozen)
+            self._check_base(frozen)
+            return with_backbone(task, frozen, self.base_dtype) if pretrained or frozen else task
         own, of_adapters = _without_adapters("body" if self.freeze is None else self.freeze)
         plan = leaf_plan(shapes, order=order)
-        fixed = _selected(plan, chosen(own, plan))
+        frozen = _selected(plan, chosen(own, plan))
         named = self.rank, self.lora_alpha, self.lora_layers, self.ranks
-        task = adapted(task, inputs, fixed, *named)
+        task = adapted(task, inputs, frozen, *named)
         if of_adapters:
             zeros = jnp.zeros(inputs.shape, inputs.dtype)
             plan = leaf_plan(jax.eval_shape(task.init, jax.random.key(0), zeros), order=order)
             selected = _selected(plan, chosen(of_adapters, plan))
-            fixed += tuple(path for path in selected if path not in fixed)
-            trained = any(trainable(path) for path in plan.paths if path not in fixed)
+            frozen += tuple(path for path in selected if path not in frozen)
+            trained = any(trainable(path) for path in plan.paths if path not in frozen)
             require(trained, "freeze", self.freeze, "a rule that leaves something to train")
             zero = not pretrained and any(path.endswith(f"/{B}") for path in selected)
             allowed = f"without {B}: these factors are zero without a base that has others"
             require(not zero, "freeze", self.freeze, allowed)
-        self._check_base(fixed)
-        return with_backbone(task, fixed, self.base_dtype)
+        self._check_base(frozen)
+        return with_backbone(task, frozen, self.base_dtype)
 
-    def _check_base(self, fixed: tuple[str, ...]) -> None:
+    def _check_base(self, frozen: tuple[str, ...]) -> None:
         """Raise `InputError` if there is no base to be held in another type."""
         if self.base_dtype is not None:
             allowed = "absent without frozen layers (freeze, lora_rank)"
-            require(bool(fixed), "base_dtype", self.base_dtype, allowed)
+            require(bool(frozen), "base_dtype", self.base_dtype, allowed)
             allowed = "absent with cache_features, which holds no base"
             require(not self.cache_features, "base_dtype", self.base_dtype, allowed)
 

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA) on the layers of a network.
 
-A layer with a fixed kernel W computes x W + scale (x A) B, with A [inputs, rank] and B [rank,
+A layer with a frozen kernel W computes x W + scale (x A) B, with A [inputs, rank] and B [rank,
 outputs] in the same dict as the kernel. B is initially zero, so the network is initially unchanged.
 Clients have adapters of their own on a common W. `adapter_layers` lists the layers.
 """
@@ -104,14 +104,14 @@ class Adapted(WrappedTask):
         return {**model, "params": params}
 
 
-def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], rank: int,
+def adapted(task: Task, inputs: jax.ShapeDtypeStruct, frozen: tuple[str, ...], rank: int,
             alpha: float | None, pattern: str, ranks: tuple[int, ...] = ()) -> Adapted:  # fmt: skip
-    """Return `Adapted` of a task: adapters on its layers with a fixed kernel.
+    """Return `Adapted` of a task: adapters on its layers with a frozen kernel.
 
     Args:
       task: the task of the network.
       inputs: shape of a batch.
-      fixed: paths of leaves that are not trained.
+      frozen: paths of leaves that are not trained.
       rank: rank of the adapters.
       alpha: the adapters' term is multiplied by alpha / rank; by 1 for None.
       pattern: pattern of the layers' names; several are separated by commas.
@@ -120,7 +120,7 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, fixed: tuple[str, ...], ra
     framework, every = _framework_and_layers(task, inputs)
     scale = 1.0 if alpha is None else alpha / rank
     made = Adapted.around(task, (), rank, scale, ranks, framework)
-    known = [layer for layer in every if f"params/{'/'.join(layer[0])}/{made.kernel}" in fixed]
+    known = [layer for layer in every if f"params/{'/'.join(layer[0])}/{made.kernel}" in frozen]
     names = ["/".join(path) for path, _, _ in known]
     patterns = [one.strip() for one in pattern.split(",")]
     layers = tuple(

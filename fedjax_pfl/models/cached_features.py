@@ -34,8 +34,8 @@ class HeadOnly(WrappedTask):
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         return self.network.init(key, jnp.zeros(self.sample.shape, self.sample.dtype))
 
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.fixed_leaves(key, jnp.zeros(self.sample.shape, self.sample.dtype))
+    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.frozen_leaves(key, jnp.zeros(self.sample.shape, self.sample.dtype))
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         return Outputs(self.classify(model, inputs), {}, inputs)

@@ -19,51 +19,51 @@ Values = Mapping[str, Any]  # arrays by the path of a leaf, such as "params/conv
 
 @dataclass(frozen=True)
 class FrozenBackbone(WrappedTask):
-    """A pretrained network whose client models omit the fixed leaves.
+    """A pretrained network whose client models omit the frozen leaves.
 
-    The fixed leaves are one tree for all clients. What is `bound` to a task isn't part of its
+    The frozen leaves are one tree for all clients. What is `bound` to a task isn't part of its
     identity: programs get it as an argument.
 
     Attributes:
       network: the task of the complete network.
-      fixed: paths of the fixed leaves.
+      frozen: paths of the frozen leaves.
       base_dtype: type in which they are held, see `base_types`; None for that of models.
-      values: initial values by path, of fixed leaves too.
-      backbone: the fixed leaves, in dicts as the network has them.
+      values: initial values by path, of frozen leaves too.
+      backbone: the frozen leaves, in dicts as the network has them.
     """
 
-    fixed: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     base_dtype: str | None = None
     values: Values = field(default_factory=dict, compare=False, repr=False)
     backbone: Tree = field(default=None, compare=False, repr=False)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         values = self.values
-        if self.base_dtype is not None:  # the fixed leaves' values are not in the model's type
-            values = {path: values[path] for path in values if path not in self.fixed}
-        return without(_replaced(self.network.init(key, inputs), values), self.fixed)
+        if self.base_dtype is not None:  # the frozen leaves' values are not in the model's type
+            values = {path: values[path] for path in values if path not in self.frozen}
+        return without(_replaced(self.network.init(key, inputs), values), self.frozen)
 
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        if not self.fixed:
+    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        if not self.frozen:
             return {}
         model = self.network.initial_model(key, inputs)
         base_dtype = self.base_dtype
         if base_dtype is None:
-            return only(_replaced(model, self.values), self.fixed)
+            return only(_replaced(model, self.values), self.frozen)
 
         def leaf(path, own):
             trained = path.startswith("params/")  # statistics stay as they are
             known = self.values.get(path)  # in the type in which it is held
             return known if known is not None else held(own, base_dtype) if trained else own
 
-        return _mapped(leaf, only(model, self.fixed))
+        return _mapped(leaf, only(model, self.frozen))
 
     def bound(self, values: Values, backbone: Tree) -> "FrozenBackbone":
         return replace(self, values=values, backbone=backbone)
 
     def complete(self, model: Tree) -> Tree:
-        """Return the network's model: a client's with the fixed leaves."""
-        if not self.fixed:
+        """Return the network's model: a client's with the frozen leaves."""
+        if not self.frozen:
             return model
         backbone = self.backbone
         if self.base_dtype is not None:
@@ -83,30 +83,30 @@ class FrozenBackbone(WrappedTask):
         if self.base_dtype is not None:
             applied = converted_twice(applied)
         out: Any = applied(self.backbone, model, inputs)
-        return out._replace(statistics=without(out.statistics, self.fixed))
+        return out._replace(statistics=without(out.statistics, self.frozen))
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
         features, statistics = self.network.embed(self.complete(model), inputs, *mode)
-        return features, without(statistics, self.fixed)
+        return features, without(statistics, self.frozen)
 
     def classify(self, model: Tree, features: jax.Array) -> jax.Array:
         return self.network.classify(self.complete(model), features)
 
 
 def with_backbone(
-    task: Task, fixed: tuple[str, ...] = (), base_dtype: str | None = None
+    task: Task, frozen: tuple[str, ...] = (), base_dtype: str | None = None
 ) -> FrozenBackbone:
     """Return `FrozenBackbone` of a task."""
-    return FrozenBackbone.around(task, fixed, base_dtype)
+    return FrozenBackbone.around(task, frozen, base_dtype)
 
 
 def values_held(task: Task, values: Values) -> dict[str, Any]:
-    """Return given values, those of fixed leaves in the type in which a task holds them."""
+    """Return given values, those of frozen leaves in the type in which a task holds them."""
     if not isinstance(task, FrozenBackbone) or task.base_dtype is None:
         return dict(values)
-    fixed = {path for path in task.fixed if path.startswith("params/")}
+    frozen = {path for path in task.frozen if path.startswith("params/")}
     return {
-        path: held(value, task.base_dtype) if path in fixed else value
+        path: held(value, task.base_dtype) if path in frozen else value
         for path, value in values.items()
     }
 

@@ -84,7 +84,7 @@ def initial_values(
     Args:
       source: a tree or a file.
       task: the task of the network.
-      model: shapes of its model, fixed leaves included.
+      model: shapes of its model, frozen leaves included.
       inputs: shape of a batch.
     """
     arrays, of_a_run = read(source)
@@ -175,7 +175,7 @@ def matched(
 
     Args:
       arrays: arrays by name.
-      model: shapes of the network's model, fixed leaves included.
+      model: shapes of the network's model, frozen leaves included.
       flattened: layouts of flattened images by the path of a leaf; None if the axes of all values
         are known to be Flax's.
       unused: names of values that were left out before.

@@ -139,10 +139,10 @@ class Task:
         raise self.no_head()
 
     def bound(self, values: Mapping[str, Any], backbone: Tree) -> "Task":
-        """Return the task with initial values and fixed leaves, see `frozen_backbone`."""
+        """Return the task with initial values and frozen leaves, see `frozen_backbone`."""
         return self
 
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
         """Return the leaves that no client's model contains, see `frozen_backbone`."""
         return {}
 

@@ -31,8 +31,8 @@ class WrappedTask(Task):
     def bound(self, values: Mapping[str, Any], backbone: Tree) -> Task:
         return replace(self, network=self.network.bound(values, backbone))
 
-    def fixed_leaves(self, key: Key, inputs: jax.Array) -> Tree:
-        return self.network.fixed_leaves(key, inputs)
+    def frozen_leaves(self, key: Key, inputs: jax.Array) -> Tree:
+        return self.network.frozen_leaves(key, inputs)
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         return self.network.init(key, inputs)

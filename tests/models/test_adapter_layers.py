@@ -108,8 +108,8 @@ def network(request):
     make, names = NETWORKS[request.param]
     plain = as_task(make())
     begun = plain.initial_model(jax.random.key(1), X)
-    fixed = tuple(trees.path_name(path) for path, _ in jax.tree.leaves_with_path(begun))
-    task = adapted(plain, SHAPE, fixed, 2, 3.0, "*")
+    frozen = tuple(trees.path_name(path) for path, _ in jax.tree.leaves_with_path(begun))
+    task = adapted(plain, SHAPE, frozen, 2, 3.0, "*")
     assert sorted("/".join(path) for path, _, _ in task.layers) == names.split()
     return plain, task, task.initial_model(jax.random.key(1), X)
 
