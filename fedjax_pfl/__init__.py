@@ -18,7 +18,7 @@ from fedjax_pfl.data import (
     read_partition,
 )
 from fedjax_pfl.engine import Callback, Checkpoints, LiveCurves, Progress, Simulation
-from fedjax_pfl.engine.new_clients import score_new_clients
+from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation import options
 from fedjax_pfl.federation.build import federate
@@ -69,6 +69,7 @@ __all__ = [
     "score_new_clients",
     "similarity",
     "simulate",
+    "split_new_clients",
     "testing",
     "training",
     "trees",

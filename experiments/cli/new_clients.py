@@ -61,7 +61,7 @@ def split_new_clients(
         raise pfl.InputError(
             f"--new_client_samples must be fractions in (0, 1], got {shown(words)}."
         )
-    federation, new = pfl.engine.split_new_clients(federation, args.new_clients)
+    federation, new = pfl.split_new_clients(federation, args.new_clients)
     schedule, capacity = new.schedule, new.data.train.capacity
     replace(schedule, steps=max(steps)).check_counts(capacity)
     return federation, NewClients(new, tuple(steps), tuple(fractions))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.data.federated import FederatedData, Split
+from fedjax_pfl.data.federated import FederatedData, Split, make_split
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
@@ -19,6 +19,8 @@ from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
+
+DRAW = 2027  # of the samples that new clients train on
 
 
 def split_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
@@ -99,14 +101,38 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
 
 
 def with_samples(federation: Federation, fraction: float) -> Federation:
-    """Return the federation with a first part of each client's training samples, one at least."""
+    """Return the federation with a random part of each client's training samples, one at least.
+
+    A client's permanent id determines the order in which its samples are drawn, so a larger
+    fraction has the samples of a smaller one too.
+    """
     require(0 < fraction <= 1, "fractions", fraction, "a fraction in (0, 1]")
-    sizes = np.asarray(federation.data.train.size)
-    size = np.minimum(sizes, np.maximum(1, np.floor(fraction * sizes + 0.5))).astype(np.int32)
-    # On the host, from where any number of devices gets it.
-    train = replace(federation.data.train, size=size, total=int(size.sum()),
-                    equal=bool((size == size[0]).all()))  # fmt: skip
-    return replace(federation, data=replace(federation.data, train=train))
+    if fraction == 1:
+        return federation
+    data = federation.data
+    sizes, offsets, index = (
+        np.asarray(leaf) for leaf in (data.train.size, data.train.offset, data.train.index)
+    )
+    kept = np.minimum(sizes, np.maximum(1, np.floor(fraction * sizes + 0.5))).astype(np.int64)
+    drawn = [
+        start + np.sort(np.random.default_rng([int(one), DRAW]).permutation(size)[:count])
+        for one, start, size, count in zip(np.asarray(data.ids), offsets, sizes, kept, strict=True)
+    ]
+    train = make_split(index[np.concatenate(drawn)], np.append(0, np.cumsum(kept)))
+    counts = jnp.asarray(_class_counts(data, train), data.class_counts.dtype)
+    return replace(federation, data=replace(data, train=train, class_counts=counts))
+
+
+def _class_counts(data: FederatedData, train: Split) -> np.ndarray:
+    """Return the samples of each client and class in a split; see `FederatedData.class_counts`."""
+    owners = np.repeat(np.arange(data.num_clients), np.asarray(train.size))
+    counts = np.zeros(data.class_counts.shape, np.int64)
+    labels = np.zeros(len(owners), int)
+    if data.num_classes:
+        labels = np.asarray(data.labels)[np.asarray(train.index)[: len(owners)]]
+        labels = labels if data.label_map is None else np.asarray(data.label_map)[owners, labels]
+    np.add.at(counts, (owners, labels), 1)
+    return counts
 
 
 @short_locations()
@@ -120,11 +146,11 @@ def score_new_clients(
     """Return main metrics of new clients' personalized models, [runs, fractions, steps, K].
 
     Args:
-      final: the end of a simulation in which they took no part.
+      final: `result.final` of a simulation without these clients.
       new_clients: their federation, from `split_new_clients`; the algorithm prepares it as it
         did that of the trained clients.
       steps: numbers of local minibatch steps, instead of the schedule's.
-      fractions: parts of its training samples that each has.
+      fractions: fractions of its training samples, drawn at random, that each client trains on.
 
     Returns:
       Test accuracies, or what else the task leads with; NaN for clients without test samples.
@@ -134,7 +160,8 @@ def score_new_clients(
     """
     counts = _listed("steps", steps, int)
     parts = _listed("fractions", fractions, float)
-    new_clients = place_on_devices(final.program.runs.algorithm.prepare(new_clients))
+    prepared = final.program.runs.algorithm.prepare(new_clients)
+    new_clients = place_on_devices(prepared)
     size, objective = np.asarray(new_clients.data.test.size), new_clients.network.objective
     main = objective.main_metric.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
@@ -147,7 +174,7 @@ def score_new_clients(
     runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, 0, None)))
     table, backbone = [], final.backbone()
     for fraction in parts:
-        fewer = with_samples(new_clients, fraction)
+        fewer = place_on_devices(with_samples(prepared, fraction))
         for count in counts:
             order = fewer.training.batch_order
             order = "shuffled" if order in IN_ORDER else order

@@ -175,7 +175,7 @@ def test_without_adapters_it_is_fedavg():
 
 @pytest.mark.thorough
 def test_new_clients_train_an_own_set():
-    trained, new = pfl.engine.split_new_clients(
+    trained, new = pfl.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, dtype="float32", **ADAPTERS), 2
     )
     result = pfl.simulate(pfl.make_algorithm("feddpa"), trained, 2)

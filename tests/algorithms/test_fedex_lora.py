@@ -78,7 +78,7 @@ def test_the_base_is_that_of_the_run_with_a_single_client():
 
 @pytest.mark.thorough
 def test_predictions_saved_models_and_new_clients_have_the_base():
-    trained, new = pfl.engine.split_new_clients(
+    trained, new = pfl.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS), 1
     )
     result = pfl.simulate(pfl.make_algorithm("fedex_lora"), trained, 2, seeds=(0, 3))

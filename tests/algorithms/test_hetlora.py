@@ -98,7 +98,7 @@ def test_equal_ranks_without_pruning_are_fedavg():
 
 @pytest.mark.thorough
 def test_new_clients_have_their_own_rank():
-    trained, new = pfl.engine.split_new_clients(
+    trained, new = pfl.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, dtype="float32", **ADAPTERS), 2
     )
     for name in ("hetlora", "flora"):

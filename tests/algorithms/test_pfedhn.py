@@ -197,7 +197,7 @@ def test_who_diverges_leaves_everything_as_it_was():
 def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
     algorithm = made(local_head=True, clip=0.001)
     whole = algorithm.prepare(toy_federation(model=TanhNetwork(), local_epochs=2))
-    left, new = pfl.engine.split_new_clients(whole, 2)
+    left, new = pfl.split_new_clients(whole, 2)
     ctx = context(left)
 
     @jax.jit

@@ -32,7 +32,7 @@ def clients_and_new_ones():
     """Two equal clients and a new one, of a network with batch normalization."""
     sizes = ((4, 4, 4), (2, 2, 2))
     whole = toy_federation(*sizes, model=ConvNorm(), batch_norm="affine_shared")
-    return pfl.engine.split_new_clients(whole, 1)
+    return pfl.split_new_clients(whole, 1)
 
 
 def context(federation, t=0):

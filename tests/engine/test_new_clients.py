@@ -1,8 +1,10 @@
 """New clients, and their models after the training."""
 
+from dataclasses import replace
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -128,16 +130,57 @@ def _steps(fed, count):
     return fed.with_training(local_steps=count)
 
 
-def test_fewer_samples_are_the_first_ones():
-    fewer = with_samples(federation(), 0.5)
+def _samples(fed):
+    train = fed.data.train
+    return [
+        set(np.asarray(train.index)[start:][:size].tolist())
+        for start, size in zip(train.offset.tolist(), train.size.tolist(), strict=True)
+    ]
+
+
+def test_fewer_samples_are_a_random_part():
+    whole, fewer = federation(), with_samples(federation(), 0.5)
     np.testing.assert_array_equal(fewer.data.train.size, [4, 2, 3, 5, 2])
-    assert with_samples(federation(), 0.01).data.train.size.tolist() == [1] * 5
+    fewest = with_samples(whole, 0.01)
+    assert fewest.data.train.size.tolist() == [1] * 5
+    chains = list(zip(*map(_samples, (fewest, fewer, whole)), strict=True))
+    assert all(few < half < every for few, half, every in chains)
     batches = pfl.training.batch_indices(
         fewer.schedule, fewer.data.train, keys.of_round(jax.random.key(0), "train", 0), 0, 0
     )
-    seen = np.sort(np.concatenate([b for step in batches for b in step]))
-    whole = federation().data.train
-    np.testing.assert_array_equal(seen, np.sort(whole.index[:4]))
+    assert {int(i) for step in batches for b in step for i in b} == chains[0][1]
+    assert with_samples(whole, 1.0) is whole
+    # Not the first ones, which would be those of the first classes where data are sorted.
+    first = [set(sorted(every)[: len(half)]) for _, half, every in chains]
+    assert any(half != begin for (_, half, _), begin in zip(chains, first, strict=True))
+
+
+def test_the_part_depends_on_the_permanent_id_only():
+    whole = federation()
+    _, new = split_new_clients(whole, 2)
+    assert _samples(with_samples(new, 0.5)) == _samples(with_samples(whole, 0.5))[3:]
+
+
+@pytest.mark.parametrize("label_map", [False, True])
+def test_classes_are_counted_in_the_part(label_map):
+    fed = federation()
+    seen_as = jnp.asarray(np.tile([2, 0, 1], (5, 1))) if label_map else None
+    fewer = with_samples(replace(fed, data=replace(fed.data, label_map=seen_as)), 0.5)
+    labels = np.asarray(fewer.data.labels)
+    seen = [np.bincount(labels[[*one]], minlength=3) for one in _samples(fewer)]
+    seen = [counts[[1, 2, 0]] for counts in seen] if label_map else seen
+    np.testing.assert_array_equal(fewer.data.class_counts, seen)
+    assert fewer.data.class_counts.dtype == np.int32
+
+
+def test_without_classes_samples_are_counted():
+    values = np.arange(20, dtype=np.float32)[:, None]
+    data = pfl.dataset_from_arrays("line", values, values, task="regression")
+    partition = pfl.make_partition("iid", data, num_clients=4, seed=0)
+    fed = pfl.federate(data, partition, model="softmax")
+    fewer = with_samples(fed, 0.5)
+    np.testing.assert_array_equal(fewer.data.class_counts[:, 0], fewer.data.train.size)
+    np.testing.assert_array_equal(fed.data.class_counts[:, 0], fed.data.train.size)
 
 
 @pytest.mark.parametrize("count", [0, 5, -1])

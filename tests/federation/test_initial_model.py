@@ -233,7 +233,7 @@ def test_frozen_statistics_stay_too():
 
 
 def test_new_clients_have_them():
-    trained, new = pfl.engine.split_new_clients(
+    trained, new = pfl.split_new_clients(
         federation(freeze="fc_0", initial_model=values()), 2
     )
     result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)

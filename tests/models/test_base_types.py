@@ -46,13 +46,13 @@ def test_biases_and_integers(base_dtype, bias):
 @pytest.mark.parametrize("base_dtype", TYPES)
 def test_a_run_is_that_of_the_rounded_base(base_dtype):
     """Drawn bases too; the backbone of a result is complete, and new clients use it."""
-    trained, new = pfl.engine.split_new_clients(federation(base_dtype, momentum=0.5), 2)
+    trained, new = pfl.split_new_clients(federation(base_dtype, momentum=0.5), 2)
     fedavg = pfl.make_algorithm("fedavg")
     result = pfl.simulate(fedavg, trained, 2)
     layer = result.final.backbone()["params"]["fc_0"]
     assert layer["kernel"].dtype == layer["bias"].dtype == jnp.float32
     given = {f"fc_0/{name}": np.asarray(leaf[0]) for name, leaf in layer.items()}
-    plain, others = pfl.engine.split_new_clients(federation(momentum=0.5, initial_model=given), 2)
+    plain, others = pfl.split_new_clients(federation(momentum=0.5, initial_model=given), 2)
     wanted = pfl.simulate(fedavg, plain, 2)
     for mine, other in zip(
         *(jax.tree.leaves(one.final.models()) for one in (result, wanted)), strict=True
