@@ -41,7 +41,12 @@ class Costs(Measurements):
         return sent
 
     def traffic_mb_per_client_round(self, setting: int = 0) -> dict[str, float]:
-        """Return megabytes (1e6 bytes) per participating client and round."""
+        """Return megabytes (1e6 bytes) per participating client and round.
+
+        Raises:
+          InputError: no such setting.
+        """
+        setting = self.checked_setting(setting)
         present = max(int(self.clients["participated"][:, setting].sum()), 1)
         sent = {way: float(bytes_[:, setting].sum()) for way, bytes_ in self.traffic().items()}
         return {way: total / present / 1e6 for way, total in sent.items()}
@@ -66,7 +71,11 @@ class Costs(Measurements):
         "flops_per_step"; "local_steps_per_client_round" and "gflop_per_client_round", of a client
         that takes part; "gflop_per_client", in all rounds, mean over all clients and seeds. Where
         forward passes were counted, "flops_per_forward" and "forward_samples_per_client_round" too.
+
+        Raises:
+          InputError: no such setting.
         """
+        setting = self.checked_setting(setting)
         present, done = max(int(self.clients["participated"][:, setting].sum()), 1), self.flops()
         total = None if done is None else float(done[:, setting].sum()) / 1e9
         runs = len(self.seeds) * self.num_clients

@@ -27,7 +27,7 @@ class Change(NamedTuple):
     Attributes:
       number: k, from 1.
       clients: how many clients change.
-      before: in the last scored round before a client's change.
+      before: in the last scored round of the previous concept.
       after: in the first scored round of the new concept.
       end: in the last scored round of the new concept.
       rounds_to_recover: rounds of the new concept until nine tenths of the drop from `before` to
@@ -67,8 +67,8 @@ def changes(result: "Scored", setting: int = 0, model: str = PERSONALIZED) -> li
         for i, begin in enumerate(begins):
             if len(begin) < k + 2:
                 continue
-            first, stop = begin[k], begin[k + 1]
-            earlier = np.flatnonzero(rounds <= first)
+            since_when, first, stop = [0, *begin][k : k + 3]
+            earlier = np.flatnonzero((rounds > since_when) & (rounds <= first))
             within = np.flatnonzero((rounds > first) & (rounds <= stop))
             known = scores[:, within, i]
             if not len(earlier) or not len(within) or np.isnan(known).all(axis=1).any():

@@ -65,16 +65,20 @@ def check_pools(name: str, measure: Measure) -> None:
 
 
 def one_number(curves: np.ndarray, score: str, measure: Measure = ACCURACY) -> np.ndarray:
-    """Reduce [..., E] to [...] by the rule `score`, over rounds that every run scored.
+    """Reduce [..., E] to [...] by the rule `score`; NaN where a run has no score.
+
+    Rounds that no run scored are left out unless they are the last: an adaptation may come only
+    after the last round, but no earlier round stands in for it.
 
     Raises:
       InputError: an unknown score.
     """
     require_name("score", score, SCORES)
     axes = tuple(range(curves.ndim - 1))
-    curves = curves[..., ~np.isnan(curves).any(axis=axes)]
     if score == "best":
         return measure.best(curves)
     if score == "final":
         return curves[..., -1]
+    scored = np.logical_not(np.isnan(curves).all(axis=axes))
+    curves = curves[..., scored] if scored[-1] else curves
     return curves[..., -max(1, curves.shape[-1] // 10) :].mean(axis=-1)

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
@@ -56,3 +58,14 @@ class Measurements:
     @property
     def num_settings(self) -> int:
         return self.copies_up.shape[1]
+
+    def checked_setting(self, setting: int) -> int:
+        """Return the index of a setting.
+
+        Raises:
+          InputError: there is no such setting.
+        """
+        number = convert("setting", setting, int)
+        inside = 0 <= number < self.num_settings
+        require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
+        return number

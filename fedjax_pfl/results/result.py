@@ -22,7 +22,6 @@ from fedjax_pfl.results import (
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
-from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -88,15 +87,15 @@ class Result(Scored, Costs):
         Those of the main metric have its name, such as "accuracy".
 
         Raises:
-          InputError: no round was scored.
+          InputError: no round was scored, or no such setting.
         """
-        return result_summary.summary(self, setting)
+        return result_summary.summary(self, self.checked_setting(setting))
 
     def epsilons(self, setting: int = 0) -> np.ndarray:
         """Return the epsilon that each client spent in each run, [S, N], see `results.privacy`.
 
         Raises:
-          InputError: no differential privacy, or dp-accounting is not installed.
+          InputError: no differential privacy, no such setting, or dp-accounting is not installed.
         """
         require(
             self.privacy is not None,
@@ -104,7 +103,7 @@ class Result(Scored, Costs):
             "none",
             "'client' or 'sample', for a result with an epsilon",
         )
-        return privacy.epsilons(self, setting)
+        return privacy.epsilons(self, self.checked_setting(setting))
 
     def gains(
         self, baseline: "Result", model: str = PERSONALIZED, split: str = "test"
@@ -152,9 +151,9 @@ class Result(Scored, Costs):
           model: a name that was scored.
 
         Raises:
-          InputError: no concept drift.
+          InputError: no concept drift, or no such setting.
         """
-        return drift.changes(self, setting, model)
+        return drift.changes(self, self.checked_setting(setting), model)
 
     def table(self, model: str = PERSONALIZED, form: str = "markdown") -> str:
         """Format a table with a row for each setting, and notes on the rows.
@@ -183,7 +182,7 @@ class Result(Scored, Costs):
         writes it); the band goes from the lowest seed to the highest.
 
         Raises:
-          InputError: no scores of that model and split.
+          InputError: no scores of that model and split, or no round was scored.
         """
         from fedjax_pfl.results import result_plots  # matplotlib, slow
 
@@ -241,10 +240,7 @@ class Result(Scored, Costs):
         """
         seed = self.seeds[0] if seed is None else seed
         require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
-        number = convert("setting", setting, int)
-        inside = 0 <= number < self.num_settings
-        require(inside, "setting", setting, f"in 0..{self.num_settings - 1}")
-        return self.seeds.index(seed), number
+        return self.seeds.index(seed), self.checked_setting(setting)
 
     def predict(
         self,
@@ -259,7 +255,8 @@ class Result(Scored, Costs):
 
         Args:
           client: its permanent id, or its name.
-          x: samples [n, ...] as the data set has them; they are scaled as in training.
+          x: samples [n, ...] as the data set has them; they are turned and scaled as the client's
+            are, but not corrupted.
           seed: one of `seeds`, by default the first.
           setting: index of the swept setting.
           outputs: return the network's outputs [n, C], not the classes.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def plot_curves(result: "Result", model: str, split: str) -> Figure:
     """Plot mean accuracy by round, a line for each setting; see `Result.plot`."""
+    result.require_scores()
     curves = result.curve(model, split)
     lines = {name: curves[:, h] for h, name in enumerate(result_table.setting_names(result))}
     return plots.curves(lines, dict.fromkeys(lines, result.eval_rounds), measure=result.measure())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_pfl.results import drift, privacy
+from fedjax_pfl.results.headlines import one_number
 from fedjax_pfl.results.notes import (
     aggregation_remarks,
     named,
@@ -50,9 +51,6 @@ def summary(result: "Result", setting: int) -> dict[str, Any]:
     """Return the numbers of one setting; see `Result.summary`."""
     result.require_scores()
     curve = result.curve()[:, setting]
-    # An adaptation may come only after the last round.
-    scored = np.asarray(~np.isnan(curve).all(axis=0))
-    curve = curve[:, scored] if scored[-1] else curve  # no earlier round stands in for the last
     pooled = result.pooled()[:, setting, -1]
     clients = scored_clients(result, setting)
     with np.errstate(invalid="ignore"):  # infinite errors have no spread
@@ -73,8 +71,8 @@ def summary(result: "Result", setting: int) -> dict[str, Any]:
             "final_std_over_seeds": spread,
             "final_std_over_clients": float(among) if len(clients) > 1 else None,
             "final_pooled": float(pooled.mean()) if measure.pools else None,
-            "best_mean": float(measure.best(curve).mean()),
-            "last_tenth_mean": float(curve[:, -max(1, curve.shape[1] // 10) :].mean()),
+            "best_mean": float(one_number(curve, "best", measure).mean()),
+            "last_tenth_mean": float(one_number(curve, "last_tenth", measure).mean()),
             "worst_decile": float(result.worst_decile()[:, setting].mean()),
         },
         f"final_{measure.name}_by_model": {

@@ -36,7 +36,7 @@ def table(result: "Result", model: str) -> Table:
     result.require_scores()
     measure, more = result.measure(), result.measures[1:][:MOST]
     curve = measure.scale * result.curve(model)
-    finals, best = curve[..., -1], measure.toward(np.nanmax(measure.toward(curve), axis=-1))
+    finals, best = curve[..., -1], measure.best(curve)
     worst = measure.scale * result.worst_decile(model)
     others = {one.name: one.scale * result.curve(model, metric=one.name)[..., -1] for one in more}
     names, settings = setting_names(result), range(result.num_settings)
@@ -70,7 +70,7 @@ def table(result: "Result", model: str) -> Table:
     ]
     below = []
     if not differ and len(clients[0]) < result.num_clients:
-        who = notes.named(clients[0], notes.names_of(result))
+        who = notes.named(clients[0], notes.names_of(result)) if clients[0] else "no client"
         below.append(f"Mean over {who} of {result.num_clients}.")
     below += notes.grouped({name: notes.row_remarks(result, h) for h, name in enumerate(names)})
     below += interval_notes(finals.T.astype(np.float64), *measure.range)

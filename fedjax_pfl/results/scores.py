@@ -91,8 +91,8 @@ class Scored(Measurements):
         correct = np.where(known, accuracy, 0) * self.test_sizes
         if self.measure() == ACCURACY:
             correct = np.rint(correct)
-        correct = correct.sum(-1)
-        return correct / np.maximum((known * self.test_sizes).sum(-1), 1)
+        total = (known * self.test_sizes).sum(-1)
+        return np.where(total > 0, correct.sum(-1) / np.maximum(total, 1), np.nan)
 
     def headline(self, name: str = headlines.DEFAULT, model: str = PERSONALIZED) -> np.ndarray:
         """Return one number for each run, [S, H]; accuracies are fractions.
@@ -105,8 +105,9 @@ class Scored(Measurements):
 
         Raises:
           InputError: an unknown headline, one over pooled samples where the main metric is no
-            mean over samples, or a model without scores.
+            mean over samples, a model without scores, or no round was scored.
         """
+        self.require_scores()
         headlines.check_pools(name, self.measure())
         how, curve = headlines.headline_of(name), self.curve(model).astype(np.float64)
         if how.average == "samples":
@@ -118,7 +119,8 @@ class Scored(Measurements):
     ) -> np.ndarray:
         """Return test scores in the round with the best validation score, [S, H, N].
 
-        The first of equal rounds counts.
+        The first of equal rounds counts, and none in which fewer clients than in others have
+        validation scores.
 
         Args:
           per_client: each client's own best round; those without validation samples keep the run's.
@@ -126,11 +128,15 @@ class Scored(Measurements):
           model, metric: as of `values`.
 
         Raises:
-          InputError: no scores on validation samples.
+          InputError: no scores on validation samples, or no round was scored.
         """
+        self.require_scores()
         test = self.values(model, metric=metric)
         own = self.values(model, "validation")
-        judged = np.broadcast_to(self.curve(model, "validation")[..., None], own.shape)
+        count = (~np.isnan(own)).sum(axis=-1)
+        full = count == count.max(axis=-1, keepdims=True)
+        curve = np.where(full, self.curve(model, "validation"), np.nan)
+        judged = np.broadcast_to(curve[..., None], own.shape)
         if per_client:
             judged = np.where(np.isnan(own).all(axis=2, keepdims=True), judged, own)
         judged = np.where(np.isnan(judged), -np.inf, self.measure().toward(judged))
@@ -169,5 +175,10 @@ class Scored(Measurements):
         return np.where(total > 0, mean, np.nan)
 
     def worst_decile(self, model: str = PERSONALIZED) -> np.ndarray:
-        """Return the mean over the worst tenth of clients after the last round, [S, H]."""
+        """Return the mean over the worst tenth of clients after the last round, [S, H].
+
+        Raises:
+          InputError: no round was scored, or not that model.
+        """
+        self.require_scores()
         return self.measure().worst_tenth(self.values(model)[:, :, -1])

@@ -106,8 +106,8 @@ class Measure(NamedTuple):
         return np.where(chosen, self.worst_first(values), 0).sum(axis=-1) / tenth[..., 0]
 
     def best(self, values: np.ndarray) -> np.ndarray:
-        """Return the best value along the last axis."""
-        return values.max(axis=-1) if self.higher else values.min(axis=-1)
+        """Return the best value along the last axis, ignoring NaN; NaN if there is none."""
+        return (np.fmax if self.higher else np.fmin).reduce(values, axis=-1)
 
     def best_so_far(self, values: np.ndarray) -> np.ndarray:
         """Return the running best value along the last axis, ignoring NaN."""
