@@ -40,6 +40,7 @@ class Aggregator:
       remembers: whether it needs the sums of each client's updates over the rounds.
       has_centre: whether it begins at the server's last update.
       by_coordinate: whether it combines coordinates instead of giving coefficients.
+      unused: names of its fields that have no effect.
     """
 
     f: int = 0
@@ -48,6 +49,7 @@ class Aggregator:
     remembers = False
     has_centre = False
     by_coordinate = False
+    unused: tuple[str, ...] = ()
 
     def needed(self) -> int:
         """Return the least number of uploads in a round: 2f + 1."""

@@ -187,6 +187,9 @@ class Bulyan(Aggregator):
         return robust.bulyan(gram, updates, mask, self.f, self.excluded), None
 
 
+_OF_RULES = ("excluded", "radius", "smoothing")  # options of rules over means
+
+
 @struct
 class _Grouped(Aggregator):
     """A rule over means of updates in place of the updates themselves.
@@ -205,14 +208,18 @@ class _Grouped(Aggregator):
     @property
     def rule(self) -> Aggregator:
         rule: Any = AFTER_MEANS[self.then](f=self.f)
-        options = (one for one in ("excluded", "radius", "smoothing") if hasattr(rule, one))
+        options = (one for one in _OF_RULES if hasattr(rule, one))
         return replace(rule, **{one: getattr(self, one) for one in options})
+
+    @property
+    def unused(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return tuple(one for one in _OF_RULES if not hasattr(self.rule, one))
 
     def validate(self, members):
         super().validate(members)
         default: Any = type(self)()
-        for one in ("excluded", "radius", "smoothing"):
-            if getattr(self, one) != getattr(default, one) and not hasattr(self.rule, one):
+        for one in self.unused:
+            if getattr(self, one) != getattr(default, one):
                 raise InputError(f"The rule {self.then!r} has no option {one}: leave it out.")
 
     def means(self, gram: Matrix, mask: Mask, key: Key) -> tuple[Matrix, Mask]:
@@ -278,6 +285,13 @@ class SelfClip(Aggregator):
     share: Scalar | float = 0.0
 
     for_matrices = True
+
+    def validate(self, members):
+        super().validate(members)
+        if self.share != 0 and self.radius != type(self)().radius:
+            raise InputError(
+                "self_clip takes share or radius, not both: share replaces the radius."
+            )
 
     def mixing(self, weights: Matrix, senders: Stack, own: Rows) -> Matrix:
         """Return the clipped matrix of weights [.., A, B] with receivers `own` [A]."""

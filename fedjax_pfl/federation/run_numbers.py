@@ -29,7 +29,8 @@ def number_paths(federation: Federation) -> dict[str, tuple[str, ...]]:
             value = getattr(part, one.name)
             real = hasattr(value, "dtype") and jnp.issubdtype(value.dtype, jnp.floating)
             there = real or (value is None and one.name == LATER)
-            if there and not one.metadata.get("static"):
+            unused = one.name in getattr(part, "unused", ())
+            if there and not unused and not one.metadata.get("static"):
                 paths[prefix + one.name] = (*path, one.name)
     return paths
 

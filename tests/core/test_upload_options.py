@@ -239,6 +239,10 @@ def test_cohorts_of_poisson_sampling_are_binomial():
             {"aggregator": "nnm", "aggregator_options": {"then": "median", "radius": 1.0}},
             "The rule 'median' has no option radius",
         ),
+        (
+            {"aggregator": "self_clip", "aggregator_options": {"share": 0.2, "radius": 2.0}},
+            "self_clip takes share or radius",
+        ),
         ({"aggregator": "fltrust", "aggregator_options": {"root": 9}}, "root of fltrust must be"),
         ({"aggregator": "fltrust", "attack": "ipm", "attackers": "0"}, "is not an attacker, got 0"),
         ({"aggregator": "krum", "aggregator_options": [1]}, "aggregator_options must be a dict"),

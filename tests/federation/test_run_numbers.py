@@ -22,3 +22,10 @@ def test_whole_numbers_of_rules_are_checked_once_and_not_swept():
     assert set(numbers) == RATES
     numbers = number_paths(toy_federation(aggregator="cclip", dtype="float32"))
     assert set(numbers) == RATES | {"aggregator_radius"}
+
+
+@pytest.mark.parametrize(("then", "name"), [("median", None), ("cclip", "radius")])
+def test_numbers_that_a_rule_does_not_use_are_not_swept(then, name):
+    options = {"aggregator_options": {"then": then, "f": 0}, "dtype": "float32"}
+    numbers = number_paths(toy_federation(aggregator="nnm", **options))
+    assert set(numbers) == RATES | ({f"aggregator_{name}"} if name else set())
