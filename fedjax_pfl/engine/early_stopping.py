@@ -18,8 +18,9 @@ def checked_patience(
     """Check `patience`, a number of rounds without a better validation metric, or None.
 
     Raises:
-      InputError: it is not a whole number of at least 1, no client has validation samples, or
-        models are scored after the last round only, which is not known in advance.
+      InputError: it is not a whole number of at least 1, no client has validation samples, these
+        are private, clients arrive or leave, or models are scored after the last round only, which
+        is not known in advance.
     """
     if patience is None:
         return None
@@ -31,10 +32,15 @@ def checked_patience(
             "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
             "samples aside."
         )
-    if federation.sample_privacy is not None and not federation.sample_privacy.public_validation:
+    if federation.privacy is not None and not federation.privacy.public_validation:
         raise InputError(
             "patience uses validation samples without noise: declare them public with "
             "dp_public_validation, or leave it out."
+        )
+    if federation.participation.window is not None:
+        raise InputError(
+            "patience compares means over the same clients, which arrivals or departures change: "
+            "leave one of them out."
         )
     for how in filter(None, (algorithm.adaptation(), adapt)):
         if how.when == "last":

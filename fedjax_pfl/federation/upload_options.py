@@ -58,7 +58,7 @@ class PrivacyOptions(Group):
     )
     dp_adaptive_clip: bool = option(False, "let the clip follow the median of the updates' norms")
     dp_public_validation: bool = option(
-        False, "validation samples are public: algorithms that use them need no noise there"
+        False, "validation samples are public: algorithms and patience use them without noise"
     )
 
     dp_strict: bool = option(
@@ -101,7 +101,7 @@ class PrivacyOptions(Group):
         noise = jnp.float32(self.dp_noise) if self.dp_epsilon is None else None
         return ClientPrivacy(
             jnp.float32(self.dp_clip), noise, self.dp_placement, adaptive,
-            self.dp_epsilon, self.dp_delta, self.dp_strict,
+            self.dp_epsilon, self.dp_delta, self.dp_strict, self.dp_public_validation,
         )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class ClientPrivacy:
         None if the noise is given.
       delta: delta of the guarantee.
       strict: whether cohorts must be drawn as accounted, by Poisson sampling.
+      public_validation: whether validation samples are public, and need no protection.
     """
 
     clip: Scalar | float
@@ -66,6 +67,7 @@ class ClientPrivacy:
     epsilon: float | None = static(default=None)
     delta: float = static(default=1e-5)
     strict: bool = static(default=False)
+    public_validation: bool = static(default=False)
 
     unit = "client"
 

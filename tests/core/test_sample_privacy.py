@@ -124,10 +124,13 @@ def test_federations_that_are_refused(options, message):
         checked_program(make("fedavg"), federation, 2)
 
 
-def test_patience_needs_public_validation_samples():
-    options = PRIVATE | {"dp_noise": 1.0, "validation_size": 2}
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_patience_needs_public_validation_samples(unit):
+    options = PRIVATE | {"dp": unit, "dp_noise": 1.0, "validation_size": 2}
     with pytest.raises(pfl.InputError, match="patience uses validation samples without noise"):
-        pfl.simulate(make("fedavg"), toy_federation(**options), 2, patience=1)
+        pfl.Simulation(make("fedavg"), toy_federation(**options)).check(2, patience=1)
+    public = toy_federation(**options, dp_public_validation=True)
+    pfl.Simulation(make("fedavg"), public).check(2, patience=1)
 
 
 def test_poisson_draws_no_two_batches_of_a_step():

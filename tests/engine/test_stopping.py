@@ -83,6 +83,9 @@ def test_what_patience_needs():
     with pytest.raises(pfl.InputError, match="no client has validation samples"):
         federation = toy_federation(validation_size=0, dtype="float32")
         pfl.Simulation(pfl.make_algorithm("local"), federation).check(patience=2)
+    with pytest.raises(pfl.InputError, match="which arrivals or departures change"):
+        federation = toy_federation(dtype="float32", arrivals={1: 2})
+        pfl.Simulation(pfl.make_algorithm("local"), federation).check(patience=2)
     with pytest.raises(pfl.InputError, match="patience must be a whole number of at least 1"):
         simulated(patience=0)
     with pytest.raises(pfl.InputError, match="fedbabu is scored after 5 local epochs"):
