@@ -19,7 +19,7 @@ from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import PATIENCE_ENDED, STOP_REQUESTED, Result
-from fedjax_pfl.utils.errors import InputError, OutputError, cut
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, require
 
 
 class ChunkRunner:
@@ -35,6 +35,7 @@ class ChunkRunner:
         rounds are continued, if its rounds are the same as the first ones of this.
       patience: rounds without a better validation metric after which the simulation stops.
       past: earlier rounds of the same simulation, which are continued.
+      required: those of `matrix_rounds` that were asked for by number.
 
     Attributes:
       program: as it runs.
@@ -45,7 +46,8 @@ class ChunkRunner:
       stopped: why the rounds ended before the last one, "" where they did not (see `Result`).
 
     Raises:
-      InputError: the checkpoints belong to another simulation; before anything is compiled.
+      InputError: the checkpoints belong to another simulation, or a required matrix is of a round
+        that was simulated without keeping it; before anything is compiled.
       OutputError: no checkpoint can be written there.
     """
 
@@ -57,6 +59,7 @@ class ChunkRunner:
         checkpoints: Checkpoints | None = None,
         patience: int | None = None,
         past: "ChunkRunner | None" = None,
+        required: Sequence[int] = (),
     ):
         self.program, self.checkpoints, self.patience = program, checkpoints, patience
         self.done, self.seconds, self.stopped = 0, 0.0, ""
@@ -70,12 +73,15 @@ class ChunkRunner:
         if past is not None and depends_on_num_rounds(program, past.done, past.program.rounds):
             self._warn_restart(f"the rounds before were {past.program.rounds}")
             past = None
+        done, before = 0, kept
         if saved is not None:
-            before = saved.facts.get("matrices", kept)
-            kept = [r for r in before if r <= saved.round] + [r for r in kept if r > saved.round]
+            done, before = saved.round, saved.facts.get("matrices", kept)
         elif past is not None:
-            before = past.metrics.matrix_rounds
-            kept = [r for r in before if r <= past.done] + [r for r in kept if r > past.done]
+            done, before = past.done, past.metrics.matrix_rounds
+        lost = [r for r in required if r <= done and r not in before]
+        allowed = f"after round {done}, as the rounds until then are simulated already"
+        require(not lost, "matrix_rounds", lost, allowed)
+        kept = [r for r in before if r <= done] + [r for r in kept if r > done]
         self.metrics = MetricsBuffer(program.eval_every, program.rounds, kept)
         began = time.perf_counter()
         self.program = program = ready(program)

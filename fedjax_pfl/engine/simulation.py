@@ -231,7 +231,7 @@ class Simulation:
             or `callbacks`, else 50. Results do not depend on it.
           chunk_seconds: chunks have fewer rounds if they would take longer than this.
           matrix_rounds: rounds (counted from 1) whose mixing matrices are kept; by default the
-            first, the middle and the last.
+            first, the middle and the last, and those that earlier calls have kept.
           progress: called with a `Progress` after each chunk; its `result()` has all measurements
             so far. True prints a line of text, `LiveCurves().of(name)` also draws growing curves.
           callbacks: objects with a method `on_round_end(progress)`, called after each chunk in
@@ -261,7 +261,8 @@ class Simulation:
         longest = 1 if called and chunk is None else None
         stored = checkpoints is None or isinstance(checkpoints, Checkpoints)
         require(stored, "checkpoints", checkpoints, "a Checkpoints, or None")
-        matrix_rounds = arguments.checked_matrix_rounds(matrix_rounds, rounds)
+        recorded = arguments.checked_matrix_rounds(matrix_rounds, rounds)
+        required = () if matrix_rounds is None else recorded
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)
         past = self._past if checkpoints is None else None
         if past is not None:
@@ -270,7 +271,7 @@ class Simulation:
                 raise InputError("With client_state='host' only checkpoints continue a simulation.")
         ready = partial(self._ready, folder=None if checkpoints is None else checkpoints.folder)
         called = [*engine_progress.shown(progress, self.algorithm.name), *called]
-        chunks = ChunkRunner(program, ready, matrix_rounds, checkpoints, patience, past)
+        chunks = ChunkRunner(program, ready, recorded, checkpoints, patience, past, required)
         so_far = partial(result_so_far, self.algorithm, self.seeds, self.settings, chunks)
         with ExitStack() as ending:  # a callback may raise
             for one in reversed(called):

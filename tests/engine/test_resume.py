@@ -161,20 +161,19 @@ def test_a_finished_simulation_is_lengthened_to_the_same_bits(tmp_path):
     first = shorter(tmp_path, 5, matrix_rounds=(1, 3))
     assert first.eval_rounds.tolist() == [2, 4, 5]
     assert Checkpoints(tmp_path).latest().round == 4
-    longer = shorter(tmp_path, ROUNDS)
-    assert longer.matrix_rounds.tolist() == [1, 3, 6] and longer.eval_rounds.tolist() == [
-        2,
-        4,
-        6,
-        7,
-    ]
+    allowed = r"after round 4, as the rounds until then are simulated already, got \[4\]"
+    with pytest.raises(pfl.InputError, match=f"matrix_rounds must be {allowed}"):
+        shorter(tmp_path, ROUNDS)
+    longer = shorter(tmp_path, ROUNDS, matrix_rounds=(1, 6))
+    assert longer.matrix_rounds.tolist() == [1, 3, 6]
+    assert longer.eval_rounds.tolist() == [2, 4, 6, 7]
     wanted = whole("feddwa")
     same = [k for k, number in enumerate(wanted.matrix_rounds) if number in (1, 6)]
     for name, matrix in longer.matrices.items():
         np.testing.assert_array_equal(matrix[:, :, [0, 2]], wanted.matrices[name][:, :, same])
     nothing = {"matrices": {}, "matrix_rounds": np.zeros(0, int)}
     assert_same(replace(longer, **nothing), replace(wanted, **nothing))
-    again = shorter(tmp_path, ROUNDS)  # from its own checkpoint
+    again = shorter(tmp_path, ROUNDS, matrix_rounds=(1, 6))  # from its own checkpoint
     assert_same(again, longer)
 
 
