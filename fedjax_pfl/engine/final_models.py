@@ -59,7 +59,8 @@ class Final:
         Args:
           run: of the R runs, seeds outermost.
           row: of the client.
-          samples: [n, ...], in the shape and scale of the data set; they are scaled as in training.
+          samples: [n, ...], in the shape and scale of the data set; they are turned and scaled as
+            the client's are.
 
         Returns:
           [n, C], or the outputs of another task.
@@ -92,6 +93,9 @@ class Final:
             jax.tree.map(lambda leaf, at=at: leaf[at], tree)
             for tree, at in ((models, at), (self.backbone(), (run,)))
         )
+        turns = data.at_round(self._last()).turns
+        if turns is not None:
+            samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
         inputs = samples.astype(data.input_dtype(task.dtype))
         if not tokens:
             inputs = inputs * np.asarray(data.scale, task.dtype) + np.asarray(

@@ -89,6 +89,22 @@ def test_predictions_of_a_client_are_those_that_were_scored(name):
     np.testing.assert_array_equal(outputs.argmax(-1), result.predict(2, samples[:5]))
 
 
+@pytest.mark.parametrize("drift", [False, True])
+def test_predictions_on_images_that_a_client_has_turned(drift):
+    dataset = pfl.load_dataset("digits")
+    partition = pfl.make_partition("iid", dataset, 4, seed=0)
+    options = {"drift": "rotate", "drift_rounds": [3]} if drift else {}
+    if not drift:
+        partition = replace(partition, turns=np.arange(4))
+    federation = pfl.federate(dataset, partition, "softmax", **options)
+    result = pfl.simulate(pfl.make_algorithm("local"), federation, 3)
+    samples, labels = dataset.pool()
+    for n, scored in enumerate(result.accuracy()[0, 0, -1]):
+        rows = partition.client("test", n)
+        right = np.mean(result.predict(n, samples[rows]) == labels[rows])
+        assert right == pytest.approx(scored)
+
+
 def test_predictions_that_cannot_be_made(two_rates):
     x = np.zeros((3, 4), np.float32)
     assert two_rates.predict(0, x).shape == (3,)
