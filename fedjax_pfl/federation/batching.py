@@ -60,15 +60,17 @@ class Schedule:
         require_whole("local_epochs", self.epochs, 0)
         require_whole("batch_size", self.batch_size, 1)
         require_whole("local steps", 0 if self.steps is None else self.steps, 0)
-        require_whole("batches", self.batches_per_step, 1)
-        require(self.batches_per_step <= 3, "batches", self.batches_per_step, "1, 2 or 3")
+        require_whole("batches_per_step", self.batches_per_step, 1)
+        allowed = "1, 2 or 3"
+        require(self.batches_per_step <= 3, "batches_per_step", self.batches_per_step, allowed)
         for name in ("drop_last", "shuffle", "fresh", "poisson"):
             value = getattr(self, name)
             require(isinstance(value, bool), name, value, "True or False")
         require(self.shuffle or not self.fresh, "fresh", self.fresh, "False without shuffle")
         require(self.shuffle or not self.poisson, "poisson", self.poisson, "False without shuffle")
-        require(not self.poisson or self.batches_per_step == 1, "batches", self.batches_per_step,
-                "1 with batch_order 'poisson', which draws one minibatch in a step")  # fmt: skip
+        allowed = "1 with batch_order 'poisson', which draws one minibatch in a step"
+        one = not self.poisson or self.batches_per_step == 1
+        require(one, "batches_per_step", self.batches_per_step, allowed)
 
     def check_counts(self, capacity: int, rounds: int = 1) -> None:
         """Raise `InputError` if steps are too many to be counted.

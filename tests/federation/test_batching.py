@@ -157,7 +157,7 @@ def test_steps_that_int32_can_not_count():
         ({"epochs": -1}, "local_epochs must be a whole number of at least 0, got -1"),
         ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0"),
         ({"steps": -1}, "local steps must be a whole number of at least 0, got -1"),
-        ({"batches_per_step": 4}, "batches must be 1, 2 or 3, got 4"),
+        ({"batches_per_step": 4}, "batches_per_step must be 1, 2 or 3, got 4"),
     ],
 )
 def test_validate(options, message):
@@ -211,5 +211,5 @@ def test_poisson_batches_are_new_in_each_step():
 
 
 def test_poisson_draws_one_batch_in_a_step():
-    with pytest.raises(InputError, match="batches must be 1 with batch_order 'poisson'"):
+    with pytest.raises(InputError, match="batches_per_step must be 1 with batch_order 'poisson'"):
         Schedule(poisson=True, batches_per_step=2).validate()

@@ -183,6 +183,17 @@ def test_rounds_to_recover():
     assert first.backward_transfer == pytest.approx(0.65 - 0.8)
 
 
+def test_a_concept_without_scores_is_compared_with_none():
+    """The round scored before its end may be of the concept before."""
+    federation = toy_federation(
+        dtype="float32", drift="swap", drift_rounds=[6, 8], validation_size=0
+    )
+    algorithm = pfl.make_algorithm("local")
+    assert [c.number for c in pfl.simulate(algorithm, federation, 12, eval_every=5).changes()] == []
+    found = pfl.simulate(algorithm, federation, 12, eval_every=1).changes()
+    assert [one.number for one in found] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

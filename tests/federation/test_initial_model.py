@@ -233,9 +233,7 @@ def test_frozen_statistics_stay_too():
 
 
 def test_new_clients_have_them():
-    trained, new = pfl.split_new_clients(
-        federation(freeze="fc_0", initial_model=values()), 2
-    )
+    trained, new = pfl.split_new_clients(federation(freeze="fc_0", initial_model=values()), 2)
     result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)
     scores = pfl.score_new_clients(result.final, new, steps=(1,))
     assert scores.shape == (1, 1, 1, 2) and 0 <= scores[0, 0, 0, 0] <= 1
