@@ -18,12 +18,11 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.federation.adaptation import Adaptation
+from fedjax_pfl.results.names import PREVIOUS
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import PerClient, Rows, Stack, State
-
-PREVIOUS = "previous"  # test samples in the concept before the current one
 
 
 def named_models(

@@ -166,12 +166,12 @@ def score_new_clients(
     main = objective.main_metric.name
     rows = jnp.arange(new_clients.num_clients, dtype=jnp.int32)
 
-    def marks_of(run, models, backbone, federation):
+    def sums_of(run, models, backbone, federation):
         own = run.context(federation, jnp.int32(0), jnp.int32(1)).federation
         own = replace(own, backbone=backbone)
         return score(own, models, rows, "test")[0]
 
-    runs, scored = final.program.runs, jax.jit(jax.vmap(marks_of, (0, 0, 0, None)))
+    runs, scored = final.program.runs, jax.jit(jax.vmap(sums_of, (0, 0, 0, None)))
     table, backbone = [], final.backbone()
     for fraction in parts:
         fewer = place_on_devices(with_samples(prepared, fraction))

@@ -23,7 +23,7 @@ from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.federation.regularizers import PENALTY
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.models import base_types
-from fedjax_pfl.models.adapters import Adapted
+from fedjax_pfl.models.adapters import WithAdapters
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.heads import PERSONAL_HEAD, TwoHeads, check_features
 from fedjax_pfl.models.metrics import Metric
@@ -108,9 +108,9 @@ class Federation:
         return self.network.bound(self.initial_values, self.backbone)
 
     @property
-    def adapters(self) -> Adapted | None:
+    def adapters(self) -> WithAdapters | None:
         """The adapters of the network: the layers that have them, rank and scale; or None."""
-        return part_of(self.network, Adapted)
+        return part_of(self.network, WithAdapters)
 
     @property
     def base_dtype(self) -> str | None:

@@ -18,7 +18,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.federation.config_field import Group, declared, option
 from fedjax_pfl.models.adapter_layers import B
-from fedjax_pfl.models.adapters import adapted, parse_ranks
+from fedjax_pfl.models.adapters import parse_ranks, with_adapters
 from fedjax_pfl.models.base_types import BASE_DTYPES
 from fedjax_pfl.models.frozen_backbone import values_held, with_backbone
 from fedjax_pfl.models.model_registry import INITIALIZERS
@@ -120,7 +120,7 @@ class ModelOptions(Group):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Ranks by client, see `Adapted`; () if all have the same."""
+        """Ranks by client, see `WithAdapters`; () if all have the same."""
         return () if self.lora_ranks is None else parse_ranks(self.lora_ranks)
 
     @property
@@ -244,7 +244,7 @@ class ModelOptions(Group):
         plan = leaf_plan(shapes, order=order)
         frozen = _selected(plan, chosen(own, plan))
         named = self.rank, self.lora_alpha, self.lora_layers, self.ranks
-        task = adapted(task, inputs, frozen, *named)
+        task = with_adapters(task, inputs, frozen, *named)
         if of_adapters:
             zeros = jnp.zeros(inputs.shape, inputs.dtype)
             plan = leaf_plan(jax.eval_shape(task.init, jax.random.key(0), zeros), order=order)

@@ -34,7 +34,7 @@ from fedjax_pfl.utils.typing import Key, Tree
 
 
 @dataclass(frozen=True)
-class Adapted(WrappedTask):
+class WithAdapters(WrappedTask):
     """A network with adapters.
 
     Attributes:
@@ -104,9 +104,16 @@ class Adapted(WrappedTask):
         return {**model, "params": params}
 
 
-def adapted(task: Task, inputs: jax.ShapeDtypeStruct, frozen: tuple[str, ...], rank: int,
-            alpha: float | None, pattern: str, ranks: tuple[int, ...] = ()) -> Adapted:  # fmt: skip
-    """Return `Adapted` of a task: adapters on its layers with a frozen kernel.
+def with_adapters(
+    task: Task,
+    inputs: jax.ShapeDtypeStruct,
+    frozen: tuple[str, ...],
+    rank: int,
+    alpha: float | None,
+    pattern: str,
+    ranks: tuple[int, ...] = (),
+) -> WithAdapters:
+    """Return `WithAdapters` of a task: adapters on its layers with a frozen kernel.
 
     Args:
       task: the task of the network.
@@ -115,11 +122,11 @@ def adapted(task: Task, inputs: jax.ShapeDtypeStruct, frozen: tuple[str, ...], r
       rank: rank of the adapters.
       alpha: the adapters' term is multiplied by alpha / rank; by 1 for None.
       pattern: pattern of the layers' names; several are separated by commas.
-      ranks: ranks by client, see `Adapted`.
+      ranks: ranks by client, see `WithAdapters`.
     """
     framework, every = _framework_and_layers(task, inputs)
     scale = 1.0 if alpha is None else alpha / rank
-    made = Adapted.around(task, (), rank, scale, ranks, framework)
+    made = WithAdapters.around(task, (), rank, scale, ranks, framework)
     known = [layer for layer in every if f"params/{'/'.join(layer[0])}/{made.kernel}" in frozen]
     names = ["/".join(path) for path, _, _ in known]
     patterns = [one.strip() for one in pattern.split(",")]

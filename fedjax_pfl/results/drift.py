@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.names import PERSONALIZED, PREVIOUS
 from fedjax_pfl.utils.errors import InputError
 
 if TYPE_CHECKING:
     from fedjax_pfl.results.scores import Scored
 
-PREVIOUS = "previous"  # split of the test samples in the concept before the current one
+
 RECOVERED = 0.9  # part of the drop that is undone
 
 

@@ -2,11 +2,12 @@
 
 An attack replaces the updates of the attackers, knowing those of the honest members of the round:
 `attack(updates, honest, attackers, key)` returns rows for the attackers, where the updates are
-D_j = sent_j - reference_j, [M, ...], and the masks [M]. One that `remembers` also has
+D_j = sent_j - reference_j, [M, ...], and the masks are [M]. One that `remembers` also has
 `first_memory(zero)` and `remembering(updates, honest, attackers, key, ids, memory)`, which returns
-the memory after the round too. Byzantine clients are chosen by their
-permanent ids. Attacks on data (label flips, backdoors) change the samples of attackers before a
-run instead, see `poisoning`.
+the memory after the round too.
+
+Byzantine clients are chosen by their permanent ids. Attacks on data (label flips, backdoors) change
+the samples of attackers before a run instead, see `poisoning`.
 
 mu is the mean of the honest updates and sd their unbiased standard deviation, per coordinate.
 """

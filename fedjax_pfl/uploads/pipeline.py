@@ -196,10 +196,12 @@ class Uploads(UploadStage):
         if self.attack is not None and attackers is not None:
             who = info.mask & ~attackers, info.mask & attackers
             if attack is None:
-                evil = self.attack(updates, *who, of_attack)
+                attacked = self.attack(updates, *who, of_attack)
             else:
-                evil, attack = self.attack.remembering(updates, *who, of_attack, info.ids, attack)
-            updates = trees.where(attackers, evil, updates)
+                attacked, attack = self.attack.remembering(
+                    updates, *who, of_attack, info.ids, attack
+                )
+            updates = trees.where(attackers, attacked, updates)
         if self.fixed_point is not None:
             updates = jax.vmap(self.fixed_point.rounded)(updates, keys(4))
         return updates, StageMemory(errors, bound, attack)

@@ -11,7 +11,7 @@ from flax import nnx
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models import layers
-from fedjax_pfl.models.adapters import Adapted, adapted
+from fedjax_pfl.models.adapters import WithAdapters, with_adapters
 from fedjax_pfl.models.task import EVALUATION, as_task
 from fedjax_pfl.utils import trees
 
@@ -109,7 +109,7 @@ def network(request):
     plain = as_task(make())
     begun = plain.initial_model(jax.random.key(1), X)
     frozen = tuple(trees.path_name(path) for path, _ in jax.tree.leaves_with_path(begun))
-    task = adapted(plain, SHAPE, frozen, 2, 3.0, "*")
+    task = with_adapters(plain, SHAPE, frozen, 2, 3.0, "*")
     assert sorted("/".join(path) for path, _, _ in task.layers) == names.split()
     return plain, task, task.initial_model(jax.random.key(1), X)
 
@@ -124,7 +124,7 @@ def moved(task, model):
     return {"params": params}
 
 
-def merged(task: Adapted, params):
+def merged(task: WithAdapters, params):
     for path, _, _ in task.layers:
         own = dict(trees.at(params, path))
         product = own.pop("lora_a") @ own.pop("lora_b")
