@@ -159,6 +159,10 @@ def test_the_part_depends_on_the_permanent_id_only():
     whole = federation()
     _, new = split_new_clients(whole, 2)
     assert _samples(with_samples(new, 0.5)) == _samples(with_samples(whole, 0.5))[3:]
+    alike = toy_federation((8, 8, 8), (2, 2, 2), dtype="float32")
+    halves = zip(_samples(alike), _samples(with_samples(alike, 0.5)), strict=True)
+    places = {tuple(sorted(every).index(one) for one in sorted(half)) for every, half in halves}
+    assert len(places) == 3  # clients differ in theirs
 
 
 @pytest.mark.parametrize("label_map", [False, True])
