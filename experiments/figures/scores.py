@@ -62,10 +62,15 @@ def chosen_clients(
 
 
 def _scored(run: Run, model: str, split: str) -> np.ndarray:
-    """Return whether each client is scored, [N]; all are if the run lacks the model."""
+    """Return whether each client is scored in the last round, [N], or else in any round.
+
+    All are if the run lacks the model.
+    """
     if model not in run.scored(split):
         return np.ones(run.num_clients, bool)
-    return np.asarray(~np.isnan(run.values(model, split)).all(axis=(0, 1)))
+    known = ~np.isnan(run.values(model, split))  # [S, E, N]
+    last = known[:, -1].any(axis=0)
+    return np.asarray(last if last.any() else known.any(axis=(0, 1)))
 
 
 def _named_clients(run: Run, scored: np.ndarray, words: str) -> np.ndarray:

@@ -17,8 +17,8 @@ LOCAL = 0.95  # mean self-weight above which clients hardly mix
 def scored_clients(
     result: "Result", setting: int = 0, model: str = "personalized", split: str = "test"
 ) -> list[int]:
-    """Return permanent ids of the clients with scores, over which means are taken."""
-    known = ~np.isnan(result.values(model, split)[:, setting]).all(axis=(0, 1))
+    """Return permanent ids of the clients with scores after the last round, which means are of."""
+    known = ~np.isnan(result.values(model, split)[:, setting, -1]).all(axis=0)
     return result.client_ids[known].tolist()
 
 
@@ -139,13 +139,13 @@ def over(ids: Sequence[int]) -> str:
 
 
 def grouped(remarks: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return lines "ROW, ROW: sentence."; sentences on all rows name no row."""
+    """Return lines "ROW; ROW: sentence."; sentences on all rows name no row."""
     rows: dict[str, list[str]] = {}
     for row, sentences in remarks.items():
         for sentence in sentences:
             rows.setdefault(sentence, []).append(row)
     return [
-        f"{'All rows' if 1 < len(remarks) == len(names) else ', '.join(names)}: {sentence}."
+        f"{'All rows' if 1 < len(remarks) == len(names) else '; '.join(names)}: {sentence}."
         for sentence, names in rows.items()
     ]
 

@@ -33,6 +33,12 @@ def simulated(name="fedavg", settings=None, seeds=(0,), rounds=2, **options):
     return pfl.simulate(algorithm, federation(**options), rounds, seeds=seeds)
 
 
+def test_clients_that_have_left_are_not_in_the_mean():
+    result = simulated(departures={2: 1})
+    assert result.summary()["scored_clients"] == [0, 1, 3, 4, 5]
+    assert "Mean over clients 0, 1, 3, 4, 5 of 6." in result.table()
+
+
 def test_clients_without_a_step_are_named(tmp_path):
     result = simulated(drop_last=True, batch_size=10)
     summary = result.summary()
