@@ -28,9 +28,8 @@ def checked_patience(
     if not federation.data.validation.total:
         raise InputError(
             f"patience watches the validation {federation.measures[0].label}, and no client has "
-            "validation samples: "
-            "partition.split_validation(0.2, seed=0), or --validation_fraction=0.2, sets training "
-            "samples aside."
+            "validation samples: set training samples aside with --validation_fraction=0.2, or in "
+            "Python with partition.split_validation(0.2, seed=0)."
         )
     if federation.privacy is not None and not federation.privacy.public_validation:
         raise InputError(

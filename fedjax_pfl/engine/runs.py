@@ -21,7 +21,8 @@ from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.local_training import RATES
 from fedjax_pfl.federation.options import checked_number
-from fedjax_pfl.federation.run_numbers import number_paths, with_numbers
+from fedjax_pfl.federation.run_numbers import number_paths, sentences, with_numbers
+from fedjax_pfl.federation.threat_options import STRENGTHS
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
@@ -170,7 +171,7 @@ def remarks(
         variant = _with_own(algorithm, chosen)
         theirs = with_numbers(federation, numbers)
         messages.append(
-            [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *federation.notes]
+            [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *sentences(theirs)]
         )
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
     single = tuple(tuple(one for one in some if one not in common) for some in messages)
@@ -218,6 +219,12 @@ def sweepable(algorithm: Algorithm, federation: Federation | None = None) -> tup
 def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) -> None:
     """Raise `InputError` unless a setting can be swept."""
     names = sweepable(algorithm, federation)
+    if name in STRENGTHS and name not in names:
+        part, _, option = name.partition("_")
+        raise InputError(
+            f"The setting {name!r} needs an {part} whose option {option} has an effect, and this "
+            "federation has none."
+        )
     if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "

@@ -52,7 +52,8 @@ class Adaptation(Group):
 
     epochs: int = option(
         1,
-        "local epochs that copies of the models train before they are scored too",
+        "local epochs for which a copy of each model is trained; the copies are scored as the "
+        "model 'adapted'",
         called="epochs of adaptation",
     )
     steps: int | None = option(

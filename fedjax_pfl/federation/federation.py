@@ -65,7 +65,7 @@ class Federation:
       uploads: transformation of uploads on their way to the server, or None.
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       notes: sentences for tables, on samples that the initial model has seen, drift, clients that
-        arrive or leave, attacks, robust rules and compression.
+        arrive or leave, attacks, robust rules and compression; see `run_numbers.sentences`.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 

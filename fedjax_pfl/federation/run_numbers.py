@@ -42,6 +42,15 @@ def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federatio
     return reduce(lambda one, pair: _replaced(one, *pair), known, federation)
 
 
+def sentences(federation: Federation) -> list[str]:
+    """Return the federation's notes with the values of its numbers."""
+    found = list(federation.notes)
+    for name, path in number_paths(federation).items():
+        value = reduce(getattr, path, federation)
+        found = [note.replace(f"{{{name}}}", f"{value:g}") for note in found if note]
+    return found
+
+
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:
     """Return a tree of dataclasses with another value at a path."""
     name, *rest = path

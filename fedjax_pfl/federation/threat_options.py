@@ -205,14 +205,23 @@ class ThreatOptions(Group):
         return (Metric("attack_success", success, LOWER, fraction=True, changes=triggered),)
 
     def notes(self, ids: np.ndarray) -> list[str]:
-        """Return sentences on the attack and the rule for tables."""
+        """Return sentences on the attack and the rule for tables.
+
+        Numbers that can be swept are their names in braces, see `run_numbers.sentences`.
+        """
         attackers, notes = self.attackers_of(ids), []
         if attackers is not None:
-            what = f" ({described(self.attack, self.attack_options)})" * (self.attack != NONE)
-            text = f"{len(attackers)} of {len(ids)} clients are Byzantine{what} and are not scored"
+            of_uploads = "attack_" if self.attack in ATTACKS else ""
+            how = described(self.attack, _named_numbers(of_uploads, self.attack_options))
+            what = f" ({how})" * (self.attack != NONE)
+            be = "is" if len(attackers) == 1 else "are"
+            text = (
+                f"{len(attackers)} of {len(ids)} clients {be} Byzantine{what} and {be} not scored"
+            )
             notes.append(text)
         if self.aggregator != NONE:
-            notes.append(f"aggregator {described(self.aggregator, self.aggregator_options)}")
+            options = _named_numbers("aggregator_", self.aggregator_options)
+            notes.append(f"aggregator {described(self.aggregator, options)}")
         return notes
 
     def rule(self, members: int, ids: np.ndarray) -> Aggregator | None:
@@ -231,6 +240,14 @@ class ThreatOptions(Group):
         allowed = "the id of a client that is not an attacker"
         require(root is None or root in honest, f"root of {self.aggregator}", root, allowed)
         return on_device(made)
+
+
+def _named_numbers(prefix: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return options with the names of `STRENGTHS` in braces for their values."""
+    return {
+        key: f"{{{prefix}{key}}}" if f"{prefix}{key}" in STRENGTHS else value
+        for key, value in (options or {}).items()
+    }
 
 
 def described(name: str, options: Mapping[str, Any] | None) -> str:

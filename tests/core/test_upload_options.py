@@ -10,6 +10,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.uploads.compression import TopK
 from fedjax_pfl.uploads.stage import FreeRiders
@@ -402,6 +403,29 @@ def test_swept_strengths_have_the_range_of_their_option():
     )
     with pytest.raises(pfl.InputError, match=r"aggregator_radius must be a finite number above 0"):
         swept.check()
+
+
+def test_strengths_that_a_federation_does_not_have():
+    swept = pfl.Simulation(
+        pfl.make_algorithm("fedavg"), toy_federation(), settings={"attack_factor": [1.0, 10.0]}
+    )
+    with pytest.raises(pfl.InputError, match="'attack_factor' needs an attack whose option factor"):
+        swept.check()
+
+
+def test_notes_have_the_strength_of_their_row():
+    federation = toy_federation(
+        attack="scale", attackers="1", attack_options={"factor": 5.0}, dtype="float32",
+        aggregator="norm_bound", aggregator_options={"radius": 3.0},
+    )  # fmt: skip
+    algorithm, attacked = pfl.make_algorithm("fedavg"), "1 of 5 clients is Byzantine"
+    common, single = remarks(algorithm, federation, {"attack_factor": [1.0, 0.25]}, 3)
+    assert [notes[0] for notes in single] == [
+        f"{attacked} (scale, factor={factor}) and is not scored" for factor in ("1", "0.25")
+    ]
+    assert "aggregator norm_bound, radius=3" in common
+    common, _ = remarks(algorithm, federation, {}, 3)
+    assert f"{attacked} (scale, factor=5) and is not scored" in common
 
 
 @pytest.mark.thorough
