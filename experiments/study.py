@@ -21,10 +21,9 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
 
 from . import run, sweep
-from .cli import build, flags, identity, presets, run_folder, shell
+from .cli import build, console, flags, identity, presets, run_folder, shell
 from .cli.algorithms import setting_of
 from .cli.config import ExperimentConfig
-from .cli.console import print_table
 from .cli.flag_groups import Group
 from .cli.parsing import last_of_each
 from .cli.start import called
@@ -63,7 +62,7 @@ def define(values: absl.flags.FlagValues) -> None:
     group.pairs("setting", "a column of the table, 'NAME: FLAGS'")
     meaning = "a row of the table, 'NAME: --algorithms=ALGORITHM FLAGS' (default: --algorithms)"
     group.pairs("row", meaning)
-    known = f"{', '.join(study_report.COSTS)}, a metric, or a scalar that all runs record"
+    known = f"{', '.join(study_report.NAMES)}, a metric, or a scalar that all runs record"
     usual = "(default: the task's main metric, worst_decile)"
     group.names("measures", [], f"a table each: {known} {usual}")
     meaning = "horizontal axis of the figure: 'setting' or one of --measures"
@@ -136,12 +135,15 @@ def parts(flag: str, texts: Sequence[str]) -> list[Part]:
     """Parse the values of --setting or --row.
 
     Raises:
-      InputError: a value without name, or a name or its folder twice.
+      InputError: a value without name or with an open quote, or a name or its folder twice.
     """
     found: dict[str, Part] = {}
     for text in texts:
         name, colon, more = text.partition(":")
-        part = Part(name.strip(), tuple(shlex.split(more)))
+        try:
+            part = Part(name.strip(), tuple(shlex.split(more)))
+        except ValueError as error:
+            raise pfl.InputError(f"--{flag}={text[:100]!r} can't be read: {error}.") from None
         if not colon or not part.folder:
             raise pfl.InputError(f"--{flag} must be 'NAME: FLAGS', got {text[:100]!r}.")
         if (other := found.setdefault(part.folder, part)) is not part:
@@ -168,6 +170,11 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
     own -= {"grid"}
     cells = []
     for setting in settings:
+        if any(word.lstrip("-").partition("=")[0] == "algorithms" for word in setting.words):
+            raise pfl.InputError(
+                f"--algorithms belongs to the rows, not to the column {setting.name!r}: give it to "
+                "the study or to a --row."
+            )
         for row in rows:
             place = output / setting.folder / row.folder
             words = [*setting.words, *row.words]
@@ -191,6 +198,9 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
       InputError: a cell that can't run, or rows that would try different numbers of combinations.
     """
     if not any(cell.config.grid for cell in cells):
+        for name in ("budget", "rank_by", "tuning_seeds"):
+            if cells[0].config[name].present:
+                raise pfl.InputError(f"--{name} needs a --grid: without one nothing is tuned.")
         return list(cells)
     algorithms = {cell.algorithm for cell in cells}
     planned, counts = [], {}
@@ -226,6 +236,11 @@ def main(argv: list[str]) -> int:
     if config.help:
         print(f"{USAGE}\n\n{flags.define(define).module_help('study')}\n\n{AFTER}")
         return 0
+    if config.list:
+        print(console.catalogue())
+        return 0
+    if config["headline"].present:
+        raise pfl.InputError("--headline is for tables of runs: a study has --measures.")
     content = {name: list(config[name].value) for name in ("setting", "row")}
     tuning = ("grid", "budget", "rank_by", "tuning_seeds")
     content |= {name: config[name].value for name in tuning if config[name].present}
@@ -266,7 +281,7 @@ def main(argv: list[str]) -> int:
     for part in parts:
         print(f"\n{part.title}")
         for table in part.tables:
-            print_table(Console(), table)
+            console.print_table(Console(), table)
         print("".join(f"\n{note}\n" for note in part.paragraphs()))
     print(f"Report (study.html, .md, .tex), numbers and runs: {output}")
     return 0

@@ -69,6 +69,7 @@ COSTS: Mapping[str, tuple[Measure, Callable[[Run], np.ndarray]]] = {
     "gflop": (Measure("gflop", LOWER, fraction=False), _gflop),
     "seconds_per_round": (Measure("seconds_per_round", LOWER, fraction=False), _seconds),
 }
+NAMES = (*COSTS, WORST.name, *VALIDATED, *CHANGES)  # of --measures in any study
 MEANINGS = {
     WORST.name: "mean over the worst tenth of the clients after the last round",
     "validation_round": "on test samples in the round with the best mean on validation samples",
@@ -117,7 +118,7 @@ def check_metrics(measures: Sequence[str], found: Sequence[Sequence[Measure]]) -
             f"The cells have different main metrics, {' and '.join(mains)}: give --measures that "
             "all of them have."
         )
-    known = [*COSTS, WORST.name, *VALIDATED, *CHANGES]
+    known = [*NAMES]
     metrics = [{one.name for one in cell} for cell in found]
     known += sorted(set().union(*metrics))
     for name in measures:
@@ -193,9 +194,7 @@ class Report:
             values = run.result.at_best_validation(VALIDATED[name])[:, 0, self.clients[run]]
             return measure, measure.scale * np.nanmean(values.astype(float), axis=-1)
         scalars = run.result.scalars
-        require_name(
-            "--measures", name, [*COSTS, WORST.name, *VALIDATED, *CHANGES, *known, *self.scalars]
-        )
+        require_name("--measures", name, [*NAMES, *known, *self.scalars])
         measure = ATTACKERS if name == ATTACKERS.name else Measure(name, NEITHER, fraction=False)
         missing = np.full((len(run.seeds), 1, 1), np.nan)
         return measure, measure.scale * scalars.get(name, missing)[:, 0].mean(axis=-1)

@@ -150,7 +150,7 @@ def _tuning(tuned: Tuned) -> Section:
     ]
     number = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]} to {seeds[-1]}"
     about = (
-        f"Each row tried {len(first)} configuration{'s' * (len(first) > 1)} with {number} and has "
+        f"Each row tried {len(first)} combination{'s' * (len(first) > 1)} with {number} and has "
         f"the one with the best mean validation {measure.label}; all other sections are of runs "
         "with that one."
     )

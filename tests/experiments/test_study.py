@@ -119,7 +119,7 @@ def test_text(finished):
     assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
     assert "|  | no attack | sign flip |" in text
     assert "fedavg, median: aggregator median." in text
-    assert "sign flip. All rows: 1 of 4 clients are Byzantine" in text
+    assert "sign flip. All rows: 1 of 4 clients is Byzantine" in text
     latex = (finished / "study.tex").read_text()
     assert r"\caption{Accuracy \%: mean over 3 of 4 clients after the last round}" in latex
     assert r"\includegraphics[width=\linewidth]{study.png}" in latex
@@ -280,6 +280,12 @@ def test_ranks_without_a_score_of_the_first_baseline():
     (["--setting=a b:", "--setting=a_b:"], "--setting needs different names, got 'a b' and 'a_b'"),
     (["--setting=a:", "--row=b:"], "A row has one algorithm, and 'b' has"),
     (["--setting=a: --output_dir=x"], "--output_dir=x belongs to the whole study"),
+    (["--setting=a: --algorithms=ditto"], "--algorithms belongs to the rows, not"),
+    (["--setting=a: --set='x"], "can't be read: No closing quotation"),
+    (["--setting=a:", "--row=b: --algorithms='local"], "can't be read: No closing quotation"),
+    (["--setting=a:", "--headline=best"], "--headline is for tables of runs"),
+    (["--setting=a:", "--budget=2"], "--budget needs a --grid"),
+    (["--setting=a:", "--tuning_seeds=2"], "--tuning_seeds needs a --grid"),
     (["--setting=a: --alphaa=1"], "Unknown command line flag 'alphaa'"),
     (["--setting=a:", "--x=megabytes"], "megabytes"),
     (["--setting=a: --dp_noise=1", "--algorithms=fedavg"], "fedavg, a: "),

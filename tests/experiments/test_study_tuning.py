@@ -80,11 +80,9 @@ def test_the_report(finished):
     text = (finished / "study.md").read_text()
     headings = re.findall("^## (.+)$", text, re.MULTILINE)
     assert headings[2:] == ["By setting", "Clients against local", "Tuning", "Costs"]
-    assert (
-        "Each row tried 2 configurations with seed 0" in text and "chosen on test samples" in text
-    )
+    assert "Each row tried 2 combinations with seed 0" in text and "chosen on test samples" in text
     assert "Best on test" not in text.partition("## Tuning")[0]
-    assert "skewed/local: its best learning_rate, 0.3, is the largest that was tried." in text
+    assert "skewed/local: the best learning_rate, 0.3, is the largest that was tried." in text
     page = (finished / "study.html").read_text()
     assert page.count("<table>") == 5
     assert page.count('<img src="data:image/png;base64,') == 2
@@ -146,7 +144,7 @@ def test_a_budget_makes_grids_alike(tmp_path):
     plans = [cell.tuning for cell in cells]
     assert [sum(len(one.cell.inside) for one in plan.programs) for plan in plans] == [2, 2]
     assert {plan.config.num_seeds for plan in plans} == {2}  # no more than the study has
-    assert "At most 2 settings" in plans[0].heading[-1]
+    assert "drawn from its grid: 2." in plans[0].heading[-1]
 
 
 def test_the_columns_of_the_tuning(finished):
