@@ -118,10 +118,10 @@ def _write_comparison(experiment: Experiment, results: dict[str, pfl.Result], fa
     config, output = experiment.config, experiment.output
     if experiment.new_clients is not None:
         measure = next(iter(results.values())).measure()
-        print(f"\n{new_clients.write_table(output, results, measure)}")
+        new_clients.write_table(output, results, measure)
     title = f"{', '.join(results)} on {facts['summary']['dataset']}"
     if config.scored_clients is not None:
-        title += f", scored on client {', '.join(map(str, config.scored_clients))}"
+        title += f", scored on {named(config.scored_clients, most=len(config.scored_clients))}"
     if not config.keep_state:
         shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     clients_table.write(output, experiment.partition, results)
@@ -193,6 +193,8 @@ def report(results: dict[str, pfl.Result], config: ExperimentConfig, output: Pat
     lines = [f"Training: {training_line.describe_training(config, clients)}."]
     lines += comparison_table.headline_notes(results, config.headline)
     print("\n".join([*lines, comparison_table.caption(results)]) + "\n")
+    if config.new_clients:
+        print((output / new_clients.TABLE).read_text(encoding="utf-8"))
     print(f"Table, pictures and a folder for each algorithm: {output}")
     return 0
 

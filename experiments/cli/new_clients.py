@@ -19,6 +19,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY
 from ..outputs.run_files import NEW_CLIENTS, write_text
 from .config import ExperimentConfig
 
+TABLE = "new_clients.md"
 AXES = ("seed", "part_of_samples", "local_steps", "client")
 COLUMNS = ["seed", "client", "part_of_samples", "local_steps"]  # and the measure
 
@@ -112,14 +113,15 @@ def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFram
     return pd.concat([_read_rows(folder, measure) for folder in folders])
 
 
-def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> str:
-    """Write and return the table of new clients: mean over clients and seeds, by steps."""
+def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> None:
+    """Write the table of new clients: mean over clients and seeds, by steps."""
     rows = pd.concat({name: _read_rows(folder / name, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
     means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
     cells = means.mean().unstack(["part_of_samples", "local_steps"], sort=False)
     heading = [
-        f"{steps} step{'' if steps == 1 else 's'}, {part:.0%} of samples" for part, steps in cells
+        f"{steps} step{'' if steps == 1 else 's'}, {100 * part:g} % of samples"
+        for part, steps in cells
     ]
     body = [
         [name, *("-" if np.isnan(one) else measure.shown(measure.scale * one) for one in means)]
@@ -127,5 +129,4 @@ def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure 
     ]
     table = Table.of_cells(["Algorithm", *heading], body).to_markdown()
     text = f"{measure.title} of new clients, which took part in no round; mean over them and seeds:"
-    write_text(folder / "new_clients.md", f"{text}\n\n{table}\n")
-    return f"{text}\n\n{table}"
+    write_text(folder / TABLE, f"{text}\n\n{table}\n")

@@ -54,21 +54,28 @@ def test_the_table_is_their_mean(finished):
     lines = (finished / "new_clients.md").read_text().splitlines()
     heading = next(line for line in lines if line.startswith("| Algorithm"))
     cells = [cell.strip() for cell in heading.strip("|").split("|")]
-    at = cells.index("3 steps, 50% of samples")
+    at = cells.index("3 steps, 50 % of samples")
     line = next(line for line in lines if line.startswith("| fedavg"))
     values = [float(row["accuracy"]) for row in rows_of(finished, "fedavg")
               if (row["part_of_samples"], row["local_steps"]) == ("0.5", "3")]  # fmt: skip
     assert float(line.strip("|").split("|")[at]) == pytest.approx(100 * np.mean(values), abs=0.01)
 
 
+def test_the_same_command_prints_the_table_again(finished, capsys):
+    words = ("--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
+    assert call(*words, f"--output_dir={finished}") == 0
+    assert (finished / "new_clients.md").read_text() in capsys.readouterr().out
+
+
 def test_the_heading_of_one_step(tmp_path):
     (tmp_path / "fedavg").mkdir()
-    rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.5, 2, 0.75)]
+    rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.125, 2, 0.75)]
     columns = [*new_clients.COLUMNS, "accuracy"]
     path = tmp_path / "fedavg" / run_files.NEW_CLIENTS
     run_files.write_csv(path, pd.DataFrame(rows, columns=columns))
-    table = new_clients.write_table(tmp_path, ["fedavg"])
-    assert "| 1 step, 100% of samples | 2 steps, 50% of samples |" in table
+    new_clients.write_table(tmp_path, ["fedavg"])
+    table = (tmp_path / new_clients.TABLE).read_text()
+    assert "| 1 step, 100 % of samples | 2 steps, 12.5 % of samples |" in table
     assert "| fedavg | 25.00 | 75.00 |" in table
 
 
