@@ -144,9 +144,7 @@ def define(values: absl.flags.FlagValues) -> None:
 def define_grid(group: Group) -> None:
     """Define the flags of a grid."""
     group.pairs("grid", "values of a hyperparameter or flag, NAME=VALUE,VALUE")
-    meaning = (
-        "configurations tried for each algorithm, drawn at random from its grid (default: all)"
-    )
+    meaning = "combinations tried for each algorithm, drawn at random from its grid (default: all)"
     group.integer("budget", None, meaning, 1)
     meaning = (
         "validation accuracy after the last round ('final') or the mean of the last tenth of "
@@ -161,6 +159,9 @@ def main(argv: list[str]) -> int:
     config = flags.parse(argv, define)
     if config.help:
         print(f"{USAGE}\n\n{flags.define(define).module_help('sweep')}\n\n{BELOW}")
+        return 0
+    if config.list:
+        print(console.catalogue())
         return 0
     if config.distributed is not None:
         raise pfl.InputError(
@@ -224,7 +225,7 @@ def planned(
         *left_out(config),
     ]
     if config.budget is not None:
-        heading.append(f"At most {config.budget} settings of an algorithm, drawn from its grid.")
+        heading.append(f"Budget of each algorithm, drawn from its grid: {config.budget}.")
     return Plan(config, list(programs.values()), output, entries, heading)
 
 

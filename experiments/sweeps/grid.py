@@ -64,6 +64,11 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
                 f"{name!r} in --grid is a hyperparameter: write "
                 f"{' or '.join(f'{owner}.{name}' for owner in owners)}."
             )
+        if name not in allowed and any(name in group for group in known.values()):
+            raise pfl.InputError(
+                f"--grid can't vary --{name}: it takes flags on data, the partition rule, training "
+                "and uploads."
+            )
         if name not in allowed:
             raise pfl.core.unknown_name("name in --grid", name, [*allowed, *pfl.options.STRENGTHS])
         return False
@@ -78,7 +83,15 @@ def traced(name: str, algorithms: Mapping[str, pfl.Algorithm]) -> bool:
 def changing_data(grid: Collection[str]) -> list[str]:
     """Return the names of the grid whose values change the data."""
     known = flags.parse(["sweep"]).by_group()
-    return [n for n in grid if n in {**known["data"], **known["rule"]} and n != "input_scaling"]
+    names = {*known["data"], *known["rule"], *pfl.options.declared(pfl.options.DriftOptions)}
+    return [name for name in grid if name in names - {"input_scaling"}]
+
+
+def is_of_training(name: str) -> bool:
+    """Return whether a name of the grid is a hyperparameter, or an option of model or training."""
+    groups = pfl.options.ParticipationOptions, pfl.options.DriftOptions
+    others = {option for group in groups for option in pfl.options.declared(group)}
+    return "." in name or name in flags.parse(["sweep"]).by_group()["training"].keys() - others
 
 
 def _numbers(name: str, words: Sequence[str]) -> list[float]:

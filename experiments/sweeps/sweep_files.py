@@ -15,7 +15,7 @@ from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..outputs import run_files
-from .grid import setting_words
+from .grid import is_of_training, setting_words
 from .pictures import number, picture
 
 
@@ -99,7 +99,7 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
     Args:
       data: names of the grid that change the data.
     """
-    notes = [*at_the_edge(outcomes, data), *grouped(_remarks(outcomes))]
+    notes = [*at_the_edge(outcomes), *grouped(_remarks(outcomes))]
     if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -114,18 +114,18 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
     return notes + interval_notes(scores, *outcomes[0].measure.range)
 
 
-def at_the_edge(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
+def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a warning per chosen number that is the smallest or largest one tried.
 
-    There is none where another number is as good, nor for `data`, names that change the data, and
-    strengths of attacks: these make the problem easier, not the algorithm better.
+    There is none where another number is as good, nor for flags on data, participation or uploads:
+    these change the problem, not how well it is solved.
     """
     notes = []
     for chosen in best(outcomes):
         settings = [one for one in outcomes if one.algorithm == chosen.algorithm]
         equals = [one for one in settings if one.validation.mean() == chosen.validation.mean()]
         for name, value in chosen.setting.items():
-            if name in data or name.startswith("attack_"):
+            if not is_of_training(name):
                 continue
             numbers = [number(one.setting[name]) for one in settings]
             tried = {one for one in numbers if one is not None}
@@ -136,7 +136,7 @@ def at_the_edge(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[s
             is_best = {number(one.setting[name]) for one in equals} == {best_value}
             if is_best and best_value in edges:
                 notes.append(
-                    f"{chosen.algorithm}: its best {name}, {value}, is the "
+                    f"{chosen.algorithm}: the best {name}, {value}, is the "
                     f"{edges[best_value]} that was tried. Values beyond it may be better."
                 )
     return notes

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from experiments.sweeps import sweep_files
+from experiments.sweeps.grid import changing_data
 from experiments.sweeps.pictures import picture
 from fedjax_pfl.utils.metric_names import Measure
 
@@ -74,22 +76,38 @@ def test_pictures():
 def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     def notes(*scores, values=("0.01", "0.1", "1e0")):
         found = [
-            outcome({"rate": v, "model": "mlp"}, [x]) for v, x in zip(values, scores, strict=True)
+            outcome({"learning_rate": v, "model": "mlp"}, [x])
+            for v, x in zip(values, scores, strict=True)
         ]
         return sweep_files.at_the_edge(found)
 
     beyond = "that was tried. Values beyond it may be better."
-    assert notes(50.0, 60.0, 70.0) == [f"m: its best rate, 1e0, is the largest {beyond}"]
-    assert notes(70.0, 60.0, 50.0) == [f"m: its best rate, 0.01, is the smallest {beyond}"]
+    assert notes(50.0, 60.0, 70.0) == [f"m: the best learning_rate, 1e0, is the largest {beyond}"]
+    assert notes(70.0, 60.0, 50.0) == [f"m: the best learning_rate, 0.01, is the smallest {beyond}"]
     assert notes(50.0, 60.0, 50.0) == []
     assert notes(60.0, 50.0, 60.0) == []  # another one is as good
     assert notes(60.0, 50.0, values=("1", "1.0")) == []  # one number
     assert notes(60.0, 50.0, values=("adam", "1")) == []
-    found = [outcome({"rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
-    assert "its best rate, 2," in sweep_files.footnotes(found)[0]
-    assert "its best" not in sweep_files.footnotes(found, ["rate"])[0]
-    found = [outcome({"attack_factor": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
-    assert sweep_files.at_the_edge(found) == []
+    found = [outcome({"learning_rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
+    assert "the best learning_rate, 2," in sweep_files.footnotes(found)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        *[(name, True) for name in ("feddwa.top_k", "batch_size", "wdr_weight", "lora_rank")],
+        *[(name, False) for name in ("alpha", "attack_factor", "attackers", "drift_share")],
+        *[(name, False) for name in ("dp_noise", "participation", "num_clients")],
+    ],
+)
+def test_no_warning_where_the_problem_changes(name, warned):
+    found = [outcome({name: v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
+    assert bool(sweep_files.at_the_edge(found)) == warned
+
+
+def test_what_changes_the_data():
+    grid = ["alpha", "drift_share", "learning_rate", "attackers", "input_scaling"]
+    assert changing_data(grid) == ["alpha", "drift_share"]
 
 
 def test_choices_of_each_client_and_on_test():
