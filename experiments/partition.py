@@ -29,7 +29,7 @@ from fedjax_pfl.utils.conversions import convert
 
 from .cli import flags, shell
 from .cli.config import ExperimentConfig
-from .cli.data_flags import load_dataset, make_partition
+from .cli.data_flags import finished, load_dataset, make_partition
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import name_and_value
 from .cli.start import called
@@ -99,7 +99,7 @@ def _imported(config: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
     texts = dict(name_and_value("partition_option", word) for word in config.partition_option)
     known = pfl.data.IMPORTERS[source].options
     options = pfl.data.parse_options(texts, known, f"option of importer {source!r}")
-    return pfl.data.import_partition(source, path, dataset, **options)
+    return finished(config, pfl.data.import_partition(source, path, dataset, **options))
 
 
 def output_folder(args: ExperimentConfig) -> Path:

@@ -139,6 +139,15 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
         partition = pfl.make_partition(
             args.partition, dataset, count, args.partition_seed, **options
         )
+    return finished(args, partition)
+
+
+def finished(args: ExperimentConfig, partition: pfl.Partition) -> pfl.Partition:
+    """Return the partition with the flags' shift in features and validation samples.
+
+    Raises:
+      InputError: it has no training samples, or no test samples.
+    """
     partition = _shifted(args, partition)
     if args.validation_fraction:
         partition = partition.split_validation(args.validation_fraction, args.partition_seed)

@@ -63,6 +63,15 @@ def test_import(tmp_path):
     assert facts["client_sizes"]["train"] == [2, 1]
 
 
+def test_an_imported_split_has_validation_samples_and_turns(tmp_path):
+    split, out = tmp_path / "split.json", tmp_path / "out"
+    split.write_text(json.dumps({"0": [*range(20)], "1": [*range(20, 40)]}))
+    words = (f"--import_split=flower:{split}", "--validation_fraction=0.25")
+    assert call(*words, "--feature_shift=rotate", f"--output_dir={out}") == 0
+    made = pfl.read_partition(out / "partition.npz", pfl.load_dataset("digits"))
+    assert (made.sizes("validation") > 0).all() and made.turns is not None
+
+
 def test_an_imported_split_takes_the_place_of_a_presets(tmp_path):
     split, out = tmp_path / "split.json", tmp_path / "out"
     split.write_text(json.dumps({"0": [1, 2, 3, 4], "1": [5, 6]}))
