@@ -1,5 +1,6 @@
 """The flags of `experiments.run`, in groups that `--help` prints one after the other."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Any
@@ -32,7 +33,8 @@ def _define_options(group: Group, declared_in: type, prefix: str = "", **default
     """
     for option in pfl.options.declared(declared_in).values():
         name = prefix + option.name
-        default, meaning = defaults.get(option.name, option.default), option.text()
+        default = defaults.get(option.name, option.default)
+        meaning = re.split("[,;] or in Python", option.text())[0]
         if name in PAIRS:
             group.pairs(name.removesuffix("s"), f"an option of {PAIRS[name]}")
         elif name in LISTS:

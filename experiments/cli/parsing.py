@@ -17,6 +17,7 @@ from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import cut, refused, shown
 
 from . import plugins, presets, unknown_flags
+from .start import called
 
 LARGEST_FLAGFILE = 2**20  # bytes
 MOST_FLAGFILES = 1000
@@ -64,6 +65,8 @@ class FlagValues(flags.FlagValues):
     def _extract_filename(self, flagfile_str):
         name, _, value = flagfile_str.strip().lstrip("-").partition("=")
         if name == "preset":
+            if value.strip() in presets.studies() and "setting" not in self:
+                raise pfl.InputError(f"{value.strip()} is a preset of {called('study')}.")
             return str(presets.file(value.strip()))
         if name == "settings_from":
             return str(settings_of(value.strip()))

@@ -123,8 +123,9 @@ def _remedy(before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[
             f"--output_dir, and compare both folders with {called('compare')}."
         )
     return (
-        "Give the same flags and data to continue it, with more rounds, seeds or algorithms if "
-        f"need be; or another --output_dir, and compare both folders with {called('compare')}."
+        "Continue it with the same flags and data and either more --rounds, or more --num_seeds "
+        "and --algorithms; or give another --output_dir, and compare both folders with "
+        f"{called('compare')}."
     )
 
 

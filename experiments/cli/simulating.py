@@ -165,7 +165,8 @@ def run_algorithm(
     )
     for seeds, finished in parts:
         if not finished:
-            show = display(f"{name}, seeds {seeds[0]}-{seeds[-1]}", rounds)
+            which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
+            show = display(f"{name}, {which}", rounds)
             place = algorithm_folders.part_folder(output, name, seeds, rounds)
             _run_seeds(experiment, name, seeds, place, {**facts, "seeds": seeds}, show, stop)
     processes.on_first(lambda: _join(experiment, name, [seeds for seeds, _ in parts], facts))

@@ -18,7 +18,7 @@ EXTRAS = (
 
 # Flags that are not said by their name and value.
 SAID: dict[str, Callable[[str, Any], str]] = {
-    "set": lambda name, value: " ".join(value),
+    "set": lambda name, value: f"with {', '.join(value)}",
     "cache_features": lambda name, value: "features computed once",
     "keep_optimizer_state": lambda name, value: "optimizer states kept between rounds",
 }

@@ -15,6 +15,7 @@ BAD = {
     ("--algorithms=PerFedSomething",): "--import_file=FILE.py. Valid: ",
     ("--algorithms=FedMA",): "Unknown algorithm 'FedMA'. It is not in this version. Valid: ",
     ("--algorithms=FedAvg-FT,fedavg_ft",): "--algorithms names 'fedavg_ft' twice",
+    ("--preset=study/privacy",): "study/privacy is a preset of python -m experiments.study.\n",
     ("--round=3",): "Unknown command line flag 'round'. Did you mean --rounds?",
     ("--flavour=red",): "Unknown command line flag 'flavour'.\n",
     ("extra",): "'extra' is not a flag: write --NAME=VALUE.\n",

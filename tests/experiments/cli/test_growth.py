@@ -112,7 +112,10 @@ def test_replaced_tables_are_kept(grown):
         (["--algorithms=fedavg"], "experiments.compare"),
         (["--algorithms=local,fedavg,feddwa", "--num_seeds=2"], "--num_seeds was 3 and is 2"),
         (["--seed=1"], "--seed was 0 and is 1"),
-        (["--num_seeds=4", "--rounds=4"], "with more rounds, seeds or algorithms"),
+        (
+            ["--num_seeds=4", "--rounds=4"],
+            "either more --rounds, or more --num_seeds and --algorithms",
+        ),
         (["--num_seeds=4", "--learning_rate=0.3"], "--learning_rate was"),
         (["--set=fedavg.learning_rate=0.3"], "fedavg.learning_rate was"),
         (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),

@@ -34,7 +34,7 @@ MIXED = (
 )
 TRAINING = (
     "1 local epoch, minibatches of 30, incomplete ones left out, learning rate 0.1, "
-    "participation 0.5 (5 of 10 in a round), waffle.alice=3"
+    "participation 0.5 (5 of 10 in a round), with waffle.alice=3"
 )
 
 
@@ -147,7 +147,7 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
         own = ["--set=fedavg.learning_rate=0.3", "--set=fedavg.local_epochs=2"]
         run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}", *own])
     out = capsys.readouterr().out
-    assert f"training   {TRAINING} fedavg.learning_rate=0.3" in out
+    assert f"training   {TRAINING}, fedavg.learning_rate=0.3" in out
     own = [line for line in out.splitlines() if "its own" in line]
     assert own == ["           fedavg: its own local epochs 2, learning rate 0.3"]
     assert "no step    client 5: too few training samples for a local step\n" in out
