@@ -98,7 +98,7 @@ class FedAS(core.Algorithm):
         sums, cohort = ctx.class_sums(own)
         classes, task = jnp.arange(sums.counts.shape[1]), ctx.federation.task
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             forward = task.forward(model, batch, rng)
             z = forward.batch.features
             away = jnp.mean(jnp.square(z - client.operand[batch.labels].astype(z.dtype)), axis=1)
@@ -109,7 +109,7 @@ class FedAS(core.Algorithm):
         body = jax.tree.map(lambda on: not on, ctx.plan.head_mask(received)["params"])
         models, cohort, _ = ctx.train(
             received, cohort, purpose="align", schedule=self.schedules(ctx.federation)[0],
-            learning_rate=jnp.asarray(self.align_rate, ctx.dtype), objective=objective,
+            learning_rate=jnp.asarray(self.align_rate, ctx.dtype), forward=forward_pass,
             operands=sums.means, trainable=body,
         )  # fmt: skip
         return models, cohort

@@ -159,13 +159,13 @@ class FedDPA(fedavg.Weighted):
         task, weight = ctx.federation.task, jnp.asarray(self.local_weight, ctx.dtype)
         own = only(received["params"], LOCAL)
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             forward = task.forward({**model, MIXING: {"weight": weight}}, batch, rng)
             kept = {name: part for name, part in forward.model.items() if name != MIXING}
             return forward._replace(model=kept)
 
         return ctx.train(
-            received, **{"purpose": "local"} | options, objective=objective, trainable=own
+            received, **{"purpose": "local"} | options, forward=forward_pass, trainable=own
         )
 
     def models(self, ctx, state, rows):

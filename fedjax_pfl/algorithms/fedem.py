@@ -121,7 +121,7 @@ class FedEM(fedavg.FedAvg):
         weights = self.mixtures(ctx, state.server, own)
         task: Any = ctx.federation.task
 
-        def objective(model, batch, rng, server, client):
+        def forward_pass(model, batch, rng, server, client):
             q = task.posterior(trees.join(server, client.operand), batch)
             logits, statistics = task.each(model, batch.inputs, True, rng, batch.valid)
             losses = q * task.losses_of_each(logits, batch.labels)
@@ -132,7 +132,7 @@ class FedEM(fedavg.FedAvg):
             return training.Forward(loss, {**model, **statistics}, seen)
 
         trained = super().local_update(
-            ctx, state, received, objective=objective, broadcast=state.server, operands=own,
+            ctx, state, received, forward=forward_pass, broadcast=state.server, operands=own,
             **options,
         )  # fmt: skip
         taken = passes(ctx.federation, self.learners) * trained.cohort.steps

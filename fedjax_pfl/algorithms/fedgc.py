@@ -77,7 +77,7 @@ class FedGC(core.Algorithm):
 
     def round(self, ctx, state):
         received = trees.assemble(state.body, ctx.cohort.gather(state.heads))
-        trained, cohort, loss = ctx.train(received, objective=self.objective(ctx))
+        trained, cohort, loss = ctx.train(received, forward=self.forward_pass(ctx))
         bodies, heads = self.parts(ctx, ctx.upload(trained, received, cohort=cohort))
         weights = mixing.by_size(ctx.sizes(), cohort.mask)
         body = ctx.aggregate(weights, bodies, onto=state.body)
@@ -88,16 +88,16 @@ class FedGC(core.Algorithm):
             cohort, clients={"train_loss": loss}, mixing=weights
         )
 
-    def objective(self, ctx):
+    def forward_pass(self, ctx):
         """Return the cross-entropy over the client's own classes."""
         task = ctx.federation.task
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             forward = task.forward(model, batch, rng)
             logits = jnp.where(client.class_counts > 0, forward.batch.logits, -jnp.inf)
             return forward._replace(loss=task.mean_loss(logits, batch))
 
-        return objective
+        return forward_pass
 
     def corrected(self, ctx, heads, held):
         """Return all heads after the server's step, with the classes `held`, [N, C]."""
@@ -127,7 +127,7 @@ class FedGC(core.Algorithm):
         return trees.join(state.body, mean)
 
     def personalize(self, ctx, state, new_clients):
-        own = super().personalize(ctx, state, new_clients, objective=self.objective(new_clients))
+        own = super().personalize(ctx, state, new_clients, forward=self.forward_pass(new_clients))
         return over_own_classes(own, new_clients.federation.data.class_counts)
 
 

@@ -102,7 +102,7 @@ class FedGen(fedavg.FedAvg):
     def local_update(self, ctx, state: State, received, **options):
         task = ctx.federation.task
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             forward, (generator, counts) = task.forward(model, batch, rng), broadcast
             key = jax.random.fold_in(rng, DRAWN)
             z, labels = self.draw(key, generator, counts, len(batch.valid))
@@ -112,7 +112,7 @@ class FedGen(fedavg.FedAvg):
             return forward._replace(loss=forward.loss + loss.astype(forward.loss.dtype))
 
         known = state.generator, jnp.sum(state.counts, axis=0)
-        options |= {"objective": objective, "broadcast": known}
+        options |= {"forward": forward_pass, "broadcast": known}
         return super().local_update(ctx, state, received, **options)
 
     def weigh(self, ctx, state: State, sent):

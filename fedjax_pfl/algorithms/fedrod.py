@@ -58,7 +58,7 @@ class FedRod(fedavg.FedAvg):
     def local_update(self, ctx, state, received, **options):
         task: Any = ctx.federation.task  # of two heads, as `prepare` made it
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             generic, personal, statistics, features = task.heads(
                 model, batch.inputs, True, rng, batch.valid, detached=True
             )
@@ -68,7 +68,7 @@ class FedRod(fedavg.FedAvg):
             seen = training.ForwardedBatch(batch.inputs, batch.labels, batch.valid, both, features)
             return training.Forward(loss, {**model, **statistics}, seen)
 
-        return super().local_update(ctx, state, received, objective=objective, **options)
+        return super().local_update(ctx, state, received, forward=forward_pass, **options)
 
     def server_update(self, ctx, state: State, mean, weights, used):
         after = super().server_update(ctx, state, mean, weights, used)

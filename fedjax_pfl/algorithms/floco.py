@@ -155,7 +155,7 @@ class Floco(fedavg.FedAvg):
             return task.forward({**model, "params": params}, batch, rng)
 
         trained = super().local_update(
-            ctx, state, received, objective=at_a_random_point, operands=own, **options
+            ctx, state, received, forward=at_a_random_point, operands=own, **options
         )
         params = {**trained.models["params"], POINT: own}  # which does not decay
         return replace(trained, models={**trained.models, "params": params})

@@ -96,7 +96,7 @@ class GPFL(fedavg.FedAvg):
     def local_update(self, ctx, state, received: Any, **options):  # a stack, heads are private
         task = ctx.federation.task
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             params, fixed = model["params"], client.operand
             conditioned = {**model, "params": {**params, EMBEDDINGS: fixed}}
             forward = task.forward(conditioned, batch, rng)
@@ -112,7 +112,7 @@ class GPFL(fedavg.FedAvg):
             ctx,
             state,
             received,
-            objective=objective,
+            forward=forward_pass,
             operands=received["params"][EMBEDDINGS],
             correct=training.weight_decay(self.module_decay, (VALVE, EMBEDDINGS)),
             trainable=all_but(received["params"], SHARES),

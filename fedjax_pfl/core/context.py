@@ -50,7 +50,7 @@ class Context(Exchange):
           purpose: names the random keys; each training of a round has its own.
           **options: options of `local_sgd.train` (`schedule`, `learning_rate`, `operands`,
             `broadcast`, `active`, `cursor`, `epochs`, `optimizer_state`) and of `LocalStep`
-            (`extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
+            (`extra_loss`, `forward`, `correct`, `trainable`, `mean_gradient`,
             `updates_per_batch`).
 
         Returns:
@@ -99,7 +99,7 @@ class Context(Exchange):
         """Return the local SGD step, for a loop with the algorithm's own carry (`run_clients`).
 
         Args:
-          **options: options of `LocalStep`: `learning_rate`, `extra_loss`, `objective`, `correct`,
+          **options: options of `LocalStep`: `learning_rate`, `extra_loss`, `forward`, `correct`,
             `trainable`, `mean_gradient`, `updates_per_batch`.
         """
         rate = options.pop("learning_rate", self.learning_rate)

@@ -78,7 +78,7 @@ def train(
         updated; by default optimizers are reinitialized in each round.
       begun: bool [M], the members to which `optimizer_state` applies; other optimizers are
         initialized. False: all are initialized, and their states are returned.
-      **step_options: `extra_loss`, `objective`, `correct`, `trainable`, `mean_gradient`,
+      **step_options: `extra_loss`, `forward`, `correct`, `trainable`, `mean_gradient`,
         `updates_per_batch`, `noise_index`, see `LocalStep`.
 
     Raises:

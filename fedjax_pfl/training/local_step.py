@@ -22,8 +22,8 @@ from fedjax_pfl.utils.typing import Tree
 
 # extra_loss(params, batch, broadcast, client), added to the minibatch loss
 StepLoss = Callable[[Tree, ForwardedBatch, Tree, Client], jax.Array] | Callable[..., jax.Array]
-# objective(model, batch, rng, broadcast, client), the loss of a minibatch and its forward pass
-Objective = Callable[[Tree, Batch, jax.Array, Tree, Client], Forward]
+# forward(model, batch, rng, broadcast, client), the loss of a minibatch and its forward pass
+ForwardPass = Callable[[Tree, Batch, jax.Array, Tree, Client], Forward]
 # correct(gradient, params, broadcast, client), the gradient to use instead
 Correction = Callable[..., Tree]
 
@@ -77,7 +77,7 @@ class LocalStep:
       learning_rate: scalar.
       extra_loss: `extra_loss(params, batch, broadcast, client)`, added to the minibatch loss.
         `batch.logits` and `batch.features` are those of the same forward pass.
-      objective: `objective(model, batch, rng, broadcast, client)`, a `Forward` that replaces
+      forward: `forward(model, batch, rng, broadcast, client)`, a `Forward` that replaces
         `federation.task.forward(model, batch, rng)`. Extra losses are added to it.
       correct: `correct(gradient, params, broadcast, client)` returns the gradient to use. If it or
         `extra_loss` has a parameter `key`, it receives a separate key in each step. So does an
@@ -93,7 +93,7 @@ class LocalStep:
     federation: Federation
     learning_rate: jax.Array | float
     extra_loss: StepLoss | None = None
-    objective: Objective | None = None
+    forward: ForwardPass | None = None
     correct: Correction | None = None
     trainable: Tree | None = None
     mean_gradient: bool = False
@@ -139,7 +139,7 @@ class LocalStep:
     def _is_plain_sgd(self) -> bool:
         """Whether the step is one of SGD along the gradient of the minibatch loss."""
         training, privacy = self.federation.training, self.federation.sample_privacy
-        options = (self.extra_loss, self.objective, self.correct, self.trainable)
+        options = (self.extra_loss, self.forward, self.correct, self.trainable)
         return (
             all(one is None for one in (*options, privacy, training.extra_loss))
             and not (self.mean_gradient or self._frozen)
@@ -184,10 +184,10 @@ class LocalStep:
 
         def total(params):
             trial = {**model, "params": params}
-            if self.objective is None:
+            if self.forward is None:
                 loss, after, seen = federation.task.forward(trial, batch, rng)
             else:
-                loss, after, seen = self.objective(trial, batch, rng, broadcast, client)
+                loss, after, seen = self.forward(trial, batch, rng, broadcast, client)
             extra = 0
             if self.extra_loss is not None:
                 key = keys.keyword(self.extra_loss, rng, EXTRA)

@@ -178,7 +178,7 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
     assert_close(state.loss, both / 2, "mean of the losses")
 
 
-def test_an_objective_takes_the_place_of_the_minibatch_loss():
+def test_a_forward_pass_of_its_own_takes_the_place_of_the_tasks():
     """Extra losses are added to it, and its statistics and its loss are the ones kept."""
     federation = toy_federation(model=Noisy(), extra_loss=pfl.training.WeightDistribution(WDR))
     data, task = federation.data, federation.task
@@ -197,7 +197,7 @@ def test_an_objective_takes_the_place_of_the_minibatch_loss():
 
     @jax.jit
     def both():
-        step = LocalStep(federation, RATE, objective=doubled)
+        step = LocalStep(federation, RATE, forward=doubled)
         rng = jax.random.key(0)
         return step.loss_and_gradient(model, batch, rng, 3.0, client), jax.grad(total)(
             model["params"]

@@ -31,8 +31,8 @@ class CountedLoss(FedAvg):
         """Return the options of `ctx.train` that replace the loss."""
         task = ctx.federation.task
 
-        def objective(model, batch, rng, broadcast, client):
+        def forward_pass(model, batch, rng, broadcast, client):
             forward = task.forward(model, batch, rng)
             return forward._replace(loss=self.loss(task, forward.batch.logits, batch, client))
 
-        return {"objective": objective}
+        return {"forward": forward_pass}

@@ -103,7 +103,7 @@ def learnt_embeddings(
         own = {**model, "params": learnt["private"]}
         return trees.join(psi(learnt["embedding"]), own)
 
-    def objective(model, batch, rng, broadcast, client):
+    def forward_pass(model, batch, rng, broadcast, client):
         made = generated(model)
         result = federation.task.forward(made, batch, rng)
         penalty = federation.penalty(made["params"], result.batch, client, rng)
@@ -113,11 +113,11 @@ def learnt_embeddings(
         return gradient | {"embedding": clipped(gradient["embedding"], clip)}
 
     start = {**private, "params": {"embedding": embedding, "private": private["params"]}}
-    # `objective` has the extra loss already: it is of models, and "params" here are not.
+    # `forward_pass` has the extra loss already: it is of models, and "params" here are not.
     learning = replace(ctx, federation=federation.replace_training(extra_loss=None))
     learnt = learning.train(
         core.Broadcast(start), ctx.cohort_of(), purpose="personalize", cursor=None,
-        objective=objective, correct=correct,
+        forward=forward_pass, correct=correct,
         trainable=jax.tree.map(lambda _: True, start["params"]),
     ).models  # fmt: skip
     return jax.vmap(generated)(learnt)
