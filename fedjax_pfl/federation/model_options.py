@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -143,15 +143,20 @@ class ModelOptions(Group):
         else:
             allowed = "absent without a model's name"
             require(not self.model_options, "model_options", self.model_options, allowed)
+            plain = type(self).__dataclass_fields__["initializer"].default
+            allowed = f"{plain!r}, as the model draws its own values"
+            require(self.initializer == plain, "initializer", self.initializer, allowed)
         task = as_task(model, self.dtype)
+        plain = type(self).__dataclass_fields__["dtype"].default
+        allowed = f"{task.dtype!r}, the model's own"
+        require(self.dtype in (plain, task.dtype), "dtype", self.dtype, allowed)
         unset = task.objective == CLASSIFICATION and not dataset.has_classes
         if unset or self.objective is not None:
-            task = copy.copy(task)  # no `replace`: a user's task may have an __init__ of its own
-            object.__setattr__(task, "objective", self._objective(dataset))
+            task = _with_field(task, "objective", self._objective(dataset))
         if self.compute_dtype is not None:
-            task = replace(task, compute_dtype=self.compute_dtype)
+            task = _with_field(task, "compute_dtype", self.compute_dtype)
         if self.convolutions != CONVOLUTIONS[0]:
-            task = replace(task, convolutions=self.convolutions)
+            task = _with_field(task, "convolutions", self.convolutions)
         require_hashable("model", task)
         return task
 
@@ -278,3 +283,10 @@ def _without_adapters(rule: Rule) -> tuple[Rule, str]:
 
 def _selected(plan: LeafPlan, flags: Sequence[bool]) -> tuple[str, ...]:
     return tuple(path for path, on in zip(plan.paths, flags, strict=True) if on)
+
+
+def _with_field(task: Task, name: str, value: Any) -> Task:
+    """Return a copy with another field; a user's task may have an `__init__` of its own."""
+    task = copy.copy(task)
+    object.__setattr__(task, name, value)
+    return task

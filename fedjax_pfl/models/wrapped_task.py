@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 
+from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models.task import Mode, Outputs, Task
 from fedjax_pfl.utils.typing import Key, Tree
 
@@ -45,6 +46,10 @@ class WrappedTask(Task):
 
     def losses(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
         return self.network.losses(logits, labels)
+
+    def mean_loss(self, logits: jax.Array, batch: Batch) -> jax.Array:
+        own = type(self).losses is not WrappedTask.losses
+        return super().mean_loss(logits, batch) if own else self.network.mean_loss(logits, batch)
 
 
 @dataclass(frozen=True)
