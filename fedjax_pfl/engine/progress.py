@@ -11,7 +11,7 @@ from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import Result
 from fedjax_pfl.utils.errors import require
 
-ALLOWED = "a function of a Progress, True for a line of text, or None"
+ALLOWED = "a function of a Progress, LiveCurves().of(NAME), True for a line of text, or None"
 EVERY = 5.0  # seconds between lines that are not rewritten
 WIDTH = 78  # columns; shorter lines are padded to cover the previous one
 
@@ -28,23 +28,26 @@ class Line:
     def __init__(self, name: str):
         self.name, self._open, self._shown = name, False, time.monotonic()
         self._in_place = sys.stdout.isatty() or notebook() is not None
+        self._said = self._last = ""
         self._say("compiling")
 
     def on_round_end(self, progress: Progress) -> None:
         now = time.monotonic()
-        edge = progress.round in (progress.since, progress.rounds)  # it continues, or ends
+        self._last, edge = str(progress), progress.round == progress.since  # where it continues
         if self._in_place or edge or now - self._shown >= EVERY:
             self._shown = now
-            self._say(str(progress))
+            self._say(self._last)
 
     def on_run_end(self) -> None:
-        """End the line."""
+        """Say the last round, and end the line."""
+        if self._last not in ("", self._said):
+            self._say(self._last)
         if self._open:
             print(flush=True)
         self._open = False
 
     def _say(self, text: str) -> None:
-        line = f"{self.name}: {text}"
+        self._said, line = text, f"{self.name}: {text}"
         if self._in_place:
             print(f"\r{line:{WIDTH}}", end="", flush=True)
             self._open = True
@@ -93,18 +96,23 @@ class _Curve:
 
     def __init__(self, curves: LiveCurves, name: str):
         self.curves, self.name, self.line = curves, name, Line(name)
-        self._drawn = time.monotonic()
+        self._drawn, self._last = time.monotonic(), None
 
     def on_round_end(self, progress: Progress) -> None:
         self.line.on_round_end(progress)
-        now, last = time.monotonic(), progress.round == progress.rounds
-        if progress.result is not None and (last or now - self._drawn >= self.curves.every):
-            self.curves.results[self.name] = progress.result()
-            self.curves.show()
-            self._drawn = time.monotonic()
+        self._last = progress.result
+        if time.monotonic() - self._drawn >= self.curves.every:
+            self._draw()
 
     def on_run_end(self) -> None:
+        self._draw()
         self.line.on_run_end()
+
+    def _draw(self) -> None:
+        if self._last is not None:
+            self.curves.results[self.name] = self._last()
+            self.curves.show()
+        self._drawn, self._last = time.monotonic(), None
 
 
 def shown(

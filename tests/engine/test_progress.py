@@ -112,3 +112,13 @@ def test_what_progress_may_be():
     assert [one.round for one in told] == [1]
     with pytest.raises(pfl.InputError, match="progress must be a function of a Progress"):
         engine_progress.shown("yes", "fedavg")
+
+
+def test_the_last_round_of_a_run_that_stops_early_is_shown(capsys):
+    curves, federation = pfl.LiveCurves(every=1e9), toy_federation(dtype="float32")
+    stop = {"stop": lambda progress: progress.round == 3}
+    algorithm = pfl.make_algorithm("local")
+    made = pfl.simulate(algorithm, federation, 10, progress=curves.of("x"), **stop)
+    assert curves.results["x"].rounds == made.rounds == 3
+    pfl.simulate(algorithm, federation, 10, progress=True, **stop)
+    assert "round 3/10" in capsys.readouterr().out.splitlines()[-1]
