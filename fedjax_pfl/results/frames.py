@@ -32,7 +32,10 @@ def to_xarray(result: "Result") -> "xr.Dataset":
         name: ((*RUNS, "round", "client", "block"), values)
         for name, values in (("copies_up", result.copies_up), ("copies_down", result.copies_down))
     }
-    scalars = {name: ((*RUNS, "round"), values) for name, values in result.scalars.items()}
+    scalars = {
+        name if name not in records else f"scalar/{name}": ((*RUNS, "round"), values)
+        for name, values in result.scalars.items()
+    }
     matrices = {name: (_axes(values), values) for name, values in result.matrices.items()}
     coordinates: dict[str, Any] = {
         "seed": list(result.seeds),
@@ -49,9 +52,12 @@ def to_xarray(result: "Result") -> "xr.Dataset":
         coordinates["client_name"] = ("client", list(result.client_names))
     if result.matrices:
         coordinates |= {"receiver": clients, "sender": clients}
-    for name, values in result.settings.items():
-        coordinates[name] = ("setting", values)
     variables = {**traffic, **scalars, **matrices, **records, **scores}
+    for name in variables.keys() & coordinates.keys():
+        variables[f"record/{name}"] = variables.pop(name)
+    for name, values in result.settings.items():
+        taken = name in variables or name in coordinates
+        coordinates[f"setting/{name}" if taken else name] = ("setting", values)
     return xr.Dataset(variables, coordinates, {"algorithm": result.algorithm})
 
 
@@ -73,7 +79,10 @@ def to_pandas(result: "Result") -> "pd.DataFrame":
         ]
         return data[names].to_dataframe().rename_axis(index={axis: "round"})
 
-    frame, scores = by("round"), by("eval_round")
+    frame = by("round")
+    if not result.scores:
+        return frame.reset_index()
+    scores = by("eval_round")
     frame = frame.join(scores[scores.columns.difference(frame.columns, sort=False)])
     return frame.reset_index()
 

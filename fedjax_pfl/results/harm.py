@@ -117,6 +117,7 @@ def gains(
 ) -> Gains:
     """Return the gains of `Result.gains`."""
     for one in (result, baseline):
+        one.require_scores()
         require(one.num_settings == 1, "number of settings", one.num_settings, "1, to be compared")
     measure = result.measure()
     same = np.array_equal(result.client_ids, baseline.client_ids)

@@ -27,9 +27,9 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
 
     Args:
       path: a name that ends in ".npz"; an existing file is replaced.
-      models: by name, as `Result.final.models()` gives them: leaves [seed, client, ...], or a
-        `Broadcast` model with leaves [seed, ...]. Floating types that NumPy lacks, such as
-        bfloat16, are stored as float32.
+      models: by name, as `Result.final.models()` gives them without a sweep: leaves [seed,
+        client, ...], or a `Broadcast` model with leaves [seed, ...]. Floating types that NumPy
+        lacks, such as bfloat16, are stored as float32.
 
     Raises:
       InputError: the path has another ending, or a model has the name "axes".

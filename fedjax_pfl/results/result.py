@@ -160,8 +160,9 @@ class Result(Scored, Costs):
 
         Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
         (Student's t; marked * if it extends beyond the scale), the worst tenth of the clients, the
-        best round, and the megabytes that a participating client sends and receives in a round. If
-        settings score different clients, a column names them.
+        best round, up to six further metrics, the epsilon if there is one, and the megabytes that a
+        participating client sends and receives in a round. If settings score different clients, a
+        column names them.
 
         Args:
           model: a name that was scored, on test samples.
@@ -281,7 +282,8 @@ class Result(Scored, Costs):
         at, setting = self._run(seed, setting)
         run = at * self.num_settings + setting
         predicted = self.final.predict(run, known.index(client), x)
-        return predicted if outputs or self.measure() != ACCURACY else predicted.argmax(axis=-1)
+        classes = self.final.program.federation.network.objective.classes
+        return predicted.argmax(axis=-1) if classes and not outputs else predicted
 
     def save(self, folder: str | Path) -> None:
         """Write `result.json` and `result.npz`; an existing result is never overwritten.

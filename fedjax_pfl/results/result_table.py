@@ -1,6 +1,7 @@
 """Results as tables."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,6 +9,7 @@ import numpy as np
 from fedjax_pfl.results import notes, privacy
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
 from fedjax_pfl.results.table import Column, Table, measured
+from fedjax_pfl.utils.metric_names import Measure
 
 if TYPE_CHECKING:
     from fedjax_pfl.results.result import Result
@@ -24,11 +26,21 @@ def setting_names(result: "Result") -> list[str]:
 def named_settings(settings: Mapping[str, np.ndarray]) -> list[str]:
     """Return such names for the values [H] of each setting; [] without settings."""
 
-    def text(name: str, value) -> str:
-        return f"{name}={value:g}" if np.issubdtype(type(value), np.number) else f"{name}={value}"
+    def text(name: str, value, digits: str) -> str:
+        number = np.issubdtype(type(value), np.number)
+        return f"{name}={value:{digits}}" if number else f"{name}={value}"
 
-    rows = zip(*settings.values(), strict=True)
-    return [", ".join(map(text, settings, row)) for row in rows]
+    rows = list(zip(*settings.values(), strict=True))
+    for digits in ("g", ".9g", ".17g"):  # as few as tell the settings apart
+        names = [", ".join(map(partial(text, digits=digits), settings, row)) for row in rows]
+        if len(set(names)) == len(set(rows)):
+            break
+    return names if rows else []
+
+
+def _key(measure: Measure) -> str:
+    """Return the key of a further metric's column, which none of the table's own has."""
+    return f"metric/{measure.name}"
 
 
 def table(result: "Result", model: str) -> Table:
@@ -38,7 +50,7 @@ def table(result: "Result", model: str) -> Table:
     curve = measure.scale * result.curve(model)
     finals, best = curve[..., -1], measure.best(curve)
     worst = measure.scale * result.worst_decile(model)
-    others = {one.name: one.scale * result.curve(model, metric=one.name)[..., -1] for one in more}
+    others = {_key(one): one.scale * result.curve(model, metric=one.name)[..., -1] for one in more}
     names, settings = setting_names(result), range(result.num_settings)
     clients = [notes.scored_clients(result, h, model) for h in settings]
     differ = any(ids != clients[0] for ids in clients)
@@ -49,7 +61,7 @@ def table(result: "Result", model: str) -> Table:
         Column("clients", "Mean over", lambda row: notes.over(row["clients"])),
         measured("worst", measure.heading("Worst tenth"), measure),
         measured("best", measure.heading("Best on test"), measure),
-        *(measured(one.name, one.title, one) for one in more),
+        *(measured(_key(one), one.title, one) for one in more),
         Column("epsilon", "Epsilon"),
         Column("up", "MB up"),
         Column("down", "MB down"),
@@ -73,5 +85,7 @@ def table(result: "Result", model: str) -> Table:
         who = notes.named(clients[0], notes.names_of(result)) if clients[0] else "no client"
         below.append(f"Mean over {who} of {result.num_clients}.")
     below += notes.grouped({name: notes.row_remarks(result, h) for h, name in enumerate(names)})
+    if left_out := [one.name for one in result.measures[1 + MOST :]]:
+        below.append(f"Not shown: {', '.join(left_out)}; `summary()` has them.")
     below += interval_notes(finals.T.astype(np.float64), *measure.range)
     return Table(columns, rows, below)

@@ -226,6 +226,7 @@ def ranking(
                 f"Each block needs the results {names}, and {block!r} has {list(rows)}."
             )
         for one in rows.values():
+            one.require_scores()
             require(one.num_settings == 1, "number of settings", one.num_settings, "1")
         values = [rows[name].values(model, split)[:, 0, -1].astype(float) for name in names]
         if len({one.shape[-1] for one in values}) > 1:
@@ -238,4 +239,7 @@ def ranking(
     if len(set(measures)) > 1:
         raise InputError("The results of a comparison need one measure.")
     measure = measures[0] if measures else ACCURACY
-    return Ranking(names, list(results), np.reshape(scores, (len(scores), len(names))), measure)
+    blocks = list(map(str, results))  # such as numbers
+    return Ranking(
+        list(map(str, names)), blocks, np.reshape(scores, (len(scores), len(names))), measure
+    )

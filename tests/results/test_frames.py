@@ -62,3 +62,23 @@ def test_matrices_are_drawn():
     for name, given in (("name", "mixin"), ("seed", 7), ("setting", 2), ("round", 9)):
         with pytest.raises(pfl.InputError, match=name if name != "name" else "mixing"):
             result().plot_mixing(**{name: given})
+
+
+def test_names_that_are_taken_get_a_prefix():
+    one = result()
+    extra = dict.fromkeys(("learning_rate", "round", "loss"), one.clients["participated"])
+    scalars = {**one.scalars, "loss": np.arange(12.0).reshape(2, 2, 3)}
+    made = replace(one, clients={**one.clients, **extra}, scalars=scalars)
+    whole = made.to_xarray()
+    assert whole["setting/learning_rate"].values.tolist() == pytest.approx([0.1, 0.3])
+    assert (
+        whole["record/round"].dims == whole["loss"].dims == ("seed", "setting", "round", "client")
+    )
+    assert whole["scalar/loss"].dims == ("seed", "setting", "round")
+    frame = made.to_pandas()
+    assert {"setting/learning_rate", "learning_rate", "record/round", "loss"} <= set(frame)
+
+
+def test_a_result_without_scores_has_records():
+    frame = replace(result(), scores={}).to_pandas()
+    assert len(frame) == 2 * 2 * 3 * 5 and "local_steps" in frame

@@ -95,3 +95,20 @@ def test_rounds_with_fewer_validated_clients_are_not_the_best():
     best = 4 + int(np.argmax(among))
     np.testing.assert_array_equal(chosen, result.accuracy()[0, 0, best])
     assert np.isnan(result.accuracy()[0, 0, 3]).any()  # where they are not there yet
+
+
+def test_comparisons_need_scored_rounds():
+    federation = toy_federation(dtype="float32")
+    algorithm = pfl.make_algorithm("fedavg")
+    result = pfl.simulate(algorithm, federation, 3, eval_every=5, stop=lambda progress: True)
+    with pytest.raises(pfl.InputError, match="No round of this result was scored"):
+        result.gains(result)
+    with pytest.raises(pfl.InputError, match="No round of this result was scored"):
+        pfl.Result.compare({str(k): {"a": result, "b": result} for k in range(5)})
+
+
+def test_blocks_and_rows_may_be_numbers():
+    whole = pfl.simulate(pfl.make_algorithm("fedavg"), toy_federation(dtype="float32"), 1)
+    ranking = pfl.Result.compare({0.1 * k: {1: whole, 2: whole} for k in range(5)})
+    assert ranking.names == ["1", "2"] and ranking.blocks[1] == "0.1"
+    assert ranking.table().to_markdown()

@@ -11,6 +11,8 @@ from scipy import stats
 import fedjax_pfl as pfl
 from fedjax_pfl.results.intervals import half_width, interval, interval_note
 from fedjax_pfl.results.plots import mixing_heatmaps
+from fedjax_pfl.results.result_table import named_settings
+from fedjax_pfl.testing.toys import toy_federation
 
 PAGE = (Path(__file__).parents[2] / "docs/results.md").read_text(encoding="utf-8")
 
@@ -177,3 +179,29 @@ def test_clients_names(result, tmp_path):
     axes = figure.axes[0]
     for labels in (axes.get_xticklabels(), axes.get_yticklabels()):
         assert [label.get_text() for label in labels] == [*names]
+
+
+def test_metrics_do_not_take_the_place_of_columns():
+    taken = ("mean", "half", "setting", "worst", "best", "up", "epsilon")
+    metrics = [pfl.models.Metric(name, lambda o, y, v: 0.125 + 0 * o.sum()) for name in taken[:6]]
+    plain = toy_federation(dtype="float32")
+    cells = [
+        pfl.simulate(pfl.make_algorithm("fedavg"), federation, 1).table().splitlines()[2].split("|")
+        for federation in (plain, toy_federation(dtype="float32", metrics=metrics))
+    ]
+    assert cells[1][1:6] == cells[0][1:6] and cells[1][6:12] == [" 0.125 "] * 6
+
+
+def test_further_metrics_are_named(result):
+    measures = tuple(pfl.models.Measure(f"m{k}", "higher", fraction=False) for k in range(8))
+    scores = {f"personalized/test/m{k}": result.accuracy() for k in range(8)}
+    made = replace(
+        result, measures=(*result.measures, *measures), scores={**result.scores, **scores}
+    )
+    assert "Not shown: m6, m7;" in made.table()
+
+
+def test_settings_that_are_nearly_equal_have_names_of_their_own():
+    names = named_settings({"rate": np.array([0.1, 0.1000001]), "k": np.array([1, 1])})
+    assert names == ["rate=0.1, k=1", "rate=0.1000001, k=1"]
+    assert named_settings({"rate": np.float32([0.1, 0.3])}) == ["rate=0.1", "rate=0.3"]
