@@ -32,7 +32,7 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
       InputError: no client would be left, some of the new clients are stragglers, data or clients
         change over time, or the others are too few for their attackers or robust rule.
     """
-    total = federation.num_clients
+    total, count = federation.num_clients, convert("new_clients", count, int)
     require(1 <= count < total, "new_clients", count, f"in 1..{total - 1} of {total} clients")
     steady = federation.data.drift is None and federation.participation.window is None
     require(steady, "new_clients", count, "0 with concept drift, arrivals or departures")
@@ -158,6 +158,8 @@ def score_new_clients(
     Raises:
       InputError: `steps` or `fractions` is no list, is empty or has a value that is not allowed.
     """
+    known = isinstance(final, Final)
+    require(known, "final", type(final).__name__, "`result.final` of a simulation in this process")
     counts = _listed("steps", steps, int)
     parts = _listed("fractions", fractions, float)
     prepared = final.program.runs.algorithm.prepare(new_clients)

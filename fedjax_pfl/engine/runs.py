@@ -193,6 +193,8 @@ def _count(
         what = f"setting {name!r}"
         listed = is_list(values) and len(values) > 0
         require(listed, what, values, "at least one value, in a list")
+        empty = any(one is None for one in values) and len(values) > 1
+        require(not empty, what, values, "without None: simulate that setting by itself")
         fits = len(values) * seeds <= MAX_RUNS
         require(fits, what, values, f"at most {MAX_RUNS:,} values, seeds times settings")
     both = {"dp_noise", "dp_epsilon"} <= set(settings)
@@ -268,6 +270,12 @@ def converted(algorithm: Algorithm) -> Algorithm:
       InputError: programs can't represent a value, or it does not have its field's type.
     """
     hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
+    for field in fields(algorithm):
+        if isinstance(given.get(field.name), str) and not is_static(field):
+            raise InputError(
+                f"{field.name} of {algorithm.name} is text, which no program can trace: declare it "
+                f"with core.static({given[field.name]!r})."
+            )
     return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
 
 

@@ -73,7 +73,7 @@ class Simulation:
       adapt: also evaluate copies that were adapted locally, as "adapted".
       score_clients: permanent ids of the clients whose models are evaluated; means, tables and
         curves are then over them, and the others' scores are NaN. By default all clients for which
-        the algorithm makes models.
+        the algorithm makes models, without attackers.
 
     Arguments that cannot be used raise `InputError` as soon as a method is called.
     """

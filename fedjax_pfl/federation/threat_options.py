@@ -228,7 +228,7 @@ class ThreatOptions(Group):
         """Return the robust rule for rounds of so many members among clients `ids`, or None.
 
         Raises:
-          InputError: no such option, it does not tolerate so many attackers, or the client that it
+          InputError: no such option, rounds have too few members for its f, or the client that it
             trusts is none of the clients or an attacker.
         """
         if self.aggregator == NONE:

@@ -25,8 +25,9 @@ def check_steps(algorithm: Algorithm, federation: Federation, rounds: int) -> No
       rounds: number of rounds.
 
     Raises:
-      AssertionError: a client took more steps than recorded or than `algorithm.gradients` allows, a
-        schedule is missing in `algorithm.schedules(federation)`, or two trainings share a key.
+      AssertionError: a client took more steps than recorded or than
+        `algorithm.max_gradients(federation, rounds)` allows, a schedule is missing in
+        `algorithm.schedules(federation)`, or two trainings share a key.
     """
     used: set[Schedule] = set()
     purposes: list[str] = []

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fedjax_pfl as pfl
 from fedjax_pfl import core, mixing, trees
 from fedjax_pfl.testing import check_algorithm
+from fedjax_pfl.testing.toys import toy_federation
 
 
 @core.struct
@@ -91,3 +93,13 @@ def test_the_right_one_passes(made, check):
 
 def test_equal_batches_may_be_declared(made):
     check_algorithm(made(DeclaresSharedBatches), only="recorded_steps", show=None)
+
+
+def test_text_that_is_not_static_is_refused():
+    class Worded(pfl.core.ALGORITHMS["local"]):
+        kind: str = "a"
+
+    algorithm = core.algorithm("worded")(Worded)()
+    del core.ALGORITHMS["worded"]
+    with pytest.raises(pfl.InputError, match=r"kind of worded is text.*core.static\('a'\)"):
+        pfl.simulate(algorithm, toy_federation(dtype="float32"), 1)

@@ -198,3 +198,11 @@ def test_a_straggler_can_not_be_new():
         split_new_clients(federation(stragglers={3: 1}), 2)
     left, _ = split_new_clients(federation(stragglers={1: 2}), 2)
     assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]
+
+
+def test_what_new_clients_need():
+    _, new = trained("fedavg")
+    with pytest.raises(pfl.InputError, match="must be `result"):
+        score_new_clients(None, new)
+    with pytest.raises(pfl.InputError, match="new_clients must be a whole number"):
+        split_new_clients(federation(), 1.5)
