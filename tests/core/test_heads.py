@@ -192,7 +192,7 @@ def test_two_heads_have_the_losses_of_their_network():
             return 2 * super().losses(logits, labels)
 
     logits, labels = jnp.ones((2, 3)), jnp.zeros(2, int)
-    task = toy_federation(model=Doubled(Apart())).with_personal_head().task
+    task = toy_federation(model=Doubled(Apart(), dtype="float64")).with_personal_head().task
     np.testing.assert_allclose(task.losses(logits, labels), 2 * np.log(3) * np.ones(2), 1e-12)
 
 
