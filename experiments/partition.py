@@ -26,6 +26,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
+from fedjax_pfl.utils.errors import require
 
 from .cli import flags, shell
 from .cli.config import ExperimentConfig
@@ -64,9 +65,11 @@ def build(config: ExperimentConfig, dataset: pfl.Dataset) -> dict[str, pfl.Parti
     if len(chosen) > 1:
         raise pfl.InputError(f"Give one of --{' and --'.join(chosen)}, not both.")
     if config.import_split is not None or config["partition_file"].present:
+        seeded = config.validation_fraction or config.feature_shift != "none"
+        of_rules = ["num_clients", "alphas", *([] if seeded else ["partition_seed"])]
         useless = [
             name
-            for name in ("num_clients", "partition_seed", "alphas", *config.by_group()["rule"])
+            for name in (*of_rules, *config.by_group()["rule"])
             if config[name].present and (config.import_split is None or name != "partition_option")
         ]
         if useless:
@@ -92,7 +95,8 @@ def build(config: ExperimentConfig, dataset: pfl.Dataset) -> dict[str, pfl.Parti
 
 
 def _imported(config: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
-    source, _, path = config.import_split.partition(":")
+    source, colon, path = config.import_split.partition(":")
+    require(bool(colon), "--import_split", config.import_split, "SOURCE:PATH")
     if source not in pfl.data.IMPORTERS:
         kind = "source in --import_split=SOURCE:PATH"
         raise pfl.core.unknown_name(kind, source, pfl.data.IMPORTERS)

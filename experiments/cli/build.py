@@ -1,5 +1,6 @@
 """Construction of data and federation from a configuration, without compiling or writing."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,7 +129,9 @@ def prepare(
     set_precision(config.dtype)
     options = config.federation_options() | dict(options)
     federation = pfl.federate(dataset, partition, config.model, **options)
-    federation = federation.for_runs(config.num_seeds if runs is None else runs)
+    if runs is None:  # seeds of several commands are simulated apart
+        runs = math.gcd(*folder.parts) or config.num_seeds
+    federation = federation.for_runs(runs)
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)
     if processes.is_distributed():  # each keeps its own clients' samples
@@ -145,8 +148,9 @@ def prepare(
             simulation = experiment.simulation(name, adapt=config.adaptation)
             simulation.check(config.rounds, patience=config.patience)
         except pfl.InputError as error:
-            own = setting_flags(name, config.training_of[name])
-            if not own:
+            options = config.training_of[name]
+            own = setting_flags(name, options)
+            if not any(key in str(error) or key.replace("_", " ") in str(error) for key in options):
                 raise
             raise pfl.InputError(f"With {' '.join(own)}: {error}") from None
     return experiment

@@ -24,7 +24,7 @@ def answer(argv: Sequence[str], first: str, values: FlagValues) -> str:
     known = list(values)
     end = list(argv).index("--") if "--" in argv else len(argv)
     names = [match[1] for word in argv[1:end] if (match := _FLAG.match(word))]
-    flags = {*known, *(f"no{name}" for name in known), "undefok"}
+    flags = {*known, *(f"no{name}" for name in known), "undefok", "flagfile"}
     more = [name for name in dict.fromkeys(names) if name not in flags and name != first][:MORE]
     hints = [f"{name!r}. {hint(name, known)}".strip() for name in (first, *more)]
     return f"Unknown command line flag {' Unknown too: '.join(hints)}"

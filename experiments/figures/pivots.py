@@ -13,7 +13,7 @@ from fedjax_pfl.results.intervals import interval, interval_notes, mean_with_int
 from fedjax_pfl.results.notes import grouped_by_column
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import BOLD, UNDERLINED, Table
-from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
 from .drawing import extent, split_at_commas
@@ -172,6 +172,9 @@ def pivoted(
     model, split, average = choice.model, choice.split, choice.average
     runs = with_scores(runs, [model], split)
     names = split_at_commas(name) or [name]
+    require(
+        "seed" not in names, "--pivot", name, "settings without 'seed', over which cells average"
+    )
     for one in names:
         runs = with_setting(runs, one)
     chosen = chosen_clients(runs, choice.clients, model, split)

@@ -8,6 +8,7 @@ from typing import Any
 from fedjax_pfl.data.files import as_path, read_bytes
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.errors import shown as shown_text
+from fedjax_pfl.utils.name_matching import suggestions
 
 from ..cli import flag_roles, provenance
 from ..outputs import line_styles
@@ -141,9 +142,13 @@ def with_setting(runs: Sequence[Run], name: str) -> list[Run]:
     """
     having_it = [run for run in runs if name in run.settings]
     if not having_it:
-        known = varying(runs) or sorted({name for run in runs for name in run.settings})
-        bare = [name.partition(".")[2] for name in known if "." in name]
-        raise unknown_name("setting", name, {*known, *bare})
+        known = {name for run in runs for name in run.settings}
+        bare = {name.partition(".")[2] for name in known if "." in name}
+        differ = varying(runs)
+        hint = f"These runs differ in {', '.join(differ)}." if differ else None
+        hint = None if suggestions(name, sorted(known | bare)) else hint
+        where = f"config.json of {runs[0].folder}"
+        raise unknown_name("setting", name, known | bare, hint=hint, listed=where)
     if name == DATASET:
         _name_data(having_it)
     return having_it

@@ -280,8 +280,12 @@ class Report:
 
     def notes(self) -> list[str]:
         """Return notes on the runs; those of all settings name none."""
-        first = "±: half of the 95 % interval over seeds."
-        return [first, *grouped_by_column({at: run.remarks for at, run in self.runs.items()})]
+        several = any(len(run.seeds) > 1 for run in self.runs.values())
+        first = [
+            "±: half of the 95 % interval over seeds. Bands: from the lowest seed to the highest."
+        ]
+        remarks = grouped_by_column({at: run.remarks for at, run in self.runs.items()})
+        return [*(first if several else []), *remarks]
 
     def drawing(self) -> Drawing:
         """Draw each measure against the settings or another measure, a line for each row."""

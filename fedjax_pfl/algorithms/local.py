@@ -30,10 +30,11 @@ class Local(core.Algorithm):
 
     def remarks(self, federation):
         part = federation.participation
-        sampled = part.sampled(federation.num_clients) or not part.punctual
-        if not sampled or self.participants == "sampled":
+        drawn = part.cohort_size < federation.num_clients or part.poisson is not None
+        if not (drawn or not part.punctual) or self.participants == "sampled":
             return super().remarks(federation)
-        return [*super().remarks(federation), "all clients train in every round, drawn or not"]
+        who = "all clients" if part.window is None else "all clients that are there"
+        return [*super().remarks(federation), f"{who} train in every round, drawn or not"]
 
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))

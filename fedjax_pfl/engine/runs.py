@@ -227,6 +227,8 @@ def _check_sweepable(algorithm: Algorithm, federation: Federation, name: str) ->
             f"The setting {name!r} needs an {part} whose option {option} has an effect, and this "
             "federation has none."
         )
+    if name in ("dp_clip", "dp_noise", "dp_epsilon") and name not in names:
+        raise InputError(f"The setting {name!r} needs dp='client' or 'sample', got 'none'.")
     if name in algorithm.hyperparameters() and name not in names:
         raise InputError(
             f"{name!r} of {algorithm.name!r} is part of the program's structure and can't be "

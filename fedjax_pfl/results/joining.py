@@ -11,15 +11,15 @@ from fedjax_pfl.utils.errors import InputError
 BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
 EQUAL += ("client_names", "measures", "item_bytes", "privacy")
-EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds", "matrix_rounds")
+EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds")
 EQUAL_ARRAYS += ("block_sizes", "upload_bytes")
 
 
 def join_seeds(results: Sequence[Result]) -> Result:
     """Join results that differ in their seeds into the result of all seeds.
 
-    Seconds for compiling are added, those of a round averaged over seeds. The end state on the
-    device is left out.
+    Seconds for compiling are added, those of a round averaged over seeds. Matrices are kept of the
+    rounds that all have. The end state on the device is left out.
 
     Args:
       results: at least one, of one algorithm on the same clients and rounds.
@@ -27,6 +27,8 @@ def join_seeds(results: Sequence[Result]) -> Result:
     Raises:
       InputError: two of them differ in something else, or have a seed in common.
     """
+    kept = [one for one in results[0].matrix_rounds if all(one in r.matrix_rounds for r in results)]
+    results = [_with_matrices(result, kept) for result in results]
     first, *others = results
     for other in others:
         _check_joinable(first, other)
@@ -50,6 +52,13 @@ def join_seeds(results: Sequence[Result]) -> Result:
         remarks=tuple(dict.fromkeys(note for result in results for note in result.remarks)),
         final=None,
     )
+
+
+def _with_matrices(result: Result, rounds: Sequence[int]) -> Result:
+    """Return the result with the matrices of these rounds, of those that it has."""
+    at = np.isin(result.matrix_rounds, rounds)
+    matrices = {name: values[:, :, at] for name, values in result.matrices.items()}
+    return replace(result, matrices=matrices, matrix_rounds=result.matrix_rounds[at])
 
 
 def _check_joinable(first: Result, other: Result) -> None:

@@ -9,7 +9,7 @@ HIGHER, LOWER, NEITHER = "higher", "lower", "neither"
 BETTER = (HIGHER, LOWER)  # of metrics
 TITLES = {
     "mse": "MSE", "mae": "MAE", "r2": "R2", "auc": "AUC", "ece": "ECE", "macro_f1": "Macro F1",
-    "gflop": "GFLOP",
+    "gflop": "GFLOP", "worst_decile": "worst tenth",
 }  # fmt: skip
 # Ranges of measures that are not fractions.
 RANGES = {

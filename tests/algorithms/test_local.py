@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.harness import (
     LATE_PATTERNS,
     PATTERNS,
@@ -40,3 +41,19 @@ def test_local_of_the_drawn_with_late_clients(pattern):
     states = case.states_of(pfl.make_algorithm("local", {"participants": "sampled"}))
     for state, models in zip(states[1:], wanted, strict=True):
         assert_models(state.models, models["personalized"], "personalized")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"arrivals": {1: 2}}, []),
+        ({"participation": 0.6}, ["all clients train in every round, drawn or not"]),
+        (
+            {"arrivals": {1: 2}, "participation": 0.6},
+            ["all clients that are there train in every round, drawn or not"],
+        ),
+    ],
+)
+def test_who_trains_is_said_where_clients_are_drawn(options, said):
+    federation = toy_federation(dtype="float32", **options)
+    assert pfl.make_algorithm("local").remarks(federation) == said

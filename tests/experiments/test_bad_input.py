@@ -140,6 +140,18 @@ def test_flags_of_other_libraries(ours, tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_cause_is_not_blamed_on_an_unrelated_setting(capsys, tmp_path):
+    words = ("--algorithms=spfl", "--model=softmax", f"--output_dir={tmp_path / 'o'}")
+    assert call(*words, "--set=spfl.learning_rate=0.6") == 2
+    assert capsys.readouterr().err.startswith("error: spfl compares layers")
+
+
+def test_a_flagfile_is_known_beside_unknown_flags(capsys, tmp_path):
+    (tmp_path / "ok.flags").write_text("--rounds=2\n")
+    assert call(f"--flagfile={tmp_path / 'ok.flags'}", "--nosuch=1") == 2
+    assert capsys.readouterr().err == "error: Unknown command line flag 'nosuch'.\n"
+
+
 def test_several_unknown_flags(capsys):
     words = ("-data", "MNIST", "-lr=1", "--rounds=3", "--nosave_models", "-gr", "-5", "--lr=2")
     assert call(*words) == 2

@@ -76,6 +76,7 @@ def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
         (["--pivot=dataset", "--spread=var"], "Unknown --spread 'var'"),
         (["--pivot=model", "--labels=nowhere"], "nowhere can't be read"),
         (["--spread=std"], "--spread is for --pivot"),
+        (["--pivot=seed"], "over which cells average, got 'seed'"),
     ):
         assert compare.main(["compare", f"--runs={by_data}", *words]) == 2
         assert said in capsys.readouterr().err

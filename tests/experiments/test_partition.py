@@ -115,6 +115,12 @@ def test_options_of_the_data_set(tmp_path):
         (["--partition_file=x.npz", "--alpha=3"], "--alpha is for rules"),
         (["--partition_file=x.npz"], "No file x.npz"),
         (["--import_split=pfl:x"], "Did you mean 'pfllib'"),
+        (["--import_split=pfllib"], "--import_split must be SOURCE:PATH, got 'pfllib'"),
+        (["--partition_file=x.npz", "--partition_seed=3"], "--partition_seed is for rules"),
+        (
+            ["--partition_file=x.npz", "--partition_seed=3", "--validation_fraction=0.2"],
+            "No file x.npz",
+        ),
         (["--import_split=pfllib:x"], "No file x/config.json"),
         (["--dataset=digit"], "Did you mean 'digits'"),
         (["--aplha=1"], "aplha"),

@@ -206,8 +206,21 @@ def test_results_with_a_seed_in_common_are_not_joined(three):
         join_seeds([one, one])
     other = replace(one, seeds=(7, 8, 9))
     assert join_seeds([one, other]).seeds == (0, 1, 2, 7, 8, 9)
+    fewer = replace(other, matrix_rounds=np.array([1, 2]))
+    assert join_seeds([one, fewer]).matrix_rounds.tolist() == [1, 2]  # which both have
     for changed in ({"client_names": tuple("abcd")}, {"settings": {"learning_rate": np.ones(1)}}):
         with pytest.raises(pfl.InputError, match=f"their {next(iter(changed))} differ"):
             join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
         join_seeds([one, pfl.Result.load(three / "fedavg")])
+
+
+def test_one_more_seed_after_more_rounds(tmp_path):
+    """The longer run has other matrices than a fresh one, and one seed is no two for a mesh."""
+    folder, words = tmp_path / "out", ("--algorithms=feddwa", "--keep_state")
+    assert call(folder, *words, "--num_seeds=1") == 0
+    assert call(folder, *words, "--num_seeds=1", "--rounds=5") == 0
+    assert call(folder, *words, "--num_seeds=2", "--rounds=5") == 0
+    result = pfl.Result.load(folder / "feddwa")
+    assert result.seeds == (0, 1) and result.matrices["mixing"].shape[:3] == (2, 1, 3)
+    assert result.matrix_rounds.tolist() == [1, 3, 5]
