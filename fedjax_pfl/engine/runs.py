@@ -272,13 +272,14 @@ def converted(algorithm: Algorithm) -> Algorithm:
       InputError: programs can't represent a value, or it does not have its field's type.
     """
     hints, given = get_type_hints(type(algorithm)), algorithm.hyperparameters()
+    values = {k: convert(k, v, hints[k]) for k, v in given.items()}
     for field in fields(algorithm):
-        if isinstance(given.get(field.name), str) and not is_static(field):
+        if isinstance(values.get(field.name), str) and not is_static(field):
             raise InputError(
                 f"{field.name} of {algorithm.name} is text, which no program can trace: declare it "
-                f"with core.static({given[field.name]!r})."
+                f"with core.static({values[field.name]!r})."
             )
-    return replace(algorithm, **{k: convert(k, v, hints[k]) for k, v in given.items()})
+    return replace(algorithm, **values)
 
 
 def _strong(leaf: Any, dtype: str) -> Any:
