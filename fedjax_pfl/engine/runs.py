@@ -257,6 +257,9 @@ def _variant(
     epsilon = numbers.get("dp_epsilon", None if "dp_noise" in numbers else own)
     if epsilon is not None:  # which stays as well: it identifies runs of any number of rounds
         numbers |= {"dp_epsilon": epsilon, "dp_noise": noise(epsilon, variant)}
+    rule = with_numbers(federation, numbers).aggregator
+    if rule is not None:
+        rule.validate(int(federation.participation.expected))
     if federation.privacy is not None:
         noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(np.max(noisy)))

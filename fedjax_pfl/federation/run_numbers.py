@@ -1,5 +1,6 @@
 """Numbers of a federation in which the runs of one program may differ."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from functools import reduce
@@ -44,11 +45,13 @@ def with_numbers(federation: Federation, values: Mapping[str, Any]) -> Federatio
 
 def sentences(federation: Federation) -> list[str]:
     """Return the federation's notes with the values of its numbers."""
-    found = list(federation.notes)
-    for name, path in number_paths(federation).items():
-        value = reduce(getattr, path, federation)
-        found = [note.replace(f"{{{name}}}", f"{value:g}") for note in found if note]
-    return found
+    paths = number_paths(federation)
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        return f"{reduce(getattr, paths[name], federation):g}" if name in paths else match[0]
+
+    return [re.sub(r"{(\w+)}", value, note) for note in federation.notes]
 
 
 def _replaced(node: Any, path: tuple[str, ...], value: Any) -> Any:

@@ -426,6 +426,19 @@ def test_notes_have_the_strength_of_their_row():
     assert "aggregator norm_bound, radius=3" in common
     common, _ = remarks(algorithm, federation, {}, 3)
     assert f"{attacked} (scale, factor=5) and is not scored" in common
+    private = {"dp": "client", "dp_clip": 1.0, "dp_epsilon": 8.0, "compress": "qsgd"}
+    common, _ = remarks(algorithm, toy_federation(**private, dtype="float32"), {}, 3)
+    assert any("compressed by qsgd" in note for note in common)  # the noise is not known yet
+
+
+def test_swept_options_of_a_rule_fit_each_other():
+    options = {"aggregator": "self_clip", "aggregator_options": {"share": 0.5}}
+    swept = pfl.Simulation(
+        pfl.make_algorithm("feddwa"), toy_federation(**options),
+        settings={"aggregator_radius": [0.001, 100.0]},
+    )  # fmt: skip
+    with pytest.raises(pfl.InputError, match="self_clip takes share or radius"):
+        swept.check()
 
 
 @pytest.mark.thorough
