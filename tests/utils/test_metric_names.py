@@ -80,7 +80,7 @@ def test_bold_is_the_best_of_a_column():
 
 def test_an_infinite_error_counts():
     """A client whose error overflows is in the mean, and its round is not passed over."""
-    curve = np.array([[3.0, np.inf, np.nan]])  # the last round was not scored
+    curve = np.array([[3.0, np.nan, np.inf]])  # the second round was not scored
     assert one_number(curve, "final", MSE) == np.inf and one_number(curve, "best", MSE) == 3
     assert MSE.range[0] == 0 and PERPLEXITY.range[0] == 1  # where intervals end
 
