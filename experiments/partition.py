@@ -30,7 +30,7 @@ from fedjax_pfl.utils.errors import require
 
 from .cli import flags, shell
 from .cli.config import ExperimentConfig
-from .cli.data_flags import finished, load_dataset, make_partition
+from .cli.data_flags import complete_partition, load_dataset, make_partition
 from .cli.flag_groups import Group, new_path
 from .cli.parsing import name_and_value
 from .cli.start import called
@@ -103,7 +103,7 @@ def _imported(config: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partition:
     texts = dict(name_and_value("partition_option", word) for word in config.partition_option)
     known = pfl.data.IMPORTERS[source].options
     options = pfl.data.parse_options(texts, known, f"option of importer {source!r}")
-    return finished(config, pfl.data.import_partition(source, path, dataset, **options))
+    return complete_partition(config, pfl.data.import_partition(source, path, dataset, **options))
 
 
 def output_folder(args: ExperimentConfig) -> Path:

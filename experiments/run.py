@@ -32,7 +32,7 @@ from .cli import (
     run_folder,
     shell,
 )
-from .cli.algorithms import describe_training, remarked
+from .cli.algorithms import describe_own_training, remarked
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
 from .cli.identity import check_alike
@@ -209,7 +209,9 @@ def header(experiment: Experiment) -> list[str]:
     idle = ids[federation.steps() == 0].tolist()
     fixed, match = federation.num_frozen, federation.initial_match
     own = {
-        name: describe_training(options) for name, options in args.training_of.items() if options
+        name: describe_own_training(options)
+        for name, options in args.training_of.items()
+        if options
     }
     return [
         f"data set   {dataset.name}: {dataset.num_train} training and {dataset.num_test} test "

@@ -70,11 +70,11 @@ def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = (
     Args:
       own: its options, see `own_training`.
     """
-    words = [f"trained with its own {describe_training(own)}"] if own else []
+    words = [f"trained with its own {describe_own_training(own)}"] if own else []
     return replace(result, remarks=(*result.remarks, *words, *more))
 
 
-def describe_training(own: Mapping[str, Any]) -> str:
+def describe_own_training(own: Mapping[str, Any]) -> str:
     """Format an algorithm's own options of local training, such as "learning rate 0.3"."""
     changed = {key: value for key, value in own.items() if value is not None}
     return ", ".join(f"{key.replace('_', ' ')} {_text(value)}" for key, value in changed.items())

@@ -139,10 +139,10 @@ def make_partition(args: ExperimentConfig, dataset: pfl.Dataset) -> pfl.Partitio
         partition = pfl.make_partition(
             args.partition, dataset, count, args.partition_seed, **options
         )
-    return finished(args, partition)
+    return complete_partition(args, partition)
 
 
-def finished(args: ExperimentConfig, partition: pfl.Partition) -> pfl.Partition:
+def complete_partition(args: ExperimentConfig, partition: pfl.Partition) -> pfl.Partition:
     """Return the partition with the flags' shift in features and validation samples.
 
     Raises:

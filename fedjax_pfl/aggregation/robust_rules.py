@@ -187,7 +187,7 @@ class Bulyan(Aggregator):
         return robust.bulyan(gram, updates, mask, self.f, self.excluded), None
 
 
-_OF_RULES = ("excluded", "radius", "smoothing")  # options of rules over means
+_RULE_OPTIONS = ("excluded", "radius", "smoothing")  # options of rules over means
 
 
 @struct
@@ -208,12 +208,12 @@ class _Grouped(Aggregator):
     @property
     def rule(self) -> Aggregator:
         rule: Any = AFTER_MEANS[self.then](f=self.f)
-        options = (one for one in _OF_RULES if hasattr(rule, one))
+        options = (one for one in _RULE_OPTIONS if hasattr(rule, one))
         return replace(rule, **{one: getattr(self, one) for one in options})
 
     @property
     def unused(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return tuple(one for one in _OF_RULES if not hasattr(self.rule, one))
+        return tuple(one for one in _RULE_OPTIONS if not hasattr(self.rule, one))
 
     def validate(self, members):
         super().validate(members)
