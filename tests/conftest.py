@@ -119,6 +119,14 @@ def _is_own(name, module):
     return name.startswith("own_code_") or temporary
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--matrix",
+        action="store_true",
+        help="algorithms in every participation, execution and variant, not only in those that differ",
+    )
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Distributes tests by file, except those that share compiled programs or finished runs.

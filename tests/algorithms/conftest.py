@@ -10,3 +10,10 @@ SINGLE = ("test_pairs", "test_published_defaults")
 def double_precision(request):
     with jax.enable_x64(request.module.__name__.rpartition(".")[2] not in SINGLE):
         yield
+
+
+def pytest_generate_tests(metafunc):
+    """Gives the tests of `comparison` their cases."""
+    if cases := getattr(metafunc.function, "cases", None):
+        names, make = cases
+        metafunc.parametrize(names, make(metafunc.config.getoption("matrix")))

@@ -9,6 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import (
     SEEDS,
+    TRAIN_SIZES,
     TanhNetwork,
     assert_close,
     run_rounds,
@@ -17,6 +18,7 @@ from fedjax_pfl.testing.toys import (
 )
 from fedjax_pfl.utils import keys
 from tests.references.network import loss_and_gradient
+from tests.references.setting import Setting
 
 ROUNDS = 3
 DECAY = 0.9
@@ -70,6 +72,8 @@ class Case:
 
     def __init__(self, rounds=ROUNDS, model=None, scored=True, **options):
         self.rounds, self.scored = rounds, scored
+        count = len(options.get("train_sizes", TRAIN_SIZES))
+        options.setdefault("order", np.roll(np.arange(count), 2))  # rows are not ids
         self.federation = toy_federation(
             model=model or TanhNetwork(),
             learning_rate_decay=DECAY,
@@ -135,6 +139,22 @@ class Case:
         """Steps that client i took in earlier rounds, of which only unshuffled batches know."""
         earlier = sum(i in begun for begun in starts)
         return 0 if schedule.shuffle else earlier * int(schedule.total_steps(self.sizes[i]))
+
+    def setting(self, **changes):
+        """What references are given."""
+        return Setting(
+            self.initial(),
+            self.clients(),
+            self.rounds,
+            self.x,
+            self.y,
+            self.sizes,
+            self.cohorts,
+            self.batches(),
+            self.rates,
+            self.starts,
+            self.arrivals,
+        ).but(**changes)
 
     def common(self, **changes):
         """Keyword arguments that the references share."""

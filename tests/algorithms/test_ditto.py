@@ -9,48 +9,40 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over, stack
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import PATTERNS, Case, assert_models, stack
 from tests.engine.finals import final_in
 from tests.references import ditto
-
-# Settings of the algorithm; "authors" is their code.
-VARIANTS = {
-    "own": {},
-    "authors": {"batches": "shared", "weighting": "uniform"},
-    "epochs": {"personal_epochs": 1},
-}
-QUICK = [("partial-map", "own"), ("full-vmap", "authors"), ("full-vmap", "epochs")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("ditto", settings)
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
+def personal_batches(one):
     """The pull goes to the received model: tools have been seen to pull to the changed one."""
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    common = case.common()
-    schedule = case.federation.schedule
-    if "personal_epochs" in settings:
-        schedule = replace(schedule, epochs=1)
-    further = case.batches("train" if "batches" in settings else "personal", schedule)
-    wanted = ditto.run(
-        case.initial(),
-        case.clients(),
-        3,
-        **common,
-        personal_batches=further,
-        proximal_weight=0.7,
-        weighting=settings.get("weighting", "size"),
-    )
-    states, records = case.run_rounds(algorithm(proximal_weight=0.7, **settings))
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_close(state.server["params"], models["global"], "global")
-        assert_models(state.own, models["personalized"], "personalized")
-        case.assert_two_models(record, models)
-        assert_steps(record, case.cohorts[t], common["batches"][t], further[t])
-        case.assert_whole_models(record, t)
+    schedule = one.case.federation.schedule
+    if "personal_epochs" in one.settings:
+        schedule = replace(schedule, epochs=one.settings["personal_epochs"])
+    purpose = "train" if one.settings.get("batches") == "shared" else "personal"
+    return {"personal_batches": one.case.batches(purpose, schedule)}
+
+
+test_reference, test_contract = comparison(
+    "ditto",
+    ditto.run,
+    settings={"proximal_weight": 0.7},
+    variants={
+        "own": {},
+        "authors": {"batches": "shared", "weighting": "uniform"},
+        "epochs": {"personal_epochs": 1},
+    },
+    ours=("batches", "personal_epochs"),
+    given=personal_batches,
+    states={"server": "global", "own": "personalized"},
+    scores={"global": "global", "personalized": "personalized"},
+    steps=("batches", "personal_batches"),
+)
 
 
 @pytest.mark.thorough
@@ -96,7 +88,7 @@ def test_epochs_of_its_own_are_epochs_beside_local_steps_too():
 def test_new_clients_train_near_the_servers_model():
     """They are the same clients here, as if they had never taken part."""
     case = Case(**PATTERNS["full-vmap"])
-    ours = algorithm(proximal_weight=0.7, **VARIANTS["epochs"])
+    ours = algorithm(proximal_weight=0.7, personal_epochs=1)
     state = case.states_of(ours)[-1]
     server = jax.tree.map(np.asarray, state.server["params"])
     new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)

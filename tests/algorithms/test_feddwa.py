@@ -9,49 +9,46 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.utils import trees
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, assert_models, stack
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import stack
 from tests.models.test_normalization import NormNet
 from tests.references import feddwa
 
 
-def in_ci(pattern, guidance):
-    return pattern == "partial-map" or (pattern in QUICK and guidance == "epochs")
+def guidance_batches(one):
+    """Two epochs as in local training, or three of its own."""
+    schedule = one.case.federation.schedule
+    epochs = one.settings.get("guidance_epochs") or schedule.epochs
+    return {"guidance_batches": one.case.batches("guidance", replace(schedule, epochs=epochs))}
 
 
-@pytest.mark.parametrize(
-    ("pattern", "guidance"),
-    [
-        pytest.param(p, g, marks=() if in_ci(p, g) else pytest.mark.slow)
-        for p in PATTERNS
-        for g in feddwa.GUIDANCE
-    ],
+def compare_guidance(now):
+    guides = now.wanted["guidance"]
+    found = trees.take(dict(now.state.guidance), np.array(list(guides)))
+    assert_close(found, stack(list(guides.values())), "guidance")
+    up = now.record["up"][:, 0]
+    twice = now.settings.get("guidance", "epochs") in ("epochs", "full_gradient")
+    assert set(up[up > 0]) == {2 if twice else 1}
+
+
+test_reference, test_contract = comparison(
+    "feddwa",
+    feddwa.run,
+    settings={"top_k": 2, "score_guidance": True},
+    variants={
+        "epochs": {},
+        "three epochs": {"guidance_epochs": 3},
+        **{name: {"guidance": name} for name in feddwa.GUIDANCE if name != "epochs"},
+    },
+    ours=("score_guidance", "guidance_epochs"),
+    given=guidance_batches,
+    states={"models": "personalized"},
+    scores={"personalized": "personalized"},
+    matrices={"mixing": "weights"},
+    steps=(),
+    copies=False,
+    check=compare_guidance,
 )
-def test_feddwa(pattern, guidance):
-    scored = {"scored": guidance == "epochs"} if pattern == "partial-map" else {}
-    case = Case(**PATTERNS[pattern] | scored)
-    own = None if pattern == "partial-map" else 3  # the schedule's own two epochs, or three
-    further = replace(case.federation.schedule, epochs=own or 2)
-    wanted = feddwa.run(
-        case.initial(),
-        case.clients(),
-        3,
-        **case.common(),
-        top_k=2,
-        guidance=guidance,
-        guidance_batches=case.batches("guidance", further),
-    )
-    settings = {"top_k": 2, "guidance": guidance, "guidance_epochs": own, "score_guidance": True}
-    states, records = case.run_rounds(pfl.make_algorithm("feddwa", settings))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_models(state.models, models["personalized"], "personalized")
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert abs(record["matrices"]["mixing"] - models["weights"]).max() < 1e-9
-        guides = stack(list(models["guidance"].values()))
-        assert_close(
-            trees.take(dict(state.guidance), np.array(list(models["guidance"]))), guides, "guidance"
-        )
-        up = record["up"][:, 0]
-        assert set(up[up > 0]) == ({2} if guidance in ("epochs", "full_gradient") else {1})
 
 
 def test_the_guidance_takes_the_local_schedule_unless_told_otherwise():

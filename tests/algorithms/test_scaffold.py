@@ -12,7 +12,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils.structs import struct
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_losses, marked, stack
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import Case, marked, stack
 from tests.models.test_normalization import NormNet
 from tests.references import scaffold
 
@@ -23,18 +24,14 @@ def largest(tree):
     return max(abs(leaf).max() for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize(
-    "pattern", [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in PATTERNS]
+test_reference, test_contract = comparison(
+    "scaffold",
+    scaffold.run,
+    settings={"server_rate": 0.7},
+    states={"server": "global", "control": "control", "controls": "controls"},
+    scores={"global": "global"},
+    copies=False,
 )
-def test_reference(pattern):
-    case = Case(**PATTERNS[pattern])
-    wanted = scaffold.run(case.initial(), case.clients(), 3, **case.common(), server_rate=0.7)
-    states, records = case.run_rounds(pfl.make_algorithm("scaffold", {"server_rate": 0.7}))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["global"], "global")
-        assert_close(state.control, models["control"], "control")
-        assert_close(state.controls, stack(models["controls"])["params"], "controls")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
 
 
 MOMENTUM, DECAY, STEPS = 0.9, 0.05, 3

@@ -61,28 +61,10 @@ def logits_step(shared, own, alpha, x, y, rate):
     return shared, own, dot(subtract(own, shared), mixed) + ALPHA_DECAY * alpha
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    alpha=0.5,
-    adapt="first_step",
-    form="parameters",
-    weighting="size",
-    epoch_steps=None,
-):
+def run(s, *, alpha=0.5, adapt="first_step", form="parameters", weighting="size", epoch_steps=None):
     """Every client trains the global model, and its own model as a part of a mixture of both.
 
     Args:
-      initial: the first global model, and every client's own.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       alpha: every client's first weight of its own model.
       adapt: at which local steps of a round alpha moves, one of `CADENCES`.
       form: "parameters" (the paper) or "logits" (the published code).
@@ -99,32 +81,32 @@ def run(
     if adapt not in CADENCES:
         raise ValueError(f"Unknown cadence {adapt!r}. Valid: {', '.join(CADENCES)}.")
     step = parameter_step if form == "parameters" else logits_step
-    model, own = initial, [initial for _ in clients]
-    alphas = np.full(len(clients), float(alpha))
+    model, own = s.initial, [s.initial for _ in s.clients]
+    alphas = np.full(len(s.clients), float(alpha))
     history = []
-    for t in range(rounds):
-        cohort, trained = list(cohorts[t]), {}
+    for t in range(s.rounds):
+        cohort, trained = list(s.cohorts[t]), {}
         for i in cohort:
             moving = {
                 "first_step": 1,
                 "first_epoch": epoch_steps[i] if adapt == "first_epoch" else None,
-                "every_step": len(batches[t][i]),
+                "every_step": len(s.batches[t][i]),
                 "never": 0,
             }[adapt]
             shared = model
-            for k, batch in enumerate(batches[t][i]):
+            for k, batch in enumerate(s.batches[t][i]):
                 shared, own[i], slope = step(
-                    shared, own[i], alphas[i], x[batch], y[batch], learning_rate[t]
+                    shared, own[i], alphas[i], s.x[batch], s.y[batch], s.learning_rate[t]
                 )
                 if k < moving:
-                    alphas[i] = np.clip(alphas[i] - learning_rate[t] * slope, 0.0, 1.0)
+                    alphas[i] = np.clip(alphas[i] - s.learning_rate[t] * slope, 0.0, 1.0)
             trained[i] = shared
         if cohort:
-            model = average([trained[i] for i in cohort], sizes, cohort, weighting)
+            model = average([trained[i] for i in cohort], s.sizes, cohort, weighting)
         models = {"global": model, "own": list(own), "alpha": alphas.copy(), "trained": trained}
         if form == "parameters":
             models["personalized"] = [
-                mixture(alphas[i], own[i], model) for i in range(len(clients))
+                mixture(alphas[i], own[i], model) for i in range(len(s.clients))
             ]
         history.append(models)
     return history

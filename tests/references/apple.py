@@ -78,17 +78,9 @@ def train_client(
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    relation_rate=1e-3,
+    relation_rate=0.001,
     mu=0.1,
     penalty_share=0.1,
     penalty_schedule="exponential",
@@ -99,14 +91,6 @@ def run(
     """Client i uses w_i = sum_j q_ij c_j, and learns its own core c_i and its relations q_i.
 
     Args:
-      initial: the cores at first: a list of N models, or one model for all.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; the others keep core, relations and model.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: eta_1, one rate per round.
       relation_rate: eta_2.
       mu: weight of (1/2) ||q - q0||^2. The published code leaves out the half.
       penalty_share, penalty_schedule: those of `penalty_factor`.
@@ -117,27 +101,27 @@ def run(
       After every round, "personalized": [N models], w_i with the client's new core and the others'
       as it received them, "cores": [N models] and "relations": [N, N].
     """
-    count = len(clients)
-    first = np.asarray(sizes, np.float64) / np.sum(sizes)
-    cores = list(initial) if isinstance(initial, list | tuple) else [initial] * count
+    count = len(s.clients)
+    first = np.asarray(s.sizes, np.float64) / np.sum(s.sizes)
+    cores = list(s.initial) if isinstance(s.initial, list | tuple) else [s.initial] * count
     relations = np.array(np.tile(first, (count, 1)) if relations is None else relations, np.float64)
-    held = [list(cores) for _ in clients]
+    held = [list(cores) for _ in s.clients]
     personal = [combine(relations[i], held[i]) for i in range(count)]
     history = []
-    for t in range(rounds):
-        penalty = mu * penalty_factor(t, rounds, penalty_share, penalty_schedule)
+    for t in range(s.rounds):
+        penalty = mu * penalty_factor(t, s.rounds, penalty_share, penalty_schedule)
         trained = {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             held[i] = list(cores)
             trained[i], relations[i] = train_client(
                 i,
                 held[i],
                 relations[i],
                 first,
-                batches[t][i],
-                x,
-                y,
-                learning_rate[t],
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
                 relation_rate,
                 penalty,
                 momentum,

@@ -75,11 +75,10 @@ def calibrated(model, known, drawn, orders, rate, size):
     return {**model, "head": head}
 
 
-def run(initial, clients, rounds, *, x, y, drawn, orders, size, every, **common):
+def run(s, *, drawn, orders, size, every):
     """FedAvg; the head is calibrated after the last round, or after `every` one.
 
     Args:
-      initial, clients, rounds, x, y, common: as in `fedavg.run`; `samples` of clients are used.
       drawn, orders: of each round, see `calibrated`.
       size: of the server's minibatches.
       every: whether it is calibrated after every round.
@@ -87,12 +86,11 @@ def run(initial, clients, rounds, *, x, y, drawn, orders, size, every, **common)
     Returns:
       After every round, "global" and "personalized": the model before and after calibration.
     """
-    history, classes = [], len(initial["head"]["bias"])
-    for t, models in enumerate(fedavg.run(initial, clients, rounds, x=x, y=y, **common)):
+    history, classes = [], len(s.initial["head"]["bias"])
+    for t, models in enumerate(fedavg.run(s)):
         own = model = models["global"]
-        if every or t == rounds - 1:
-            known = gaussians(model, clients, x, y, classes)
-            rate = common["learning_rate"][t]
-            own = calibrated(model, known, drawn[t], orders[t], rate, size)
+        if every or t == s.rounds - 1:
+            known = gaussians(model, s.clients, s.x, s.y, classes)
+            own = calibrated(model, known, drawn[t], orders[t], s.learning_rate[t], size)
         history.append({"global": model, "personalized": own})
     return history

@@ -74,22 +74,14 @@ def best_of_tree(last, i, loss):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     mean_below=0.4,
     largest_above=1.6,
     first_split=20,
     max_clusters=None,
     linkage="complete",
     gamma_max=None,
-    sizes=None,
 ):
     """FedAvg with equal weights inside each cluster; a cluster that stands still is halved.
 
@@ -99,34 +91,26 @@ def run(
     number; the other takes the next free one. Absent members keep theirs.
 
     Args:
-      initial: the model every cluster descends from.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       mean_below, largest_above: eps_1 and eps_2.
       first_split: rounds before which nothing is split.
       max_clusters: with so many clusters nothing is split any more; lower numbers come first. None
         sets no bound.
       linkage, gamma_max: those of `bipartition`.
-      sizes: unused: means over a cluster are uniform.
 
     Returns:
       After every round, "personalized": [N models], "models": {cluster: model}, "clusters": [N],
       "norms": {cluster: (of the mean, largest)} of clusters with participants, and "tree": the
       splits so far, {"round", "cluster", "new", "members", "model"}, the model before the split.
     """
-    models, clusters, tree = {0: initial}, [0 for _ in clients], []
+    models, clusters, tree = {0: s.initial}, [0 for _ in s.clients], []
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         updates = {
             i: subtract(
-                sgd(models[clusters[i]], batches[t][i], x, y, learning_rate[t]),
+                sgd(models[clusters[i]], s.batches[t][i], s.x, s.y, s.learning_rate[t]),
                 models[clusters[i]],
             )
-            for i in cohorts[t]
+            for i in s.cohorts[t]
         }
         norms = {}
         for cluster in sorted(models):

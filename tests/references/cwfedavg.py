@@ -80,21 +80,7 @@ def mixing_matrix(receivers, weights):
     return receivers @ weights.T
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    shares="norms",
-    wdr_weight=10.0,
-    fused=False,
-):
+def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
     """One model per class, averaged over the cohort; every client mixes them by its class shares.
 
     A round: the cohort trains; the class models are averaged from what it trained; every client,
@@ -104,14 +90,6 @@ def run(
     shares are scaled to sum to 1; a client that shares no class with the cohort keeps its model.
 
     Args:
-      initial: the model every client starts from.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; with nobody, nothing changes.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       shares: the source of P, one of `SHARES`: "labels" (w/ Dist.), the labels' frequencies;
         "norms" (w/o and w/ WDR), the norms of the head's columns.
       wdr_weight: lambda; 0 leaves the regularizer out.
@@ -126,13 +104,13 @@ def run(
     """
     if shares not in SHARES:
         raise ValueError(f"Unknown shares {shares!r}. Valid: {', '.join(SHARES)}.")
-    count, classes = len(clients), len(initial["head"]["bias"])
-    labels = [label_shares(y[client["samples"]], classes) for client in clients]
-    personal = [initial for _ in clients]
-    uploaded = [initial for _ in clients]  # last trained, never mixed since
+    count, classes = len(s.clients), len(s.initial["head"]["bias"])
+    labels = [label_shares(s.y[client["samples"]], classes) for client in s.clients]
+    personal = [s.initial for _ in s.clients]
+    uploaded = [s.initial for _ in s.clients]  # last trained, never mixed since
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         trained = {}
         for i in cohort:
 
@@ -141,10 +119,10 @@ def run(
 
             trained[i] = sgd(
                 personal[i],
-                batches[t][i],
-                x,
-                y,
-                learning_rate[t],
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
                 extra_gradient=extra if wdr_weight else None,
             )
             uploaded[i] = trained[i]
@@ -153,7 +131,7 @@ def run(
         all_shares = np.array(
             labels if shares == "labels" else [norm_shares(model) for model in uploaded]
         )
-        uploads = class_weights([sizes[k] for k in cohort], all_shares[cohort])  # Q
+        uploads = class_weights([s.sizes[k] for k in cohort], all_shares[cohort])  # Q
         applied = np.array([available_shares(row, uploads) for row in all_shares])  # P
         keeps = applied.sum(axis=1) == 0.0
 

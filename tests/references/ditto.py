@@ -14,29 +14,13 @@ def personal_training(own, received, batches, x, y, learning_rate, proximal_weig
     return sgd(own, batches, x, y, learning_rate, extra_gradient=towards)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    personal_batches,
-    learning_rate,
-    personal_rate=None,
-    proximal_weight=1.0,
-    weighting="size",
-):
+def run(s, *, personal_batches, personal_rate=None, proximal_weight=1.0, weighting="size"):
     """FedAvg, and beside it a personal model of every client, trained when it takes part.
 
     The authors' code is `personal_batches=batches` and `weighting="uniform"`: one minibatch serves
     both models at every step. Which of the two steps comes first does not matter.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       personal_batches: like `batches`, for the personal models.
       personal_rate: one rate per round; None takes the round's learning rate.
       proximal_weight: lambda.
@@ -45,17 +29,23 @@ def run(
     Returns:
       After every round, "global": w, "personalized": [N], the v_i.
     """
-    personal_rate = learning_rate if personal_rate is None else personal_rate
-    model, own = initial, [initial for _ in clients]
+    personal_rate = s.learning_rate if personal_rate is None else personal_rate
+    model, own = s.initial, [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort, received = list(cohorts[t]), model
+    for t in range(s.rounds):
+        cohort, received = list(s.cohorts[t]), model
         if cohort:
-            trained = [sgd(received, batches[t][i], x, y, learning_rate[t]) for i in cohort]
-            model = average(trained, sizes, cohort, weighting)
+            trained = [sgd(received, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            model = average(trained, s.sizes, cohort, weighting)
         for i in cohort:
             own[i] = personal_training(
-                own[i], received, personal_batches[t][i], x, y, personal_rate[t], proximal_weight
+                own[i],
+                received,
+                personal_batches[t][i],
+                s.x,
+                s.y,
+                personal_rate[t],
+                proximal_weight,
             )
         history.append({"global": model, "personalized": list(own)})
     return history

@@ -79,17 +79,9 @@ def equal(model, other):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
     adaptation_batches,
-    learning_rate,
     top=("head",),
     weight_rate=1.0,
     threshold=0.1,
@@ -101,16 +93,8 @@ def run(
     """FedAvg whose clients mix the received model into their own, element by element.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; nobody leaves the server as it is.
-      batches: batches[t][i] is the list of batches of client i in round t.
       adaptation_batches: adaptation_batches[t][i], one pass over the window that client i draws
         in round t, unshuffled; none leaves its weights as they are.
-      learning_rate: one rate per round.
       top: names of the layers with weights; below, clients take the server's.
       weight_rate: eta.
       threshold, window_size: the weights of a client's first adaptation are learnt until the
@@ -130,10 +114,10 @@ def run(
     """
     if participants not in PARTICIPANTS:
         raise ValueError(f"Unknown clients {participants!r}. Valid: {', '.join(PARTICIPANTS)}.")
-    count = len(clients)
-    ones = mapped(lambda leaf: np.full_like(leaf, first_weight), {k: initial[k] for k in top})
-    model, weights, begun = initial, [ones] * count, [False] * count
-    held, adapted, trained = [initial] * count, [initial] * count, [initial] * count
+    count = len(s.clients)
+    ones = mapped(lambda leaf: np.full_like(leaf, first_weight), {k: s.initial[k] for k in top})
+    model, weights, begun = s.initial, [ones] * count, [False] * count
+    held, adapted, trained = [s.initial] * count, [s.initial] * count, [s.initial] * count
     passes = [0] * count
 
     def adapt_client(i, t):
@@ -143,8 +127,8 @@ def run(
                 model,
                 weights[i],
                 adaptation_batches[t][i],
-                x,
-                y,
+                s.x,
+                s.y,
                 rate=weight_rate,
                 first=not begun[i],
                 threshold=threshold,
@@ -155,16 +139,16 @@ def run(
         adapted[i] = held[i]
 
     history = []
-    for t in range(rounds):
-        cohort, passes = list(cohorts[t]), [0] * count
+    for t in range(s.rounds):
+        cohort, passes = list(s.cohorts[t]), [0] * count
         if participants == "sampled":
             for i in cohort:
                 adapt_client(i, t)
         received = {i: held[i] for i in cohort}
         for i in cohort:
-            held[i] = trained[i] = sgd(held[i], batches[t][i], x, y, learning_rate[t])
+            held[i] = trained[i] = sgd(held[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
         if cohort:
-            model = average([trained[i] for i in cohort], sizes, cohort)
+            model = average([trained[i] for i in cohort], s.sizes, cohort)
         if participants == "all":
             for i in range(count):
                 adapt_client(i, t)

@@ -67,22 +67,7 @@ def newcomer(model, models, *, sigma=1.0, alpha=None, heuristic=False, self_weig
 
 
 def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
-    sigma=1.0,
-    alpha=None,
-    proximal_weight=0.1,
-    start=None,
-    heuristic=False,
-    self_weight=None,
-    sizes=None,
+    s, *, sigma=1.0, alpha=None, proximal_weight=0.1, start=None, heuristic=False, self_weight=None
 ):
     """Each client descends f_i(w) + proximal_weight / 2 ||w - u_i||^2, u_i = sum_j xi_ij w_j.
 
@@ -90,13 +75,6 @@ def run(
     server keeps everybody's last one.
 
     Args:
-      initial: the model every client begins with.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; the others keep their models.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       sigma: width of the attention; of HeurFedAMP, the factor of the cosines.
       alpha: alpha_k, the server's step in FedAMP's weights. None is the largest that FedAMP allows,
         sigma / (N - 1).
@@ -105,35 +83,36 @@ def run(
         and "cloud" for HeurFedAMP.
       heuristic: HeurFedAMP's weights in the place of FedAMP's.
       self_weight: xi_ii of HeurFedAMP; None is 1 / N.
-      sizes: unused: clients weigh only by their models.
 
     Returns:
       After every round, "personalized": [N models], "cloud": {client: u_i} of the cohort and
       "weights": xi [N, N], the rows of absent clients those of the identity.
     """
-    count = len(clients)
+    count = len(s.clients)
     start = ("cloud" if heuristic else "own") if start is None else start
     if start not in STARTS:
         raise ValueError(f"Unknown start {start!r}. Valid: {', '.join(STARTS)}.")
     if alpha is None:
         alpha = largest_alpha(sigma, count)
     self_weight = 1.0 / count if self_weight is None else self_weight
-    models = [initial for _ in clients]
+    models = [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         if heuristic:
             weights = cosine_attention(models, sigma, self_weight)
         else:
             weights = attention(models, sigma, alpha)
         cloud, trained = {}, {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             cloud[i] = combine(weights[i], models)
 
             def towards(params, target=cloud[i]):
                 return scale(proximal_weight, subtract(params, target))
 
             begin = models[i] if start == "own" else cloud[i]
-            trained[i] = sgd(begin, batches[t][i], x, y, learning_rate[t], extra_gradient=towards)
+            trained[i] = sgd(
+                begin, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=towards
+            )
         for i in range(count):
             if i in trained:
                 models[i] = trained[i]

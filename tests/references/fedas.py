@@ -42,34 +42,27 @@ def fisher(model, batches, x, y):
     return sum(squared_norm(loss_and_gradient(model, x[b], y[b])[1]) for b in batches)
 
 
-def run(
-    initial, clients, rounds, *, x, y, cohorts, batches, align_batches, fisher_batches,
-    learning_rate, align_rate=0.01, sizes=None,
-):  # fmt: skip
+def run(s, *, align_batches, fisher_batches, align_rate=0.01):
     """Bodies are aligned after download, and averaged by Fisher information after training.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, cohorts, batches, learning_rate: as in `fedavg.run`.
       align_batches: align_batches[t][i], those of the alignment.
       fisher_batches: [i], those of one pass over the client's samples.
       align_rate: learning rate of the alignment.
-      sizes: unused.
 
     Returns:
       After every round, "body": the server's, "personalized": [N], "weights": {client: weight}.
     """
-    body = {"hidden": initial["hidden"]}
-    own, history = [initial for _ in clients], []
-    for t in range(rounds):
+    body = {"hidden": s.initial["hidden"]}
+    own, history = [s.initial for _ in s.clients], []
+    for t in range(s.rounds):
         values = {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             received = {**body, "head": own[i]["head"]}
-            samples = clients[i]["samples"]
-            aligned = align(received, own[i], align_batches[t][i], x, y, samples, align_rate)
-            own[i] = sgd(aligned, batches[t][i], x, y, learning_rate[t])
-            values[i] = fisher(own[i], fisher_batches[i], x, y)
+            samples = s.clients[i]["samples"]
+            aligned = align(received, own[i], align_batches[t][i], s.x, s.y, samples, align_rate)
+            own[i] = sgd(aligned, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            values[i] = fisher(own[i], fisher_batches[i], s.x, s.y)
         weights = {i: value / sum(values.values()) for i, value in values.items()}
         if weights:
             sent = [{"hidden": own[i]["hidden"]} for i in weights]

@@ -24,30 +24,10 @@ def decay(kind, staleness, a=0.5, b=4.0):
     raise ValueError(f"Unknown decay {kind!r}. Valid: {', '.join(DECAYS)}.")
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    starts,
-    arrivals,
-    batches,
-    learning_rate,
-    mode="plga",
-    alpha=0.8,
-    kind="poly",
-    a=0.5,
-    b=4.0,
-    rho=0.0,
-):
+def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0):
     """Arriving models are mixed into the server's, the less so the staler they are.
 
     Args:
-      initial, clients, rounds, x, y, sizes, starts, arrivals, batches, learning_rate: as in
-        `fedavg_async.run`.
       mode: "plga", the PLGA code's: a late client's v becomes sa v + (1 - sa) w with
         sa = alpha s(staleness), on its side, before it is sent; then the round's arrivals are
         averaged by their clients' sizes. A punctual one sends v as it is.
@@ -62,18 +42,20 @@ def run(
     """
     if mode not in MODES:
         raise ValueError(f"Unknown mode {mode!r}. Valid: {', '.join(MODES)}.")
-    server = initial
-    state = Clients(initial, len(clients))
+    server = s.initial
+    state = Clients(s.initial, len(s.clients))
     history = []
-    for t in range(rounds):
-        state.train(starts[t], t, server, batches, x, y, learning_rate[t], proximal_weight=rho)
-        lateness = {k: state.staleness(k, t) for k in arrivals[t]}
+    for t in range(s.rounds):
+        state.train(
+            s.starts[t], t, server, s.batches, s.x, s.y, s.learning_rate[t], proximal_weight=rho
+        )
+        lateness = {k: state.staleness(k, t) for k in s.arrivals[t]}
         shares = {k: alpha * decay(kind, late, a, b) for k, late in lateness.items()}
         if mode == "plga":
             for k in (k for k, late in lateness.items() if late > 0):
                 pair = [state.trained[k], server]
                 state.trained[k] = combine([shares[k], 1.0 - shares[k]], pair)
-            server = averaged({k: state.trained[k] for k in arrivals[t]}, sizes, server)
+            server = averaged({k: state.trained[k] for k in s.arrivals[t]}, s.sizes, server)
         else:
             for k in sorted(shares):
                 server = combine([1.0 - shares[k], shares[k]], [server, state.trained[k]])

@@ -23,21 +23,18 @@ def budget(factor, size, batch_size):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
     tuning_batches=None,
     tuning_rate=None,
     tuning_budget=None,
     tuning_proximal_weight=0.0,
     train=fedavg.run,
-    **training,
+    **options,
 ):
     """Trains as FedAvg does; fine-tuned models are scored and thrown away.
 
     Args:
-      initial, clients, rounds: as in `fedavg.run`.
       tuning_batches: tuning_batches[t][i] is the list of batches that client i fine-tunes on
         when the model after round t is scored; None leaves the fine-tuned models out, of all
         rounds or of one.
@@ -46,26 +43,25 @@ def run(
         batches; None fine-tunes after every round, on all batches.
       tuning_proximal_weight: of a pull towards the global model while fine-tuning.
       train: the reference that trains the global model.
-      **training: its other arguments: x, y, sizes, cohorts, batches, learning_rate ...
+      **options: its options.
 
     Returns:
       After every round, {"global": model} and, where asked for, "personalized": [N models].
     """
-    history = train(initial, clients, rounds, **training)
-    x, y = training["x"], training["y"]
-    rates = training["learning_rate"] if tuning_rate is None else tuning_rate
+    history = train(s, **options)
+    rates = s.learning_rate if tuning_rate is None else tuning_rate
     for t, models in enumerate(history):
         if tuning_batches is None or tuning_batches[t] is None:
             continue
-        if tuning_budget is not None and t < rounds - 1:
+        if tuning_budget is not None and t < s.rounds - 1:
             continue
         models["personalized"] = []
         for i, batches in enumerate(tuning_batches[t]):
             if tuning_budget is not None:
                 epochs, batch_size = tuning_budget
-                steps = budget(epochs, training["sizes"][i], batch_size)
+                steps = budget(epochs, s.sizes[i], batch_size)
                 assert len(batches) >= steps
                 batches = batches[:steps]
-            tuned = fine_tune(models["global"], batches, x, y, rates[t], tuning_proximal_weight)
+            tuned = fine_tune(models["global"], batches, s.x, s.y, rates[t], tuning_proximal_weight)
             models["personalized"].append(tuned)
     return history

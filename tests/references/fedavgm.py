@@ -4,26 +4,10 @@ from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, scale, subtract, zeros_like
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    server_momentum=0.9,
-    nesterov=True,
-    server_rate=1.0,
-):
+def run(s, *, server_momentum=0.9, nesterov=True, server_rate=1.0):
     """v <- beta v + D, w <- w - eta_s v, where D is w less the average of a round's models.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
-        a round without clients leaves w and v unchanged.
       server_momentum: beta.
       nesterov: w <- w - eta_s (D + beta v) instead.
       server_rate: eta_s.
@@ -31,14 +15,14 @@ def run(
     Returns:
       After every round, "global": w, "velocity": v.
     """
-    model, velocity = initial, zeros_like(initial)
+    model, velocity = s.initial, zeros_like(s.initial)
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if cohort:
-            trained = [sgd(model, batches[t][i], x, y, learning_rate[t]) for i in cohort]
-            total = sum(sizes[i] for i in cohort)
-            mean = combine([sizes[i] / total for i in cohort], trained)
+            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            total = sum(s.sizes[i] for i in cohort)
+            mean = combine([s.sizes[i] / total for i in cohort], trained)
             away = subtract(model, mean)
             velocity = add(scale(server_momentum, velocity), away)
             step = add(away, scale(server_momentum, velocity)) if nesterov else velocity

@@ -30,35 +30,19 @@ def descend(model, layers, batches, x, y, rate, momentum=0.0, weight_decay=0.0):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
     momentum=0.0,
     weight_decay=0.0,
     weighting="uniform",
     tuning_batches=None,
-    tuning_rate=1e-3,
+    tuning_rate=0.001,
     tuning_momentum=0.9,
     part="full",
 ):
     """All rounds train and average bodies under the one first head; then each client tunes a copy.
 
     Args:
-      initial: the model before the first round; its head stays everybody's.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; nobody leaves the body as it is.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       momentum, weight_decay: of the local training; they act on the body only.
       weighting: of the bodies, "uniform" or "size".
       tuning_batches: [i], those of the fine-tuning after the last round, all its epochs.
@@ -69,24 +53,31 @@ def run(
       After every round, "global", and "personalized": [N], the same for everybody. With
       `tuning_batches` the last round also has "tuned": [N].
     """
-    model = initial
-    body = body_of(initial)
+    model = s.initial
+    body = body_of(s.initial)
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if cohort:
             uploads = []
             for i in cohort:
                 trained = descend(
-                    model, body, batches[t][i], x, y, learning_rate[t], momentum, weight_decay
+                    model,
+                    body,
+                    s.batches[t][i],
+                    s.x,
+                    s.y,
+                    s.learning_rate[t],
+                    momentum,
+                    weight_decay,
                 )
                 uploads.append({layer: trained[layer] for layer in body})
-            model = {**model, **average(uploads, sizes, cohort, weighting)}
-        history.append({"global": model, "personalized": [model] * len(clients)})
+            model = {**model, **average(uploads, s.sizes, cohort, weighting)}
+        history.append({"global": model, "personalized": [model] * len(s.clients)})
     if tuning_batches is not None and history:
-        layers = layers_of_part(initial, part)
+        layers = layers_of_part(s.initial, part)
         history[-1]["tuned"] = [
-            descend(model, layers, own, x, y, tuning_rate, tuning_momentum)
+            descend(model, layers, own, s.x, s.y, tuning_rate, tuning_momentum)
             for own in tuning_batches
         ]
     return history

@@ -46,13 +46,10 @@ def blend(mask, custom, shared):
     return mapped(lambda m, u, g: np.where(m > 0, u, g), mask, custom, shared)
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, tau=0.5, beta=100.0
-):
+def run(s, *, tau=0.5, beta=100.0):
     """Members train from m_i u_i + (1 - m_i) g; the server averages all, and collaborators.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       tau: share of every tensor that is critical.
       beta: rounds until there are no collaborators.
 
@@ -60,22 +57,22 @@ def run(
       After every round, "global": g, "personalized": [N], what clients would train from next,
       "critical": [N], their masks, "collaborators": {member: [others]}.
     """
-    count = len(clients)
-    shared, custom = initial, [initial for _ in range(count)]
-    masks = [mapped(np.zeros_like, initial) for _ in range(count)]
+    count = len(s.clients)
+    shared, custom = s.initial, [s.initial for _ in range(count)]
+    masks = [mapped(np.zeros_like, s.initial) for _ in range(count)]
     history = []
-    for t in range(rounds):
-        cohort, trained = list(cohorts[t]), {}
+    for t in range(s.rounds):
+        cohort, trained = list(s.cohorts[t]), {}
         for i in cohort:
             start = blend(masks[i], custom[i], shared)
-            trained[i] = sgd(start, batches[t][i], x, y, learning_rate[t])
+            trained[i] = sgd(start, s.batches[t][i], s.x, s.y, s.learning_rate[t])
             masks[i] = critical(start, trained[i], tau)
         near = collaborators({i: masks[i] for i in cohort}, t, beta)
         for i in cohort:
             models = [trained[i], *(trained[j] for j in near[i])]
             custom[i] = combine([1 / len(models)] * len(models), models)
         if cohort:
-            shared = average([trained[i] for i in cohort], sizes, cohort, "size")
+            shared = average([trained[i] for i in cohort], s.sizes, cohort, "size")
         history.append(
             {
                 "global": shared,

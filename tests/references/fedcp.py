@@ -90,26 +90,10 @@ def train(received, batches, noises, x, y, rate, weight, decay=0.0):
     return model
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    noises,
-    learning_rate,
-    weight=5.0,
-    decay=0.0,
-):
+def run(s, *, noises, weight=5.0, decay=0.0):
     """Rounds of training under the global head, which is averaged with the personal ones.
 
     Args:
-      initial: a network with a "policy" beside its layers.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       noises: noises[t][i], for each batch the noise [n, 2, d] of the policy.
       weight: of the discrepancy of features.
       decay: weight decay of what is trained.
@@ -118,20 +102,22 @@ def run(
       After every round, "global": shared layers, "personalized": [N], with "personal_head" and
       "context".
     """
-    head = initial["head"]
-    own = [{"personal_head": head, "context": {"v": unit(head)}} for _ in clients]
-    shared, history = initial, []
-    for t in range(rounds):
+    head = s.initial["head"]
+    own = [{"personal_head": head, "context": {"v": unit(head)}} for _ in s.clients]
+    shared, history = s.initial, []
+    for t in range(s.rounds):
         sent = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             start = {**shared, **own[i]}
-            model = train(start, batches[t][i], noises[t][i], x, y, learning_rate[t], weight, decay)
+            model = train(
+                start, s.batches[t][i], noises[t][i], s.x, s.y, s.learning_rate[t], weight, decay
+            )
             mine = model["personal_head"]
             own[i] = {"personal_head": mine, "context": {"v": unit(mine)}}
             common = {name: (mine[name] + shared["head"][name]) / 2 for name in mine}
             public = {name: layer for name, layer in model.items() if name not in PRIVATE}
             sent.append({**public, "head": common})
         if sent:
-            shared = average(sent, sizes, cohorts[t])
+            shared = average(sent, s.sizes, s.cohorts[t])
         history.append({"global": shared, "personalized": [{**shared, **mine} for mine in own]})
     return history

@@ -24,14 +24,10 @@ def collaborator(i, models, t, partner):
     return best(others, key=lambda j: cosine(models[i], models[j]))
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, dealt, alpha=0.99,
-    partner="lowest", warmup_rounds=0,
-):  # fmt: skip
+def run(s, *, dealt, alpha=0.99, partner="lowest", warmup_rounds=0):
     """Rounds in which each middleware model is trained by one member.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       dealt: per round, the member that trains each middleware model; None trains nobody's.
       alpha, partner, warmup_rounds: hyperparameters.
 
@@ -39,10 +35,10 @@ def run(
       After every round, "models": the middleware models, "global": their mean, "partners": the
       member whose model each member's was crossed with, by member.
     """
-    models, history = [initial for _ in dealt[0]], []
-    for t in range(rounds):
-        at = [k for k, i in enumerate(dealt[t]) if i in cohorts[t]]
-        back = [sgd(models[k], batches[t][dealt[t][k]], x, y, learning_rate[t]) for k in at]
+    models, history = [s.initial for _ in dealt[0]], []
+    for t in range(s.rounds):
+        at = [k for k, i in enumerate(dealt[t]) if i in s.cohorts[t]]
+        back = [sgd(models[k], s.batches[t][dealt[t][k]], s.x, s.y, s.learning_rate[t]) for k in at]
         partners = {}
         for place, k in enumerate(at):
             other = collaborator(place, back, t, partner)

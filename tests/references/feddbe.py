@@ -38,25 +38,10 @@ def train(model, batches, x, y, rate, target, kappa, mu, shifted=True):
     return model, mean
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    first_batches,
-    learning_rate,
-    kappa=50.0,
-    mu=1.0,
-):
+def run(s, *, first_batches, kappa=50.0, mu=1.0):
     """All clients find the consensus; then rounds of FedAvg with biases that stay.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       first_batches: [i], the batches of client i before the first round.
       kappa: weight of the distance to the consensus.
       mu: weight of a minibatch in the running mean of features.
@@ -65,24 +50,41 @@ def run(
       (the consensus, the models after every round). These are "global", the shared layers, and
       "personalized", [N], with a "memory" each.
     """
-    count, width = len(clients), len(initial["head"]["kernel"])
+    count, width = len(s.clients), len(s.initial["head"]["kernel"])
     none = {"memory": {"bias": np.zeros(width)}}
     means = [
-        train({**initial, **none}, own, x, y, learning_rate[0], np.zeros(width), 0.0, mu, False)[1]
+        train(
+            {**s.initial, **none},
+            own,
+            s.x,
+            s.y,
+            s.learning_rate[0],
+            np.zeros(width),
+            0.0,
+            mu,
+            False,
+        )[1]
         for own in first_batches
     ]
-    consensus = sum(n * mean for n, mean in zip(sizes, means, strict=True)) / sum(sizes)
-    shared, own, history = initial, [none for _ in range(count)], []
-    for t in range(rounds):
+    consensus = sum(n * mean for n, mean in zip(s.sizes, means, strict=True)) / sum(s.sizes)
+    shared, own, history = s.initial, [none for _ in range(count)], []
+    for t in range(s.rounds):
         sent = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             model, _ = train(
-                {**shared, **own[i]}, batches[t][i], x, y, learning_rate[t], consensus, kappa, mu
+                {**shared, **own[i]},
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
+                consensus,
+                kappa,
+                mu,
             )
             own[i] = {"memory": model["memory"]}
             sent.append({name: layer for name, layer in model.items() if name != "memory"})
         if sent:
-            shared = average(sent, sizes, cohorts[t])
+            shared = average(sent, s.sizes, s.cohorts[t])
         models = [{**shared, **memory} for memory in own]
         history.append({"global": shared, "personalized": models})
     return consensus, history

@@ -35,27 +35,24 @@ def teachers(sent, without=None):
     return {c: np.mean(rows, axis=0) for c, rows in known.items()}
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, weight=1.0
-):  # fmt: skip
+def run(s, *, weight=1.0):
     """Local training with the others' mean predictions of the last round as teachers.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       weight: of the distillation.
 
     Returns:
       After every round, "personalized": [N], "sent": {client: {class: mean}}, and "taught":
       {client: number of classes with a teacher}.
     """
-    models, sent, history = [initial for _ in clients], {}, []
-    for t in range(rounds):
+    models, sent, history = [s.initial for _ in s.clients], {}, []
+    for t in range(s.rounds):
         new, taught = {}, {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             teacher = teachers(sent, without=i)
             taught[i] = len(teacher)
             models[i], new[i] = train(
-                models[i], batches[t][i], x, y, teacher, learning_rate[t], weight
+                models[i], s.batches[t][i], s.x, s.y, teacher, s.learning_rate[t], weight
             )
         sent = new or sent
         history.append({"personalized": list(models), "sent": sent, "taught": taught})

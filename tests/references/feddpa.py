@@ -7,29 +7,10 @@ from tests.references.averaging import shares
 from tests.references.network import combine, loss_and_gradient
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    base,
-    own,
-    local_batches,
-    factor=1.0,
-    local_weight=0.5,
-    weighting="uniform",
-):
+def run(s, *, base, own, local_batches, factor=1.0, local_weight=0.5, weighting="uniform"):
     """Own sets are trained beside the global one, which is trained alone and averaged.
 
     Args:
-      initial: global adapters and head.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       base: the hidden layer's frozen kernel and bias.
       own: the clients' first own set {"lora_a", "lora_b"}.
       local_batches: batches of the own sets' training.
@@ -40,24 +21,24 @@ def run(
     Returns:
       After every round, {"global": adapters and head, "own": own sets of the clients}.
     """
-    model, owned, history = initial, [own for _ in clients], []
-    for t in range(rounds):
-        cohort, rate, trained = list(cohorts[t]), learning_rate[t], []
+    model, owned, history = s.initial, [own for _ in s.clients], []
+    for t in range(s.rounds):
+        cohort, rate, trained = list(s.cohorts[t]), s.learning_rate[t], []
         for i in cohort:
             mine = owned[i]
             for batch in local_batches[t][i]:
                 plain = mixed(base, model, mine, factor, local_weight)
-                _, gradient = loss_and_gradient(plain, x[batch], y[batch])
+                _, gradient = loss_and_gradient(plain, s.x[batch], s.y[batch])
                 slope = factor * local_weight * gradient["hidden"]["kernel"]
                 mine = {
                     "lora_a": mine["lora_a"] - rate * slope @ mine["lora_b"].T,
                     "lora_b": mine["lora_b"] - rate * mine["lora_a"].T @ slope,
                 }
             owned[i] = mine
-            trained.append(sgd(base, model, batches[t][i], x, y, rate, factor))
+            trained.append(sgd(base, model, s.batches[t][i], s.x, s.y, rate, factor))
         if cohort:
             even = [1 / len(cohort)] * len(cohort)
-            model = combine(even if weighting == "uniform" else shares(sizes, cohort), trained)
+            model = combine(even if weighting == "uniform" else shares(s.sizes, cohort), trained)
         history.append({"global": model, "own": list(owned)})
     return history
 

@@ -93,63 +93,40 @@ def guidance_model(variant, *, received, trained, last, samples, batches, x, y, 
     raise ValueError(f"Unknown guidance {variant!r}. Valid: {', '.join(GUIDANCE)}.")
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
-    top_k=5,
-    guidance="epochs",
-    guidance_batches=None,
-    sizes=None,
-):
+def run(s, *, top_k=5, guidance="epochs", guidance_batches=None):
     """Every client's model is a mixture of the trained models nearest to its guidance model.
 
     Args:
-      initial: the model every client starts from.
-      clients: one dict per client; "samples" holds the indices of its training samples (read
-        by the guidance "full_gradient" only).
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; the others' models stay as they are.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       top_k: how many models a client mixes.
       guidance: the guidance model, one of `GUIDANCE`.
       guidance_batches: like `batches`, for the guidance "epochs"; several epochs are one longer
         list, so they continue one another.
-      sizes: unused: eq. (15) doesn't look at the amount of data.
 
     Returns:
       After every round, "personalized": [N models], "trained" and "guidance": {client: model}
       of the cohort, "weights": [N, N] with the rows of absent clients those of the identity.
     """
-    personal = [initial for _ in clients]
-    last = [initial for _ in clients]
+    personal = [s.initial for _ in s.clients]
+    last = [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         trained, guide = {}, {}
         for i in cohort:
-            trained[i] = sgd(personal[i], batches[t][i], x, y, learning_rate[t])  # eq. (7)
+            trained[i] = sgd(personal[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])  # eq. (7)
             guide[i] = guidance_model(  # eq. (16)
                 guidance,
                 received=personal[i],
                 trained=trained[i],
                 last=last[i],
-                samples=clients[i].get("samples"),
+                samples=s.clients[i].get("samples"),
                 batches=guidance_batches[t][i] if guidance == "epochs" else None,
-                x=x,
-                y=y,
-                learning_rate=learning_rate[t],
+                x=s.x,
+                y=s.y,
+                learning_rate=s.learning_rate[t],
             )
 
-        weights = np.eye(len(clients))
+        weights = np.eye(len(s.clients))
         for i in cohort:
             distances = [squared_distance(guide[i], trained[j]) for j in cohort]
             tiny = 1e-12 * squared_norm(trained[i])

@@ -29,25 +29,10 @@ def train_client(received, gradient, alpha, batches, x, y, learning_rate):
     return trained, subtract(gradient, scale(alpha, subtract(trained, received)))
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    alpha=0.01,
-    scaling="equal",
-):
+def run(s, *, alpha=0.01, scaling="equal"):
     """Clients descend f_i(y) - <g_i, y> + alpha/2 ||y - theta||^2; g_i and h remember the drift.
 
     Args:
-      initial, clients, rounds, x, y, cohorts, batches, learning_rate: as in `fedavg.run`.
-      sizes: n_i, read only by the scaling "size": the averages are uniform.
       alpha: above 0.
       scaling: each client's alpha, one of `SCALINGS`.
 
@@ -56,22 +41,22 @@ def run(
       the mean of all clients' last y_i (at first the initial model), which the published code
       scores both; "h"; "gradients": [N], the g_i; "trained": [N], the last y_i.
     """
-    alphas = strengths(alpha, sizes, scaling)
-    model = mean = initial
-    h, count = zeros_like(initial), len(clients)
-    gradients = [zeros_like(initial) for _ in clients]
-    trained = [initial for _ in clients]
+    alphas = strengths(alpha, s.sizes, scaling)
+    model = mean = s.initial
+    h, count = zeros_like(s.initial), len(s.clients)
+    gradients = [zeros_like(s.initial) for _ in s.clients]
+    trained = [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort, received = list(cohorts[t]), model
+    for t in range(s.rounds):
+        cohort, received = list(s.cohorts[t]), model
         for i in cohort:
             trained[i], gradients[i] = train_client(
-                received, gradients[i], alphas[i], batches[t][i], x, y, learning_rate[t]
+                received, gradients[i], alphas[i], s.batches[t][i], s.x, s.y, s.learning_rate[t]
             )
             away = subtract(trained[i], received)
             h = subtract(h, scale(alpha / count, away))  # N, not the cohort's size
         if cohort:
-            mean = average([trained[i] for i in cohort], sizes, cohort, "uniform")
+            mean = average([trained[i] for i in cohort], s.sizes, cohort, "uniform")
             model = subtract(mean, scale(1.0 / alpha, h))
         history.append(
             {

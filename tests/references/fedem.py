@@ -40,32 +40,27 @@ def train(learner, batches, q, x, y, rate):
     return learner
 
 
-def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate):
+def run(s):
     """K learners on the server, and weights of each client, equal at first.
-
-    Args:
-      initial: the K learners before the first round.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`; all
-        learners see the same batches.
 
     Returns:
       After every round, "learners": K models, "weights": [N, K].
     """
-    count = len(initial)
-    learners, history = list(initial), []
-    weights = [np.full(count, 1 / count) for _ in clients]
-    for t in range(rounds):
+    count = len(s.initial)
+    learners, history = list(s.initial), []
+    weights = [np.full(count, 1 / count) for _ in s.clients]
+    for t in range(s.rounds):
         sent = [[] for _ in learners]
         weights = list(weights)
-        for i in cohorts[t]:
-            own = clients[i]["samples"]
-            q = np.zeros((count, len(y)))
-            q[:, own] = posterior(learners, weights[i], x[own], y[own])
+        for i in s.cohorts[t]:
+            own = s.clients[i]["samples"]
+            q = np.zeros((count, len(s.y)))
+            q[:, own] = posterior(learners, weights[i], s.x[own], s.y[own])
             if len(own):
                 weights[i] = q[:, own].mean(axis=1)
             for k, learner in enumerate(learners):
-                sent[k].append(train(learner, batches[t][i], q[k], x, y, learning_rate[t]))
-        if len(cohorts[t]):
-            learners = [average(models, sizes, cohorts[t]) for models in sent]
+                sent[k].append(train(learner, s.batches[t][i], q[k], s.x, s.y, s.learning_rate[t]))
+        if len(s.cohorts[t]):
+            learners = [average(models, s.sizes, s.cohorts[t]) for models in sent]
         history.append({"learners": learners, "weights": np.array(weights)})
     return history

@@ -5,27 +5,23 @@ from tests.references.averaging import shares
 from tests.references.network import combine
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, base, factor=1.0
-):
+def run(s, *, base, factor=1.0):
     """FedAvg of the factors; what the product of the means lacks is added to the base.
 
     Args:
-      initial: adapters and head before the first round.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       base: the hidden layer's frozen kernel and bias.
       factor: alpha / rank.
 
     Returns:
       After every round, {"global": adapters and head, "base": kernel, "whole": the plain network}.
     """
-    model, history = initial, []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    model, history = s.initial, []
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if cohort:
-            rate = learning_rate[t]
-            trained = [sgd(base, model, batches[t][i], x, y, rate, factor) for i in cohort]
-            weights = shares(sizes, cohort)
+            rate = s.learning_rate[t]
+            trained = [sgd(base, model, s.batches[t][i], s.x, s.y, rate, factor) for i in cohort]
+            weights = shares(s.sizes, cohort)
             model = combine(weights, trained)
             rest = mean_product(weights, trained) - mean_product([1.0], [model])
             base = {**base, "kernel": base["kernel"] + factor * rest}

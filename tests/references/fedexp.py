@@ -5,25 +5,10 @@ from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, scale, squared_norm, subtract
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    epsilon=1e-3,
-    weighting="size",
-):
+def run(s, *, epsilon=0.001, weighting="size"):
     """w <- w + eta_g D, eta_g = max(1, sum_i p_i |d_i|^2 / (2 (|D|^2 + epsilon))).
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
-        a round without clients leaves both models and has the rate 1.
       epsilon: as above.
       weighting: the p_i, "size" or "uniform".
 
@@ -31,14 +16,15 @@ def run(
       After every round, "global": w, "average": the mean of w before and after the last round with
       clients, "rate": eta_g.
     """
-    model = previous = initial
+    model = previous = s.initial
     history = []
-    for t in range(rounds):
-        cohort, rate = list(cohorts[t]), 1.0
+    for t in range(s.rounds):
+        cohort, rate = list(s.cohorts[t]), 1.0
         if cohort:
-            parts = shares(sizes, cohort, weighting)
+            parts = shares(s.sizes, cohort, weighting)
             updates = [
-                subtract(sgd(model, batches[t][i], x, y, learning_rate[t]), model) for i in cohort
+                subtract(sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]), model)
+                for i in cohort
             ]
             mean = combine(parts, updates)
             spread = sum(p * squared_norm(d) for p, d in zip(parts, updates, strict=True))

@@ -104,22 +104,14 @@ def mix(start, models, client, x, y, norm="l2", fallback="trained"):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     downloads=4,
     draws=None,
     norm="l2",
     affinity="normalized",
     fallback="trained",
     self_affinity=0.1,
-    sizes=None,
 ):
     """Clients mix the models that help on their validation samples, then train.
 
@@ -128,13 +120,6 @@ def run(
     downloads from the last uploaders; then s_i = theta_i and Theta_i is trained from it.
 
     Args:
-      initial: the model every client begins with.
-      clients: one dict per client with "validation", indices of its validation samples.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; the others keep everything.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       downloads: M, how many models of others a client downloads.
       draws: draws[t][i] is (explores, priority, ties) of `pick`; None never explores and gives
         ties to the lower client.
@@ -143,7 +128,6 @@ def run(
       fallback: without a positive weight the client trains on from "trained", Theta_i, or falls
         back to "start", s_i, as the published code does.
       self_affinity: the diagonal of the affinities at first; the rest is 0.
-      sizes: unused: clients weigh only by their models' losses.
 
     Returns:
       After every round, "personalized": [s_i], mixed and not trained, "trained": [Theta_i],
@@ -151,29 +135,29 @@ def run(
       identity for absent clients and for Theta_i kept, "signed": {client: {j: w_ij}},
       "downloaded": {client: [others]} and "affinity": [N, N].
     """
-    count = len(clients)
-    starts, trained = [initial for _ in clients], [initial for _ in clients]
+    count = len(s.clients)
+    starts, trained = [s.initial for _ in s.clients], [s.initial for _ in s.clients]
     affinities = self_affinity * np.eye(count)
     uploaders = []
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         weights, signed, downloaded, mixed = np.eye(count), {}, {}, {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             others = [j for j in uploaders if j != i]
             chance = draws[t][i] if draws else ([False] * downloads, range(count), range(count))
             downloaded[i] = pick(affinities[i], others, downloads, *chance)
             who = [i, *downloaded[i]]
             mixed[i], share, row = mix(
-                starts[i], [trained[j] for j in who], clients[i], x, y, norm, fallback
+                starts[i], [trained[j] for j in who], s.clients[i], s.x, s.y, norm, fallback
             )
             affinities[i] = raised(affinities[i], who, row, affinity)
             signed[i] = dict(zip(who, row, strict=True))
             weights[i] = 0.0
             weights[i, who] = share
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             starts[i] = mixed[i]
-            trained[i] = sgd(mixed[i], batches[t][i], x, y, learning_rate[t])
-        uploaders = list(cohorts[t]) or uploaders
+            trained[i] = sgd(mixed[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+        uploaders = list(s.cohorts[t]) or uploaders
         history.append(
             {
                 "personalized": list(starts),

@@ -40,35 +40,30 @@ def corrections(kernels, held):
     return loss, slopes
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, weight=1.0
-):  # fmt: skip
+def run(s, *, weight=1.0):
     """Bodies are averaged, and all heads are corrected by the server.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       weight: of the regularizer.
 
     Returns:
       After every round, "body" and "personalized": [N]; "held": bool [N, C].
     """
-    classes = len(initial["head"]["bias"])
-    held = np.array([np.isin(np.arange(classes), y[c["samples"]]) for c in clients])
-    body, heads = {"hidden": initial["hidden"]}, [initial["head"] for _ in clients]
+    classes = len(s.initial["head"]["bias"])
+    held = np.array([np.isin(np.arange(classes), s.y[c["samples"]]) for c in s.clients])
+    body, heads = {"hidden": s.initial["hidden"]}, [s.initial["head"] for _ in s.clients]
     known, history = np.zeros_like(held), []
-    for t in range(rounds):
+    for t in range(s.rounds):
         sent = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             start = {**body, "head": heads[i]}
-            model = train(start, batches[t][i], x, y, learning_rate[t], held[i])
+            model = train(start, s.batches[t][i], s.x, s.y, s.learning_rate[t], held[i])
             heads[i], known[i] = model["head"], held[i]
             sent.append({"hidden": model["hidden"]})
         if sent:
-            body = average(sent, sizes, cohorts[t])
+            body = average(sent, s.sizes, s.cohorts[t])
             _, slopes = corrections([head["kernel"] for head in heads], known)
-            rate = weight * learning_rate[t]
+            rate = weight * s.learning_rate[t]
             heads = [
                 {**head, "kernel": head["kernel"] - rate * slope}
                 for head, slope in zip(heads, slopes, strict=True)

@@ -72,16 +72,10 @@ def train_generator(generator, memory, heads, weights, draws, rate, classes):
     return generator, (first, second, count)
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, generator, draw,
-    weight=1.0, generator_rate=3e-4,
-):  # fmt: skip
+def run(s, *, generator, draw, weight=1.0, generator_rate=0.0003):
     """FedAvg with generated features.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       generator: its first parameters.
       draw: draw(t, i, k, counts) -> (noise, labels) of step k of client i; of the server's for
         i None.
@@ -90,15 +84,15 @@ def run(
     Returns:
       After every round, "global" and "generator".
     """
-    classes = len(initial["head"]["bias"])
-    model, counts = initial, np.zeros((len(clients), classes), int)
+    classes = len(s.initial["head"]["bias"])
+    model, counts = s.initial, np.zeros((len(s.clients), classes), int)
     memory, history = (zeros_like(generator), zeros_like(generator), 0), []
-    for t in range(rounds):
+    for t in range(s.rounds):
         sent, known = [], counts.sum(axis=0)
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             own = model
-            for k, batch in enumerate(batches[t][i]):
-                _, gradient = loss_and_gradient(own, x[batch], y[batch])
+            for k, batch in enumerate(s.batches[t][i]):
+                _, gradient = loss_and_gradient(own, s.x[batch], s.y[batch])
                 if known.any():
                     noise, labels = draw(t, i, k, known)
                     z = generated(generator, noise, labels, classes)
@@ -109,16 +103,16 @@ def run(
                         "bias": head["bias"] + weight * slope.sum(axis=0),
                     }
                     gradient = {**gradient, "head": head}
-                own = subtract(own, scale(learning_rate[t], gradient))
+                own = subtract(own, scale(s.learning_rate[t], gradient))
             sent.append(own)
         if sent:
-            for i in cohorts[t]:
-                counts[i] = np.bincount(y[clients[i]["samples"]], minlength=classes)
+            for i in s.cohorts[t]:
+                counts[i] = np.bincount(s.y[s.clients[i]["samples"]], minlength=classes)
             draws = draw(t, None, None, counts.sum(axis=0))
-            weights, heads = shares(sizes, cohorts[t]), [own["head"] for own in sent]
+            weights, heads = shares(s.sizes, s.cohorts[t]), [own["head"] for own in sent]
             generator, memory = train_generator(
                 generator, memory, heads, weights, draws, generator_rate, classes
             )
-            model = average(sent, sizes, cohorts[t])
+            model = average(sent, s.sizes, s.cohorts[t])
         history.append({"global": model, "generator": generator})
     return history

@@ -25,32 +25,27 @@ def head_steps(head, pairs, order, size, rate):
     return head
 
 
-def run(
-    initial, clients, rounds, *, x, y, cohorts, batches, learning_rate, orders, server_rate=0.01,
-    server_batch=1, sizes=None,
-):  # fmt: skip
+def run(s, *, orders, server_rate=0.01, server_batch=1):
     """Bodies stay with their clients, and the server trains the head.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, cohorts, batches, learning_rate: as in `fedavg.run`.
       orders: orders[t], one for each pass of the server in round t: all pairs (client, class) in
         the order of their turns; those that nobody sent are left out.
       server_rate, server_batch: learning rate and pairs in a step.
-      sizes: unused.
 
     Returns:
       After every round, "head" and "personalized": [N].
     """
-    head, bodies = initial["head"], [initial for _ in clients]
+    head, bodies = s.initial["head"], [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         pairs = {}
-        for i in cohorts[t]:
-            bodies[i] = sgd({**bodies[i], "head": head}, batches[t][i], x, y, learning_rate[t])
-            own = clients[i]["samples"]
-            for c, mean in class_means(bodies[i], x[own], y[own]).items():
+        for i in s.cohorts[t]:
+            bodies[i] = sgd(
+                {**bodies[i], "head": head}, s.batches[t][i], s.x, s.y, s.learning_rate[t]
+            )
+            own = s.clients[i]["samples"]
+            for c, mean in class_means(bodies[i], s.x[own], s.y[own]).items():
                 pairs[i, c] = (mean, c)
         for order in orders[t]:
             sent = [key for key in order if key in pairs]

@@ -62,14 +62,10 @@ def factored(change, energy):
     return mapped(part, change), numbers
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, transform,
-    first_energy=0.95, last_energy=0.98, weighting="uniform",
-):  # fmt: skip
+def run(s, *, transform, first_energy=0.95, last_energy=0.98, weighting="uniform"):
     """Mentees averaged by their changes beside the clients' mentors.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       transform: the clients' first W.
       first_energy, last_energy, weighting: see `fedjax_pfl`.
 
@@ -77,24 +73,24 @@ def run(
       After every round, "global": w, "personalized": [N], "transforms": [N]; "up", "down" [N]:
       numbers sent and received, and "copies" [N]: models received.
     """
-    model, own, history = initial, [initial for _ in clients], []
-    transforms, last, size = [transform for _ in clients], None, 0
-    for t in range(rounds):
-        energy = first_energy + (t + 1) / rounds * (last_energy - first_energy)
-        up, down, copies = ([0] * len(clients) for _ in range(3))
+    model, own, history = s.initial, [s.initial for _ in s.clients], []
+    transforms, last, size = [transform for _ in s.clients], None, 0
+    for t in range(s.rounds):
+        energy = first_energy + (t + 1) / s.rounds * (last_energy - first_energy)
+        up, down, copies = ([0] * len(s.clients) for _ in range(3))
         changes = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             down[i], copies[i] = (size, 0) if last is not None and i in last else (0, 1)
             mentee = model
-            for batch in batches[t][i]:
+            for batch in s.batches[t][i]:
                 own[i], transforms[i], mentee = step(
-                    own[i], transforms[i], mentee, x[batch], y[batch], learning_rate[t]
+                    own[i], transforms[i], mentee, s.x[batch], s.y[batch], s.learning_rate[t]
                 )
             change, up[i] = factored(subtract(mentee, model), energy)
             changes.append(change)
-        mean = average(changes, sizes, list(cohorts[t]), weighting)
+        mean = average(changes, s.sizes, list(s.cohorts[t]), weighting)
         mean, size = factored(mean, energy)
-        model, last = mapped(np.add, model, mean), list(cohorts[t])
+        model, last = mapped(np.add, model, mean), list(s.cohorts[t])
         history.append({
             "global": model, "personalized": list(own), "transforms": list(transforms),
             "up": up, "down": down, "copies": copies,

@@ -22,44 +22,29 @@ def slope_of(scores, y, shift, denominator):
     return slope / len(y)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    tau=1.0,
-    denominator="all",
-):
+def run(s, *, tau=1.0, denominator="all"):
     """FedAvg whose clients subtract margins from the logits of their loss.
 
     Args:
-      initial, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
-      clients: [{"samples": indices of the client's training samples}].
       tau: scale of the margins.
       denominator: "all" classes, or the "others" than the sample's.
 
     Returns:
       After every round, {"global": model}.
     """
-    model, history = initial, []
-    classes = len(initial["head"]["bias"])
-    for t in range(rounds):
+    model, history = s.initial, []
+    classes = len(s.initial["head"]["bias"])
+    for t in range(s.rounds):
         trained = []
-        for i in cohorts[t]:
-            counts = np.bincount(y[clients[i]["samples"]], minlength=classes)
+        for i in s.cohorts[t]:
+            counts = np.bincount(s.y[s.clients[i]["samples"]], minlength=classes)
             own = model
-            for batch in batches[t][i]:
-                scores = logits(own, x[batch])
-                slope = slope_of(scores, y[batch], margins(counts, tau), denominator)
-                own = subtract(own, scale(learning_rate[t], backward(own, x[batch], slope)))
+            for batch in s.batches[t][i]:
+                scores = logits(own, s.x[batch])
+                slope = slope_of(scores, s.y[batch], margins(counts, tau), denominator)
+                own = subtract(own, scale(s.learning_rate[t], backward(own, s.x[batch], slope)))
             trained.append(own)
         if trained:
-            model = average(trained, sizes, list(cohorts[t]))
+            model = average(trained, s.sizes, list(s.cohorts[t]))
         history.append({"global": model})
     return history

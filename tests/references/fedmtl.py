@@ -25,26 +25,24 @@ def column(own, others, batches, x, y, learning_rate, coupling, ridge):
     return sgd(own, batches, x, y, learning_rate, extra_gradient=extra)
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, coupling=None,
-    ridge=None,
-):  # fmt: skip
+def run(s, *, coupling=None, ridge=None):
     """Every member trains its own model, beside the others as they were before the round.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       coupling, ridge: lambda_1, lambda_2; None is the scale of the model's size.
 
     Returns:
       After every round, "personalized": [N].
     """
-    usual = digits_scale(initial)
+    usual = digits_scale(s.initial)
     coupling, ridge = (usual if value is None else value for value in (coupling, ridge))
-    own, history = [initial for _ in clients], []
-    for t in range(rounds):
+    own, history = [s.initial for _ in s.clients], []
+    for t in range(s.rounds):
         before = list(own)
-        for i in cohorts[t]:
-            others = [before[j] for j in cohorts[t] if j != i]
-            own[i] = column(own[i], others, batches[t][i], x, y, learning_rate[t], coupling, ridge)
+        for i in s.cohorts[t]:
+            others = [before[j] for j in s.cohorts[t] if j != i]
+            own[i] = column(
+                own[i], others, s.batches[t][i], s.x, s.y, s.learning_rate[t], coupling, ridge
+            )
         history.append({"personalized": list(own)})
     return history

@@ -39,39 +39,24 @@ def proximal_length(steps, pull):
     return (1 - (1 - pull) ** steps) / pull
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    proximal_weight=0.0,
-    momentum=0.0,
-    nesterov=False,
-):
+def run(s, *, proximal_weight=0.0, momentum=0.0, nesterov=False):
     """w <- w + tau sum_i p_i (w_i - w) / |a_i|_1, tau = sum_i p_i |a_i|_1 of the case mu = 0.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       proximal_weight: mu, of the proximal term.
       momentum, nesterov: of local SGD, whose velocity begins at 0 in each round.
 
     Returns:
       After every round, {"global": model, "weights": those of the members' models, normalized}.
     """
-    model, history = initial, []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
-        total = sum(sizes[i] for i in cohort)
+    model, history = s.initial, []
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
+        total = sum(s.sizes[i] for i in cohort)
         weights, updates, tau = [], [], 0.0
         for i in cohort:
-            rate, share = learning_rate[t], sizes[i] / total
-            given = (model, batches[t][i], x, y, rate, momentum, nesterov)
+            rate, share = s.learning_rate[t], s.sizes[i] / total
+            given = (model, s.batches[t][i], s.x, s.y, rate, momentum, nesterov)
             own, path = local_path(*given, proximal_weight)
             _, free = local_path(*given, 0.0)
             updates.append(subtract(own, model))
@@ -79,7 +64,7 @@ def run(
             tau += share * free.sum()
         if cohort:
             model = add(model, scale(tau, combine(weights, updates)))
-        shares = np.zeros(len(sizes))
+        shares = np.zeros(len(s.sizes))
         shares[cohort] = np.array(weights) / sum(weights) if sum(weights) else 0.0
         history.append({"global": model, "weights": shares})
     return history

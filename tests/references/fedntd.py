@@ -23,43 +23,29 @@ def distillation(teacher, student, y, tau):
     return total / len(y), slope / len(y)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    beta=1.0,
-    tau=1.0,
-):
+def run(s, *, beta=1.0, tau=1.0):
     """FedAvg whose clients also learn from the received model's logits of the wrong classes.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       beta: weight of the distillation.
       tau: its temperature.
 
     Returns:
       After every round, {"global": model}.
     """
-    model, history = initial, []
-    for t in range(rounds):
+    model, history = s.initial, []
+    for t in range(s.rounds):
         trained = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             own = model
-            for batch in batches[t][i]:
-                scores = logits(own, x[batch])
-                _, slope = cross_entropy(scores, y[batch])
-                _, apart = distillation(logits(model, x[batch]), scores, y[batch], tau)
-                gradient = backward(own, x[batch], slope + beta * apart)
-                own = subtract(own, scale(learning_rate[t], gradient))
+            for batch in s.batches[t][i]:
+                scores = logits(own, s.x[batch])
+                _, slope = cross_entropy(scores, s.y[batch])
+                _, apart = distillation(logits(model, s.x[batch]), scores, s.y[batch], tau)
+                gradient = backward(own, s.x[batch], slope + beta * apart)
+                own = subtract(own, scale(s.learning_rate[t], gradient))
             trained.append(own)
         if trained:
-            model = average(trained, sizes, list(cohorts[t]))
+            model = average(trained, s.sizes, list(s.cohorts[t]))
         history.append({"global": model})
     return history

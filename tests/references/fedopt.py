@@ -21,21 +21,13 @@ def second_moment(rule, second, change, b2):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
     rule,
     server_rate,
     b1=None,
     b2=0.99,
-    tau=1e-3,
+    tau=0.001,
     v0=None,
     bias_correction=False,
     weighting="size",
@@ -47,7 +39,6 @@ def run(
     A round without clients leaves w, m and v unchanged and does not count.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       rule: one of `RULES`.
       server_rate: eta, which the paper tunes for every task.
       b1: None takes 0.9, or 0 for "adagrad".
@@ -64,15 +55,15 @@ def run(
         raise ValueError("Adagrad's sum of squares has no bias to correct.")
     b1 = (0.0 if rule == "adagrad" else 0.9) if b1 is None else b1
     v0 = tau**2 if v0 is None else v0
-    model, first = initial, zeros_like(initial)
-    second = mapped(lambda leaf: np.full(leaf.shape, float(v0)), initial)
+    model, first = s.initial, zeros_like(s.initial)
+    second = mapped(lambda leaf: np.full(leaf.shape, float(v0)), s.initial)
     history, count = [], 0
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if cohort:
             count += 1
-            trained = [sgd(model, batches[t][i], x, y, learning_rate[t]) for i in cohort]
-            change = subtract(average(trained, sizes, cohort, weighting), model)
+            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            change = subtract(average(trained, s.sizes, cohort, weighting), model)
             first = add(scale(b1, first), scale(1.0 - b1, change))
             second = second_moment(rule, second, change, b2)
             rate = server_rate

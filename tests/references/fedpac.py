@@ -43,34 +43,11 @@ def aligned(params, x, y, targets, weight):
     return backward(params, x, slope, weight * pull)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    head_batches,
-    learning_rate,
-    weight=1.0,
-    head_rate=0.1,
-    cutoff=1e-3,
-):
+def run(s, *, head_batches, weight=1.0, head_rate=0.1, cutoff=0.001):
     """Heads are trained on the received body, then bodies under them; heads are combined by a_i.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; nobody leaves everything as it is.
-      batches: batches[t][i], those of the body's steps.
       head_batches: likewise of the head's steps, which come first.
-      learning_rate: the body's, one per round.
       weight: lambda.
       head_rate: the head's learning rate.
       cutoff: combination weights up to this become 0.
@@ -79,41 +56,41 @@ def run(
       After every round, "personalized": [N], "prototypes": [C, d], "exists": bool [C],
       "weights": [M, M].
     """
-    width, count = np.shape(initial["head"]["kernel"])
-    body = {layer: initial[layer] for layer in initial if layer != "head"}
-    heads = [initial["head"] for _ in clients]
+    width, count = np.shape(s.initial["head"]["kernel"])
+    body = {layer: s.initial[layer] for layer in s.initial if layer != "head"}
+    heads = [s.initial["head"] for _ in s.clients]
     prototypes, exists = np.zeros((count, width)), np.zeros(count, bool)
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         sent, weights = {}, None
-        for i in cohorts[t]:
-            own = clients[i]["samples"]
+        for i in s.cohorts[t]:
+            own = s.clients[i]["samples"]
             model = {**body, "head": heads[i]}
-            head, variance, local, _ = statistics(features(model, x[own]), y[own], count)
+            head, variance, local, _ = statistics(features(model, s.x[own]), s.y[own], count)
             targets = np.where(exists[:, None], prototypes, local)
-            model = sgd(model, head_batches[t][i], x, y, head_rate, layers=["head"])
-            for batch in batches[t][i]:
-                gradient = aligned(model, x[batch], y[batch], targets, weight if t else 0.0)
-                moved = subtract(model, scale(learning_rate[t], gradient))
+            model = sgd(model, head_batches[t][i], s.x, s.y, head_rate, layers=["head"])
+            for batch in s.batches[t][i]:
+                gradient = aligned(model, s.x[batch], s.y[batch], targets, weight if t else 0.0)
+                moved = subtract(model, scale(s.learning_rate[t], gradient))
                 model = {**moved, "head": model["head"]}
-            _, _, means, counts = statistics(features(model, x[own]), y[own], count)
+            _, _, means, counts = statistics(features(model, s.x[own]), s.y[own], count)
             sent[i] = (model, head, variance, means, counts)
         if sent:
             models, described, variances, means, counts = zip(*sent.values(), strict=True)
             bodies = [{layer: model[layer] for layer in body} for model in models]
-            body = average(bodies, sizes, list(sent))
+            body = average(bodies, s.sizes, list(sent))
             weights = collaboration(described, variances, cutoff)
             for row, i in zip(weights, sent, strict=True):
                 heads[i] = {
                     name: sum(a * m["head"][name] for a, m in zip(row, models, strict=True))
-                    for name in initial["head"]
+                    for name in s.initial["head"]
                 }
             for k in range(count):
                 total = sum(own[k] for own in counts)
                 exists[k] = total > 0
                 if total:
                     shares = [own[k] / total for own in counts]
-                    prototypes[k] = sum(s * m[k] for s, m in zip(shares, means, strict=True))
+                    prototypes[k] = sum(n * m[k] for n, m in zip(shares, means, strict=True))
         history.append(
             {
                 "personalized": [{**body, "head": head} for head in heads],

@@ -3,16 +3,15 @@
 from tests.references import partly_shared
 
 
-def run(initial, clients, rounds, *, personal=("head",), weighting="size", **training):
+def run(s, *, personal=("head",), weighting="size"):
     """The base layers are averaged by size; the personalization layers stay with their client.
 
     Args:
-      initial, clients, rounds, **training: as in `partly_shared.run`.
       personal: names of the personalization layers.
       weighting: "size" (the paper), or "uniform".
 
     Returns:
       After every round, {"personalized": [N models]}.
     """
-    base = [layer for layer in initial if layer not in personal]
-    return partly_shared.run(initial, clients, rounds, shared=base, weighting=weighting, **training)
+    base = [layer for layer in s.initial if layer not in personal]
+    return partly_shared.run(s, shared=base, weighting=weighting)

@@ -45,26 +45,10 @@ def gradient(params, private, x, y, weight, regularizer):
     return backward(params, x, slope, feature_slope)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    ratio=1.0,
-    weight=0.1,
-    regularizer="mmd",
-    inheritance=0.9,
-):
+def run(s, *, ratio=1.0, weight=0.1, regularizer="mmd", inheritance=0.9):
     """FedAvg with a private model of every client, a moving average of what it trains.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       ratio: fraction of the clients in a round.
       weight: lambda.
       regularizer: "mmd" or "distillation".
@@ -73,20 +57,20 @@ def run(
     Returns:
       After every round, "global": w, "personalized": [N], the v_i.
     """
-    model, private = initial, [initial for _ in clients]
-    taken, history = [0 for _ in clients], []
-    for t in range(rounds):
+    model, private = s.initial, [s.initial for _ in s.clients]
+    taken, history = [0 for _ in s.clients], []
+    for t in range(s.rounds):
         trained = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             own = model
-            for batch in batches[t][i]:
-                step = gradient(own, private[i], x[batch], y[batch], weight, regularizer)
-                own = subtract(own, scale(learning_rate[t], step))
+            for batch in s.batches[t][i]:
+                step = gradient(own, private[i], s.x[batch], s.y[batch], weight, regularizer)
+                own = subtract(own, scale(s.learning_rate[t], step))
             trained.append(own)
-            m = min(inheritance, inheritance * taken[i] / max(int(ratio * rounds), 1))
+            m = min(inheritance, inheritance * taken[i] / max(int(ratio * s.rounds), 1))
             private[i] = combine([m, 1 - m], [private[i], own])
             taken[i] += 1
         if trained:
-            model = average(trained, sizes, list(cohorts[t]))
+            model = average(trained, s.sizes, list(s.cohorts[t]))
         history.append({"global": model, "personalized": list(private)})
     return history

@@ -103,40 +103,24 @@ def with_prototype_head(params, prototypes, eligible, excluded=-1e9):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     weight=1.0,
     over="matched",
     feature_means="after",
     last_epoch_steps=None,
     weighting="size",
     drop_missing=False,
-    sizes=None,
 ):
     """Models stay with their clients; classes' mean features are averaged, and held against.
 
     Args:
-      initial: the model every client starts from.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; nobody leaves the prototypes as they are.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       weight: lambda.
       over: see `prototype_loss`.
       feature_means: "after" training, of all training samples (the paper);
         "last_epoch", in the steps of the last local epoch, before each step (the published code).
       last_epoch_steps: [i], how many of the last batches of a client belong to its last epoch.
       weighting, drop_missing: see `aggregated`.
-      sizes: unused: counts of the classes are used instead.
 
     Returns:
       After every round, "personalized": [N], "prototypes": [C, d], "exists": bool [C],
@@ -145,27 +129,27 @@ def run(
     """
     if feature_means not in FEATURE_MEANS:
         raise ValueError(f"Unknown {feature_means!r}. Valid: {', '.join(FEATURE_MEANS)}.")
-    width, count = np.shape(initial["head"]["kernel"])
+    width, count = np.shape(s.initial["head"]["kernel"])
     prototypes, exists = np.zeros((count, width)), np.zeros(count, bool)
-    owned = np.array([np.isin(np.arange(count), y[c["samples"]]) for c in clients])
-    models = [initial for _ in clients]
+    owned = np.array([np.isin(np.arange(count), s.y[c["samples"]]) for c in s.clients])
+    models = [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         sent = {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             params, seen, labels = models[i], [np.zeros((0, width))], [np.zeros(0, int)]
-            walk = batches[t][i]
+            walk = s.batches[t][i]
             for k, batch in enumerate(walk):
                 if feature_means == "last_epoch" and k >= len(walk) - last_epoch_steps[i]:
-                    seen.append(features(params, x[batch]))
-                    labels.append(y[batch])
+                    seen.append(features(params, s.x[batch]))
+                    labels.append(s.y[batch])
                 _, gradient = loss_gradient(
-                    params, x[batch], y[batch], prototypes, exists, weight, over
+                    params, s.x[batch], s.y[batch], prototypes, exists, weight, over
                 )
-                params = subtract(params, scale(learning_rate[t], gradient))
+                params = subtract(params, scale(s.learning_rate[t], gradient))
             if feature_means == "after":
-                own = clients[i]["samples"]
-                seen, labels = [features(params, x[own])], [y[own]]
+                own = s.clients[i]["samples"]
+                seen, labels = [features(params, s.x[own])], [s.y[own]]
             sent[i] = class_means(np.concatenate(seen), np.concatenate(labels), count)
             models[i] = params
         prototypes, exists = aggregated(

@@ -50,50 +50,36 @@ def train_client(model, own, batches, x, y, learning_rate, offset, personal_weig
     return model, own
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    personal_weight=1.0,
-):
+def run(s, *, personal_weight=1.0):
     """The server averages body and generic head; personal heads stay with their clients.
 
     Args:
-      initial: the generic model before the first round.
-      clients: one dict per client; "samples" holds the indices of its training samples, whose
-        classes are counted whether a batch holds them or not.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; nobody leaves the model as it is.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       personal_weight: the personal head's rate over the others'.
 
     Returns:
       After every round, "global": the generic model, "personal_heads": [N], "personalized": [N],
       the two together, "trained": {client: its generic model as it was sent, and its head}.
     """
-    classes = len(initial["head"]["bias"])
-    offsets = [log_counts(y[client["samples"]], classes) for client in clients]
-    model = initial
-    own = [initial["head"]] * len(clients)
+    classes = len(s.initial["head"]["bias"])
+    offsets = [log_counts(s.y[client["samples"]], classes) for client in s.clients]
+    model = s.initial
+    own = [s.initial["head"]] * len(s.clients)
     history = []
-    for t in range(rounds):
-        cohort, sent = list(cohorts[t]), {}
+    for t in range(s.rounds):
+        cohort, sent = list(s.cohorts[t]), {}
         for i in cohort:
             sent[i], own[i] = train_client(
-                model, own[i], batches[t][i], x, y, learning_rate[t], offsets[i], personal_weight
+                model,
+                own[i],
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
+                offsets[i],
+                personal_weight,
             )
         if cohort:
-            model = average([sent[i] for i in cohort], sizes, cohort)
+            model = average([sent[i] for i in cohort], s.sizes, cohort)
         history.append(
             {
                 "global": model,

@@ -14,44 +14,29 @@ def factors_of(counts, alpha, factors):
     return np.array([alpha + (1.0 - alpha) * n / most for n in counts])
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    alpha=0.5,
-    factors="shares",
-):
+def run(s, *, alpha=0.5, factors="shares"):
     """FedAvg whose clients multiply the logits of their loss by factors of their classes.
 
     Args:
-      initial, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
-      clients: [{"samples": indices of the client's training samples}].
       alpha: the factor of classes without samples.
       factors: "shares" or "missing".
 
     Returns:
       After every round, {"global": model}.
     """
-    model, history = initial, []
-    classes = len(initial["head"]["bias"])
-    for t in range(rounds):
+    model, history = s.initial, []
+    classes = len(s.initial["head"]["bias"])
+    for t in range(s.rounds):
         trained = []
-        for i in cohorts[t]:
-            counts = np.bincount(y[clients[i]["samples"]], minlength=classes)
+        for i in s.cohorts[t]:
+            counts = np.bincount(s.y[s.clients[i]["samples"]], minlength=classes)
             factor, own = factors_of(counts, alpha, factors), model
-            for batch in batches[t][i]:
-                _, slope = cross_entropy(factor * logits(own, x[batch]), y[batch])
-                gradient = backward(own, x[batch], factor * slope)
-                own = subtract(own, scale(learning_rate[t], gradient))
+            for batch in s.batches[t][i]:
+                _, slope = cross_entropy(factor * logits(own, s.x[batch]), s.y[batch])
+                gradient = backward(own, s.x[batch], factor * slope)
+                own = subtract(own, scale(s.learning_rate[t], gradient))
             trained.append(own)
         if trained:
-            model = average(trained, sizes, list(cohorts[t]))
+            model = average(trained, s.sizes, list(s.cohorts[t]))
         history.append({"global": model})
     return history

@@ -4,27 +4,23 @@ from tests.references.adapters import sgd, whole
 from tests.references.averaging import shares
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, base, factor=1.0
-):
+def run(s, *, base, factor=1.0):
     """Rounds in which all clients get the mean of the participants' A.
 
     Args:
-      initial: adapters and head that everybody begins with.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       base: the hidden layer's frozen kernel and bias.
       factor: alpha / rank.
 
     Returns:
       After every round, {"a": A, "personalized": the clients' plain networks}.
     """
-    models, history = [initial for _ in clients], []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    models, history = [s.initial for _ in s.clients], []
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         for i in cohort:
-            models[i] = sgd(base, models[i], batches[t][i], x, y, learning_rate[t], factor)
+            models[i] = sgd(base, models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t], factor)
         if cohort:
-            weights = shares(sizes, cohort)
+            weights = shares(s.sizes, cohort)
             a = sum(p * models[i]["hidden"]["lora_a"] for p, i in zip(weights, cohort, strict=True))
             models = [{**one, "hidden": {**one["hidden"], "lora_a": a}} for one in models]
         history.append({

@@ -32,25 +32,10 @@ def perturbation(params, gradient, rho, eta=None):
     return scale(rho / length, times(scales, scaled))
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    rho=0.1,
-    eta=None,
-    beta=None,
-):
+def run(s, *, rho=0.1, eta=None, beta=None):
     """FedAvg with SAM steps; with `beta`, mixed with the server's last direction.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       rho: length of the perturbation.
       eta: of ASAM; None: SAM.
       beta: weight of the own gradient in MoFedSAM; None: FedSAM.
@@ -58,24 +43,24 @@ def run(
     Returns:
       After every round, {"global": w, "direction": D}.
     """
-    model, direction, history = initial, zeros_like(initial), []
-    for t in range(rounds):
-        cohort, trained = list(cohorts[t]), []
+    model, direction, history = s.initial, zeros_like(s.initial), []
+    for t in range(s.rounds):
+        cohort, trained = list(s.cohorts[t]), []
         for i in cohort:
             own = model
-            for batch in batches[t][i]:
-                _, gradient = loss_and_gradient(own, x[batch], y[batch])
+            for batch in s.batches[t][i]:
+                _, gradient = loss_and_gradient(own, s.x[batch], s.y[batch])
                 trial = add(own, perturbation(own, gradient, rho, eta))
-                _, gradient = loss_and_gradient(trial, x[batch], y[batch])
+                _, gradient = loss_and_gradient(trial, s.x[batch], s.y[batch])
                 if beta is not None:
                     gradient = combine([beta, 1 - beta], [gradient, direction])
-                own = subtract(own, scale(learning_rate[t], gradient))
+                own = subtract(own, scale(s.learning_rate[t], gradient))
             trained.append(own)
-        total = sum(sizes[i] for i in cohort)
-        steps = sum(sizes[i] * len(batches[t][i]) for i in cohort) / max(total, 1)
+        total = sum(s.sizes[i] for i in cohort)
+        steps = sum(s.sizes[i] * len(s.batches[t][i]) for i in cohort) / max(total, 1)
         if steps:
-            mean = average(trained, sizes, cohort)
-            direction = scale(1 / (learning_rate[t] * steps), subtract(model, mean))
+            mean = average(trained, s.sizes, cohort)
+            direction = scale(1 / (s.learning_rate[t] * steps), subtract(model, mean))
             model = mean
         history.append({"global": model, "direction": direction})
     return history

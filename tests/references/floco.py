@@ -75,28 +75,10 @@ def near(centre, direction, share, rho):
     return centre + share * rho * direction / np.abs(direction).sum()
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    first_batches,
-    draws,
-    first_draws,
-    learning_rate,
-    warmup_fraction=0.5,
-    rho=0.1,
-):
+def run(s, *, first_batches, draws, first_draws, warmup_fraction=0.5, rho=0.1):
     """FedAvg at random points; points of clients from round floor(warmup_fraction R) on.
 
     Args:
-      initial: "head" has the kernels [E, d, C].
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       first_batches: [i], of all clients before the round in which they get points.
       draws: draws[t][i][k]: of step k, (exponential numbers [E], direction [E], share).
       first_draws: [i][k], likewise for `first_batches`.
@@ -105,25 +87,25 @@ def run(
     Returns:
       After every round, "global": the simplex, "points": [N, E].
     """
-    count = len(initial["head"]["kernel"])
-    points = [np.full(count, 1 / count) for _ in clients]
-    model, begin, history = initial, int(np.floor(warmup_fraction * rounds)), []
-    for t in range(rounds):
-        rate = learning_rate[t]
+    count = len(s.initial["head"]["kernel"])
+    points = [np.full(count, 1 / count) for _ in s.clients]
+    model, begin, history = s.initial, int(np.floor(warmup_fraction * s.rounds)), []
+    for t in range(s.rounds):
+        rate = s.learning_rate[t]
         if t == begin:
             rows = []
             for own, drawn in zip(first_batches, first_draws, strict=True):
                 drawn = [uniform(numbers) for numbers, *_ in drawn]
-                rows.append(train(model, own, x, y, rate, drawn)["head"]["kernel"].ravel())
+                rows.append(train(model, own, s.x, s.y, rate, drawn)["head"]["kernel"].ravel())
             points = list(clients_points(rows, count))
         sent = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             if t < begin:
                 drawn = [uniform(numbers) for numbers, *_ in draws[t][i]]
             else:
                 drawn = [near(points[i], way, share, rho) for _, way, share in draws[t][i]]
-            sent.append(train(model, batches[t][i], x, y, rate, drawn))
+            sent.append(train(model, s.batches[t][i], s.x, s.y, rate, drawn))
         if sent:
-            model = average(sent, sizes, cohorts[t])
+            model = average(sent, s.sizes, s.cohorts[t])
         history.append({"global": model, "points": np.array(points)})
     return history

@@ -7,27 +7,10 @@ from tests.references.averaging import shares
 from tests.references.network import combine
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    base,
-    drawn,
-    factor=1.0,
-    ranks=None,
-):
+def run(s, *, base, drawn, factor=1.0, ranks=None):
     """Factors are stacked along the rank, the first ones times their weights, and merged.
 
     Args:
-      initial: adapters and head before the first round.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       base: the hidden layer's frozen kernel and bias.
       drawn: after every round, the new adapters {"lora_a": [d, r], "lora_b": [r, h]}.
       factor: alpha / rank.
@@ -36,14 +19,14 @@ def run(
     Returns:
       After every round, {"global": adapters and head, "base": kernel, "whole": the plain network}.
     """
-    model, history = initial, []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    model, history = s.initial, []
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if cohort:
-            rate = learning_rate[t]
+            rate = s.learning_rate[t]
             begun = {i: model if ranks is None else first_columns(model, ranks[i]) for i in cohort}
-            trained = [sgd(base, begun[i], batches[t][i], x, y, rate, factor) for i in cohort]
-            weights = shares(sizes, cohort)
+            trained = [sgd(base, begun[i], s.batches[t][i], s.x, s.y, rate, factor) for i in cohort]
+            weights = shares(s.sizes, cohort)
             pairs = list(zip(weights, trained, strict=True))
             tall = np.concatenate([p * one["hidden"]["lora_a"] for p, one in pairs], axis=1)
             wide = np.concatenate([one["hidden"]["lora_b"] for one in trained], axis=0)

@@ -29,38 +29,25 @@ def train(own, meme, batches, x, y, rate, alpha, beta):
     return own, meme
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    alpha=0.5,
-    beta=0.5,
-    weighting="size",
-):
+def run(s, *, alpha=0.5, beta=0.5, weighting="size"):
     """FedAvg of meme models beside an own model of every client.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       alpha, beta: weights of the cross-entropy of own and meme models.
       weighting: of the average, "size" or "uniform".
 
     Returns:
       After every round, "global": w, "personalized": [N], the v_i.
     """
-    model, own, history = initial, [initial for _ in clients], []
-    for t in range(rounds):
+    model, own, history = s.initial, [s.initial for _ in s.clients], []
+    for t in range(s.rounds):
         memes = []
-        for i in cohorts[t]:
-            own[i], meme = train(own[i], model, batches[t][i], x, y, learning_rate[t], alpha, beta)
+        for i in s.cohorts[t]:
+            own[i], meme = train(
+                own[i], model, s.batches[t][i], s.x, s.y, s.learning_rate[t], alpha, beta
+            )
             memes.append(meme)
         if memes:
-            model = average(memes, sizes, list(cohorts[t]), weighting)
+            model = average(memes, s.sizes, list(s.cohorts[t]), weighting)
         history.append({"global": model, "personalized": list(own)})
     return history

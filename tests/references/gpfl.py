@@ -113,38 +113,39 @@ def train(received, batches, x, y, share, rate, weight, decay):
     return model
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, weight=0.01,
-    module_decay=0.1,
-):  # fmt: skip
+def run(s, *, weight=0.01, module_decay=0.1):
     """Rounds in which all but the heads is averaged.
 
     Args:
-      initial: a network with "gamma", "beta" and "embeddings" beside its layers.
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       weight: of the distance to the received embeddings.
       module_decay: weight decay of gamma, beta and embeddings.
 
     Returns:
       After every round, "global": shared layers, "personalized": [N]; "shares": [N, C].
     """
-    classes = len(initial["embeddings"]["e"])
-    shares = np.array([np.bincount(y[c["samples"]], minlength=classes) for c in clients])
+    classes = len(s.initial["embeddings"]["e"])
+    shares = np.array([np.bincount(s.y[c["samples"]], minlength=classes) for c in s.clients])
     shares = shares / shares.sum(axis=1, keepdims=True)
-    heads, history = [initial["head"] for _ in clients], []
-    shared = {name: layer for name, layer in initial.items() if name != "head"}
-    for t in range(rounds):
+    heads, history = [s.initial["head"] for _ in s.clients], []
+    shared = {name: layer for name, layer in s.initial.items() if name != "head"}
+    for t in range(s.rounds):
         sent = []
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             start = {**shared, "head": heads[i]}
             model = train(
-                start, batches[t][i], x, y, shares[i], learning_rate[t], weight, module_decay
+                start,
+                s.batches[t][i],
+                s.x,
+                s.y,
+                shares[i],
+                s.learning_rate[t],
+                weight,
+                module_decay,
             )
             heads[i] = model["head"]
             sent.append({name: layer for name, layer in model.items() if name != "head"})
         if sent:
-            shared = average(sent, sizes, cohorts[t])
+            shared = average(sent, s.sizes, s.cohorts[t])
         personalized = [{**shared, "head": head} for head in heads]
         history.append({"global": shared, "personalized": personalized, "shares": shares})
     return history

@@ -7,30 +7,10 @@ from tests.references.averaging import shares
 from tests.references.network import combine
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    base,
-    ranks,
-    factor=1.0,
-    gamma=0.99,
-    tail_weight=0.01,
-    min_rank=1,
-    weighting="norm",
-):
+def run(s, *, base, ranks, factor=1.0, gamma=0.99, tail_weight=0.01, min_rank=1, weighting="norm"):
     """Truncated adapters are trained with a pulled tail, pruned, padded and averaged.
 
     Args:
-      initial: adapters of the largest rank, and head.
-      clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       base: the hidden layer's frozen kernel and bias.
       ranks: the clients' ranks before the first round.
       factor: alpha / largest rank.
@@ -42,19 +22,19 @@ def run(
       After every round, {"global": model, "ranks", "own": truncated models,
       "whole": the plain networks of the clients}.
     """
-    model, ranks, history = initial, list(ranks), []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    model, ranks, history = s.initial, list(ranks), []
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         trained = []
         for i in cohort:
             begun = cut(model, ranks[i])
             first = int(np.floor(gamma * ranks[i] + 1e-9))
             own = begun
-            for batch in batches[t][i]:
+            for batch in s.batches[t][i]:
                 slopes = tail_slopes(own["hidden"], first)
-                step = sgd(base, own, [batch], x, y, learning_rate[t], factor)
+                step = sgd(base, own, [batch], s.x, s.y, s.learning_rate[t], factor)
                 hidden = {
-                    name: step["hidden"][name] - learning_rate[t] * tail_weight * slopes[name]
+                    name: step["hidden"][name] - s.learning_rate[t] * tail_weight * slopes[name]
                     for name in slopes
                 }
                 own = {**step, "hidden": hidden}
@@ -64,7 +44,7 @@ def run(
         if cohort:
             norms = [np.linalg.norm(m["hidden"]["lora_a"] @ m["hidden"]["lora_b"]) for m in trained]
             weights = [norm / sum(norms) for norm in norms]
-            model = combine(shares(sizes, cohort) if weighting == "size" else weights, trained)
+            model = combine(shares(s.sizes, cohort) if weighting == "size" else weights, trained)
         own = [cut(model, rank) for rank in ranks]
         plain = [whole(base, one, factor) for one in own]
         history.append({"global": model, "ranks": list(ranks), "own": own, "whole": plain})

@@ -40,33 +40,11 @@ def balanced(draws, clients, x, y, share=None):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    averaging="models",
-    weighting="size",
-    scored_by="train",
-    groups=None,
-    warmup_rounds=0,
+    s, *, averaging="models", weighting="size", scored_by="train", groups=None, warmup_rounds=0
 ):
     """Every participant takes the model that fits it best; each model is the mean of its takers'.
 
     Args:
-      initial: K models from different draws.
-      clients: one dict per client with "samples", and with "test" where `scored_by` is "test".
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; a model that nobody takes stays as it is.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       averaging: "models", or "gradients": theta_k <- theta_k - (eta / M) sum of the full gradients
         of its takers, M all participants; there is no local training then.
       weighting: of models, "size", n_i over the takers' sum, or "uniform" as published.
@@ -83,30 +61,30 @@ def run(
         raise ValueError(f"Unknown averaging {averaging!r}. Valid: {', '.join(AVERAGING)}.")
     if weighting not in ("size", "uniform"):
         raise ValueError(f"Unknown weighting {weighting!r}.")
-    models = list(initial)
+    models = list(s.initial)
     split = {"train": "samples", "test": "test"}[scored_by]
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         clusters = {
-            i: groups[i] if t < warmup_rounds else choose(models, clients[i]["samples"], x, y)
-            for i in cohorts[t]
+            i: groups[i] if t < warmup_rounds else choose(models, s.clients[i]["samples"], s.x, s.y)
+            for i in s.cohorts[t]
         }
         renewed = list(models)
         for k, model in enumerate(models):
-            takers = [i for i in cohorts[t] if clusters[i] == k]
+            takers = [i for i in s.cohorts[t] if clusters[i] == k]
             if not takers:
                 continue
             if averaging == "gradients":
-                samples = [clients[i]["samples"] for i in takers]
-                slopes = [loss_and_gradient(model, x[own], y[own])[1] for own in samples]
+                samples = [s.clients[i]["samples"] for i in takers]
+                slopes = [loss_and_gradient(model, s.x[own], s.y[own])[1] for own in samples]
                 total = combine([1.0 / len(clusters)] * len(takers), slopes)
-                renewed[k] = subtract(model, scale(learning_rate[t], total))
+                renewed[k] = subtract(model, scale(s.learning_rate[t], total))
                 continue
-            trained = [sgd(model, batches[t][i], x, y, learning_rate[t]) for i in takers]
-            parts = [sizes[i] if weighting == "size" else 1.0 for i in takers]
+            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in takers]
+            parts = [s.sizes[i] if weighting == "size" else 1.0 for i in takers]
             renewed[k] = combine([part / sum(parts) for part in parts], trained)
         models = renewed
-        choices = [choose(models, client[split], x, y) for client in clients]
+        choices = [choose(models, client[split], s.x, s.y) for client in s.clients]
         history.append(
             {
                 "personalized": [models[k] for k in choices],

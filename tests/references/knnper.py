@@ -44,14 +44,11 @@ def best_weight(model, own, asked, x, y, neighbours, scale):
     return best
 
 
-def run(
-    initial, clients, rounds, *, x, y, neighbours=7, weight=0.5, scale=1.0, tuned=False, **common
-):
+def run(s, *, neighbours=7, weight=0.5, scale=1.0, tuned=False):
     """FedAvg; after every round clients predict their test samples.
 
     Args:
-      initial, rounds, x, y, common: as in `fedavg.run`.
-      clients: one dict per client: "samples", "validation" and "test" are indices.
+      s: its clients have indices "validation" and "test" beside "samples".
       neighbours, scale: k, sigma.
       weight: lambda; with `tuned`, of clients without validation samples.
       tuned: choose lambda on validation samples.
@@ -61,17 +58,17 @@ def run(
       of every client, [n, C] each.
     """
     history = []
-    for models in fedavg.run(initial, clients, rounds, x=x, y=y, **common):
+    for models in fedavg.run(s):
         model, weights, mixed = models["global"], [], []
-        for client in clients:
+        for client in s.clients:
             own, held = client["samples"], client["validation"]
             chosen = weight
             if tuned and len(held):
-                chosen = best_weight(model, own, held, x, y, neighbours, scale)
+                chosen = best_weight(model, own, held, s.x, s.y, neighbours, scale)
             weights.append(chosen)
             if len(client["test"]):
                 asked = client["test"]
-                rows = probabilities(model, own, asked, x, y, neighbours, scale, chosen)
+                rows = probabilities(model, own, asked, s.x, s.y, neighbours, scale, chosen)
             else:
                 rows = np.zeros((0, 0))
             mixed.append(rows)

@@ -44,39 +44,23 @@ def neighbours_to_keep(logits, client, count):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
     validation_batches,
-    learning_rate,
-    logit_rate=1e-2,
+    logit_rate=0.01,
     prune_after=10,
     neighbours=None,
     whole_pass=False,
     betas=(0.9, 0.99),
     logits=None,
     encoder=None,
-    encoder_decay=1e-2,
-    sizes=None,
+    encoder_decay=0.01,
 ):
     """Every client subtracts a mixture of all clients' updates, by weights that it learns.
 
     Args:
-      initial: the model every client starts from.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the clients that train and exchange updates; the weights of the others
-        count as 0, and their models, logits and Adam's moments stay as they are.
-      batches: batches[t][i] is the list of batches of client i in round t.
       validation_batches: validation_batches[t][i], likewise, of its validation samples; a client
         without any keeps its logits.
-      learning_rate: one rate per round.
       logit_rate, betas: Adam's.
       prune_after: T_0, the round after which a client is left with some neighbours; one that is
         absent then does so when it is back, its logits being the same.
@@ -90,29 +74,28 @@ def run(
         from the mean of the copies. Logits are the scores by which clients mixed; scores with
         absent clients stay what they were.
       encoder_decay: its weight decay (AdamW).
-      sizes: unused: the weights don't look at the amount of data.
 
     Returns:
       After every round, "personalized": [N]; "trained": {client: model} before mixing; "weights":
       [N, N] as applied, with the identity's rows for absent clients; "logits": [N, N], "active":
       bool [N, N]; "moments": [N], Adam's states; "encoder", if there is one.
     """
-    count = len(clients)
+    count = len(s.clients)
     kept = max(1, count // 10) if neighbours is None else neighbours
     logits = np.zeros((count, count)) if logits is None else np.array(logits, np.float64)
     active = np.ones((count, count), bool)
     pruned = np.zeros(count, bool)
     learnt = logits[0] if encoder is None else l2c_encoder.numbers(encoder)
-    moments = [adam_begin(learnt) for _ in clients]
-    models = [initial for _ in clients]
+    moments = [adam_begin(learnt) for _ in s.clients]
+    models = [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         present = np.isin(np.arange(count), cohort)
-        trained = {i: sgd(models[i], batches[t][i], x, y, learning_rate[t]) for i in cohort}
+        trained = {i: sgd(models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort}
         deltas = {i: subtract(models[i], trained[i]) for i in cohort}
         weights, copies = np.eye(count), []
-        updates = {j: l2c_encoder.update_of(initial, trained[j]) for j in cohort}
+        updates = {j: l2c_encoder.update_of(s.initial, trained[j]) for j in cohort}
         for i in cohort:
             if encoder is not None:
                 logits[i, cohort] = l2c_encoder.scores(encoder, updates, i)
@@ -126,7 +109,7 @@ def run(
                 current = logits[i].copy()
                 if encoder is not None:
                     current[cohort] = l2c_encoder.scores(own, updates, i)
-                slope = logit_gradient(current, heard, before, deltas, x[batch], y[batch])
+                slope = logit_gradient(current, heard, before, deltas, s.x[batch], s.y[batch])
                 if encoder is None:
                     logits[i], moments[i] = adam_step(
                         logits[i], slope, moments[i], logit_rate, *betas

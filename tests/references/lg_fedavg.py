@@ -3,20 +3,10 @@
 from tests.references import partly_shared
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    shared=("head",),
-    weighting="uniform",
-    warmup_rounds=0,
-    **training,
-):
+def run(s, *, shared=("head",), weighting="uniform", warmup_rounds=0):
     """The global layers are averaged uniformly; every client's representation stays with it.
 
     Args:
-      initial, clients, rounds, **training: as in `partly_shared.run`.
       shared: names of the global layers.
       warmup_rounds: how many rounds of FedAvg, with the same weights, make the first model.
       weighting: "uniform" (the code's division by the number of participants), or "size".
@@ -24,14 +14,16 @@ def run(
     Returns:
       After every round, {"personalized": [N models]}.
     """
-    by_round = ("cohorts", "batches", "learning_rate")
-    warm = {name: training[name][:warmup_rounds] for name in by_round}
-    later = {name: training[name][warmup_rounds:] for name in by_round}
-    count = min(warmup_rounds, rounds)
-    history = partly_shared.run(
-        initial, clients, count, shared=list(initial), weighting=weighting, **training | warm
+    count = min(warmup_rounds, s.rounds)
+    warm, later = (
+        s.but(
+            rounds=len(range(*part.indices(s.rounds))),
+            cohorts=s.cohorts[part],
+            batches=s.batches[part],
+            learning_rate=s.learning_rate[part],
+        )
+        for part in (slice(count), slice(count, None))
     )
-    first = history[-1]["personalized"][0] if history else initial
-    return history + partly_shared.run(
-        first, clients, rounds - count, shared=shared, weighting=weighting, **training | later
-    )
+    history = partly_shared.run(warm, shared=list(s.initial), weighting=weighting)
+    first = history[-1]["personalized"][0] if history else s.initial
+    return history + partly_shared.run(later.but(initial=first), shared=shared, weighting=weighting)

@@ -81,28 +81,10 @@ def personal(model, start, server, weights):
     )
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    starts,
-    arrivals,
-    batches,
-    learning_rate,
-    stage="tensor",
-    equation=11,
-    raw_cosine=False,
-    flush=False,
-):
+def run(s, *, stage="tensor", equation=11, raw_cosine=False, flush=False):
     """A global model of fresh and predicted uploads; personal models that are only scored.
 
     Args:
-      initial, clients, rounds, x, y, sizes, starts, arrivals, batches, learning_rate: as in
-        `fedavg_async.run`.
       stage, equation, raw_cosine: see `predicted`.
       flush: whether waiting clients send in the last round.
 
@@ -112,18 +94,18 @@ def run(
       and "after": w0 and w1 [N]; "predicted": {client: model}; "arrived":
       clients whose uploads arrived.
     """
-    count = len(clients)
-    server = initial
-    state = Clients(initial, count)
-    after = [initial] * count
-    personalized = [initial] * count
+    count = len(s.clients)
+    server = s.initial
+    state = Clients(s.initial, count)
+    after = [s.initial] * count
+    personalized = [s.initial] * count
     on_the_way = set()
     history = []
-    for t in range(rounds):
-        state.train(starts[t], t, server, batches, x, y, learning_rate[t])
-        on_the_way |= set(starts[t])
-        here = set(arrivals[t])
-        if flush and t == rounds - 1:
+    for t in range(s.rounds):
+        state.train(s.starts[t], t, server, s.batches, s.x, s.y, s.learning_rate[t])
+        on_the_way |= set(s.starts[t])
+        here = set(s.arrivals[t])
+        if flush and t == s.rounds - 1:
             here |= {k for k in on_the_way if state.staleness(k, t) > 0}
         fresh = [k for k in sorted(here) if state.staleness(k, t) == 0]
         stale = [k for k in sorted(here) if state.staleness(k, t) > 0]
@@ -143,7 +125,7 @@ def run(
 
         for k in stale:
             state.trained[k] = guesses[k]
-        server = averaged({k: state.trained[k] for k in sorted(here)}, sizes, server)
+        server = averaged({k: state.trained[k] for k in sorted(here)}, s.sizes, server)
         for k in fresh:
             v, w0 = state.trained[k], state.start[k]
             weights = normalized(similarity(subtract(server, w0), subtract(v, w0), stage))

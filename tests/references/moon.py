@@ -40,28 +40,12 @@ def loss_and_gradient(params, received, previous, x, y, mu, tau, form=network):
     return loss + mu * apart, form.backward(params, x, slope, mu * feature_slope)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    mu=1.0,
-    tau=0.5,
-    weighting="size",
-    form=network,
-):
+def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
     """FedAvg whose clients keep features near the global model's, away from their last model's.
 
     Features are what the last hidden layer gives, or the projection of a network that has one.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       mu: weight of the contrast.
       tau: its temperature.
       weighting: of the average, "size" or "uniform".
@@ -72,19 +56,19 @@ def run(
       before it first takes part: the received model then stands in for it, and the term is a
       constant.
     """
-    model, previous = initial, [None for _ in clients]
+    model, previous = s.initial, [None for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort, received = list(cohorts[t]), model
+    for t in range(s.rounds):
+        cohort, received = list(s.cohorts[t]), model
         for i in cohort:
             own = received
             last = received if previous[i] is None else previous[i]
-            for batch in batches[t][i]:
-                at = x[batch], y[batch]
+            for batch in s.batches[t][i]:
+                at = s.x[batch], s.y[batch]
                 _, gradient = loss_and_gradient(own, received, last, *at, mu, tau, form)
-                own = subtract(own, scale(learning_rate[t], gradient))
+                own = subtract(own, scale(s.learning_rate[t], gradient))
             previous[i] = own
         if cohort:
-            model = average([previous[i] for i in cohort], sizes, cohort, weighting)
+            model = average([previous[i] for i in cohort], s.sizes, cohort, weighting)
         history.append({"global": model, "previous": list(previous)})
     return history

@@ -14,39 +14,25 @@ def own_training(own, mean, batches, x, y, learning_rate, proximal_weight):
     return sgd(own, batches, x, y, learning_rate, extra_gradient=towards)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    proximal_weight=1.0,
-    weighting="size",
-):
+def run(s, *, proximal_weight=1.0, weighting="size"):
     """Every member trains its own model near the mean, which is then that of the members.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       proximal_weight: lambda.
       weighting: of the mean, "size" or "uniform".
 
     Returns:
       After every round, "global": w, "personalized": [N], the w_i.
     """
-    mean, own = initial, [initial for _ in clients]
+    mean, own = s.initial, [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort, received = list(cohorts[t]), mean
+    for t in range(s.rounds):
+        cohort, received = list(s.cohorts[t]), mean
         for i in cohort:
             own[i] = own_training(
-                own[i], received, batches[t][i], x, y, learning_rate[t], proximal_weight
+                own[i], received, s.batches[t][i], s.x, s.y, s.learning_rate[t], proximal_weight
             )
         if cohort:
-            mean = average([own[i] for i in cohort], sizes, cohort, weighting)
+            mean = average([own[i] for i in cohort], s.sizes, cohort, weighting)
         history.append({"global": mean, "personalized": list(own)})
     return history

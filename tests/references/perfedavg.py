@@ -45,31 +45,19 @@ def meta_gradient(params, batches, x, y, inner_rate, product="exact", delta=1e-3
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
     variant="first_order",
     inner_rate=None,
     outer_rate=None,
     product="exact",
-    delta=1e-3,
+    delta=0.001,
     weighting="size",
     adapt_batches=None,
 ):
     """FedAvg whose clients descend the loss after one further step.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, learning_rate: as in `fedavg.run`.
-      batches: batches[t][i] is the list of steps of client i in round t, each a list of two
-        minibatches, or of three for "hessian_free". The later ones of an epoch's last step may
-        have no samples; their gradients and products are zero.
       variant: one of `VARIANTS`.
       inner_rate, outer_rate: alpha and beta, one per round; None takes the learning rate.
       product, delta: how "hessian_free" multiplies, one of `PRODUCTS`, and the differences' width.
@@ -84,26 +72,26 @@ def run(
         raise ValueError(f"Unknown variant {variant!r}. Valid: {', '.join(VARIANTS)}.")
     if product not in PRODUCTS:
         raise ValueError(f"Unknown product {product!r}. Valid: {', '.join(PRODUCTS)}.")
-    inner_rate = learning_rate if inner_rate is None else inner_rate
-    outer_rate = learning_rate if outer_rate is None else outer_rate
-    model = initial
+    inner_rate = s.learning_rate if inner_rate is None else inner_rate
+    outer_rate = s.learning_rate if outer_rate is None else outer_rate
+    model = s.initial
     history = []
-    for t in range(rounds):
-        cohort, trained = list(cohorts[t]), []
+    for t in range(s.rounds):
+        cohort, trained = list(s.cohorts[t]), []
         for i in cohort:
             own = model
-            for step in batches[t][i]:
+            for step in s.batches[t][i]:
                 if len(step) != VARIANTS[variant]:
                     raise ValueError(f"{variant} takes {VARIANTS[variant]} minibatches a step.")
-                slope = meta_gradient(own, step, x, y, inner_rate[t], product, delta)
+                slope = meta_gradient(own, step, s.x, s.y, inner_rate[t], product, delta)
                 own = subtract(own, scale(outer_rate[t], slope))
             trained.append(own)
         if cohort:
-            model = average(trained, sizes, cohort, weighting)
+            model = average(trained, s.sizes, cohort, weighting)
         models = {"global": model}
         if adapt_batches is not None:
             models["personalized"] = [
-                sgd(model, own, x, y, inner_rate[t]) for own in adapt_batches[t]
+                sgd(model, own, s.x, s.y, inner_rate[t]) for own in adapt_batches[t]
             ]
         history.append(models)
     return history

@@ -28,28 +28,24 @@ def timetable(delays, rounds):
     return starts, arrivals
 
 
-def run(
-    initial, clients, rounds, *, x, y, sizes, starts, arrivals, batches, learning_rate, steps=2
-):
+def run(s, *, steps=2):
     """The server's model is the mean, by sizes, of what it last had from each client.
 
     Args:
-      initial, clients, rounds, x, y, sizes, batches, learning_rate: as in `fedavg_async.run`.
-      starts, arrivals: see `timetable`.
       steps: how many SGD steps each batch is used for.
 
     Returns:
       After every round, "global": w; "personalized": [N], what every client trained last;
       "arrived": [N], what the server last had from each, the initial model at first.
     """
-    server = initial
-    trained, arrived = [initial] * len(clients), [initial] * len(clients)
+    server = s.initial
+    trained, arrived = [s.initial] * len(s.clients), [s.initial] * len(s.clients)
     history = []
-    for t in range(rounds):
-        for i in starts[t]:
-            trained[i] = sgd(server, repeated(batches[t][i], steps), x, y, learning_rate[t])
-        for i in arrivals[t]:
+    for t in range(s.rounds):
+        for i in s.starts[t]:
+            trained[i] = sgd(server, repeated(s.batches[t][i], steps), s.x, s.y, s.learning_rate[t])
+        for i in s.arrivals[t]:
             arrived[i] = trained[i]
-        server = averaged(dict(enumerate(arrived)), sizes, server)
+        server = averaged(dict(enumerate(arrived)), s.sizes, server)
         history.append({"global": server, "personalized": list(trained), "arrived": list(arrived)})
     return history

@@ -95,17 +95,11 @@ def adapted(model, known, x, y, own, prior, options):
     return mixed(known, mine, beta), beta
 
 
-def run(
-    initial, means, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, single=False,
-    min_samples=3, epsilon=1e-4,
-):  # fmt: skip
+def run(s, *, means, single=False, min_samples=3, epsilon=0.0001):
     """Rounds of training under heads that Gaussians give.
 
     Args:
-      initial: a network; its head is not used.
       means: the first means of classes, [C, d].
-      clients: one dict per client; "samples" holds the indices of its training samples.
-      rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       single: one beta for means and covariance.
       min_samples, epsilon: hyperparameters.
 
@@ -115,27 +109,29 @@ def run(
     """
     options = {"single": single, "least": min_samples, "epsilon": epsilon}
     classes, width = means.shape
-    known, body = (means, np.eye(width)), {k: v for k, v in initial.items() if k != "head"}
-    priors = [prior_of(y[c["samples"]], classes, epsilon) for c in clients]
+    known, body = (means, np.eye(width)), {k: v for k, v in s.initial.items() if k != "head"}
+    priors = [prior_of(s.y[c["samples"]], classes, epsilon) for c in s.clients]
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         bodies, sent, betas = [], [], {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             fixed = head(*known, priors[i], epsilon)
             model = {**body, "head": fixed}
-            for batch in batches[t][i]:
-                _, gradient = loss_and_gradient(model, x[batch], y[batch])
-                model = {**add(model, scale(-learning_rate[t], gradient)), "head": fixed}
-            own, betas[i] = adapted(model, known, x, y, clients[i]["samples"], priors[i], options)
+            for batch in s.batches[t][i]:
+                _, gradient = loss_and_gradient(model, s.x[batch], s.y[batch])
+                model = {**add(model, scale(-s.learning_rate[t], gradient)), "head": fixed}
+            own, betas[i] = adapted(
+                model, known, s.x, s.y, s.clients[i]["samples"], priors[i], options
+            )
             bodies.append({k: v for k, v in model.items() if k != "head"})
             sent.append(own)
         if sent:
-            body, p = average(bodies, sizes, cohorts[t]), shares(sizes, cohorts[t])
+            body, p = average(bodies, s.sizes, s.cohorts[t]), shares(s.sizes, s.cohorts[t])
             known = tuple(sum(w * own[k] for w, own in zip(p, sent, strict=True)) for k in range(2))
         personalized = []
-        for i, client in enumerate(clients):
+        for i, client in enumerate(s.clients):
             own, _ = adapted(
-                {**body, "head": None}, known, x, y, client["samples"], priors[i], options
+                {**body, "head": None}, known, s.x, s.y, client["samples"], priors[i], options
             )
             personalized.append({**body, "head": head(*own, priors[i], epsilon)})
         history.append(

@@ -168,40 +168,24 @@ def server_gradient(embeddings, psi, client, change):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     embeddings,
     hypernetwork,
-    server_rate=1e-2,
+    server_rate=0.01,
     embedding_rate=None,
     server_momentum=0.9,
-    server_decay=1e-3,
+    server_decay=0.001,
     server_clip=50.0,
     momentum=0.9,
-    weight_decay=5e-5,
+    weight_decay=5e-05,
     clip=50.0,
     form="sequential",
     heads=None,
-    sizes=None,
 ):
     """One client after the other gets a model from the hypernetwork, trains it, and moves it.
 
     Args:
-      initial: any model of the target network; only its shapes matter.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients in their order; the paper's step is a round
-        with one client. Nobody leaves the hypernetwork as it is.
-      batches: batches[t][i], those of the inner steps of client i in round t.
-      learning_rate: of the inner steps, one per round.
       embeddings, hypernetwork: [N, d] and psi before the first round.
       server_rate, server_momentum, server_decay: of the hypernetwork's SGD. Momentum and decay
         also move the embeddings of clients that are not there.
@@ -211,7 +195,6 @@ def run(
       form: "sequential" (the algorithm), or "mean_vjp", another one: the whole cohort's models
         come from the same hypernetwork, which takes one step along the mean of their products.
       heads: [N], local last layers (pFedHN-PC), which are not in `hypernetwork`; None: none.
-      sizes: unused.
 
     Returns:
       After every round, "personalized": [N], "trained": {client: model}, "received" likewise,
@@ -221,7 +204,7 @@ def run(
         raise ValueError(f"Unknown form {form!r}. Valid: {', '.join(FORMS)}.")
     embeddings = np.array(embeddings, np.float64)
     psi = hypernetwork
-    heads = [None] * len(clients) if heads is None else list(heads)
+    heads = [None] * len(s.clients) if heads is None else list(heads)
     of_heads = [None if head is None else 0.0 * flat({"head": head}) for head in heads]
     own_rate = server_rate if embedding_rate is None else embedding_rate
     rates = np.full(numbers(embeddings, psi).shape, server_rate)
@@ -229,25 +212,25 @@ def run(
     velocity = np.zeros_like(rates)
 
     def whole(i):
-        model = generate(embeddings[i], psi, initial)
+        model = generate(embeddings[i], psi, s.initial)
         return model if heads[i] is None else {**model, "head": heads[i]}
 
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         received, trained = {}, {}
-        cohort = list(cohorts[t])
+        cohort = list(s.cohorts[t])
         turns = [[i] for i in cohort] if form == "sequential" else [cohort] * bool(cohort)
         for turn in turns:
             products = []
             for i in turn:
-                model = generate(embeddings[i], psi, initial)
+                model = generate(embeddings[i], psi, s.initial)
                 received[i] = whole(i)
                 after, heads[i], of_heads[i] = train_client(
                     model,
-                    batches[t][i],
-                    x,
-                    y,
-                    learning_rate[t],
+                    s.batches[t][i],
+                    s.x,
+                    s.y,
+                    s.learning_rate[t],
                     momentum=momentum,
                     weight_decay=weight_decay,
                     bound=clip,
@@ -264,7 +247,7 @@ def run(
             embeddings, psi = rebuilt(vector, embeddings, psi)
         history.append(
             {
-                "personalized": [whole(i) for i in range(len(clients))],
+                "personalized": [whole(i) for i in range(len(s.clients))],
                 "received": received,
                 "trained": trained,
                 "embeddings": embeddings,

@@ -188,35 +188,11 @@ def weight_cotangent(change, models, blocks):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
-    blocks,
-    embeddings,
-    hypernetworks,
-    hypernetwork_rate=1.0,
-    retained=0,
-    weighting="softmax",
-    sizes=None,
+    s, *, blocks, embeddings, hypernetworks, hypernetwork_rate=1.0, retained=0, weighting="softmax"
 ):
     """Every client's model mixes all clients' uploads, each block with weights of its own.
 
     Args:
-      initial: the model every client has uploaded before the first round, or a list of one
-        per client.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the clients that train, upload and have their hypernetworks updated;
-        the uploads of all clients are mixed, present or not.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       blocks: the blocks in the order of the hypernetworks' output layers; together, all layers
         of the network, each once.
       embeddings, hypernetworks: v_i and psi_i of every client before the first round.
@@ -224,7 +200,6 @@ def run(
       retained: how many blocks a client keeps from its own last upload: 0 is pFedLA, k > 0
         HeurpFedLA.
       weighting: what turns scores into weights, one of `WEIGHTINGS`.
-      sizes: unused: eqs. (5), (6) don't look at the amount of data.
 
     Returns:
       After every round, "received": {client: theta_bar} the cohort trained from, "uploaded":
@@ -233,9 +208,9 @@ def run(
       retained blocks), "retained": [N, L] of bool, "personalized": [N], theta_bar; "embedding":
       [N], "hypernetwork": [N].
     """
-    count = len(clients)
+    count = len(s.clients)
     named = [layer for block in blocks for layer in layers_of(block)]
-    uploaded = list(initial) if isinstance(initial, list) else [initial for _ in clients]
+    uploaded = list(s.initial) if isinstance(s.initial, list) else [s.initial for _ in s.clients]
     if sorted(named) != sorted(uploaded[0]):
         raise ValueError(f"The blocks hold {sorted(named)}, the network {sorted(uploaded[0])}.")
     vectors = [np.asarray(vector, np.float64) for vector in embeddings]
@@ -252,11 +227,11 @@ def run(
 
     masks, alphas, personal = distribute()
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         stored = list(uploaded)  # all clients at once: nobody sees this round's uploads
-        received = {i: personal[i] for i in cohorts[t]}
-        for i in cohorts[t]:
-            trained = sgd(received[i], batches[t][i], x, y, learning_rate[t])
+        received = {i: personal[i] for i in s.cohorts[t]}
+        for i in s.cohorts[t]:
+            trained = sgd(received[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
             change = subtract(trained, received[i])
             uploaded[i] = trained  # theta_bar_i + dtheta_i
             cotangent = weight_cotangent(change, stored, blocks)

@@ -19,30 +19,19 @@ def nearby(start, local, x, y, rate, steps, proximal_weight, decay):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
     personal_rate,
     proximal_weight=15.0,
     inner_steps=5,
     server_rate=1.0,
-    decay=1e-3,
+    decay=0.001,
     weighting="size",
     participants="all",
 ):
     """Local models w_i move towards personal ones theta_i, which are nearby minima.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, learning_rate: as in `fedavg.run`.
-      batches: batches[t][i] is the list of minibatches of client i in round t. Each serves all
-        inner steps, and then one step w_i <- w_i - eta lambda (w_i - theta).
       personal_rate: eta_p, one per round.
       proximal_weight: lambda.
       inner_steps: K.
@@ -58,28 +47,28 @@ def run(
     """
     if participants not in ("sampled", "all"):
         raise ValueError(f"Unknown {participants!r}. Valid: sampled, all.")
-    model, personal = initial, [initial for _ in clients]
+    model, personal = s.initial, [s.initial for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort, trained = list(cohorts[t]), {}
-        for i in cohort if participants == "sampled" else range(len(clients)):
+    for t in range(s.rounds):
+        cohort, trained = list(s.cohorts[t]), {}
+        for i in cohort if participants == "sampled" else range(len(s.clients)):
             local = theta = model  # both begin at what was received
-            for batch in batches[t][i]:
+            for batch in s.batches[t][i]:
                 theta = nearby(
                     theta,
                     local,
-                    x[batch],
-                    y[batch],
+                    s.x[batch],
+                    s.y[batch],
                     personal_rate[t],
                     inner_steps,
                     proximal_weight,
                     decay,
                 )
                 away = subtract(local, theta)
-                local = subtract(local, scale(learning_rate[t] * proximal_weight, away))
+                local = subtract(local, scale(s.learning_rate[t] * proximal_weight, away))
             trained[i], personal[i] = local, theta
         if cohort:
-            mean = average([trained[i] for i in cohort], sizes, cohort, weighting)
+            mean = average([trained[i] for i in cohort], s.sizes, cohort, weighting)
             model = combine([1.0 - server_rate, server_rate], [model, mean])
         history.append({"global": model, "personalized": list(personal), "trained": trained})
     return history

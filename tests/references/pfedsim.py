@@ -29,27 +29,26 @@ def weights(known, i):
     return scores / scores.sum()
 
 
-def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rate, warm=1):
+def run(s, *, warm=1):
     """`warm` rounds of FedAvg, then own models whose bodies begin as mixtures.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`.
       warm: rounds of the warm-up.
 
     Returns:
       After every round, "global": the server's model, "personalized": [N], every client's last
       model, "similarity": S [N, N], "weights": {member: [N] or None} after the warm-up.
     """
-    count = len(clients)
-    server, own, known = initial, [None] * count, np.zeros((count, count))
+    count = len(s.clients)
+    server, own, known = s.initial, [None] * count, np.zeros((count, count))
     history = []
-    for t in range(rounds):
-        cohort, trained, used = list(cohorts[t]), {}, {}
+    for t in range(s.rounds):
+        cohort, trained, used = list(s.cohorts[t]), {}, {}
         if t < warm:
             for i in cohort:
-                trained[i] = sgd(server, batches[t][i], x, y, learning_rate[t])
+                trained[i] = sgd(server, s.batches[t][i], s.x, s.y, s.learning_rate[t])
             if cohort:
-                server = average([trained[i] for i in cohort], sizes, cohort, "size")
+                server = average([trained[i] for i in cohort], s.sizes, cohort, "size")
         else:
             held = [server if model is None else model for model in own]
             for i in cohort:
@@ -57,7 +56,7 @@ def run(initial, clients, rounds, *, x, y, sizes, cohorts, batches, learning_rat
                 if used[i] is not None:
                     body = combine(used[i], held)
                     start = {**body, "head": held[i]["head"]}
-                trained[i] = sgd(start, batches[t][i], x, y, learning_rate[t])
+                trained[i] = sgd(start, s.batches[t][i], s.x, s.y, s.learning_rate[t])
             for i in cohort:
                 own[i] = trained[i]
                 for j in cohort:

@@ -15,43 +15,28 @@ def own_head(body, head, shared, batches, x, y, rate, proximal_weight):
     return sgd({**body, "head": head}, batches, x, y, rate, towards, ("head",))["head"]
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    head_batches,
-    learning_rate,
-    proximal_weight=1.0,
-):
+def run(s, *, head_batches, proximal_weight=1.0):
     """Private bodies, own heads, and a shared head that is averaged.
 
     Args:
-      initial, clients, rounds, x, y, sizes, cohorts, batches, learning_rate: as in `fedavg.run`;
-        the batches are those of bodies and the shared head.
       head_batches: like `batches`, for own heads.
       proximal_weight: lambda.
 
     Returns:
       After every round, "head": the shared one, "personalized": [N], bodies with own heads.
     """
-    shared, own, history = initial["head"], [initial for _ in clients], []
-    for t in range(rounds):
-        heads, rate = [], learning_rate[t]
-        for i in cohorts[t]:
+    shared, own, history = s.initial["head"], [s.initial for _ in s.clients], []
+    for t in range(s.rounds):
+        heads, rate = [], s.learning_rate[t]
+        for i in s.cohorts[t]:
             body = {name: layer for name, layer in own[i].items() if name != "head"}
             head = own_head(
-                body, own[i]["head"], shared, head_batches[t][i], x, y, rate, proximal_weight
+                body, own[i]["head"], shared, head_batches[t][i], s.x, s.y, rate, proximal_weight
             )
-            trained = sgd({**body, "head": shared}, batches[t][i], x, y, rate)
+            trained = sgd({**body, "head": shared}, s.batches[t][i], s.x, s.y, rate)
             heads.append({"head": trained["head"]})
             own[i] = {**trained, "head": head}
         if heads:
-            shared = average(heads, sizes, list(cohorts[t]))["head"]
+            shared = average(heads, s.sizes, list(s.cohorts[t]))["head"]
         history.append({"head": shared, "personalized": list(own)})
     return history

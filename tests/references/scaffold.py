@@ -43,55 +43,40 @@ def train_client(received, own, server, batches, x, y, learning_rate, control_up
     return trained, add(subtract(own, server), travelled)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
-    server_rate=1.0,
-    control_update="gradients",
-    sizes=None,
-):
+def run(s, *, server_rate=1.0, control_update="gradients"):
     """One global model; every client steps along g_i - c_i + c. Clients weigh the same.
 
     Args:
-      initial: the global model before the first round.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; nobody leaves everything as it is.
-      batches: batches[t][i] is the list of batches of client i in round t; a client without
-        any sends back zero updates, which count in the mean.
-      learning_rate: one rate per round.
       server_rate: eta_g.
       control_update: how c_i^+ is had, one of `CONTROL_UPDATES`.
-      sizes: unused: the mean over the cohort is uniform.
 
     Returns:
       After every round, "global": x, "control": c, "controls": [N], the clients' c_i.
     """
-    model = initial
-    control = zeros_like(initial)
-    controls = [zeros_like(initial) for _ in clients]
+    model = s.initial
+    control = zeros_like(s.initial)
+    controls = [zeros_like(s.initial) for _ in s.clients]
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         trained, renewed = {}, {}
         for i in cohort:
             trained[i], renewed[i] = train_client(
-                model, controls[i], control, batches[t][i], x, y, learning_rate[t], control_update
+                model,
+                controls[i],
+                control,
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
+                control_update,
             )
         if cohort:
             moves = [subtract(trained[i], model) for i in cohort]
             changes = [subtract(renewed[i], controls[i]) for i in cohort]
             uniform = [1.0 / len(cohort)] * len(cohort)
             model = add(model, scale(server_rate, combine(uniform, moves)))
-            control = add(control, combine([1.0 / len(clients)] * len(cohort), changes))
+            control = add(control, combine([1.0 / len(s.clients)] * len(cohort), changes))
             for i in cohort:
                 controls[i] = renewed[i]
         history.append({"global": model, "control": control, "controls": list(controls)})

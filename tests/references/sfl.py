@@ -31,15 +31,8 @@ def smoothed(models, graph, layers=3, server_alpha=1.0):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     graph="labels",
     layers=3,
     server_alpha=1.0,
@@ -49,7 +42,6 @@ def run(
     neighbours=5,
     generators=None,
     learned_share=0.05,
-    sizes=None,
 ):
     """Clients train from the mean u, held near u and near their graph model g_i.
 
@@ -58,14 +50,6 @@ def run(
     client is represented by its last g_i, and u is the mean of all g_i.
 
     Args:
-      initial: the model everybody begins with.
-      clients: one dict per client with "samples", whose labels make the graph "labels".
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; nobody leaves all g_i as they are. Otherwise
-        absent clients get a new g_i too.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       graph: A, [N, N] with rows that sum to one; or "labels", the published code's, which joins
         clients that share a training label; or "neighbours", those nearest by cosine of what they
         are away from u; or "learned", SFL* as published: "labels" mixed with a graph that is
@@ -76,7 +60,6 @@ def run(
       neighbours: of a client, itself included.
       generators: generators[t], the first generator of round t for "learned".
       learned_share: of the learned graph.
-      sizes: unused: all means are uniform.
 
     Returns:
       After every round, "personalized": [g_i], "global": u, "trained": {client: model} and
@@ -85,20 +68,22 @@ def run(
     named = isinstance(graph, str)
     if named and graph not in GRAPHS:
         raise ValueError(f"Unknown graph {graph!r}. Valid: {', '.join(GRAPHS)}.")
-    given = label_graph(clients, y) if named else np.asarray(graph, np.float64)
-    count = len(clients)
-    models, readout = [initial for _ in clients], initial
+    given = label_graph(s.clients, s.y) if named else np.asarray(graph, np.float64)
+    count = len(s.clients)
+    models, readout = [s.initial for _ in s.clients], s.initial
     history = []
-    for t in range(rounds):
+    for t in range(s.rounds):
         trained = {}
-        for i in cohorts[t]:
+        for i in s.cohorts[t]:
             targets = [(graph_weight, models[i]), (global_weight, readout)]
 
             def pull(params, targets=targets):
                 return norms_gradient(params, targets)
 
             extra = None if detached else pull
-            trained[i] = sgd(readout, batches[t][i], x, y, learning_rate[t], extra_gradient=extra)
+            trained[i] = sgd(
+                readout, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=extra
+            )
         weights = np.eye(count)
         if trained:
             sent = [trained.get(i, model) for i, model in enumerate(models)]

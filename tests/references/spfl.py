@@ -54,32 +54,15 @@ class Rounds:
     """What the three variants share: the local steps, the routine and the clients' models.
 
     Args:
-      initial: the model every client starts from.
-      clients: one dict per client; only their number matters here.
-      x, y: the samples of all clients, addressed by the batches.
-      batches: batches[t][i] is the list of batches of client i in round t.
+      s: the setting; nothing is weighted by the amount of data.
       routine_batches: like `batches`, for the routine; read in its rounds only.
-      learning_rate: one rate per round.
       one_step: one SGD step per minibatch instead of two.
-      sizes: unused: nothing is weighted by the amount of data.
     """
 
-    def __init__(
-        self,
-        initial,
-        clients,
-        *,
-        x,
-        y,
-        batches,
-        routine_batches,
-        learning_rate,
-        one_step=False,
-        sizes=None,
-    ):
-        self.models = [initial for _ in clients]
-        self.x, self.y, self.rates = x, y, learning_rate
-        self.batches, self.routine_batches = batches, routine_batches
+    def __init__(self, s, *, routine_batches, one_step=False):
+        self.models = [s.initial for _ in s.clients]
+        self.x, self.y, self.rates = s.x, s.y, s.learning_rate
+        self.batches, self.routine_batches = s.batches, routine_batches
         self.updates = 1 if one_step else 2
 
     def train(self, model, steps, t):
@@ -123,11 +106,8 @@ def step(model, shares, moves, layers):
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    cohorts,
     body,
     head="head",
     gamma=10,
@@ -137,27 +117,25 @@ def run(
     """Updates of the body are mixed by one matrix; the head keeps its own.
 
     Args:
-      initial, clients: as in `Rounds`.
-      rounds: how many rounds.
-      cohorts: per round, the participating clients. Softmax and sums run over them, and the
-        others keep their models; the routine is all clients' in any case.
+      s: softmax and sums run over its cohorts, and the others keep their models; the routine is
+        all clients' in any case.
       body: the blocks of the body in order, each a layer's name or a tuple of several.
       head: the block that stays local between two routines.
       gamma: Gamma; the routine opens rounds 0, Gamma, 2 Gamma, ...
       weights: how much each body block's cosine counts: "auto" or numbers, see `block_weights`.
-      **training: x, y, batches, routine_batches, learning_rate and options of `Rounds`.
+      **training: options of `Rounds`.
 
     Returns:
       After every round, "personalized": [N]; "similarity": S [N, N]; "weights": Stilde [N, N] of
       this round, with identity rows for absent clients; "trained": {client: model}.
     """
-    state = Rounds(initial, clients, **training)
+    state = Rounds(s, **training)
     parts = block_weights(len(body), weights, BODY_WEIGHTS)
     shared = {layer for block in body for layer in layers_of(block)}
-    similarity = np.zeros((len(clients), len(clients)))
+    similarity = np.zeros((len(s.clients), len(s.clients)))
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if t % gamma == 0:
             similarity = weighted_cosines(state.routine(t), body, parts)
         mixing = rows_of(similarity, cohort)
@@ -179,11 +157,8 @@ def run(
 
 
 def run_paper(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    cohorts,
     body,
     head="head",
     gamma=10,
@@ -194,7 +169,7 @@ def run_paper(
     """Equation (7) for two stages, body and head, each mixed by a matrix of its own.
 
     Args:
-      initial, clients, rounds, cohorts, body, head, gamma, **training: as in `run`.
+      body, head, gamma, **training: as in `run`.
       server_rate: alpha.
       data_shares: n_j for the factor |D_j| / |D| of (7), over the participants; None leaves it
         out.
@@ -202,16 +177,16 @@ def run_paper(
     Returns:
       As `run`; "similarity" and "weights" are [2, N, N], body and head.
     """
-    state = Rounds(initial, clients, **training)
+    state = Rounds(s, **training)
     stages = [list(body), [head]]
-    similarity = np.zeros((len(stages), len(clients), len(clients)))
+    similarity = np.zeros((len(stages), len(s.clients), len(s.clients)))
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if t % gamma == 0:
             moves = state.routine(t)
             similarity = np.array(
-                [cosine_matrix(moves, every_leaf(stage, initial)) for stage in stages]
+                [cosine_matrix(moves, every_leaf(stage, s.initial)) for stage in stages]
             )
         mixing = np.array([rows_of(of_stage, cohort) for of_stage in similarity])  # eq. (6)
         trained = state.local(cohort, t)
@@ -237,11 +212,8 @@ def run_paper(
 
 
 def run_weights(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    cohorts,
     body,
     head="head",
     gamma=10,
@@ -252,7 +224,7 @@ def run_weights(
     """SPFL-w: the trained models themselves are mixed, all layers by one matrix.
 
     Args:
-      initial, clients, rounds, cohorts, body, head, gamma, **training: as in `run`.
+      body, head, gamma, **training: as in `run`.
       weights: how much the cosine of each block counts, the head last: "auto" or numbers.
       ema: part of the old similarity that a routine keeps, in [0, 1): S <- ema S + (1 - ema) S_new,
         from S = 0 on; the published code has 0.6.
@@ -260,13 +232,13 @@ def run_weights(
     Returns:
       As `run`.
     """
-    state = Rounds(initial, clients, **training)
+    state = Rounds(s, **training)
     blocks = [*body, head]
     parts = block_weights(len(blocks), weights, ALL_WEIGHTS)
-    similarity = np.zeros((len(clients), len(clients)))
+    similarity = np.zeros((len(s.clients), len(s.clients)))
     history = []
-    for t in range(rounds):
-        cohort = list(cohorts[t])
+    for t in range(s.rounds):
+        cohort = list(s.cohorts[t])
         if t % gamma == 0:
             measured = weighted_cosines(state.routine(t), blocks, parts)
             similarity = ema * similarity + (1.0 - ema) * measured

@@ -63,15 +63,8 @@ def calc_weights(
 
 
 def run(
-    initial,
-    clients,
-    rounds,
+    s,
     *,
-    x,
-    y,
-    cohorts,
-    batches,
-    learning_rate,
     alice=0,
     total_rounds=None,
     delta_omega=3.2,
@@ -83,18 +76,10 @@ def run(
     initial_history="uniform",
     distance="update",
     forced=None,
-    sizes=None,
 ):
     """Algorithm 2 for one Alice: SCAFFOLD with the updates weighted by closeness to Alice's.
 
     Args:
-      initial: Alice's model before the first round.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds to run.
-      x, y: the samples of all clients, addressed by the batches.
-      cohorts: per round, the participating clients; the paper has all of them.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       alice: the client the model is for.
       total_rounds: R of the schedule; None takes `rounds`.
       delta_omega: as in `personalization`.
@@ -108,7 +93,6 @@ def run(
         of an agent's steps (the text).
       forced: forced[t], weights [N] to apply in round t in place of abar; "weights" and "raw"
         then both are these.
-      sizes: unused.
 
     Under sampling CalcWeights uses only the cohort: absent agents have a raw weight of 0 in
     that round, and abar is normalized over the members present. Without Alice nothing changes.
@@ -124,15 +108,15 @@ def run(
         )
     if distance not in DISTANCES:
         raise ValueError(f"Unknown distance {distance!r}. Valid: {', '.join(DISTANCES)}.")
-    count = len(clients)
-    horizon = rounds if total_rounds is None else total_rounds
-    model = initial
-    control = zeros_like(initial)
-    controls = [zeros_like(initial) for _ in clients]
+    count = len(s.clients)
+    horizon = s.rounds if total_rounds is None else total_rounds
+    model = s.initial
+    control = zeros_like(s.initial)
+    controls = [zeros_like(s.initial) for _ in s.clients]
     previous = before = np.full(count, 1.0 / count) if initial_history == "uniform" else None
     history = []
-    for t in range(rounds):
-        cohort = sorted(cohorts[t])
+    for t in range(s.rounds):
+        cohort = sorted(s.cohorts[t])
         if alice not in cohort:
             history.append(
                 {
@@ -148,12 +132,19 @@ def run(
         moves, changes, renewed, compared = [], [], [], []
         for i in cohort:
             trained, own = train_client(
-                model, controls[i], control, batches[t][i], x, y, learning_rate[t], control_update
+                model,
+                controls[i],
+                control,
+                s.batches[t][i],
+                s.x,
+                s.y,
+                s.learning_rate[t],
+                control_update,
             )
             moves.append(subtract(trained, model))
             changes.append(subtract(own, controls[i]))
             renewed.append(own)
-            summed = scale(len(batches[t][i]), own)  # c_i^+ is the mean
+            summed = scale(len(s.batches[t][i]), own)  # c_i^+ is the mean
             compared.append(moves[-1] if distance == "update" else summed)
 
         hers = cohort.index(alice)

@@ -40,34 +40,10 @@ def eroded(alpha, distances, number, sizes, *, distance_penalty, size_penalty=0.
     return np.maximum(0.0, alpha - factors * distance_penalty * distances)
 
 
-def run(
-    initial,
-    clients,
-    rounds,
-    *,
-    x,
-    y,
-    sizes,
-    cohorts,
-    batches,
-    learning_rate,
-    distance_penalty,
-    alice=0,
-    size_penalty=0.0,
-    batch_size=None,
-):
+def run(s, *, distance_penalty, alice=0, size_penalty=0.0, batch_size=None):
     """One model for one Alice, moved along the weighted mean of the agents' summed gradients.
 
     Args:
-      initial: Alice's model before the first round.
-      clients: one dict per client; only their number matters here.
-      rounds: how many rounds.
-      x, y: the samples of all clients, addressed by the batches.
-      sizes: n_i, the number of training samples of every client.
-      cohorts: per round, the participating clients; absent ones keep their alpha and weigh
-        nothing, and without Alice nothing changes. The paper has all of them.
-      batches: batches[t][i] is the list of batches of client i in round t.
-      learning_rate: one rate per round.
       distance_penalty, size_penalty, batch_size: as for `eroded`.
       alice: the client the model is for.
 
@@ -75,16 +51,18 @@ def run(
       After every round, "alice": x; "alpha": [N]; "weights": [N], alpha over its sum over the
       cohort, 0 without Alice; "distances": d [N], NaN for the absent.
     """
-    count = len(clients)
-    model = initial
+    count = len(s.clients)
+    model = s.initial
     alpha = np.ones(count)
     history = []
-    for t in range(rounds):
-        cohort = sorted(cohorts[t])
+    for t in range(s.rounds):
+        cohort = sorted(s.cohorts[t])
         distances, weights = np.full(count, np.nan), np.zeros(count)
         if alice in cohort:
             gradients = [
-                corrected_sgd(model, batches[t][i], x, y, learning_rate[t], zeros_like(model))[1]
+                corrected_sgd(
+                    model, s.batches[t][i], s.x, s.y, s.learning_rate[t], zeros_like(model)
+                )[1]
                 for i in cohort
             ]
             distances[cohort] = relative_distances(gradients, cohort.index(alice))
@@ -93,13 +71,13 @@ def run(
                 alpha[cohort],
                 distances[cohort],
                 t + 1,
-                np.asarray(sizes)[cohort],
+                np.asarray(s.sizes)[cohort],
                 distance_penalty=distance_penalty,
                 size_penalty=size_penalty,
                 batch_size=batch_size,
             )
             weights[cohort] = alpha[cohort] / alpha[cohort].sum()
-            moved = scale(learning_rate[t], combine(weights[cohort], gradients))
+            moved = scale(s.learning_rate[t], combine(weights[cohort], gradients))
             model = subtract(model, moved)
         history.append({"alice": model, "alpha": alpha, "weights": weights, "distances": distances})
     return history

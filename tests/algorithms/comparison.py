@@ -1,0 +1,311 @@
+"""The comparison of an algorithm with its reference, and its contract: one driver for all files.
+
+A test file of an algorithm has one row:
+
+    test_reference, test_contract = comparison(
+        "ditto", ditto.run, settings={"proximal_weight": 0.7}, states={"server": "global"}, ...
+    )
+
+Which of its cases are costly follows from the row: see `cases`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.testing.checks import CHECKS
+from fedjax_pfl.testing.toys import assert_close
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_steps,
+    stack,
+)
+from tests.references.setting import Setting
+
+# They run in the program of the base comparison; the others need programs of their own.
+QUICK_CHECKS = (
+    "partial_participation",
+    "permutation",
+    "divergence",
+    "declared_reads",
+    "others_data",
+    "settings_in_one_program",
+    "no_recompilation",
+)
+COSTLY_CHECKS = ("uploads", "padding")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run an algorithm.
+
+    Attributes:
+      settings: its hyperparameters, beside those of the row.
+      reference: options of the reference; by default the hyperparameters.
+      options: options of the federation, see `Case`.
+      algorithm: the name of another algorithm of the same file.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reference: Mapping[str, Any] | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    algorithm: str = ""
+
+
+@dataclass
+class Compared:
+    """A simulation and what its reference says of it.
+
+    Attributes:
+      case, algorithm, settings: what ran.
+      pattern, variant: names of the case.
+      states, records: the library's after rounds 0, 1, ..., and of rounds.
+      setting, options: what the reference was given.
+      wanted: the reference's results of each round.
+    """
+
+    case: Case
+    algorithm: Any
+    settings: dict[str, Any]
+    pattern: str
+    variant: str
+    states: list
+    records: list
+    setting: Setting
+    options: dict[str, Any] = field(default_factory=dict)
+    wanted: list = field(default_factory=list)
+
+    def rounds(self):
+        return [Round(self, t) for t in range(len(self.records))]
+
+
+@dataclass
+class Round:
+    """Round t of a comparison: `before` and `state`, the record, and what the reference says."""
+
+    compared: Compared
+    t: int
+
+    def __post_init__(self):
+        c, t = self.compared, self.t
+        self.case, self.settings = c.case, c.settings
+        self.before, self.state, self.record = c.states[t], c.states[t + 1], c.records[t]
+        self.wanted, self.cohort = c.wanted[t], c.case.cohorts[t]
+        self.present, self.clients = c.case.present(t), self.record["clients"]
+
+    def batches(self, name="batches"):
+        """batches[i] of this round that the reference was given by this name."""
+        options = self.compared.options
+        return (options[name] if name in options else getattr(self.compared.setting, name))[self.t]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """See `comparison`."""
+
+    algorithm: str
+    run: Callable
+    variants: Mapping[str, Variant]
+    settings: Mapping[str, Any]
+    options: Mapping[str, Any]
+    patterns: Mapping[str, Mapping]
+    ours: tuple[str, ...]
+    renamed: Mapping[str, str]
+    given: Callable | None
+    states: Mapping[str, str]
+    scores: Mapping[str, str]
+    matrices: Mapping[str, str]
+    clients: Mapping[str, str]
+    steps: tuple[str, ...]
+    copies: bool
+    check: Callable | None
+    finish: Callable | None
+
+    def make(self, variant: Variant):
+        return pfl.make_algorithm(
+            variant.algorithm or self.algorithm, {**self.settings, **variant.settings}
+        )
+
+    def cases(self, matrix: bool):
+        """(pattern, variant) of the tests; all variants run in the first two patterns.
+
+        The base case, and variants that share its program, are quick; the other variants and the
+        second pattern are costly. All other cases belong to the matrix.
+        """
+        first, base, second = next(iter(self.variants)), *[*self.patterns][:2]
+        chosen = []
+        for pattern in self.patterns:
+            for name, variant in self.variants.items():
+                of_base = self._shares_program(self.variants[first], variant)
+                quick = pattern == base and of_base
+                costly = pattern == base or (pattern == second and name == first)
+                if quick or costly or (matrix and (pattern == second or name == first)):
+                    marks = () if quick else pytest.mark.costly
+                    chosen.append(pytest.param(pattern, name, marks=marks, id=f"{pattern}-{name}"))
+        return chosen
+
+    def _shares_program(self, base: Variant, variant: Variant) -> bool:
+        """Whether two variants differ in values alone."""
+        one, other = self.make(base), self.make(variant)
+        if type(one) is not type(other) or base.options != variant.options:
+            return False
+        shapes = [[getattr(a, f.name) for f in fields(a) if is_static(f)] for a in (one, other)]
+        return shapes[0] == shapes[1]
+
+    def checks(self, matrix: bool):
+        """(algorithm, check) of the contract, for each algorithm of the file."""
+        names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
+        chosen = []
+        for name in names:
+            for check in CHECKS:
+                if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
+                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
+                    chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
+        return chosen
+
+    def compare(self, pattern: str, name: str) -> Compared:
+        """Run both and compare them."""
+        variant = self.variants[name]
+        case = Case(**{**self.patterns[pattern], **self.options, **variant.options})
+        algorithm, settings = self.make(variant), {**self.settings, **variant.settings}
+        states, records = case.run_rounds(algorithm)
+        one = Compared(case, algorithm, settings, pattern, name, states, records, case.setting())
+        options = settings if variant.reference is None else variant.reference
+        options = {self.renamed.get(k, k): v for k, v in options.items() if k not in self.ours}
+        options |= self.given(one) if self.given else {}
+        changes = {f.name: options.pop(f.name) for f in fields(Setting) if f.name in options}
+        one.setting, one.options = one.setting.but(**changes), options
+        one.wanted = self.run(one.setting, **options)
+        for now in one.rounds():
+            self.compare_round(now)
+        if self.finish:
+            self.finish(one)
+        return one
+
+    def compare_round(self, now: Round) -> None:
+        for path, name in self.states.items():
+            assert_same(at(now.state, path), at(now.wanted, name), f"{path} of round {now.t}")
+        for score, name in self.scores.items():
+            models = at(now.wanted, name)
+            each = [models] * now.case.num_clients if isinstance(models, dict) else models
+            assert_losses(now.record, now.case, score, each)
+        for matrix, name in self.matrices.items():
+            found = now.record["matrices"][matrix]
+            np.testing.assert_allclose(found, at(now.wanted, name), 1e-9, 1e-9, err_msg=matrix)
+        for value, name in self.clients.items():
+            np.testing.assert_allclose(
+                now.clients[value], at(now.wanted, name), 1e-9, 1e-9, err_msg=value
+            )
+        if self.steps:
+            assert_steps(now.record, now.cohort, *(now.batches(name) for name in self.steps))
+        if self.copies:
+            now.case.assert_whole_models(now.record, now.t)
+        if self.check:
+            self.check(now)
+
+
+def comparison(
+    algorithm,
+    run,
+    *,
+    variants=None,
+    settings=None,
+    options=None,
+    patterns=PATTERNS,
+    ours=(),
+    renamed=None,
+    given=None,
+    states=None,
+    scores=None,
+    matrices=None,
+    clients=None,
+    steps=("batches",),
+    copies=True,
+    check=None,
+    finish=None,
+):
+    """The tests of an algorithm against its reference and of its contract.
+
+    Names of results may be paths: "private.params.head" of a state, "body.hidden" of the
+    reference's dict; a path goes through lists of models.
+
+    Args:
+      algorithm: its registered name.
+      run: the reference, `run(setting, **options)`; it returns a dict for each round.
+      variants: `Variant`s by name, or only their hyperparameters; the first one is the base.
+      settings, options: hyperparameters, and options of the federation, of all variants.
+      patterns: participation and execution; the first one is the base.
+      ours: hyperparameters that the reference does not take.
+      renamed: the reference's names of others.
+      given: what else the reference takes, a function of `Compared`: its options, or attributes of
+        the `Setting` to replace.
+      states: fields of the state, and the reference's results that they equal.
+      scores: names of scored models, and the reference's models that have these test losses.
+      matrices, clients: likewise, of the record.
+      steps: names of the batches on which a member takes gradients; none checks no steps.
+      copies: whether members send and receive one copy of every block.
+      check: asserts what else holds, of each `Round`.
+      finish: asserts what holds in the end, of `Compared`.
+    """
+    known = {
+        name: value if isinstance(value, Variant) else Variant(value)
+        for name, value in (variants or {"base": {}}).items()
+    }
+    row = Comparison(
+        algorithm,
+        run,
+        known,
+        settings or {},
+        options or {},
+        patterns,
+        tuple(ours),
+        renamed or {},
+        given,
+        states or {},
+        scores or {},
+        matrices or {},
+        clients or {},
+        tuple(steps),
+        copies,
+        check,
+        finish,
+    )
+
+    def test_reference(pattern, variant):
+        row.compare(pattern, variant)
+
+    def test_contract(name, check):
+        same = (v for v in known.values() if (v.algorithm or algorithm) == name)
+        CHECKS[check](row.make(next(same)))
+
+    test_reference.cases = ("pattern", "variant"), row.cases
+    test_contract.cases = ("name", "check"), row.checks
+    return test_reference, test_contract
+
+
+def at(value, path):
+    """What a path of names leads to, through attributes, dicts and lists."""
+    for name in filter(None, path.split(".")):
+        if isinstance(value, list):
+            value = [each[name] for each in value]
+        else:
+            value = value[name] if isinstance(value, Mapping) else getattr(value, name)
+    return value
+
+
+def assert_same(actual, wanted, what):
+    """A model or a stack of models, with or without "params", or an array."""
+    if isinstance(wanted, list) and wanted and isinstance(wanted[0], dict):
+        wanted = stack(wanted)["params"]
+    if isinstance(wanted, dict):
+        parts = dict(actual) if isinstance(actual, Mapping) else actual
+        assert_close(parts.get("params", parts), wanted, what)
+    else:
+        np.testing.assert_allclose(actual, wanted, 1e-9, 1e-9, err_msg=what)
