@@ -3,11 +3,13 @@
 import atexit
 import ctypes
 import gc
+import hashlib
 import importlib.metadata
 import os
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import psutil
@@ -22,16 +24,44 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     FLAGS += ["--xla_cpu_opt_preset=CPU_OPT_PRESET_FAST_COMPILE"]  # a fifth of XLA's time
 os.environ["XLA_FLAGS"] = " ".join([*FLAGS, os.environ.get("XLA_FLAGS", "")])  # the last one wins
 
-# Compiled programs are shared between test files and with processes that tests start. Each worker
-# has a folder of its own because JAX does not write its files atomically.
-CACHE, WORKER = "JAX_COMPILATION_CACHE_DIR", os.environ.get("PYTEST_XDIST_WORKER")
-OURS = "fedjax-pfl-programs-"
-if CACHE not in os.environ:
-    os.environ[CACHE] = tempfile.mkdtemp(prefix=OURS)
-    atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # writing costs too
-elif WORKER and Path(os.environ[CACHE]).name.startswith(OURS):
-    os.environ[CACHE] = str(Path(os.environ[CACHE]) / WORKER)
+# Compiled programs are kept in a folder of each process, because JAX does not write its files
+# atomically, and processes that tests start share it. A folder that the user names gives what
+# earlier runs have compiled, and gets what this one has compiled.
+CACHE, KEPT = "JAX_COMPILATION_CACHE_DIR", "FEDJAX_PFL_TEST_PROGRAMS"
+os.environ.setdefault(KEPT, os.environ.get(CACHE, ""))
+os.environ[CACHE] = tempfile.mkdtemp(prefix="fedjax-pfl-programs-")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # writing costs too
+atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
+
+
+def link_programs(source, target):
+    """Links the compiled programs of a folder into another one; those that are there stay."""
+    target.mkdir(parents=True, exist_ok=True)
+    known = {file.name for file in target.iterdir()}
+    for file in source.glob("*-cache") if source.is_dir() else ():
+        if file.name not in known:
+            try:
+                os.link(file, target / file.name)
+            except FileExistsError:
+                pass
+            except OSError:  # another file system
+                shutil.copy(file, target / f".{file.name}.{os.getpid()}")
+                os.replace(target / f".{file.name}.{os.getpid()}", target / file.name)
+
+
+def kept_programs():
+    return Path(os.environ[KEPT]) if os.environ[KEPT] else None
+
+
+if kept_programs():
+    link_programs(kept_programs(), Path(os.environ[CACHE]))
+
+
+def pytest_sessionfinish():
+    if kept_programs():
+        link_programs(Path(os.environ[CACHE]), kept_programs())
+    shutil.rmtree(os.environ[CACHE], ignore_errors=True)
+
 
 import jax  # noqa: E402, after the flags
 
@@ -119,39 +149,67 @@ def _is_own(name, module):
     return name.startswith("own_code_") or temporary
 
 
+# Quick tests that may take longer than `--cpu-limit`: the only ones of what they show.
+COSTLY_BUT_QUICK: tuple[str, ...] = ()
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--matrix",
         action="store_true",
-        help="algorithms in every participation, execution and variant, not only in those that differ",
+        help="algorithms in every participation, execution and variant",
     )
+    parser.addoption(
+        "--cpu-limit", type=float, help="fail tests that are not costly and take more CPU-seconds"
+    )
+    parser.addoption(
+        "--until", type=float, help="skip what has not begun by then (seconds of time.time())"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--until`, files come in another order each time, so that none is always left out."""
+    if until := config.getoption("until"):
+
+        def lot(item):
+            return hashlib.sha256(f"{until}{item.path}".encode()).digest()
+
+        items.sort(key=lot)
+
+
+def pytest_runtest_setup(item):
+    until = item.config.getoption("until")
+    if until and time.time() > until:
+        pytest.skip("no time left")
+
+
+def cpu_seconds():
+    """CPU time of this process and of those that it waited for."""
+    return sum(os.times()[:4])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Keeps the quick tests quick. The base comparisons and contracts compile: see tests/README."""
+    before, limit = cpu_seconds(), item.config.getoption("cpu_limit")
+    result = yield
+    spent = cpu_seconds() - before
+    known = item.get_closest_marker("costly") or hasattr(item.function, "cases")
+    if limit and spent > limit and not known and not item.nodeid.startswith(COSTLY_BUT_QUICK):
+        pytest.fail(f"{spent:.1f} CPU-seconds: mark it costly, or make it cheaper", pytrace=False)
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distributes tests by file, except those that share compiled programs or finished runs.
-
-    These are the tests of the figures, and an algorithm's contract and its comparison with the
-    reference.
-    """
+    """Distributes tests by file, and those of figures, which share finished runs, as one."""
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
-    here = Path(__file__).parent / "algorithms"
-
     class ByPrograms(LoadFileScheduling):
         def _split_scope(self, nodeid):
             folder, figures, _ = nodeid.partition("experiments/figures/")
-            if figures:
-                return folder + figures
-            folder, contract, case = nodeid.partition("test_contract.py::test_contract")
-            name = case.partition("[")[2].partition("-")[0]
-            if contract and name in pfl.core.ALGORITHMS:  # several names may share a file
-                module = pfl.core.ALGORITHMS[name].__module__.rpartition(".")[2]
-                for own in (f"test_{name}.py", f"test_{module}.py"):
-                    if (here / own).exists():
-                        return folder + own
-            return super()._split_scope(nodeid)
+            return folder + figures if figures else super()._split_scope(nodeid)
 
     return ByPrograms(config, log)

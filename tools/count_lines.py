@@ -1,12 +1,14 @@
 """Lines of code, docstrings, comments and blanks by package, and words of prose in the pages:
 `python -m tools.count_lines [FOLDER]`.
 
-Tables, code blocks and the pages of reproduced tables are not prose.
+Tables, code blocks and the pages of reproduced tables are not prose. With `--budget`, the command
+compares code and prose with `budget.toml` instead, and ends with 1 where there is more.
 """
 
 import ast
 import re
 import sys
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -58,6 +60,20 @@ def words(root: Path) -> int:
     return total
 
 
+def over_budget(root: Path, budget: dict[str, int]) -> list[str]:
+    """Return a sentence for each room that has more lines, or words, than its budget."""
+    found = {name: counted["code"] for name, counted in by_package(root).items()}
+    found["prose"] = words(root)
+    absent = sorted(found.keys() - budget.keys() - set(PARTS))
+    sentences = [f"{name} has no budget" for name in absent]
+    sentences += [
+        f"{name} has {found[name]:,}, {found[name] - most:,} above its budget of {most:,}"
+        for name, most in budget.items()
+        if found.get(name, 0) > most
+    ]
+    return sentences
+
+
 def main(folder: Path) -> None:
     print(f"{'':28}{'lines':>8}" + "".join(f"{kind:>11}" for kind in KINDS))
     for name, counted in by_package(folder).items():
@@ -66,5 +82,15 @@ def main(folder: Path) -> None:
     print(f"{'pages, words of prose':28}{words(folder):8,}")
 
 
+def check_budget() -> None:
+    budget = tomllib.loads((ROOT / "tools" / "budget.toml").read_text(encoding="utf-8"))
+    sentences = over_budget(ROOT, budget)
+    for sentence in sentences:
+        print(f"error: {sentence}; see CONTRIBUTING.md, Budget of lines", file=sys.stderr)
+    sys.exit(1 if sentences else 0)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--budget"]:
+        check_budget()
     main(Path(sys.argv[1]) if sys.argv[1:] else ROOT)
