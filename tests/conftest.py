@@ -31,6 +31,7 @@ CACHE, KEPT = "JAX_COMPILATION_CACHE_DIR", "FEDJAX_PFL_TEST_PROGRAMS"
 os.environ.setdefault(KEPT, os.environ.get(CACHE, ""))
 os.environ[CACHE] = tempfile.mkdtemp(prefix="fedjax-pfl-programs-")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"  # writing costs too
+os.environ["JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES"] = "none"  # else keys depend on the folder
 atexit.register(shutil.rmtree, os.environ[CACHE], ignore_errors=True)
 
 
