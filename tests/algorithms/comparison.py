@@ -197,8 +197,9 @@ class Comparison:
             each = [models] * now.case.num_clients if isinstance(models, dict) else models
             assert_losses(now.record, now.case, score, each)
         for matrix, name in self.matrices.items():
-            found = now.record["matrices"][matrix]
-            np.testing.assert_allclose(found, at(now.wanted, name), 1e-9, 1e-9, err_msg=matrix)
+            found, wanted = now.record["matrices"][matrix], np.asarray(at(now.wanted, name))
+            wanted = wanted[None] if wanted.ndim < found.ndim else wanted  # one row of the server
+            np.testing.assert_allclose(found, wanted, 1e-9, 1e-9, err_msg=matrix)
         for value, name in self.clients.items():
             np.testing.assert_allclose(
                 now.clients[value], at(now.wanted, name), 1e-9, 1e-9, err_msg=value
