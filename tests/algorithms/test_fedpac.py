@@ -1,4 +1,4 @@
-"""FedPAC against its reference: statistics, combination weights, prototypes."""
+"""FedPAC against its reference: statistics, combination weights, prototypes, limits."""
 
 from dataclasses import replace
 
@@ -7,74 +7,78 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
-from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, sampled_federation, stack
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
+from tests.algorithms.harness import (
+    PATTERNS,
+    Case,
+    assert_losses,
+    assert_steps,
+    over,
+    sampled_federation,
+    stack,
+)
 from tests.engine.finals import final_in
 from tests.references import fedpac
 from tests.references.local_sgd import sgd
 from tests.references.network import loss_and_gradient
+
+VARIANTS = {
+    "authors": {},
+    "other-settings": {"weight": 3.0, "head_epochs": 2, "head_rate": 0.3, "cutoff": 0.25},
+    "no-head-epochs": {"head_epochs": 0},
+}
+QUICK = [("partial-map", "authors"), ("full-vmap", "other-settings")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedpac", settings)
 
 
-def head_batches(one):
-    count = one.settings.get("head_epochs", 1)
-    schedule = replace(one.case.federation.schedule, epochs=count)
-    return {"head_batches": one.case.batches("head", schedule)}
+@over(PATTERNS, QUICK, VARIANTS)
+def test_reference(pattern, variant):
+    compare(Case(**PATTERNS[pattern]), **VARIANTS[variant])
 
 
-def compare_round(now):
-    case, state, members = now.case, now.state, now.cohort
-    own = jax.tree.map(lambda leaf: np.stack([leaf] * case.num_clients), state.body["params"])
-    own = {**own, "head": state.heads["params"]["head"]}
-    assert_close({"params": own}, stack(now.wanted["personalized"]), f"round {now.t}")
-    found = state.means[now.wanted["exists"]]
-    np.testing.assert_allclose(found, now.wanted["prototypes"][now.wanted["exists"]], 1e-9)
-    mixing = now.record["matrices"]["mixing"][np.ix_(members, members)]
-    np.testing.assert_allclose(mixing, now.wanted["weights"], 1e-8, 1e-9)
-    before = now.compared.wanted[now.t - 1]["exists"] if now.t else 0
-    assert_traffic(now.record, case, members, before)
-    if now.t == 0:
-        bodies = now.batches()
-        assert_training_loss(case, now.record, now.batches("head_batches"), bodies, now.settings)
+@pytest.mark.thorough
+def test_classes_that_the_last_members_lacked_have_no_prototype():
+    case = Case(participation=0.2, client_execution="vmap", scored=False)
+    exist = compare(case)
+    assert [sum(known) for known in exist] == [2, 3, 2]
 
 
-def assert_prototypes_come_and_go(one):
-    """Classes that the last members lacked have no prototype."""
-    if one.variant == "single members":
-        assert [sum(models["exists"]) for models in one.wanted] == [2, 3, 2]
-
-
-test_reference, test_contract = comparison(
-    "fedpac",
-    fedpac.run,
-    variants={
-        "authors": {},
-        "other settings": {"weight": 3.0, "head_epochs": 2, "head_rate": 0.3, "cutoff": 0.25},
-        "no head epochs": {"head_epochs": 0},
-        "single members": Variant(options={"participation": 0.2}),
-    },
-    ours=("head_epochs",),
-    given=head_batches,
-    states={"exist": "exists"},
-    scores={"personalized": "personalized"},
-    steps=("batches", "head_batches"),
-    copies=False,
-    check=compare_round,
-    finish=assert_prototypes_come_and_go,
-)
-
-
-@pytest.mark.costly
-def test_prototypes_stay_in_rounds_without_arrivals():
+@pytest.mark.thorough
+def test_rounds_in_which_nobody_arrives_leave_the_prototypes():
     late = dict.fromkeys(range(5), 1)  # on time in every third round
     states = states_of(algorithm(), toy_federation(stragglers=late, model=TanhNetwork()), 5)
     assert states[3].exist.any()
     np.testing.assert_array_equal(states[5].exist, states[3].exist)
     np.testing.assert_array_equal(states[5].means, states[3].means)
+
+
+def compare(case, **settings):
+    """Runs FedPAC and its reference; returns which classes had prototypes after each round."""
+    ours = algorithm(**settings)
+    common, count = case.common(), settings.pop("head_epochs", 1)
+    schedule = replace(case.federation.schedule, epochs=count)
+    heads = case.batches("head", schedule)
+    wanted = fedpac.run(case.initial(), case.clients(), 3, **common, head_batches=heads, **settings)
+    states, records = case.run_rounds(ours)
+    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
+        own = jax.tree.map(lambda leaf: np.stack([leaf] * case.num_clients), state.body["params"])
+        own = {**own, "head": state.heads["params"]["head"]}
+        assert_close({"params": own}, stack(models["personalized"]), f"round {t}")
+        np.testing.assert_array_equal(state.exist, models["exists"])
+        found = state.means[models["exists"]]
+        np.testing.assert_allclose(found, models["prototypes"][models["exists"]], 1e-9)
+        members = case.cohorts[t]
+        mixing = record["matrices"]["mixing"][np.ix_(members, members)]
+        np.testing.assert_allclose(mixing, models["weights"], 1e-8, 1e-9)
+        if case.scored:
+            assert_losses(record, case, "personalized", models["personalized"])
+        assert_steps(record, members, common["batches"][t], heads[t])
+        assert_traffic(record, case, members, wanted[t - 1]["exists"] if t else 0)
+    assert_training_loss(case, records[0], heads[0], common["batches"][0], settings)
+    return [models["exists"] for models in wanted]
 
 
 def assert_training_loss(case, record, heads, bodies, settings):
@@ -100,8 +104,24 @@ def assert_traffic(record, case, members, exists):
         assert not record["clients"][name][absent].any()
 
 
-@pytest.mark.costly
-def test_cutoff_above_all_weights_keeps_the_trained_head():
+@pytest.mark.thorough
+def test_without_alignment_bodies_are_those_of_fedrep():
+    """While heads have not been combined: in the first round."""
+    federation = sampled_federation()
+    rate = np.asarray(federation.training.learning_rate)
+    ours = states_of(algorithm(head_rate=float(rate)), federation, 1)[-1]
+    fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 1, "weighting": "size"})
+    assert_close(ours.body, states_of(fedrep, federation, 1)[-1].server, "bodies")
+
+
+def test_a_cutoff_that_leaves_only_the_largest_weight():
+    """A single client combines only its own head."""
+    federation = sampled_federation(participation=0.2)
+    _, (record, *_) = run_rounds(algorithm(), federation, 1, scored=())
+    np.testing.assert_array_equal(record["matrices"]["mixing"], np.eye(5))
+
+
+def test_a_head_without_weights_stays_as_trained():
     federation = sampled_federation()
     rate = float(np.asarray(federation.training.learning_rate))
     ours = states_of(algorithm(head_rate=rate, cutoff=0.999), federation, 1)[-1]
@@ -110,9 +130,17 @@ def test_cutoff_above_all_weights_keeps_the_trained_head():
     assert_close(ours.heads["params"]["head"], heads, "heads")
 
 
-@pytest.mark.costly
+@pytest.mark.thorough
+def test_prototypes_stay_in_a_round_without_members():
+    federation = toy_federation(validation_size=0, stragglers=dict.fromkeys(range(5), 1))
+    *_, before, after = states_of(algorithm(), federation, 4)
+    assert np.any(before.means)
+    np.testing.assert_array_equal(before.means, after.means)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
-def test_personalize_trains_a_head_on_the_servers_body(tau, count):
+def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, ours = Case(), algorithm(head_epochs=tau, head_rate=0.2)
     states = states_of(algorithm(), case.federation, 1)
     made = final_in(states[-1], ours, case.federation, 3).personalize(case.federation)
