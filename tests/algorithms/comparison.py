@@ -160,13 +160,17 @@ class Comparison:
         return shapes[0] == shapes[1]
 
     def checks(self, matrix: bool):
-        """(algorithm, check) of the contract, for each algorithm of the file."""
+        """(algorithm, check) of the contract, for each algorithm of the file.
+
+        Only the base variant's checks share its program: those of the others are costly.
+        """
         names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
         chosen = []
         for name in names:
+            quick = QUICK_CHECKS if name == next(iter(names)) else ()
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
+                    marks = () if check in quick else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 
