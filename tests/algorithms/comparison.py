@@ -100,6 +100,11 @@ class Round:
         self.wanted, self.cohort = c.wanted[t], c.case.cohorts[t]
         self.present, self.clients = c.case.present(t), self.record["clients"]
 
+    def assert_mean(self):
+        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
+        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+
     def batches(self, name="batches"):
         """batches[i] of this round that the reference was given by this name."""
         options = self.compared.options
@@ -127,6 +132,7 @@ class Comparison:
     copies: bool
     check: Callable | None
     finish: Callable | None
+    make_case: Callable[..., Case]
 
     def make(self, variant: Variant):
         return pfl.make_algorithm(
@@ -177,7 +183,7 @@ class Comparison:
     def compare(self, pattern: str, name: str) -> Compared:
         """Run both and compare them."""
         variant = self.variants[name]
-        case = Case(**{**self.patterns[pattern], **self.options, **variant.options})
+        case = self.make_case(**{**self.patterns[pattern], **self.options, **variant.options})
         algorithm, settings = self.make(variant), {**self.settings, **variant.settings}
         states, records = case.run_rounds(algorithm)
         one = Compared(case, algorithm, settings, pattern, name, states, records, case.setting())
@@ -234,6 +240,7 @@ def comparison(
     copies=True,
     check=None,
     finish=None,
+    make_case=Case,
 ):
     """The tests of an algorithm against its reference and of its contract.
 
@@ -257,6 +264,7 @@ def comparison(
       copies: whether members send and receive one copy of every block.
       check: asserts what else holds, of each `Round`.
       finish: asserts what holds in the end, of `Compared`.
+      make_case: `Case`, or a function of the same options.
     """
     known = {
         name: value if isinstance(value, Variant) else Variant(value)
@@ -280,6 +288,7 @@ def comparison(
         copies,
         check,
         finish,
+        make_case,
     )
 
     def test_reference(pattern, variant):

@@ -121,25 +121,6 @@ def adapting(ours):
     return adapt
 
 
-def products(jaxpr):
-    """Number of matrix products in a program's text, those of loops once."""
-    inner = [value for eqn in jaxpr.eqns for value in jax.tree.leaves(list(eqn.params.values()))]
-    inner = [getattr(value, "jaxpr", value) for value in inner]
-    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(
-        products(value) for value in inner if hasattr(value, "eqns")
-    )
-
-
-@pytest.mark.parametrize(("layers", "count"), [(1, 4 + 1), (4, 4 + 7)])
-def test_no_backward_pass_below_the_upper_layers(layers, count):
-    """Four products forward; for each upper layer one by its weights, and one to the next."""
-    ours = algorithm(layers=layers)
-    federation = ours.prepare(toy_federation(model=FourLayers()))
-    begun = jax.make_jaxpr(lambda fed: ours.init(first_context(fed)))(federation)
-    whole = jax.make_jaxpr(adapting(ours))(federation)
-    assert products(whole.jaxpr) - products(begun.jaxpr) == count
-
-
 class Noisy(nn.Module):
     """In training its logits are drawn; overflows on inputs beyond 1e20."""
 

@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.algorithms.fedamp import State
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
 from tests.references import fedamp
 
@@ -34,6 +34,19 @@ test_reference, test_contract = comparison(
     matrices={"attention": "weights"},
     check=check_self_weight,
 )
+
+
+@pytest.mark.costly
+def test_private_layers_are_not_pulled():
+    """One client is drawn to what it held, as by FedProx, by its shared layers alone."""
+    alone = toy_federation((6,), (3,), validation_size=0, share="head")
+    pull = {"proximal_weight": 0.7}
+    drawn, held = (
+        states_of(pfl.make_algorithm(name, pull), alone, 2)[-1] for name in ("fedamp", "fedprox")
+    )
+    ours, head, body = drawn.models["params"], held.server["params"], held.private["params"]
+    assert_close(jax.tree.map(lambda leaf: leaf[0], ours["head"]), head["head"], "head")
+    assert_close(ours["fc_0"], body["fc_0"], "body")
 
 
 @pytest.mark.costly
