@@ -69,7 +69,7 @@ def test_late_clients_send_no_features():
 
 def test_from_gaussian_of_equal_samples():
     z = np.array([[1.0, 2.0, 4.0]])
-    made = from_gaussian(jnp.ones((2, 3)), jnp.asarray(z[0]), 3, jnp.asarray(3 * z.T @ z))
+    made = jax.jit(from_gaussian)(jnp.ones((2, 3)), z[0], 3, 3 * z.T @ z)
     np.testing.assert_allclose(made, np.repeat(z, 2, axis=0), 1e-3)
 
 

@@ -1,6 +1,7 @@
 """FedCAC against its reference, and who collaborates."""
 
 import itertools
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -56,9 +57,10 @@ def test_custom_models_are_means_of_uploads():
 def test_most_sensitive_with_ties_and_entries_that_did_not_move():
     old = jnp.asarray([[0.0, 1, 2, 3, 4, 5], [1.0, 1, 1, 1, 1, 1]])
     new = old + jnp.asarray([[1.0, 0, 0, 0, 0, 0], [1.0, 1, -2, 0, 0, 0]])
+    most_sensitive = jax.jit(FedCAC.most_sensitive)
     # scores: 1 and zeros; 2, 2, 2 (of -2 times -1) and zeros
     for tau, wanted in ((0.2, [1, 3]), (0.5, [1, 3]), (1.0, [1, 3]), (0.1, [0, 0])):
-        found = FedCAC(tau=tau).most_sensitive(old, new)
+        found = most_sensitive(FedCAC(tau=tau), old, new)
         np.testing.assert_array_equal(found.sum(axis=1), wanted)
 
 
@@ -66,23 +68,24 @@ def test_collaborators():
     """The nearest pair is left in round beta; equal overlaps are all of them, until then."""
     overlap = jnp.asarray([[1.0, 0.9, 0.5, 0.1], [0.9, 1, 0.6, 1], [0.5, 0.6, 1, 1], [1] * 4])
     present = jnp.array([True, True, True, False])  # mean 2 / 3, largest 0.9
-    one = FedCAC(beta=4)
+    collaborators = partial(jax.jit(FedCAC.collaborators), FedCAC(beta=4))
 
     def pairs(t, overlap=overlap):
-        chosen = np.array(one.collaborators(t, overlap, present))
+        chosen = np.array(collaborators(t, overlap, present))
         assert (np.diagonal(chosen) == np.asarray(present)).all() and not chosen[:, 3].any()
         return {(i, j) for i, j in np.argwhere(chosen) if i < j}
 
     assert [pairs(t) for t in (0, 3, 4)] == [{(0, 1)}, {(0, 1)}, set()]
     even = jnp.full((4, 4), 0.7)
     assert [len(pairs(t, even)) for t in (0, 3, 4)] == [3, 3, 0]
-    alone = one.collaborators(0, overlap, jnp.array([False, True, False, False]))
+    alone = collaborators(0, overlap, jnp.array([False, True, False, False]))
     np.testing.assert_array_equal(alone, np.diag([0, 1, 0, 0]))
 
 
 def test_overlaps():
     masks = [np.array([[1, 0], [1, 1]]), np.array([[1, 1, 0], [0, 1, 0]])]
-    found = overlaps([jnp.asarray(mask, bool) for mask in masks], jnp.float32)
+    critical = [jnp.asarray(mask, bool) for mask in masks]
+    found = jax.jit(overlaps, static_argnums=1)(critical, jnp.float32)
     np.testing.assert_allclose(found, [[1, 0.8], [0.8, 1]], 1e-6)
 
 
