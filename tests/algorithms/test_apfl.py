@@ -1,4 +1,4 @@
-"""APFL against its reference, its limits, and its new clients."""
+"""APFL against its reference, its forms, and its new clients."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""APPLE against its reference, which starts from the library's own cores; its limits."""
+"""APPLE against its reference, which starts from the library's own cores; its penalty."""
 
 import inspect
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Ditto against its reference, its limits, and its new clients."""
+"""Ditto against its reference, its private layers, and its new clients."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""FedALA against its reference: windows, weights, who adapts; and its limits."""
+"""FedALA against its reference: windows, weights, who adapts; extra losses and statistics."""
 
 from dataclasses import replace
 
