@@ -100,6 +100,11 @@ class Round:
         self.wanted, self.cohort = c.wanted[t], c.case.cohorts[t]
         self.present, self.clients = c.case.present(t), self.record["clients"]
 
+    def assert_mean(self):
+        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
+        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+
     def batches(self, name="batches"):
         """batches[i] of this round that the reference was given by this name."""
         options = self.compared.options
@@ -127,6 +132,7 @@ class Comparison:
     copies: bool
     check: Callable | None
     finish: Callable | None
+    make_case: Callable[..., Case]
 
     def make(self, variant: Variant):
         return pfl.make_algorithm(
@@ -160,20 +166,24 @@ class Comparison:
         return shapes[0] == shapes[1]
 
     def checks(self, matrix: bool):
-        """(algorithm, check) of the contract, for each algorithm of the file."""
+        """(algorithm, check) of the contract, for each algorithm of the file.
+
+        Only the base variant's checks share its program: those of the others are costly.
+        """
         names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
         chosen = []
         for name in names:
+            quick = QUICK_CHECKS if name == next(iter(names)) else ()
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
+                    marks = () if check in quick else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 
     def compare(self, pattern: str, name: str) -> Compared:
         """Run both and compare them."""
         variant = self.variants[name]
-        case = Case(**{**self.patterns[pattern], **self.options, **variant.options})
+        case = self.make_case(**{**self.patterns[pattern], **self.options, **variant.options})
         algorithm, settings = self.make(variant), {**self.settings, **variant.settings}
         states, records = case.run_rounds(algorithm)
         one = Compared(case, algorithm, settings, pattern, name, states, records, case.setting())
@@ -231,6 +241,7 @@ def comparison(
     copies=True,
     check=None,
     finish=None,
+    make_case=Case,
 ):
     """The tests of an algorithm against its reference and of its contract.
 
@@ -254,6 +265,7 @@ def comparison(
       copies: whether members send and receive one copy of every block.
       check: asserts what else holds, of each `Round`.
       finish: asserts what holds in the end, of `Compared`.
+      make_case: `Case`, or a function of the same options.
     """
     known = {
         name: value if isinstance(value, Variant) else Variant(value)
@@ -277,6 +289,7 @@ def comparison(
         copies,
         check,
         finish,
+        make_case,
     )
 
     def test_reference(pattern, variant):

@@ -4,6 +4,7 @@ import numpy as np
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close
+from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import (
     LATE_PATTERNS,
     LATE_ROUNDS,
@@ -12,6 +13,21 @@ from tests.algorithms.harness import (
     assert_models,
     assert_steps,
 )
+
+
+def late_comparison(algorithm, run, **row):
+    """`comparison` of an algorithm in which uploads may be late."""
+    return comparison(
+        algorithm,
+        run,
+        options={"rounds": LATE_ROUNDS},
+        patterns=LATE_PATTERNS,
+        states={"server": "global", "trained": "personalized"},
+        scores={"global": "global", "personalized": "personalized"},
+        steps=(),
+        copies=False,
+        **row,
+    )
 
 
 def compare(case, name, settings, run, options, **changes):

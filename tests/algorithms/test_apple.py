@@ -1,4 +1,4 @@
-"""APPLE against its reference, which starts from the library's own cores; its limits."""
+"""APPLE against its reference, which starts from the library's own cores; its penalty."""
 
 import inspect
 from dataclasses import replace
@@ -10,72 +10,55 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.comparison import Variant, comparison
 from tests.references import apple
-
-# A tenth of three rounds is none: here the penalty falls over two. Momentum of cores is the
-# federation's.
-STRONG = {"relation_rate": 0.05, "mu": 0.7, "penalty_share": 0.7}
-VARIANTS = {
-    "independent": (STRONG | {"initial": "independent"}, 0.9),
-    "cosine": (STRONG | {"penalty_schedule": "cosine"}, 0.0),
-    "plain-steps": (STRONG | {"relation_momentum": 0.0}, 0.0),
-    "defaults": ({}, 0.9),
-}
-QUICK = (("partial-map", "independent"), ("full-vmap", "cosine"))
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("apple", settings)
 
 
-def models_of(stack):
-    """A stack of the library's as a list of models."""
-    count = len(jax.tree.leaves(stack)[0])
-    return [jax.tree.map(lambda leaf, i=i: leaf[i], dict(stack["params"])) for i in range(count)]
+def first_cores(one):
+    """The library's own cores; their momentum is the federation's."""
+    stack, count = dict(one.states[0].cores["params"]), one.case.num_clients
+    cores = [jax.tree.map(lambda leaf, i=i: leaf[i], stack) for i in range(count)]
+    kernels = [core["head"]["kernel"] for core in cores]
+    assert (abs(kernels[0] - kernels[1]).max() > 0.1) == (one.variant == "independent")
+    return {"initial": cores, "momentum": 0.9 if one.variant == "cosine" else 0.0}
 
 
-@over(PATTERNS, QUICK, VARIANTS, elsewhere=("plain-steps", "defaults"))
-def test_reference(pattern, variant):
-    settings, momentum = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern], momentum=momentum)
-    states, records = case.run_rounds(algorithm(**settings))
-    cores = models_of(states[0].cores)
-    if settings.get("initial") == "independent":
-        assert abs(cores[0]["head"]["kernel"] - cores[1]["head"]["kernel"]).max() > 0.1
-    else:
-        assert_models(states[0].cores, [case.initial()] * case.num_clients, "first cores")
-    common, options = case.common(), {k: v for k, v in settings.items() if k != "initial"}
-    wanted = apple.run(cores, case.clients(), 3, **common, momentum=momentum, **options)
-    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
-        after, who = states[t + 1], case.cohorts[t]
-        assert_models(after.cores, models["cores"], "cores")
-        assert_models(after.personal, models["personalized"], "personal")
-        np.testing.assert_allclose(after.relations, models["relations"], 1e-9, 1e-9)
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, who, common["batches"][t])
-        present = np.isin(np.arange(case.num_clients), who)
-        own = np.where(present, np.diagonal(models["relations"]), np.nan)
-        np.testing.assert_allclose(record["clients"]["self_relation"], own, 1e-9)
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], case.num_clients * record["up"])
-        shown = np.where(present[:, None], models["relations"], np.eye(case.num_clients))
-        np.testing.assert_allclose(record["matrices"]["relations"], shown, 1e-9, 1e-9)
-    # Public code leaves the relations where they are.
-    moved = np.abs(states[-1].relations - states[0].relations)[case.cohorts[0]]
-    assert moved.max() > 1e-7
+def check_relations(now):
+    present = np.repeat(now.present[:, None], 2, axis=1)
+    np.testing.assert_array_equal(now.record["up"], present)
+    np.testing.assert_array_equal(now.record["down"], now.case.num_clients * present)
+    relations = now.wanted["relations"]
+    own = np.where(now.present, np.diagonal(relations), np.nan)
+    np.testing.assert_allclose(now.clients["self_relation"], own, 1e-9)
+    shown = np.where(now.present[:, None], relations, np.eye(now.case.num_clients))
+    np.testing.assert_allclose(now.record["matrices"]["relations"], shown, 1e-9, 1e-9)
+
+
+test_reference, test_contract = comparison(
+    "apple",
+    apple.run,
+    # A tenth of three rounds is none: here the penalty falls over two.
+    settings={"relation_rate": 0.05, "mu": 0.7, "penalty_share": 0.7},
+    variants={
+        "independent": {"initial": "independent"},
+        "cosine": Variant({"penalty_schedule": "cosine"}, options={"momentum": 0.9}),
+    },
+    ours=("initial",),
+    given=first_cores,
+    states={"cores": "cores", "personal": "personalized", "relations": "relations"},
+    scores={"personalized": "personalized"},
+    copies=False,
+    check=check_relations,
+)
 
 
 @pytest.mark.parametrize("schedule", apple.SCHEDULES)
 @pytest.mark.parametrize(("share", "dtype"), [(0.53, jnp.float32), (0.29, jnp.float64)])
-def test_the_penalty_falls_to_zero_in_the_given_share_of_rounds(schedule, share, dtype):
+def test_penalty_is_zero_after_its_share_of_rounds(schedule, share, dtype):
     """Though a share of 100 rounds is a little less than a whole number in these types."""
     assert np.floor(dtype(share) * 100) == round(share * 100) - 1
     ours = replace(algorithm(penalty_schedule=schedule, mu=2.0), penalty_share=dtype(share))
@@ -89,8 +72,8 @@ def test_the_penalty_falls_to_zero_in_the_given_share_of_rounds(schedule, share,
         assert ours.penalty(jnp.int32(0), jnp.int32(1)) == 0
 
 
-@pytest.mark.thorough
-def test_a_private_head_is_trained_whole_and_never_mixed():
+@pytest.mark.costly
+def test_private_head_is_trained_whole_and_never_mixed():
     """One step on all samples: the body moves by q_ii times the gradient, the head by all of it."""
     federation = toy_federation((6, 6), (3, 3), share="body", batch_size=6, local_steps=1)
     start, end = states_of(algorithm(initial="independent"), federation, 1)

@@ -1,7 +1,6 @@
 """CFL against its reference, its bipartition, its thresholds, and the clusters of new clients."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,69 +11,20 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cfl import largest_between, second_halves
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import CAPACITY, SEEDS, run_rounds, states_of, toy_federation
-from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    over,
-    sampled_federation,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case, assert_losses, assert_models, sampled_federation
 from tests.engine.finals import final_in
 from tests.references import cfl
 from tests.references.local_sgd import sgd
-from tests.references.network import flat, loss_and_gradient, unflat
+from tests.references.network import loss_and_gradient
 
 ALWAYS = {"mean_below": 1e9, "largest_above": 0.0, "first_split": 0}
-SIZES = (7, 3, 1, 10, 4, 6, 5, 2, 8)
-VARIANTS = {
-    "tree": {"max_clusters": 5, "best_of_tree": True},
-    "single": {"linkage": "single", "gamma_max": 0.5, "max_clusters": 3},
-}
-QUICK = [("partial-map", "tree"), ("full-vmap", "single")]
+SIZES = (8, 2, 5, 6, 4, 10, 1, 3, 7)
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("cfl", ALWAYS | settings)
-
-
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    settings = VARIANTS[variant]
-    case = Case(train_sizes=SIZES, validation_size=2, **PATTERNS[pattern])
-    common, everybody = case.common(), np.arange(len(SIZES))
-    known = {name: settings[name] for name in settings if name != "best_of_tree"}
-    wanted = cfl.run(case.initial(), case.clients(), 3, **common, **ALWAYS | known)
-    states, records = case.run_rounds(algorithm(**settings))
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        count = len(models["models"])
-        assert state.count == record["scalars"]["clusters"] == count
-        np.testing.assert_array_equal(state.cluster, models["clusters"])
-        used = jax.tree.map(lambda leaf, count=count: leaf[:count], state.models)
-        assert_models(used, [models["models"][k] for k in range(count)], f"models of round {t}")
-        assert_losses(record, case, "personalized", models["personalized"])
-        if settings.get("best_of_tree"):
-            best = [cfl.best_of_tree(models, i, validation_loss(case, i)) for i in everybody]
-            assert_losses(record, case, "best_of_tree", best)
-        present = np.isin(everybody, case.cohorts[t])
-        before = wanted[t - 1]["clusters"] if t else [0] * len(SIZES)
-        noted = record["clients"]
-        for i in everybody:
-            mean, largest = models["norms"].get(before[i], (np.nan, np.nan))
-            np.testing.assert_allclose(noted["mean_norm"][i], mean if present[i] else np.nan, 1e-9)
-            others = [noted["update_norm"][j] for j in case.cohorts[t] if before[j] == before[i]]
-            np.testing.assert_allclose(max(others, default=np.nan), largest, 1e-9)
-        same = np.equal.outer(models["clusters"], models["clusters"]) & present
-        mixed = np.where(present[:, None], same / same.sum(1, keepdims=True).clip(1), np.eye(9))
-        np.testing.assert_allclose(record["matrices"]["mixing"], mixed, 1e-9)
-        now = np.where(present, models["clusters"], np.nan)
-        np.testing.assert_array_equal(noted["cluster"], now)
-        case.assert_whole_models(record, t)
-        steps = [len(batches) for batches in common["batches"][t]]
-        np.testing.assert_array_equal(noted["local_steps"], present * steps)
-    assert count > 2 or pattern == "single"  # two clients are too few
 
 
 def validation_loss(case, i):
@@ -82,92 +32,64 @@ def validation_loss(case, i):
     return lambda model: loss_and_gradient(model, case.x[at], case.y[at])[0]
 
 
-@dataclass(frozen=True)
-class Forged(pfl.Context):
-    """Local training that moves the members' models by `updates`, a stack of parameters."""
+def check_clusters(now):
+    case, state, noted = now.case, now.state, now.clients
+    everybody, present, count = range(case.num_clients), now.present, len(now.wanted["models"])
+    clusters = np.array(now.wanted["clusters"])
+    assert state.count == now.record["scalars"]["clusters"] == count
+    used = jax.tree.map(lambda leaf: leaf[:count], state.models)
+    assert_models(used, [now.wanted["models"][k] for k in range(count)], f"models of round {now.t}")
+    if now.settings.get("best_of_tree"):
+        best = [cfl.best_of_tree(now.wanted, i, validation_loss(case, i)) for i in everybody]
+        assert_losses(now.record, case, "best_of_tree", best)
+    before = now.before.cluster
+    for i in everybody:
+        mean, largest = now.wanted["norms"].get(before[i], (np.nan, np.nan))
+        np.testing.assert_allclose(noted["mean_norm"][i], mean if present[i] else np.nan, 1e-9)
+        others = [noted["update_norm"][j] for j in now.cohort if before[j] == before[i]]
+        np.testing.assert_allclose(max(others, default=np.nan), largest, 1e-9)
+    same = np.equal.outer(clusters, clusters) & present
+    alone = np.eye(case.num_clients)
+    mixed = np.where(present[:, None], same / same.sum(1, keepdims=True).clip(1), alone)
+    np.testing.assert_allclose(now.record["matrices"]["mixing"], mixed, 1e-9)
+    np.testing.assert_array_equal(noted["cluster"], np.where(present, clusters, np.nan))
 
-    updates: Any = None
 
-    def train(self, models, *args, **options):
-        moved = jax.tree.map(jnp.add, models["params"], self.updates)
-        return Trained({"params": moved}, self.cohort, jnp.zeros(self.cohort.size))
+def check_splits(one):
+    """Two clusters split at once, more than there is room for, and one that gamma_max keeps."""
+    counts = [len(models["models"]) for models in one.wanted]
+    if (one.pattern, one.variant) == ("partial-map", "tree"):
+        assert counts == [2, 4, 5]
+    if (one.pattern, one.variant) == ("partial-map", "single"):
+        assert counts == [1, 2, 3]
+    assert counts[-1] > 1 or one.pattern == "single"  # one client is too few
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "linkage", ["complete", pytest.param("single", marks=pytest.mark.thorough)]
+test_reference, test_contract = comparison(
+    "cfl",
+    cfl.run,
+    settings=ALWAYS,
+    variants={
+        "complete": {},
+        "tree": Variant(
+            {"max_clusters": 5, "best_of_tree": True},
+            options={"train_sizes": SIZES, "validation_size": 2, "participation": 1.0},
+        ),
+        "single": Variant(
+            {"linkage": "single", "gamma_max": 0.6, "max_clusters": 3},
+            options={"train_sizes": SIZES},
+        ),
+    },
+    ours=("best_of_tree",),
+    given=lambda one: {"ids": one.case.federation.data.ids},
+    states={"cluster": "clusters"},
+    scores={"personalized": "personalized"},
+    check=check_clusters,
+    finish=check_splits,
 )
-def test_splits_of_forged_updates(linkage, monkeypatch):
-    """Several clusters at once, more than there is room for, some that gamma_max keeps whole."""
-    case = Case(train_sizes=SIZES, validation_size=2)
-    like, everybody = case.initial(), range(len(SIZES))
-    static = {"linkage": linkage, "max_clusters": 4, "best_of_tree": True}
-
-    def context(kind=pfl.Context, t=0, cohort=None, **options):
-        cohort = case.cohort(0) if cohort is None else cohort
-        return kind(case.federation, case.key, t, jnp.int32(4), cohort, **options)
-
-    @jax.jit
-    def begun(chooser):
-        return chooser.init(context())
-
-    @jax.jit
-    def advance(chooser, state, updates, mask, t):
-        cohort = replace(case.cohort(0), mask=mask, complete=False)
-        return chooser.round(context(Forged, t, cohort, updates=updates), state)[0]
-
-    @jax.jit
-    def scored(chooser, state):
-        return chooser.models(context(), state, jnp.arange(len(SIZES)))["best_of_tree"]
-
-    def forged(model, batches, x, y, rate):
-        return unflat(flat(model) + batches, like)
-
-    monkeypatch.setattr(cfl, "sgd", forged)
-    sizes = []
-    for seed in range(25):
-        rng = np.random.default_rng(seed)
-        moves = 0.3 * rng.normal(size=(4, len(SIZES), len(flat(like))))
-        moves = np.round(moves) if seed % 5 == 0 else moves  # ties
-        moves[rng.random((4, len(SIZES))) < 0.1] = 0
-        present = rng.random((4, len(SIZES))) < rng.choice([0.6, 0.9, 1])
-        traced = {
-            "mean_below": 1.0,
-            "largest_above": 1.5,
-            "first_split": seed % 2,
-            "gamma_max": (-1.0, 0.6, 0.65)[seed % 3],
-        }
-        wanted = cfl.run(
-            like,
-            [{}] * len(SIZES),
-            4,
-            x=None,
-            y=None,
-            cohorts=[np.flatnonzero(who).tolist() for who in present],
-            batches=moves,
-            learning_rate=[0] * 4,
-            linkage=linkage,
-            max_clusters=4,
-            **traced | {"gamma_max": None if seed % 3 == 0 else traced["gamma_max"]},
-        )
-        chooser = algorithm(**static, **traced)
-        state = begun(chooser)
-        for t in range(4):
-            updates = [unflat(move, like) for move in moves[t]]
-            updates = jax.tree.map(lambda *leaves: np.stack(leaves), *updates)
-            state = advance(chooser, state, updates, present[t], t)
-            models = wanted[t]["models"]
-            count = len(models)
-            np.testing.assert_array_equal(state.cluster, wanted[t]["clusters"], f"{seed}, {t}")
-            used = jax.tree.map(lambda leaf, count=count: leaf[:count], state.models)
-            assert_models(used, [models[k] for k in range(count)], "models")
-            assert state.count == count
-            sizes.append(count)
-        best = [cfl.best_of_tree(wanted[-1], i, validation_loss(case, i)) for i in everybody]
-        assert_models(scored(chooser, state), best, "best of the tree")
-    assert set(sizes) == {1, 2, 3, 4}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("linkage", ["complete", "single"])
 def test_bipartition(linkage):
     """Of random clusters with absent clients, ties and updates of zero, in any order."""
@@ -199,7 +121,8 @@ def test_bipartition(linkage):
     assert cuts > 60
 
 
-def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():
+@pytest.mark.costly
+def test_thresholds_are_strict_and_first_split_is_kept():
     federation = toy_federation((4, 4, 4), (2, 2, 2))
 
     def ran(**settings):
@@ -218,8 +141,8 @@ def test_thresholds_are_strict_and_wait_for_the_first_round_of_splits():
     assert ran(gamma_max=1)[0] == 1
 
 
-@pytest.mark.thorough
-def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
+@pytest.mark.costly
+def test_personalize_trains_the_best_model_of_a_cluster_in_use():
     case = Case()
     left, new = split_new_clients(case.federation, 2)
     chooser = algorithm(max_clusters=3)
@@ -233,7 +156,8 @@ def test_a_new_client_trains_the_best_model_of_a_cluster_in_use():
     made = final_in(state, chooser, left, 1).personalize(new)
     key, wanted, chosen = keys.of_round(case.key, "personalize", 0), [], []
     for row, client in enumerate((3, 4)):
-        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, client, row)
+        number = int(new.data.ids[row])
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, number, row)
         batches = [np.asarray(batch) for (batch,) in batches]
         mine = case.samples(client)
         losses = [loss_and_gradient(m, case.x[mine], case.y[mine])[0] for m in models[:2]]
@@ -250,28 +174,30 @@ def test_remarks():
     ]
 
 
-@pytest.mark.thorough
-def test_a_run_that_ends_before_the_first_split_is_told():
-    """A remark says so, of the settings of a sweep that it concerns and of a stopped run too."""
-    text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
-    swept, one_by_one = {"first_split": [2, 1]}, {"chunk_seconds": 0, "chunk": CAPACITY}
-    federation = sampled_federation()  # its program is that of the shared checks
-    result = pfl.simulate(algorithm(), federation, 2, settings=swept, **one_by_one)
-    assert text not in result.remarks and result.setting_remarks == ((text,), ())
-    stops = iter([False, True])
-    result = pfl.simulate(
-        algorithm(first_split=2),
-        federation,
-        9,
-        seeds=SEEDS,
-        stop=lambda progress: next(stops),
-        **one_by_one,
-    )
-    assert result.rounds == 2 and text in result.remarks
+def test_round_remarks():
+    told = ["is FedAvg with equal weights: no cluster is split in the first 2 rounds"]
+    assert algorithm(first_split=2).round_remarks(toy_federation(), 2) == told
     assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []
 
 
-def test_a_cluster_has_a_member_so_there_are_no_more_than_clients():
+@pytest.mark.costly
+def test_round_remarks_of_a_stopped_run():
+    stops = iter([False, True])
+    result = pfl.simulate(
+        algorithm(first_split=2),
+        sampled_federation(),
+        9,
+        seeds=SEEDS,
+        stop=lambda progress: next(stops),
+        chunk=CAPACITY,
+        chunk_seconds=0,
+    )
+    assert result.rounds == 2
+    text = "is FedAvg with equal weights: no cluster is split in the first 2 rounds"
+    assert text in result.remarks
+
+
+def test_no_more_clusters_than_clients():
     federation = toy_federation()
     shapes = jax.eval_shape(lambda: _first(algorithm(), federation))
     assert jax.tree.leaves(shapes.models)[0].shape[0] == 5

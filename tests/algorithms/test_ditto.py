@@ -1,16 +1,15 @@
-"""Ditto against its reference, its limits, and its new clients."""
+"""Ditto against its reference, its private layers, and its new clients."""
 
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_models, stack
+from tests.algorithms.harness import PATTERNS, Case, assert_models
 from tests.engine.finals import final_in
 from tests.references import ditto
 
@@ -45,30 +44,23 @@ test_reference, test_contract = comparison(
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_private_layers_are_not_pulled():
-    """With a private head v's body is held near w's body; its own head is free."""
+    """With a private head v's body is held near w's body, as by FedProx; its own head is free."""
     federation = toy_federation((6,), (3,), share="body", batch_size=6, local_steps=2)
-    start, end = states_of(algorithm(proximal_weight=0.7), federation, 1)
-    first = jax.tree.map(lambda leaf: leaf[0], start.own["params"])
-    every = federation.data.train.index
-    samples = federation.data.samples[every].astype(float), federation.data.labels[every]
-    batch = pfl.training.Batch(*samples, jnp.ones(6, bool))
-
-    @jax.jit
-    def step(params):
-        slope = jax.grad(lambda p: federation.task.loss({"params": p}, batch)[0])(params)
-        return jax.tree.map(lambda v, g: v - 0.3 * g, params, slope)
-
-    middle = step(first)
-    last = step(middle)
-    assert_close(end.private["params"]["head"], stack([last["head"]])["params"], "w's head")
-    for name in ("kernel", "bias"):  # the first step moves the body away, the second one sees it
-        last["fc_0"][name] -= 0.3 * 0.7 * (middle["fc_0"][name] - first["fc_0"][name])
-    assert_close(end.own, stack([last]), "v's body and head")
+    pull = {"proximal_weight": 0.7}
+    ours, held, free = (
+        states_of(pfl.make_algorithm(name, settings), federation, 1)[-1]
+        for name, settings in (("ditto", pull), ("fedprox", pull), ("fedavg", {}))
+    )
+    assert_close(ours.private, free.private, "w's head")
+    assert_close(ours.own["params"]["head"], held.private["params"]["head"], "v's head")
+    own = jax.tree.map(lambda leaf: leaf[0], ours.own["params"]["fc_0"])
+    assert_close(own, held.server["params"]["fc_0"], "v's body")
 
 
-def test_who_diverges_in_its_own_model_alone_is_not_averaged():
+@pytest.mark.costly
+def test_divergence_of_the_own_model_alone():
     """An absurd pull makes a huge model in the third step, which only client 3 takes."""
     federation = toy_federation(dtype="float32", validation_size=0)
     states, (record,) = run_rounds(algorithm(proximal_weight=1e13), federation, 1, scored=())
@@ -78,14 +70,15 @@ def test_who_diverges_in_its_own_model_alone_is_not_averaged():
     np.testing.assert_array_equal((before != after).any(axis=1), [1, 1, 1, 0, 1])
 
 
-def test_epochs_of_its_own_are_epochs_beside_local_steps_too():
+def test_personal_epochs_with_local_steps():
     federation = toy_federation(local_steps=5)
     local, own = algorithm(personal_epochs=2).schedules(federation)
     assert (local.steps, own.steps, own.epochs) == (5, None, 2)
     assert algorithm().schedules(federation) == (local, local)
 
 
-def test_new_clients_train_near_the_servers_model():
+@pytest.mark.costly
+def test_personalize_trains_near_the_servers_model():
     """They are the same clients here, as if they had never taken part."""
     case = Case(**PATTERNS["full-vmap"])
     ours = algorithm(proximal_weight=0.7, personal_epochs=1)

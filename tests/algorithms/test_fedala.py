@@ -1,7 +1,6 @@
-"""FedALA against its reference: windows, weights, who adapts; and its limits."""
+"""FedALA against its reference: windows, weights, who adapts; extra losses and statistics."""
 
 from dataclasses import replace
-from functools import cache
 
 import flax.linen as nn
 import jax
@@ -10,52 +9,16 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    FourLayers,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    dense,
-    over,
-    stack,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import FourLayers, dense, stack
 from tests.algorithms.norms import ConvNorm
-from tests.engine.finals import final_in
 from tests.references import fedala
-from tests.references.local_sgd import sgd
-
-# Settings, and the network and its upper layers.
-VARIANTS = {
-    "everyone": ({}, None, ("head",)),
-    "drawn-two-layers": (
-        {
-            "participants": "sampled",
-            "layers": 2,
-            "percent": 50,
-            "weight_rate": 3.0,
-            "threshold": 0.02,
-        },
-        FourLayers,
-        ("hidden_c", "head"),
-    ),
-}
-QUICK = [("partial-map", "everyone"), ("full-vmap", "drawn-two-layers")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedala", settings)
-
-
-@cache
-def rounds_of(pattern, variant):
-    settings, network, _ = VARIANTS[variant]
-    case = Case(model=network and network(), **PATTERNS[pattern])
-    return case, *case.run_rounds(algorithm(**settings))
 
 
 def window_batches(case, percent):
@@ -77,55 +40,56 @@ def window_batches(case, percent):
     return rounds
 
 
-def reference(case, settings, top):
-    names = ("weight_rate", "threshold", "max_passes", "participants")
-    return fedala.run(
-        case.initial(),
-        case.clients(),
-        case.rounds,
-        **case.common(),
-        adaptation_batches=window_batches(case, settings.get("percent", 80)),
-        top=top,
-        **{name: settings[name] for name in names if name in settings},
-    )
+def adaptation(one):
+    top = ("hidden_c", "head") if one.variant == "drawn-two-layers" else ("head",)
+    batches = window_batches(one.case, one.settings.get("percent", 80))
+    return {"adaptation_batches": batches, "top": top}
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    case, states, records = rounds_of(pattern, variant)
-    settings, _, top = VARIANTS[variant]
-    wanted, batches = reference(case, settings, top), case.batches()
-    assert set(states[0].weights["params"]) == {*case.initial()}
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_close(state.server["params"], models["global"], f"round {t}: global")
-        assert_models(state.models, models["personalized"], f"round {t}: personalized")
-        assert_models(state.trained, models["trained"], f"round {t}: trained")
-        weights = {name: state.weights["params"][name] for name in top}
-        assert_close(weights, stack(models["weights"])["params"], f"round {t}: weights")
-        np.testing.assert_array_equal(record["clients"]["adaptation_passes"], models["passes"])
-        for name in ("personalized", "trained"):
-            assert_losses(record, case, name, models[name])
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_steps(record, case.cohorts[t], batches[t])
-        present = case.present(t)[:, None]
-        assert (record["up"] == present).all()
-        received = present if "drawn" in variant else np.ones_like(present)
-        assert (record["down"] == received).all()
-        assert record["down"].dtype == record["up"].dtype
-    assert any(np.ptp(own["head"]["kernel"]) > 0.1 for own in wanted[-1]["weights"])
-    assert max(max(models["passes"]) for models in wanted) > 10
+def check_adaptation(now):
+    top, sent = now.compared.options["top"], now.present[:, None]
+    weights = {name: now.state.weights["params"][name] for name in top}
+    assert_close(weights, stack(now.wanted["weights"])["params"], f"round {now.t}: weights")
+    windows = [sum(map(len, batches)) for batches in now.batches("adaptation_batches")]
+    passed = np.array(windows) * now.wanted["passes"]
+    np.testing.assert_array_equal(now.clients["forward_samples"], passed)
+    assert (now.record["up"] == sent).all()
+    drawn = now.settings.get("participants") == "sampled"
+    assert (now.record["down"] == (sent if drawn else np.ones_like(sent))).all()
+    assert now.record["down"].dtype == now.record["up"].dtype
 
 
-@pytest.mark.parametrize(
-    "pattern", ["partial-map", pytest.param("full-map-drop", marks=pytest.mark.slow)]
+def check_end(one):
+    assert set(one.states[0].weights["params"]) == {*one.case.initial()}
+    assert any(np.ptp(own["head"]["kernel"]) > 0.1 for own in one.wanted[-1]["weights"])
+    assert max(max(models["passes"]) for models in one.wanted) > 10
+
+
+test_reference, test_contract = comparison(
+    "fedala",
+    fedala.run,
+    variants={
+        "everyone": {"weight_rate": 0.7},
+        "drawn-two-layers": Variant(
+            {
+                "participants": "sampled",
+                "layers": 2,
+                "percent": 50,
+                "weight_rate": 3.0,
+                "threshold": 0.02,
+            },
+            options={"model": FourLayers()},
+        ),
+    },
+    ours=("layers", "percent"),
+    given=adaptation,
+    states={"server": "global", "models": "personalized", "trained": "trained"},
+    scores={"global": "global", "personalized": "personalized", "trained": "trained"},
+    clients={"adaptation_passes": "passes"},
+    copies=False,
+    check=check_adaptation,
+    finish=check_end,
 )
-def test_forward_passes_of_adaptation_are_counted(pattern):
-    case, _, records = rounds_of(pattern, "everyone")
-    batches = window_batches(case, 80)
-    for record, own in zip(records, batches, strict=True):
-        sizes = np.array([sum(map(len, client)) for client in own])
-        wanted = sizes * record["clients"]["adaptation_passes"]
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], wanted)
 
 
 def first_context(federation, t=0):
@@ -157,25 +121,6 @@ def adapting(ours):
     return adapt
 
 
-def products(jaxpr):
-    """Number of matrix products in a program's text, those of loops once."""
-    inner = [value for eqn in jaxpr.eqns for value in jax.tree.leaves(list(eqn.params.values()))]
-    inner = [getattr(value, "jaxpr", value) for value in inner]
-    return sum(eqn.primitive.name == "dot_general" for eqn in jaxpr.eqns) + sum(
-        products(value) for value in inner if hasattr(value, "eqns")
-    )
-
-
-@pytest.mark.parametrize(("layers", "count"), [(1, 4 + 1), (2, 4 + 3), (4, 4 + 7)])
-def test_no_backward_pass_below_the_upper_layers(layers, count):
-    """Four products forward; for each upper layer one by its weights, and one to the next."""
-    ours = algorithm(layers=layers)
-    federation = ours.prepare(toy_federation(model=FourLayers()))
-    begun = jax.make_jaxpr(lambda fed: ours.init(first_context(fed)))(federation)
-    whole = jax.make_jaxpr(adapting(ours))(federation)
-    assert products(whole.jaxpr) - products(begun.jaxpr) == count
-
-
 class Noisy(nn.Module):
     """In training its logits are drawn; overflows on inputs beyond 1e20."""
 
@@ -187,7 +132,8 @@ class Noisy(nn.Module):
         return logits + jax.random.normal(self.make_rng("dropout"), logits.shape)
 
 
-def test_who_takes_passes_and_how_many():
+@pytest.mark.costly
+def test_number_of_adaptation_passes():
     """Each pass draws anew, so losses never settle; what diverged, is late or has no sample stops.
 
     That is clients 1, 3 and 2.
@@ -209,7 +155,8 @@ class Tilt(pfl.training.ExtraLoss):
         return self.weight * jnp.sum(params["head"]["kernel"])
 
 
-def test_extra_losses_are_part_of_what_weights_learn():
+@pytest.mark.costly
+def test_extra_loss_of_adaptation():
     ours, ends = algorithm(weight_rate=0.1, max_passes=1), []
     adapt = adapting(ours)
     for weight in (0.0, 1.0):
@@ -220,7 +167,8 @@ def test_extra_losses_are_part_of_what_weights_learn():
     assert_close(ends[0] - ends[1], 0.1 * (server - own), "weights")
 
 
-def test_weights_are_learned_on_the_same_samples_in_every_batch_order():
+@pytest.mark.costly
+def test_window_does_not_depend_on_batch_order():
     ours = algorithm(max_passes=1)
     shuffled, poisson = (
         adapting(ours)(ours.prepare(toy_federation((9, 4), batch_order=order)))[1].weights
@@ -245,8 +193,8 @@ class Growing(nn.Module):
         return dense(3, "head")(dense(5, "hidden")(x))
 
 
-@pytest.mark.thorough
-def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
+@pytest.mark.costly
+def test_diverged_clients_keep_what_they_had_before_they_adapted():
     """It learns weights on huge samples; its training overflows after a few steps."""
     ours = algorithm(participants="sampled", max_passes=1)
     sizes, training = (4, 5, 3), {"model": Growing(), "local_epochs": 8}
@@ -264,17 +212,9 @@ def test_a_member_that_diverges_keeps_what_it_had_before_it_adapted():
         assert any((now[[0, 2]] != was[[0, 2]]).any() for was, now in pairs), name
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("check", ["partial_participation", "divergence"])
-def test_absent_and_diverged_clients_keep_all_where_the_drawn_adapt(check):
-    CHECKS[check](algorithm(participants="sampled"))
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "policy", ["affine_shared", pytest.param("shared", marks=pytest.mark.slow)]
-)
-def test_running_statistics_are_the_servers_or_the_clients_own(policy):
+@pytest.mark.costly
+@pytest.mark.parametrize("policy", ["affine_shared", "shared"])
+def test_running_statistics_follow_the_policy(policy):
     ours = algorithm(max_passes=1)
     federation = ours.prepare(toy_federation(model=ConvNorm(), batch_norm=policy))
     step, first = round_of(ours, federation)
@@ -291,17 +231,7 @@ def test_running_statistics_are_the_servers_or_the_clients_own(policy):
         np.testing.assert_array_equal(body, np.broadcast_to(server, body.shape))
 
 
-def test_new_clients_train_from_the_servers_model():
-    case, states, _ = rounds_of("partial-map", "everyone")
-    final = final_in(states[-1], algorithm(), case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
-    server = jax.tree.map(np.asarray, states[-1].server["params"])
-    wanted = [sgd(server, own, case.x, case.y, case.rates[-1])
-              for own in case.batches("personalize")[-1]]  # fmt: skip
-    assert_close(made, stack(wanted), "new clients")
-
-
-def test_a_table_says_that_absent_clients_adapt():
+def test_remarks_on_absent_clients_that_adapt():
     sampled = toy_federation(participation=0.6)
     told = "all clients adapt in every round, drawn or not"
     assert algorithm().remarks(algorithm().prepare(sampled)) == [told]

@@ -91,7 +91,7 @@ def run(
     """Client i uses w_i = sum_j q_ij c_j, and learns its own core c_i and its relations q_i.
 
     Args:
-      relation_rate: eta_2.
+      relation_rate: eta_2; the setting's learning rate is eta_1.
       mu: weight of (1/2) ||q - q0||^2. The published code leaves out the half.
       penalty_share, penalty_schedule: those of `penalty_factor`.
       momentum, relation_momentum: of the cores and of the relations.

@@ -82,13 +82,14 @@ def run(
     max_clusters=None,
     linkage="complete",
     gamma_max=None,
+    ids=None,
 ):
     """FedAvg with equal weights inside each cluster; a cluster that stands still is halved.
 
     A cluster is split where, of its participants' updates, the mean's norm is below `mean_below`,
     the largest norm above `largest_above` and there are more than two: before this round's updates
-    are averaged, and at most once in a round. The half with the lowest client keeps the cluster's
-    number; the other takes the next free one. Absent members keep theirs.
+    are averaged, and at most once in a round. The half with the lowest permanent id keeps the
+    cluster's number; the other takes the next free one. Absent members keep theirs.
 
     Args:
       mean_below, largest_above: eps_1 and eps_2.
@@ -96,12 +97,14 @@ def run(
       max_clusters: with so many clusters nothing is split any more; lower numbers come first. None
         sets no bound.
       linkage, gamma_max: those of `bipartition`.
+      ids: permanent ids of the clients; None is 0, ..., N - 1.
 
     Returns:
       After every round, "personalized": [N models], "models": {cluster: model}, "clusters": [N],
       "norms": {cluster: (of the mean, largest)} of clusters with participants, and "tree": the
       splits so far, {"round", "cluster", "new", "members", "model"}, the model before the split.
     """
+    order = np.arange(len(s.clients)) if ids is None else np.asarray(ids)
     models, clusters, tree = {0: s.initial}, [0 for _ in s.clients], []
     history = []
     for t in range(s.rounds):
@@ -114,7 +117,8 @@ def run(
         }
         norms = {}
         for cluster in sorted(models):
-            present = sorted(i for i in updates if clusters[i] == cluster)
+            present = [i for i in updates if clusters[i] == cluster]
+            present.sort(key=order.__getitem__)
             if not present:
                 continue
             mean = combine([1.0 / len(present)] * len(present), [updates[i] for i in present])

@@ -1,5 +1,7 @@
 """FedAsync: late models count less (Xie, Koyejo, Gupta, 2019), and its form in the PLGA code."""
 
+import numpy as np
+
 from tests.references.arrivals import Clients, averaged
 from tests.references.network import combine
 
@@ -24,17 +26,19 @@ def decay(kind, staleness, a=0.5, b=4.0):
     raise ValueError(f"Unknown decay {kind!r}. Valid: {', '.join(DECAYS)}.")
 
 
-def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0):
+def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0, ids=None):
     """Arriving models are mixed into the server's, the less so the staler they are.
 
     Args:
       mode: "plga", the PLGA code's: a late client's v becomes sa v + (1 - sa) w with
         sa = alpha s(staleness), on its side, before it is sent; then the round's arrivals are
         averaged by their clients' sizes. A punctual one sends v as it is.
-        "original": one arrival after the other, in the clients' order, w <- (1 - sa) w + sa v.
+        "original": one arrival after the other, in the order of permanent ids,
+        w <- (1 - sa) w + sa v.
       alpha: the weight in front of s.
       kind, a, b: s, see `decay`.
       rho: the local loss gets rho/2 ||v - w||^2, w the model it began with.
+      ids: permanent ids of the clients; None is 0, ..., N - 1.
 
     Returns:
       After every round, "global": w; "personalized": [N], every client's own model: what it
@@ -43,6 +47,7 @@ def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0):
     if mode not in MODES:
         raise ValueError(f"Unknown mode {mode!r}. Valid: {', '.join(MODES)}.")
     server = s.initial
+    order = range(len(s.clients)) if ids is None else np.asarray(ids)
     state = Clients(s.initial, len(s.clients))
     history = []
     for t in range(s.rounds):
@@ -57,7 +62,7 @@ def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0):
                 state.trained[k] = combine([shares[k], 1.0 - shares[k]], pair)
             server = averaged({k: state.trained[k] for k in s.arrivals[t]}, s.sizes, server)
         else:
-            for k in sorted(shares):
+            for k in sorted(shares, key=order.__getitem__):
                 server = combine([1.0 - shares[k], shares[k]], [server, state.trained[k]])
         history.append({"global": server, "personalized": list(state.trained)})
     return history

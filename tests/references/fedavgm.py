@@ -7,6 +7,8 @@ from tests.references.network import add, combine, scale, subtract, zeros_like
 def run(s, *, server_momentum=0.9, nesterov=True, server_rate=1.0):
     """v <- beta v + D, w <- w - eta_s v, where D is w less the average of a round's models.
 
+    A round without clients leaves both as they are.
+
     Args:
       server_momentum: beta.
       nesterov: w <- w - eta_s (D + beta v) instead.
