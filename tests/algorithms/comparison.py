@@ -27,6 +27,7 @@ from tests.algorithms.harness import (
     assert_steps,
     stack,
 )
+from tests.algorithms.norms import everyones
 from tests.references.setting import Setting
 
 # They run in the program of the base comparison; the others need programs of their own.
@@ -105,6 +106,11 @@ class Round:
         options = self.compared.options
         return (options[name] if name in options else getattr(self.compared.setting, name))[self.t]
 
+    def assert_mean(self):
+        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
+        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -120,6 +126,7 @@ class Comparison:
     renamed: Mapping[str, str]
     given: Callable | None
     states: Mapping[str, str]
+    joined: str
     scores: Mapping[str, str]
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
@@ -192,6 +199,9 @@ class Comparison:
     def compare_round(self, now: Round) -> None:
         for path, name in self.states.items():
             assert_same(at(now.state, path), at(now.wanted, name), f"{path} of round {now.t}")
+        if self.joined:
+            found = everyones(now.state, now.case.num_clients)
+            assert_same(found, at(now.wanted, self.joined), f"models of round {now.t}")
         for score, name in self.scores.items():
             models = at(now.wanted, name)
             each = [models] * now.case.num_clients if isinstance(models, dict) else models
@@ -223,6 +233,7 @@ def comparison(
     renamed=None,
     given=None,
     states=None,
+    joined="",
     scores=None,
     matrices=None,
     clients=None,
@@ -247,6 +258,7 @@ def comparison(
       given: what else the reference takes, a function of `Compared`: its options, or attributes of
         the `Setting` to replace.
       states: fields of the state, and the reference's results that they equal.
+      joined: the reference's models of all clients: the server's layers with their private ones.
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
       steps: names of the batches on which a member takes gradients; none checks no steps.
@@ -269,6 +281,7 @@ def comparison(
         renamed or {},
         given,
         states or {},
+        joined,
         scores or {},
         matrices or {},
         clients or {},
