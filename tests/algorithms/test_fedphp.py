@@ -1,14 +1,13 @@
-"""FedPHP against its reference, its discrepancy, and its inheritance."""
+"""FedPHP against its reference, and its inheritance."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.fedphp import discrepancy
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import PATTERNS
 from tests.references import fedphp
 
 
@@ -35,7 +34,7 @@ test_reference, test_contract = comparison(
         "mmd": {"weight": 0.4},
         "distillation": {"weight": 0.6, "regularizer": "distillation", "inheritance": 0.5},
     },
-    given=lambda one: {"ratio": float(one.case.federation.participation.fraction)},
+    given=lambda one: {"ratio": PATTERNS[one.pattern].get("participation", 1.0)},
     states={"server": "global", "own": "personalized"},
     scores={"global": "global", "personalized": "personalized"},
     check=assert_forward_samples,
@@ -47,19 +46,6 @@ def test_remark_on_weight_one():
     federation = toy_federation(participation=0.6)
     plain, alone = (algorithm(weight=w).remarks(federation) for w in (0.5, 1))
     assert alone == [*plain, "weight is 1: trained without labels"]
-
-
-def test_discrepancy_ignores_padding():
-    rng = np.random.default_rng(0)
-    z, other = rng.normal(size=(2, 6, 4)) + np.arange(2)[:, None, None]
-    valid = np.array([1, 1, 0, 1, 1, 0], bool)
-    found, back = jax.vjp(lambda rows: discrepancy(rows, other, valid), jnp.asarray(z))
-    value, slope = fedphp.discrepancy(z[valid], other[valid])
-    assert found == pytest.approx(value, rel=1e-12) and found > 0.1
-    (gradient,) = back(jnp.ones(()))
-    np.testing.assert_allclose(gradient[valid], slope, 1e-10)
-    assert not gradient[~valid].any()
-    assert discrepancy(z, z, valid) == pytest.approx(0, abs=1e-12)
 
 
 def test_inheritance_grows_over_the_usual_number_of_rounds():
