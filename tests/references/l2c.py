@@ -62,8 +62,8 @@ def run(
     """Every client subtracts a mixture of all clients' updates, by weights that it learns.
 
     Args:
-      validation_batches: validation_batches[t][i], likewise, of its validation samples; a client
-        without any keeps its logits.
+      validation_batches: like `batches`, of validation samples; a client without any keeps its
+        logits.
       logit_rate, betas: Adam's.
       prune_after: T_0, the round after which a client is left with some neighbours; one that is
         absent then does so when it is back, its logits being the same.
