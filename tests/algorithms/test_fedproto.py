@@ -10,17 +10,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import fedproto as ours
 from fedjax_pfl.algorithms.fedproto import State
-from fedjax_pfl.testing.toys import (
-    SEEDS,
-    TanhNetwork,
-    assert_close,
-    run_rounds,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, stack
+from tests.algorithms.harness import Case
 from tests.engine.finals import final_in
 from tests.references import fedproto, network
 
@@ -201,25 +195,18 @@ def test_nearest_far_from_zero():
 @pytest.mark.parametrize("which", ["all", "own"])
 def test_eligible_classes(which):
     """Those of the client's training samples, or every class that has a prototype."""
-    case = Case(scored=False)
-    rng = np.random.default_rng(11)
-    means, exist = rng.normal(size=(CLASSES, WIDTH)), np.array([True, True, False])
-    counts = np.array([[3, 0, 2], [0, 4, 1], [0, 0, 5]])  # the last one's class has no prototype
-    initial = case.initial()
-    own = [jax.tree.map(lambda w: w + rng.normal(size=w.shape), initial) for _ in counts]
-    state = State(stack(own), ours.Prototypes(means, exist))
-    data = SimpleNamespace(class_counts=jnp.asarray(counts))
-    ctx = SimpleNamespace(federation=SimpleNamespace(data=data))
-    one = algorithm(eligible=which)
-    named = jax.device_get(jax.jit(lambda state: one.models(ctx, state, np.arange(3)))(state))
-    assert_close(named["head"], state.models, "own heads", 0)
-    for i, model in enumerate(own):
-        result = jax.tree.map(lambda leaf, i=i: leaf[i], named["personalized"]["params"])
-        eligible = exist & ((counts[i] > 0) | (which == "all"))
-        wanted = network.predict(model, case.x)
-        if eligible.any():
-            wanted = fedproto.nearest_prototype(model, case.x, means, eligible)
-        np.testing.assert_array_equal(network.predict(result, case.x), wanted)
+    prototypes = ours.Prototypes(jnp.ones((CLASSES, WIDTH)), jnp.array([True, True, False]))
+    counts = jnp.array([[3, 0, 2], [0, 4, 1], [0, 0, 5]])
+    ctx = SimpleNamespace(federation=SimpleNamespace(data=SimpleNamespace(class_counts=counts)))
+    heads = {"kernel": jnp.zeros((3, WIDTH, CLASSES)), "bias": jnp.full((3, CLASSES), 7.0)}
+    rows = jnp.array([2, 0, 1])
+    own = jax.tree.map(lambda leaf: leaf[rows], {"params": {"head": heads}})
+    made = algorithm(eligible=which).predictors(ctx, own, prototypes, rows)
+    bias = made["params"]["head"]["bias"]
+    found = {"own": [[0, 0, 0], [1, 0, 0], [0, 1, 0]], "all": [[1, 1, 0]] * 3}[which]
+    none = ~np.any(found, axis=1)
+    np.testing.assert_array_equal(bias[none], 7)  # the client's own head
+    np.testing.assert_array_equal(bias[~none] > -1e8, np.array(found)[~none])
 
 
 @pytest.mark.costly
@@ -249,7 +236,7 @@ def test_new_clients_train_from_the_initial_model_near_the_prototypes():
     final = final_in(State(far, prototypes), one, case.federation, rounds=3)
     new = Case(rounds=1, train_sizes=(6,))
     result = final.personalize(new.federation.with_frozen("head"))["params"]
-    key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
+    key = keys.of_round(new.key, "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
     for (batch,) in pfl.training.batch_indices(schedule, new.federation.data.train, key, 0, 0):
         x, y = new.x[batch], new.y[batch]

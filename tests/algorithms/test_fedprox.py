@@ -62,29 +62,27 @@ def test_epochs_of_slow_clients():
         for rows in (None, order)
     )
 
-    def epochs(part, t, federation=here):
+    def epochs(part, t, federation):
         ctx = pfl.Context(federation, jax.random.key(3), t, jnp.int32(1), None)
         cohort = replace(ctx.cohort_of(), mask=ctx.ids < 5)
         return replace(algorithm(), slow_fraction=part).epochs(replace(ctx, cohort=cohort))
 
     @jax.jit
-    def often(part):
-        return jax.vmap(lambda t: epochs(part, t))(jnp.arange(300))
-
-    once, elsewhere = (jax.jit(partial(epochs, federation=one)) for one in (here, there))
-    for t in range(3):  # whatever a client's row
-        np.testing.assert_array_equal(elsewhere(0.5, t), once(0.5, t)[order])
+    @partial(jax.vmap, in_axes=(None, 0))
+    def drawn(part, t):
+        return [epochs(part, t, federation) for federation in (here, there)]
 
     for part, count in ((0.1, 1), (0.3, 1), (0.5, 3), (0.7, 3), (1, 5)):
-        drawn = np.asarray(often(part))
-        slow = drawn < 4
-        np.testing.assert_array_equal(slow[:, :5].sum(axis=1), count)
-        shares = slow[:, :5].mean(axis=0)
-        np.testing.assert_allclose(shares, count / 5, atol=0.12)
-        apart = drawn[:, :5].max(axis=1, where=slow[:, :5], initial=0)
-        apart = apart - drawn[:, :5].min(axis=1, where=slow[:, :5], initial=4)
-        assert (apart > 0).any() == (count > 1)  # each draws its own number
-        found, times = np.unique(drawn[:, :5][slow[:, :5]], return_counts=True)
+        members, elsewhere = map(np.asarray, drawn(part, jnp.arange(300)))
+        np.testing.assert_array_equal(elsewhere, members[:, order])  # whatever a client's row
+        members = members[:, :5]
+        slow = members < 4
+        np.testing.assert_array_equal(slow.sum(axis=1), count)
+        np.testing.assert_allclose(slow.mean(axis=0), count / 5, atol=0.12)
+        most = members.max(axis=1, where=slow, initial=0)
+        least = members.min(axis=1, where=slow, initial=4)
+        assert (most > least).any() == (count > 1)  # each draws its own number
+        found, times = np.unique(members[slow], return_counts=True)
         assert found.tolist() == [1, 2, 3]
         np.testing.assert_allclose(times / times.sum(), 1 / 3, atol=0.1)
 

@@ -10,8 +10,8 @@ from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, stack
+from tests.algorithms.newcomers import personalized_after
 from tests.algorithms.norms import ConvNorm
-from tests.engine.finals import final_in
 from tests.references import fedrod, network
 
 
@@ -72,10 +72,8 @@ def test_personal_heads_are_not_sent():
 @pytest.mark.costly
 def test_new_clients_learn_a_personal_head():
     case = Case(**PATTERNS["partial-map"])
-    states = case.states_of(algorithm())
-    final = final_in(states[-1], algorithm(), case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
-    params = states[-1].server["params"]
+    state, made = personalized_after(algorithm(), case)
+    params = state.server["params"]
     server = jax.tree.map(np.asarray, {name: params[name] for name in ("hidden", "head")})
     batches, wanted = case.batches("personalize")[-1], []
     for i, own in enumerate(batches):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
@@ -15,6 +14,7 @@ from tests.algorithms.harness import Case, assert_models
 from tests.algorithms.newcomers import personalized
 from tests.models.norm_net import NormNet
 from tests.references import fedsam
+from tests.references.network import add, random_parameters, zeros_like
 
 
 def algorithm(**settings):
@@ -82,29 +82,15 @@ def test_dropout_of_both_passes_differs():
     assert np.abs(ours - other).max() > 1e-3
 
 
-@pytest.mark.costly
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
-    options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
-    federation = toy_federation((4,), (2,), **options).with_frozen(lambda path: "head" not in path)
-    before, after = states_of(algorithm(rho=0.5), federation, 1)
-    task = federation.task
-    batch = pfl.training.Batch(
-        federation.data.samples[federation.data.train.index[:4]].astype(float),
-        federation.data.labels[federation.data.train.index[:4]],
-        np.ones(4, bool),
-    )
-
-    def gradient_of(params):
-        return jax.grad(lambda p: task.loss({"params": p}, batch)[0])(params)
-
-    params = trees.join(before.server, trees.row(before.private, 0))["params"]
-    head = gradient_of(params)["head"]
-    length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(head)))
-    trial = jax.tree.map(lambda w, g: w + 0.5 * g / length, params["head"], head)
-    step = gradient_of({**params, "head": trial})["head"]
-    wanted = jax.tree.map(lambda w, g: w - 0.3 * g, params["head"], step)
-    assert_close(after.server["params"]["head"], wanted, "head")
+    rng = np.random.default_rng(0)
+    params, gradient = (random_parameters(rng, 4, 5, 3) for _ in range(2))
+    moves = {layer: dict.fromkeys(leaves, layer == "head") for layer, leaves in params.items()}
+    found = jax.jit(lambda: algorithm(rho=0.5).perturbed(params, gradient, moves))()
+    of_head = {"hidden": zeros_like(gradient)["hidden"], "head": gradient["head"]}
+    wanted = add(params, fedsam.perturbation(params, of_head, 0.5))
+    assert_close(found, wanted, "perturbed")
 
 
 @pytest.mark.costly

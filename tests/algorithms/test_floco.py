@@ -12,7 +12,7 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, state
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import PATTERNS, Case, assert_losses, sampled_federation
-from tests.engine.finals import final_in
+from tests.algorithms.newcomers import personalized_after
 from tests.references import floco
 
 CORNERS = 3
@@ -55,28 +55,26 @@ def simplex_of(params):
     return {"hidden": params["hidden"], "head": {**params["head"], "kernel": kernels}}
 
 
-def begin(settings):
-    """The round of three, from 0, before which clients get their points."""
-    return int(np.floor(settings.get("warmup_fraction", 0.5) * 3))
+BEGIN = 1  # the round of three, from 0, before which clients get their points
 
 
 def first_model_and_draws(one):
-    case, t = one.case, begin(one.settings)
+    case = one.case
     every = case.batches("projection", starts=case.everyone)
     return {
         "initial": simplex_of(one.states[0].server["params"]),
-        "first_batches": every[t],
-        "first_draws": draws_of(case, every, "projection")[t],
+        "first_batches": every[BEGIN],
+        "first_draws": draws_of(case, every, "projection")[BEGIN],
         "draws": draws_of(case, one.setting.batches),
     }
 
 
 def assert_record(now):
-    case, settings, models = now.case, now.settings, now.wanted
+    case, models = now.case, now.wanted
     assert_close(simplex_of(now.state.server["params"]), models["global"], "global")
     plain = [floco.at(models["global"], point) for point in models["points"]]
     assert_losses(now.record, case, "personalized", plain)
-    due = int(now.t == begin(settings))
+    due = int(now.t == BEGIN)
     first = now.compared.options["first_batches"]
     more = [own * due for own in first]
     walks = [[*b, *m] for b, m in zip(now.batches(), more, strict=True)]
@@ -102,12 +100,7 @@ def assert_run(one):
 test_reference, test_contract = comparison(
     "floco",
     floco.run,
-    settings={"corners": CORNERS},
-    variants={
-        "default": {},
-        "late and wide": {"warmup_fraction": 0.7, "rho": 0.8},
-        "at once": {"warmup_fraction": 0.0},
-    },
+    settings={"corners": CORNERS, "rho": 0.4},
     ours=("corners",),
     given=first_model_and_draws,
     states={"private.params.point": "points"},
@@ -121,9 +114,8 @@ test_reference, test_contract = comparison(
 @pytest.mark.costly
 def test_new_clients_train_near_the_centre_of_the_simplex():
     case = Case(**PATTERNS["partial-map"])
-    state = case.states_of(algorithm())[-1]
-    final = final_in(state, algorithm(), case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
+    state, made = personalized_after(algorithm(), case)
+    made = made["params"]
     np.testing.assert_allclose(made["point"], 1 / CORNERS, 1e-12)
     batches = case.batches("personalize", starts=case.everyone)
     draws = draws_of(case, batches, "personalize")[-1]

@@ -12,7 +12,7 @@ from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import PATTERNS, Case
-from tests.engine.finals import final_in
+from tests.algorithms.newcomers import personalized_after
 from tests.references import gpfl
 from tests.references.network import cross_entropy
 
@@ -69,10 +69,8 @@ test_reference, test_contract = comparison(
 @pytest.mark.costly
 def test_new_clients_train_from_the_mean_of_all_heads():
     """And with their own class shares."""
-    case, ours = Case(**PATTERNS["partial-map"]), algorithm(**SETTINGS)
-    state = case.states_of(ours)[-1]
-    final = final_in(state, ours, case.federation, case.rounds)
-    made = final.personalize(case.federation)["params"]
+    case = Case(**PATTERNS["partial-map"])
+    state, made = personalized_after(algorithm(**SETTINGS), case)
     private = state.private["params"]
     mean = jax.tree.map(lambda leaf: leaf.mean(0), private["head"])
     start, options = named({**state.server["params"], "head": mean}), SETTINGS.values()
@@ -80,7 +78,7 @@ def test_new_clients_train_from_the_mean_of_all_heads():
     for i, own in enumerate(batches[-1]):
         share = private["class_shares"][i]
         wanted = gpfl.train(start, own, case.x, case.y, share, case.rates[-1], *options)
-        ours = jax.tree.map(lambda leaf, i=i: leaf[0, i], made)
+        ours = jax.tree.map(lambda leaf, i=i: leaf[i], made["params"])
         assert_close(named(ours), wanted, f"new client {i}")
         np.testing.assert_allclose(ours["class_shares"], share, 1e-12)
 

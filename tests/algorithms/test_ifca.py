@@ -1,6 +1,5 @@
 """IFCA against its reference, its first models and groups, and the choice of new clients."""
 
-from dataclasses import replace
 from itertools import count
 
 import jax
@@ -9,16 +8,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.common.best_model import best_fitting
 from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.testing.toys import (
-    assert_close,
-    states_of,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import states_of, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_models
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case, assert_models, stack
 from tests.engine.finals import final_in
 from tests.references import ifca
 from tests.references.local_sgd import sgd
@@ -106,7 +102,10 @@ test_reference, test_contract = comparison(
             "warmup_rounds": 1,
             "weighting": "uniform",
         },
-        "gradients, by test": {"averaging": "gradients", "scored_by": "test"},
+        "gradients, by test, one client late": Variant(
+            {"averaging": "gradients", "scored_by": "test"},
+            options={"participation": 1.0, "stragglers": {0: 1}},
+        ),
         "balanced": {"initial": "balanced_redraw"},
     },
     ours=("clusters", "initial"),
@@ -150,58 +149,19 @@ def test_random_groups_are_even_and_follow_permanent_ids():
 
 
 @pytest.mark.costly
-def test_order_and_ties_of_clusters():
-    """One round from the first models: as they are, in another order, all equal, one not finite."""
+def test_best_fitting_of_equal_and_of_infinite_models():
+    """Ties go to the lowest number."""
     case = Case()
     ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
-    chooser = algorithm(clusters=3)
-
-    @jax.jit
-    def one_round(state):
-        after, record = chooser.round(ctx, state)
-        return after.models, record.clients["cluster"]
-
-    first = chooser.init(ctx)
-    order = np.array([2, 0, 1])
-
-    def change(function):
-        return replace(first, models=jax.tree.map(function, first.models))
-
-    models, chosen = one_round(first)
-    moved, others = one_round(change(lambda leaf: leaf[order]))
-    assert len(set(chosen.tolist())) > 1
-    np.testing.assert_array_equal(order[others.astype(int)], chosen)
-    assert_close(moved, jax.tree.map(lambda leaf: leaf[order], models), "relabelled", 1e-12)
-    equal, all_first = one_round(change(lambda leaf: jnp.stack([leaf[0]] * 3)))
-    assert not all_first.any()
-    start = jax.tree.map(lambda leaf: np.asarray(leaf[0]), first.models)
-    for k, unchanged in ((0, False), (1, True), (2, True)):
-        same = jax.tree.map(lambda leaf, old, k=k: np.array_equal(leaf[k], old), equal, start)
-        assert all(jax.tree.leaves(same)) == unchanged
-    _, finite = one_round(change(lambda leaf: leaf.at[0].set(jnp.nan)))
-    assert (finite > 0).all()
+    choose = jax.jit(lambda models: best_fitting(ctx, models)[0])
+    models = stack([case.initial()] * 3)
+    np.testing.assert_array_equal(choose(models), 0)
+    models["params"]["head"]["bias"][0] = np.nan
+    np.testing.assert_array_equal(choose(models), 1)
 
 
 @pytest.mark.costly
-def test_gradients_of_late_clients_are_left_out():
-    federation = toy_federation(stragglers={0: 1})
-    chooser, key, t = algorithm(clusters=1, averaging="gradients"), jax.random.key(0), jnp.int32(0)
-
-    @jax.jit
-    def one_round():
-        cohort = federation.participation.cohort(key, t, federation.data.ids)
-        ctx = pfl.Context(federation, key, t, jnp.int32(1), cohort)
-        gradient, _ = ctx.full_gradient(ctx.replicate(ctx.initial_model()), ctx.cohort_of())
-        first = chooser.init(ctx)
-        return gradient, first.models["params"], chooser.round(ctx, first)[0].models["params"]
-
-    gradient, first, after = one_round()
-    wanted = jax.tree.map(lambda w, g: w - 0.3 * g[1:].mean(axis=0), first, gradient)
-    assert_close(after, wanted, "model")
-
-
-@pytest.mark.costly
-def test_a_new_client_trains_the_model_that_fits_it_best():
+def test_new_clients_train_the_model_that_fits_best():
     case, steps = Case(), 2
     left, new = split_new_clients(case.federation, 2)
     states = states_of(algorithm(clusters=3), left, 2)
@@ -209,12 +169,12 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
     made = final_in(states[-1], algorithm(clusters=3), left, 2).personalize(new)
     models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states[-1].models["params"])
               for k in range(3)]  # fmt: skip
-    key = keys.of_round(case.key, "personalize", 1)
+    key, ids = keys.of_round(case.key, "personalize", 1), case.federation.data.ids.tolist()
     wanted, chosen = [], []
     for row in range(2):
         at = case.samples(3 + row)
         chosen.append(ifca.choose(models, at, case.x, case.y))
-        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, 3 + row, row)
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, ids[3 + row], row)
         batches = [np.asarray(batch) for (batch,) in batches]
         wanted.append(sgd(models[chosen[-1]], batches, case.x, case.y, case.rates[1]))
     assert chosen != [0, 0]

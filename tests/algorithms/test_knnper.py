@@ -8,9 +8,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.knnper import MEMORY, WEIGHTS, Remembering
 from fedjax_pfl.models.task import as_task
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case
 from tests.engine.finals import final_in
 from tests.references import knnper
 
@@ -59,7 +59,10 @@ def assert_new_clients(one):
 test_reference, test_contract = comparison(
     "knnper",
     knnper.run,
-    variants={"default": {}, "tuned": Variant(TUNED, options={"validation_size": VALIDATION})},
+    variants={
+        "default": {"weight": 0.3, "scale": 0.4},
+        "tuned": Variant(TUNED, options={"validation_size": VALIDATION}),
+    },
     given=clients_with_splits,
     states={"server": "global"},
     scores={"global": "global"},
@@ -94,21 +97,8 @@ def test_adaptation_leaves_the_memory(leaves):
 
 
 @pytest.mark.costly
-def test_models_of_some_clients_have_their_own_weights():
-    ours, federation = algorithm(**TUNED), Case(validation_size=VALIDATION).federation
-    federation = ours.prepare(federation)
-    ctx = pfl.Context(federation, jax.random.key(0), jnp.int32(0), jnp.int32(1), None)
-
-    @jax.jit
-    def weights(rows):
-        named = ours.models(ctx, ours.init(ctx), rows)
-        return named["personalized"][MEMORY]["weight"]
-
-    alone = list(federation.data.ids).index(1)  # the client without validation samples
-    rows = jnp.asarray([alone, (alone + 1) % 5])
-    every, some = weights(jnp.arange(5)), weights(rows)
-    assert every[rows[0]] == 0.3 != every[rows[1]]
-    np.testing.assert_array_equal(some, every[rows])
+def test_tuned_models_of_some_clients():
+    CHECKS["models_of_some_clients"](algorithm(**TUNED))
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +135,5 @@ def test_votes_of_far_or_few_samples(remembering):
 def test_training_ignores_the_memory(remembering):
     task, model, inputs, z = remembering
     full = {**model, MEMORY: memory(z, [0, 1, 2], [True] * 3)}
-    key = jax.random.key(1)
-    for found, wanted in zip(
-        task.outputs(full, inputs, True, key, None),
-        task.outputs(model, inputs, True, key, None),
-        strict=True,
-    ):
-        assert_close(found, wanted, "outputs")
+    ours, plain = (task.outputs(m, inputs, True, jax.random.key(1), None) for m in (full, model))
+    assert_close(tuple(ours), tuple(plain), "outputs")
