@@ -1,4 +1,4 @@
-"""Adapters of the comparisons with references, and the base that a run begins with."""
+"""Adapters of the tests of LoRA algorithms."""
 
 import jax
 import numpy as np
