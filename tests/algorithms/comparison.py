@@ -27,6 +27,7 @@ from tests.algorithms.harness import (
     assert_steps,
     stack,
 )
+from tests.algorithms.norms import everyones
 from tests.references.setting import Setting
 
 # They run in the program of the base comparison; the others need programs of their own.
@@ -110,6 +111,11 @@ class Round:
         options = self.compared.options
         return (options[name] if name in options else getattr(self.compared.setting, name))[self.t]
 
+    def assert_mean(self):
+        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
+        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -125,6 +131,7 @@ class Comparison:
     renamed: Mapping[str, str]
     given: Callable | None
     states: Mapping[str, str]
+    joined: str
     scores: Mapping[str, str]
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
@@ -166,17 +173,13 @@ class Comparison:
         return shapes[0] == shapes[1]
 
     def checks(self, matrix: bool):
-        """(algorithm, check) of the contract, for each algorithm of the file.
-
-        Only the base variant's checks share its program: those of the others are costly.
-        """
+        """(algorithm, check) of the contract, for each algorithm of the file."""
         names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
         chosen = []
         for name in names:
-            quick = QUICK_CHECKS if name == next(iter(names)) else ()
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    marks = () if check in quick else pytest.mark.costly
+                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 
@@ -202,6 +205,9 @@ class Comparison:
     def compare_round(self, now: Round) -> None:
         for path, name in self.states.items():
             assert_same(at(now.state, path), at(now.wanted, name), f"{path} of round {now.t}")
+        if self.joined:
+            found = everyones(now.state, now.case.num_clients)
+            assert_same(found, at(now.wanted, self.joined), f"models of round {now.t}")
         for score, name in self.scores.items():
             models = at(now.wanted, name)
             each = [models] * now.case.num_clients if isinstance(models, dict) else models
@@ -234,6 +240,7 @@ def comparison(
     renamed=None,
     given=None,
     states=None,
+    joined="",
     scores=None,
     matrices=None,
     clients=None,
@@ -259,6 +266,7 @@ def comparison(
       given: what else the reference takes, a function of `Compared`: its options, or attributes of
         the `Setting` to replace.
       states: fields of the state, and the reference's results that they equal.
+      joined: the reference's models of all clients: the server's layers with their private ones.
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
       steps: names of the batches on which a member takes gradients; none checks no steps.
@@ -282,6 +290,7 @@ def comparison(
         renamed or {},
         given,
         states or {},
+        joined,
         scores or {},
         matrices or {},
         clients or {},

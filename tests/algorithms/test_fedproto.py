@@ -10,129 +10,107 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import fedproto as ours
 from fedjax_pfl.algorithms.fedproto import State
-from fedjax_pfl.models.mlp import MLP
-from fedjax_pfl.testing.toys import (
-    SEEDS,
-    TanhNetwork,
-    assert_close,
-    run_rounds,
-    states_of,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-    stack,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case
 from tests.engine.finals import final_in
 from tests.references import fedproto, network
 
 WIDTH, CLASSES = 5, 3
-VARIANTS = {
-    "paper": {"weight": 2.0},
-    "published": {
-        "weight": 0.7,
-        "distance": "batch",
-        "feature_means": "last_epoch",
-        "weighting": "uniform",
-        "drop_missing": True,
-        "eligible": "own",
-    },
-    "class-means": {"weight": 0.9, "distance": "class_means", "eligible": "own"},
-}
 SOME = np.array([True, False, True])
+PUBLISHED = {
+    "weight": 0.7,
+    "distance": "batch",
+    "feature_means": "last_epoch",
+    "weighting": "uniform",
+    "drop_missing": True,
+    "eligible": "own",
+}
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedproto", settings)
 
 
-def options_of(settings):
-    """The reference's names."""
-    named = {k: v for k, v in settings.items() if k not in ("distance", "eligible")}
-    return named | {"over": settings.get("distance", "matched")}
+def assert_sent(now):
+    """C_i means up, those of the server down, and no model."""
+    assert not now.record["up"].any() and not now.record["down"].any()
+    up, down = np.zeros((2, now.case.num_clients), int)
+    for i, (_, counts) in now.wanted["sent"].items():
+        up[i], down[i] = WIDTH * (counts > 0).sum(), WIDTH * now.before.prototypes.exist.sum()
+    np.testing.assert_array_equal(now.clients["numbers_up"], up)
+    np.testing.assert_array_equal(now.clients["numbers_down"], down)
+    if now.settings.get("feature_means") != "last_epoch":
+        np.testing.assert_array_equal(now.clients["forward_samples"], now.case.sizes * now.present)
 
 
-@over(PATTERNS, [("partial-map", "paper"), ("full-vmap", "published")], VARIANTS)
-def test_reference(pattern, variant):
-    compare(Case(**PATTERNS[pattern]), VARIANTS[variant])
+def assert_nearest(now):
+    """The headline: test accuracies by nearest prototype; by the own head where there's none."""
+    case, known = now.case, now.wanted
+    if not case.scored:
+        return
+    every = now.settings.get("eligible", "all") == "all"
+    for i, model in enumerate(known["personalized"]):
+        at = case.samples(i, "test")
+        eligible = known["exists"] & (known["classes"][i] | every)
+        found = network.predict(model, case.x[at])
+        if eligible.any():
+            found = fedproto.nearest_prototype(model, case.x[at], known["prototypes"], eligible)
+        accuracy = np.mean(found == case.y[at]) if len(at) else np.nan
+        scored = now.record["scores"]["personalized/test/accuracy"][i]
+        np.testing.assert_allclose(scored, accuracy, 1e-12)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [1, 5])
-def test_the_last_steps_that_make_an_epoch(steps):
-    """Fewer than an epoch has, and more: of five steps of a client with two in an epoch, two."""
-    case = Case(local_steps=steps, scored=False)
-    compare(case, VARIANTS["published"])
-
-
-def compare(case, settings):
-    common, steps = case.common(), case.federation.schedule.steps_per_epoch(case.sizes)
-    known = {"last_epoch_steps": steps} | options_of(settings)
-    wanted = fedproto.run(case.initial(), case.clients(), 3, **common, **known)
-    states, records = case.run_rounds(algorithm(**settings))
-    assert_first_losses(records[0], case, common["batches"][0])
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_models(state.models, models["personalized"], "personalized")
-        exist = models["exists"]
-        np.testing.assert_array_equal(state.prototypes.exist, exist)
-        found = state.prototypes.means[exist]
-        np.testing.assert_allclose(found, models["prototypes"][exist], 1e-9)
-        assert_losses(record, case, "head", models["personalized"])
-        assert_nearest(record, case, models, settings.get("eligible", "all"))
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        assert_sent(record, case, states[t].prototypes.exist, models["sent"])
-        present = case.present(t)
-        if settings.get("feature_means") != "last_epoch":
-            seen = record["clients"]["forward_samples"]
-            np.testing.assert_array_equal(seen, case.sizes * present)
-
-
-def assert_first_losses(record, case, batches):
+def assert_first_losses(one):
     """Means over the steps of the first round, in which there is no term."""
-    for i in case.cohorts[0]:
+    case, (now, *_) = one.case, one.rounds()
+    for i in now.cohort:
         model, losses = case.initial(), []
-        for at in batches[i]:
+        for at in now.batches()[i]:
             loss, slope = network.loss_and_gradient(model, case.x[at], case.y[at])
             model = network.subtract(model, network.scale(case.rates[0], slope))
             losses.append(loss)
         mean = sum(losses) / max(len(losses), 1)
-        np.testing.assert_allclose(record["clients"]["train_loss"][i], mean, 1e-9)
+        np.testing.assert_allclose(now.clients["train_loss"][i], mean, 1e-9)
 
 
-def assert_sent(record, case, exist, sent):
-    """C_i means up, those of the server down, and no model."""
-    assert not record["up"].any() and not record["down"].any()
-    up, down = np.zeros((2, case.num_clients), int)
-    for i, (_, counts) in sent.items():
-        up[i], down[i] = WIDTH * (counts > 0).sum(), WIDTH * exist.sum()
-    np.testing.assert_array_equal(record["clients"]["numbers_up"], up)
-    np.testing.assert_array_equal(record["clients"]["numbers_down"], down)
+def last_epoch_steps(one):
+    return {"last_epoch_steps": one.case.federation.schedule.steps_per_epoch(one.case.sizes)}
 
 
-def assert_nearest(record, case, models, which):
-    """The headline: test accuracies by nearest prototype; by the own head where there's none."""
-    if not case.scored:
-        return
-    for i, model in enumerate(models["personalized"]):
-        at = case.samples(i, "test")
-        eligible = models["exists"] & (models["classes"][i] | (which == "all"))
-        found = network.predict(model, case.x[at])
-        if eligible.any():
-            found = fedproto.nearest_prototype(model, case.x[at], models["prototypes"], eligible)
-        accuracy = np.mean(found == case.y[at]) if len(at) else np.nan
-        scored = record["scores"]["personalized/test/accuracy"][i]
-        np.testing.assert_allclose(scored, accuracy, 1e-12)
+def assert_record(now):
+    assert_sent(now)
+    assert_nearest(now)
+
+
+test_reference, test_contract = comparison(
+    "fedproto",
+    fedproto.run,
+    variants={
+        "paper": {"weight": 1.7},
+        "published": PUBLISHED,
+        "published, the last two of five steps": Variant(PUBLISHED, options={"local_steps": 5}),
+        "class means": {"weight": 0.9, "distance": "class_means", "eligible": "own"},
+    },
+    ours=("eligible",),
+    renamed={"distance": "over"},
+    given=last_epoch_steps,
+    states={
+        "models": "personalized",
+        "prototypes.exist": "exists",
+        "prototypes.means": "prototypes",
+    },
+    scores={"head": "personalized"},
+    copies=False,
+    check=assert_record,
+    finish=assert_first_losses,
+)
 
 
 @pytest.mark.parametrize("distance", fedproto.DISTANCES)
-def test_the_term_and_its_slope(distance):
+def test_pull_and_its_gradient(distance):
     """Padding doesn't count, nor do classes without a prototype."""
     rng = np.random.default_rng(3)
     z, means = rng.normal(size=(8, WIDTH)), rng.normal(size=(CLASSES, WIDTH))
@@ -157,7 +135,7 @@ def test_the_term_and_its_slope(distance):
 
 @pytest.mark.parametrize("weighting", ["size", "uniform"])
 @pytest.mark.parametrize("drop_missing", [False, True])
-def test_the_servers_means(weighting, drop_missing):
+def test_aggregated_prototypes(weighting, drop_missing):
     """Also of clients that hold alike, whose mean is theirs: not divided by their number again."""
     rng = np.random.default_rng(5)
     counts = np.array([[3, 0, 0], [1, 0, 2], [0, 0, 0]])  # the last one is absent
@@ -177,7 +155,7 @@ def test_the_servers_means(weighting, drop_missing):
     assert_close(aggregated(last, none, np.zeros(3, bool)), last, "nobody", 0)
 
 
-def test_half_precision_adds_up_many_samples():
+def test_class_sums_in_half_precision():
     @jax.jit
     def after_4096_samples():
         exist, ones = jnp.ones(CLASSES, bool), jnp.ones((4, WIDTH), "bfloat16")
@@ -195,7 +173,7 @@ def test_half_precision_adds_up_many_samples():
     assert result.means.dtype == "bfloat16" and (np.asarray(result.means) == 1).all()
 
 
-def test_the_head_of_the_nearest_prototype_far_from_zero():
+def test_nearest_far_from_zero():
     """Logits are differences of large numbers, unless the prototypes' mean is taken out."""
     rng = np.random.default_rng(6)
     means, z = 300 + rng.normal(size=(CLASSES, WIDTH)), 300 + rng.normal(size=(50, WIDTH))
@@ -215,30 +193,25 @@ def test_the_head_of_the_nearest_prototype_far_from_zero():
 
 
 @pytest.mark.parametrize("which", ["all", "own"])
-def test_the_classes_among_which_the_nearest_is_found(which):
+def test_eligible_classes(which):
     """Those of the client's training samples, or every class that has a prototype."""
-    case = Case(scored=False)
-    rng = np.random.default_rng(11)
-    means, exist = rng.normal(size=(CLASSES, WIDTH)), np.array([True, True, False])
-    counts = np.array([[3, 0, 2], [0, 4, 1], [0, 0, 5]])  # the last one's class has no prototype
-    initial = case.initial()
-    own = [jax.tree.map(lambda w: w + rng.normal(size=w.shape), initial) for _ in counts]
-    state = State(stack(own), ours.Prototypes(means, exist))
-    data = SimpleNamespace(class_counts=jnp.asarray(counts))
-    ctx = SimpleNamespace(federation=SimpleNamespace(data=data))
+    prototypes = ours.Prototypes(np.ones((CLASSES, WIDTH)), np.array([True, True, False]))
+    counts = jnp.asarray([[3, 0, 2], [0, 4, 1], [0, 0, 5]])
+    ctx = SimpleNamespace(federation=SimpleNamespace(data=SimpleNamespace(class_counts=counts)))
+    heads = {"kernel": np.zeros((3, WIDTH, CLASSES)), "bias": np.full((3, CLASSES), 7.0)}
+    rows = np.array([2, 0, 1])
+    own = {"params": {"head": heads}}
     one = algorithm(eligible=which)
-    named = jax.device_get(jax.jit(lambda state: one.models(ctx, state, np.arange(3)))(state))
-    assert_close(named["head"], state.models, "own heads", 0)
-    for i, model in enumerate(own):
-        result = jax.tree.map(lambda leaf, i=i: leaf[i], named["personalized"]["params"])
-        eligible = exist & ((counts[i] > 0) | (which == "all"))
-        wanted = network.predict(model, case.x)
-        if eligible.any():
-            wanted = fedproto.nearest_prototype(model, case.x, means, eligible)
-        np.testing.assert_array_equal(network.predict(result, case.x), wanted)
+    made = jax.jit(lambda own: one.predictors(ctx, own, prototypes, rows))(own)
+    bias = made["params"]["head"]["bias"]
+    found = {"own": [[0, 0, 0], [1, 0, 0], [0, 1, 0]], "all": [[1, 1, 0]] * 3}[which]
+    none = ~np.any(found, axis=1)
+    np.testing.assert_array_equal(bias[none], 7)  # the client's own head
+    np.testing.assert_array_equal(bias[~none] > -1e8, np.array(found)[~none])
 
 
-def test_a_client_whose_features_overflow_leaves_the_cohort():
+@pytest.mark.costly
+def test_client_whose_features_overflow_leaves_the_cohort():
     """Training sees its samples clipped, the pass over them as they are does not."""
 
     def clipped(key, images):
@@ -253,26 +226,8 @@ def test_a_client_whose_features_overflow_leaves_the_cohort():
     assert np.isfinite(after.prototypes.means).all()
 
 
-def by_chance(key, images):
-    return images + jax.random.normal(key, images.shape, images.dtype)
-
-
-@pytest.mark.thorough
-def test_means_are_over_samples_as_they_are():
-    """Training sees them augmented."""
-    case = Case(rounds=1, model=MLP(3, (5,)), augment=by_chance)
-    state = states_of(algorithm(), case.federation, 1)[-1]
-    total, count = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
-    for i in range(case.num_clients):
-        layer = jax.tree.map(lambda leaf, i=i: leaf[i], state.models["params"]["fc_0"])
-        for k in case.samples(i):
-            total[case.y[k]] += np.maximum(case.x[k] @ layer["kernel"] + layer["bias"], 0)
-            count[case.y[k]] += 1
-    np.testing.assert_allclose(state.prototypes.means, total / count[:, None], 1e-9)
-
-
-@pytest.mark.thorough
-def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototypes():
+@pytest.mark.costly
+def test_new_clients_train_from_the_initial_model_near_the_prototypes():
     """It trains all leaves, those too that rounds leave frozen."""
     case = Case()
     one = algorithm(weight=1.5)
@@ -282,7 +237,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
     final = final_in(State(far, prototypes), one, case.federation, rounds=3)
     new = Case(rounds=1, train_sizes=(6,))
     result = final.personalize(new.federation.with_frozen("head"))["params"]
-    key = keys.of_round(jax.random.key(SEEDS[0]), "personalize", 2)
+    key = keys.of_round(new.key, "personalize", 2)
     model, schedule = case.initial(), new.federation.schedule
     for (batch,) in pfl.training.batch_indices(schedule, new.federation.data.train, key, 0, 0):
         x, y = new.x[batch], new.y[batch]
@@ -295,7 +250,7 @@ def test_a_new_client_begins_with_the_initial_model_and_stays_near_the_prototype
     np.testing.assert_array_equal(network.predict(made, case.x), nearest)
 
 
-def test_a_reader_is_told_what_megabytes_and_scores_are():
+def test_remarks():
     one = algorithm()
     told = "models stay with their clients, mean features of classes are sent"
     federation = one.prepare(toy_federation())

@@ -1,4 +1,4 @@
-"""FedRep against its reference, its phases, and its limits."""
+"""FedRep against its reference, its phases, and its new clients."""
 
 from dataclasses import replace
 from functools import cache
@@ -9,119 +9,108 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    FourLayers,
-    assert_losses,
-    assert_steps,
-    over,
-    stack,
-)
-from tests.algorithms.norms import ConvNorm, assert_everyones
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, stack
+from tests.algorithms.norms import ConvNorm
 from tests.engine.finals import final_in
 from tests.references import fedrep, network
 from tests.references.local_sgd import sgd
-
-VARIANTS = {
-    "authors": {},
-    "size-and-final-epochs": {"head_epochs": 3, "weighting": "size", "final_head_epochs": 2},
-    "no-head-epochs": {"head_epochs": 0},
-}
-FINAL = "size-and-final-epochs"
-QUICK = [("partial-map", FINAL), ("full-vmap", "authors")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedrep", settings)
 
 
-@cache
-def rounds_of(pattern, variant):
-    case = Case(**PATTERNS[pattern])
-    return case, *case.run_rounds(algorithm(**VARIANTS[variant]))
-
-
 def epochs(case, count):
     return replace(case.federation.schedule, epochs=count)
 
 
-@over(PATTERNS, QUICK, VARIANTS, elsewhere=("no-head-epochs",))
-def test_reference(pattern, variant):
-    case, states, records = rounds_of(pattern, variant)
-    settings = VARIANTS[variant]
-    common, last = case.common(), None
-    heads = case.batches("head", epochs(case, settings.get("head_epochs", 10)))
-    if "final_head_epochs" in settings:
-        last = case.batches("adapt", epochs(case, settings["final_head_epochs"]))[-1]
-    wanted = fedrep.run(
-        case.initial(),
-        case.clients(),
-        3,
-        **common,
-        head_batches=heads,
-        weighting=settings.get("weighting", "uniform"),
-        final_head_batches=last,
-    )
-    every_round = "personalized" if last is None else "before"
-    before = [case.initial()] * case.num_clients
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_everyones(state, models["personalized"], f"round {t}")
-        assert_losses(record, case, every_round, models["personalized"])
-        assert_steps(record, case.cohorts[t], common["batches"][t], heads[t])
-        assert_recorded_losses(record, case, t, heads[t], common["batches"][t], before)
-        before = models["personalized"]
-        case.assert_whole_models(record, t)
-        case.assert_mean(record, t, None if settings.get("weighting") == "size" else 1)
-    if last is not None and case.scored:
-        assert_losses(records[-1], case, "personalized", wanted[-1]["tuned"])
-        assert np.isnan(records[0]["scores"]["personalized/test/loss"]).all()
+def batches_of_heads(one):
+    algorithm, case, last = one.algorithm, one.case, None
+    heads = case.batches("head", epochs(case, algorithm.head_epochs))
+    if algorithm.final_head_epochs:
+        last = case.batches("adapt", epochs(case, algorithm.final_head_epochs))[-1]
+    return {
+        "head_batches": heads,
+        "final_head_batches": last,
+        "weighting": algorithm.weighting,
+    }
 
 
-def assert_recorded_losses(record, case, t, heads, bodies, before):
-    """Means over the steps of both phases, of the members' models `before` the round."""
-    wanted = np.full(case.num_clients, np.nan)
-    for i in case.cohorts[t]:
-        model, losses = before[i], []
-        for layers, walk in ((["head"], heads[i]), (fedrep.body_of(model), bodies[i])):
-            for at in walk:
-                losses.append(network.loss_and_gradient(model, case.x[at], case.y[at])[0])
-                model = sgd(model, [at], case.x, case.y, case.rates[t], layers=layers)
-        wanted[i] = sum(losses) / max(len(losses), 1)
-    found = record["clients"]["train_loss"]
-    np.testing.assert_allclose(found[case.cohorts[t]], wanted[case.cohorts[t]], 1e-9)
+def assert_record(now):
+    now.assert_mean()
+    final = now.compared.algorithm.final_head_epochs
+    every_round = "before" if final else "personalized"
+    assert_losses(now.record, now.case, every_round, now.wanted["personalized"])
+    if final and now.case.scored:
+        if "tuned" in now.wanted:
+            assert_losses(now.record, now.case, "personalized", now.wanted["tuned"])
+        else:
+            assert np.isnan(now.record["scores"]["personalized/test/loss"]).all()
 
 
-def test_heads_are_neither_sent_nor_averaged():
+def assert_recorded_losses(one):
+    """Means over the steps of both phases, of the members' models before the round."""
+    case, before = one.case, [one.case.initial()] * one.case.num_clients
+    for now in one.rounds():
+        heads, bodies = now.batches("head_batches"), now.batches()
+        for i in now.cohort:
+            model, losses = before[i], []
+            for layers, walk in ((["head"], heads[i]), (fedrep.body_of(model), bodies[i])):
+                for at in walk:
+                    losses.append(network.loss_and_gradient(model, case.x[at], case.y[at])[0])
+                    model = sgd(model, [at], case.x, case.y, case.rates[now.t], layers=layers)
+            wanted = sum(losses) / max(len(losses), 1)
+            np.testing.assert_allclose(now.clients["train_loss"][i], wanted, 1e-9)
+        before = now.wanted["personalized"]
+
+
+test_reference, test_contract = comparison(
+    "fedrep",
+    fedrep.run,
+    variants={
+        "by size, final epochs": {"head_epochs": 3, "weighting": "size", "final_head_epochs": 2},
+        "authors": {},
+        "no head epochs": {"head_epochs": 0},
+    },
+    ours=("head_epochs", "final_head_epochs"),
+    given=batches_of_heads,
+    joined="personalized",
+    steps=("batches", "head_batches"),
+    check=assert_record,
+    finish=assert_recorded_losses,
+)
+
+
+def test_heads_are_not_sent():
     """A published form averages and sends them, and overwrites them later."""
-    case, states, _ = rounds_of("partial-map", FINAL)
-    plan = algorithm().prepare(case.federation).plan
-    sizes = dict(zip(plan.blocks, plan.shared_block_sizes().tolist(), strict=True))
-    assert sizes == {"hidden": 25, "head": 0}
-    assert states[-1].server["params"]["head"]["kernel"] is None
-    for before, after, cohort in zip(states, states[1:], case.cohorts, strict=False):
-        old, new = (s.private["params"]["head"]["kernel"] for s in (before, after))
-        moved = [(a != b).any() for a, b in zip(old, new, strict=True)]
-        assert np.flatnonzero(moved).tolist() == sorted(cohort)
+    plan = algorithm().prepare(toy_federation()).plan
+    assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True)) == {"fc_0": 25, "head": 0}
 
 
-@pytest.mark.thorough
+@cache
+def trained():
+    case = Case(**PATTERNS["partial-map"])
+    return case, case.states_of(algorithm(head_epochs=1))[-1]
+
+
+@pytest.mark.costly
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
 def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
-    case, states, _ = rounds_of("partial-map", FINAL)
-    final = final_in(states[-1], algorithm(head_epochs=tau), case.federation, case.rounds)
+    case, state = trained()
+    final = final_in(state, algorithm(head_epochs=tau), case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
     batches = case.batches("personalize", epochs(case, count))[-1]
-    body = jax.tree.map(np.asarray, states[-1].server["params"]["hidden"])
+    body = jax.tree.map(np.asarray, state.server["params"]["hidden"])
     start = {"hidden": body, "head": case.initial()["head"]}
     wanted = [sgd(start, own, case.x, case.y, case.rates[-1], layers=["head"]) for own in batches]
     assert_close(made, stack(wanted), "new clients")
 
 
-@pytest.mark.thorough
-def test_new_clients_take_as_many_steps_as_are_asked_for():
-    case, states, _ = rounds_of("partial-map", FINAL)
-    final = final_in(states[-1], algorithm(), case.federation, case.rounds)
+@pytest.mark.costly
+def test_local_steps_of_new_clients():
+    case, state = trained()
+    final = final_in(state, algorithm(), case.federation, case.rounds)
     counted = case.federation.with_training(local_steps=0)
     heads = final.personalize(counted)["params"]["head"]["kernel"][0]
     assert (heads == case.initial()["head"]["kernel"]).all()
@@ -132,25 +121,7 @@ def test_local_steps_are_those_of_the_body():
     assert (head.epochs, head.steps, body.steps) == (2, None, 3)
 
 
-@pytest.mark.slow
-def test_with_everything_shared_heads_are_averaged_too():
-    case = Case(participation=0.6, model=FourLayers(), share="all")
-    common, heads = case.common(), case.batches("head", epochs(case, 1))
-    states = case.states_of(algorithm(head_epochs=1, weighting="size"))
-    model = case.initial()
-    for t, cohort in enumerate(case.cohorts):
-        trained = []
-        for i in cohort:
-            own = sgd(model, heads[t][i], case.x, case.y, case.rates[t], layers=["head"])
-            body = fedrep.body_of(model)
-            batches = common["batches"][t][i]
-            trained.append(sgd(own, batches, case.x, case.y, case.rates[t], layers=body))
-        share = case.sizes[cohort] / case.sizes[cohort].sum()
-        model = jax.tree.map(lambda *x, s=share: np.tensordot(s, np.stack(x), 1), *trained)
-        assert_close(states[t + 1].server["params"], model, f"round {t}")
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_running_statistics_move_in_both_phases():
     federation = toy_federation(model=ConvNorm(), local_epochs=0)
     before, after = states_of(algorithm(), federation, 1)

@@ -1,4 +1,4 @@
-"""FedSAM against its reference, and its limits."""
+"""FedSAM and MoFedSAM against their reference, and the perturbation of special layers."""
 
 import flax.linen as nn
 import jax
@@ -6,74 +6,59 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import trees
 from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
-from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
-from tests.engine.finals import final_in
-from tests.models.test_normalization import NormNet
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import Case, assert_models
+from tests.algorithms.newcomers import personalized
+from tests.models.norm_net import NormNet
 from tests.references import fedsam
-
-VARIANTS = {
-    "sam": ({"rho": 0.4}, {"rho": 0.4}),
-    "mofedsam": (
-        {"rho": 0.4, "global_momentum": True, "beta": 0.3, "adaptive": True, "eta": 0.1},
-        {"rho": 0.4, "beta": 0.3, "eta": 0.1},
-    ),
-    "asam": ({"rho": 0.7, "adaptive": True}, {"rho": 0.7, "eta": 0.2}),
-}
-QUICK = [("partial-map", "sam"), ("full-vmap", "mofedsam")]
+from tests.references.network import add, random_parameters, zeros_like
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedsam", settings)
 
 
-@over(PATTERNS, QUICK, VARIANTS, again=["asam"])
-def test_reference(pattern, variant):
-    settings, known = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern])
-    common = case.common()
-    wanted = fedsam.run(case.initial(), case.clients(), 3, **common, **known)
-    states, records = case.run_rounds(algorithm(**settings))
-    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
-        assert_close(states[t + 1].server["params"], models["global"], "global")
-        if "global_momentum" in settings:
-            assert_close(states[t + 1].direction, models["direction"], "direction")
-        case.assert_one_model(record, models["global"])
-        assert_steps(record, case.cohorts[t], common["batches"][t], common["batches"][t])
-        present = case.present(t)
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        down = 2 if "global_momentum" in settings else 1
-        np.testing.assert_array_equal(record["down"], down * record["up"])
-        case.assert_mean(record, t)
-    if pattern == "partial-map":
-        assert_new_clients(case, states[-1], algorithm(**settings), known)
+def assert_record(now):
+    now.assert_mean()
+    momentum = now.compared.algorithm.global_momentum
+    if momentum:
+        assert_close(now.state.direction, now.wanted["direction"], "direction")
+    copies = np.repeat(now.present[:, None], 2, axis=1)
+    np.testing.assert_array_equal(now.record["up"], copies)
+    np.testing.assert_array_equal(now.record["down"], (2 if momentum else 1) * copies)
 
 
-def assert_new_clients(case, state, ours, known):
-    """They take one round of SAM steps from the server's model."""
-    server = jax.tree.map(np.asarray, state.server["params"])
-    new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
-    given = {"x": case.x, "y": case.y, "sizes": case.sizes, "learning_rate": case.rates[-1:]}
-    given["batches"] = [case.batches("personalize")[-1]]
+MOMENTUM = {"global_momentum": True, "beta": 0.3, "adaptive": True, "eta": 0.1}
+test_reference, test_contract = comparison(
+    "fedsam",
+    fedsam.run,
+    settings={"rho": 0.4},
+    variants={"sam": {}, "adaptive with momentum": MOMENTUM},
+    ours=("global_momentum", "adaptive"),
+    states={"server": "global"},
+    scores={"global": "global", "personalized": "global"},
+    steps=("batches", "batches"),
+    copies=False,
+    check=assert_record,
+)
+
+
+@pytest.mark.costly
+def test_new_clients_take_sam_steps():
+    """One round of them from the server's model."""
+    case = Case(1, scored=False)
+    setting = case.setting(initial=case.initial("server"), batches=case.batches("personalize"))
     wanted = [
-        fedsam.run(server, case.clients(), 1, **given, **known, cohorts=[[i]])[0]["global"]
+        fedsam.run(setting.but(cohorts=[[i]]), rho=0.4)[0]["global"]
         for i in range(case.num_clients)
     ]
-    assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")
+    assert_models(personalized(algorithm(rho=0.4), case), wanted, "new clients")
 
 
-@pytest.mark.thorough
-def test_without_a_perturbation_it_is_fedavg():
-    federation = toy_federation(model=NormNet(), validation_size=0, participation=0.6)
-    ours = states_of(algorithm(rho=0), federation, 2)[-1]
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1]
-    assert_close(ours.server, plain.server, "parameters and statistics")
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_running_statistics_are_those_of_the_model_itself():
     """Not of the perturbed one."""
     federation = toy_federation(model=NormNet(), validation_size=0, local_steps=1)
@@ -88,8 +73,8 @@ class Dropping(nn.Module):
         return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
 
 
-@pytest.mark.thorough
-def test_both_passes_have_a_dropout_of_their_own():
+@pytest.mark.costly
+def test_dropout_of_both_passes_differs():
     federation = toy_federation(model=Dropping(), validation_size=0)
     ours = states_of(algorithm(rho=0), federation, 1)[-1]
     plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
@@ -97,40 +82,26 @@ def test_both_passes_have_a_dropout_of_their_own():
     assert np.abs(ours - other).max() > 1e-3
 
 
-@pytest.mark.thorough
 def test_frozen_layers_are_not_perturbed():
     """Their gradient is not part of the norm either."""
-    options = {"batch_size": 4, "local_steps": 1, "validation_size": 0}
-    federation = toy_federation((4,), (2,), **options).with_frozen(lambda path: "head" not in path)
-    before, after = states_of(algorithm(rho=0.5), federation, 1)
-    task = federation.task
-    batch = pfl.training.Batch(
-        federation.data.samples[federation.data.train.index[:4]].astype(float),
-        federation.data.labels[federation.data.train.index[:4]],
-        np.ones(4, bool),
-    )
-
-    def gradient_of(params):
-        return jax.grad(lambda p: task.loss({"params": p}, batch)[0])(params)
-
-    params = trees.join(before.server, trees.row(before.private, 0))["params"]
-    head = gradient_of(params)["head"]
-    length = np.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(head)))
-    trial = jax.tree.map(lambda w, g: w + 0.5 * g / length, params["head"], head)
-    step = gradient_of({**params, "head": trial})["head"]
-    wanted = jax.tree.map(lambda w, g: w - 0.3 * g, params["head"], step)
-    assert_close(after.server["params"]["head"], wanted, "head")
+    rng = np.random.default_rng(0)
+    params, gradient = (random_parameters(rng, 4, 5, 3) for _ in range(2))
+    moves = {layer: dict.fromkeys(leaves, layer == "head") for layer, leaves in params.items()}
+    found = jax.jit(lambda: algorithm(rho=0.5).perturbed(params, gradient, moves))()
+    of_head = {"hidden": zeros_like(gradient)["hidden"], "head": gradient["head"]}
+    wanted = add(params, fedsam.perturbation(params, of_head, 0.5))
+    assert_close(found, wanted, "perturbed")
 
 
-@pytest.mark.thorough
-def test_rounds_in_which_nobody_arrives_leave_the_direction():
+@pytest.mark.costly
+def test_direction_in_rounds_without_arrivals():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)
     assert_close(states[5].direction, states[3].direction, "direction", 0)
     assert any(leaf.any() for leaf in jax.tree.leaves(states[3].direction))
 
 
-def test_both_gradients_of_a_batch_are_accounted():
+def test_privacy_accounts_for_both_gradients_of_a_batch():
     """Two releases on one minibatch count as one with less noise."""
     federation = toy_federation(validation_size=0, dp="sample", dp_clip=0.5, dp_noise=1.0)
     (ours,), (plain,) = (

@@ -1,6 +1,5 @@
-"""IFCA against its reference, in its limits, and the clusters that new clients choose."""
+"""IFCA against its reference, its first models and groups, and the choice of new clients."""
 
-from dataclasses import replace
 from itertools import count
 
 import jax
@@ -9,37 +8,16 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.common.best_model import best_fitting
 from fedjax_pfl.algorithms.ifca import enough_takers, random_groups
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.testing.toys import (
-    assert_close,
-    states_of,
-    toy_federation,
-)
+from fedjax_pfl.testing.toys import states_of, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    over,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case, assert_models, stack
 from tests.engine.finals import final_in
 from tests.references import ifca
 from tests.references.local_sgd import sgd
-
-VARIANTS = {
-    "three": {"clusters": 3},
-    "warm-uniform": {"initial": "group_warmup", "warmup_rounds": 1, "weighting": "uniform"},
-    "gradients-by-test": {"averaging": "gradients", "scored_by": "test"},
-    "balanced": {"initial": "balanced_redraw"},
-}
-QUICK = [
-    ("partial-map", "three"),
-    ("full-vmap", "warm-uniform"),
-    ("partial-map", "gradients-by-test"),
-    ("full-vmap", "balanced"),
-]
 
 
 def algorithm(**settings):
@@ -68,56 +46,80 @@ def groups_of(case, clusters):
     return np.asarray(random_groups(ctx, clusters))
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    settings = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern])
-    number, first, common = settings.get("clusters", 2), None, case.common()
-    first = draw(case, number)
-    if variant == "balanced":
+def first_models(one):
+    case, number, settings = one.case, one.algorithm.clusters, one.settings
+    given = {"initial": draw(case, number), "clients": clients_of(case)}
+    if settings.get("initial") == "balanced_redraw":
         draws = (draw(case, number, k) for k in count())
-        first = ifca.balanced(draws, clients_of(case), case.x, case.y)
-        kernels = [models[0]["head"]["kernel"] for models in (first, draw(case, number))]
+        given["initial"] = ifca.balanced(draws, clients_of(case), case.x, case.y)
+        kernels = [models[0]["head"]["kernel"] for models in (given["initial"], draw(case, number))]
         assert not np.array_equal(*kernels)  # the first draw does not do
-    known = {name: settings[name] for name in settings if name not in ("clusters", "initial")}
-    if variant == "warm-uniform":
-        known["groups"] = groups_of(case, number)
-    wanted = ifca.run(first, clients_of(case), 3, **common, **known)
-    states, records = case.run_rounds(algorithm(**settings))
-    assert_models(states[0].models, first, "first models")
-    gradients = settings.get("averaging") == "gradients"
-    before = first
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_models(state.models, models["models"], f"models of round {t}")
-        assert_losses(record, case, "personalized", models["personalized"])
-        present = np.isin(np.arange(5), case.cohorts[t])
-        chosen = [models["clusters"].get(i, np.nan) for i in range(5)]
-        np.testing.assert_array_equal(record["clients"]["cluster"], chosen)
-        assert (record["up"] == present[:, None]).all()
-        free = t >= settings.get("warmup_rounds", 0)  # before, the server names the one to take
-        assert (record["down"] == (number if free else 1) * present[:, None]).all()
-        searched = present & free
-        np.testing.assert_array_equal(
-            record["clients"]["forward_samples"], number * case.sizes * searched
-        )
-        steps = -(-case.sizes // 4) if gradients else [len(b) for b in common["batches"][t]]
-        np.testing.assert_array_equal(record["clients"]["local_steps"], present * steps)
-        if gradients:
-            at = [case.samples(i) for i in case.cohorts[t]]
-            lowest = [min(ifca.loss_and_gradient(m, case.x[a], case.y[a])[0] for m in before)
-                      for a in at]  # fmt: skip
-            np.testing.assert_allclose(record["clients"]["train_loss"][present], lowest, 1e-9)
-            assert not record["matrices"]
-        else:
-            same = np.equal.outer(chosen, chosen) * (
-                1 if settings.get("weighting") == "uniform" else case.sizes
-            )
-            mixed = np.where(present[:, None], same / same.sum(1, keepdims=True).clip(1), np.eye(5))
-            np.testing.assert_allclose(record["matrices"]["mixing"], mixed, 1e-9)
-        before = models["models"]
+    if settings.get("initial") == "group_warmup":
+        given["groups"] = groups_of(case, number)
+    assert_models(one.states[0].models, given["initial"], "first models")
+    return given
 
 
-def test_the_most_even_first_models_are_kept_where_none_is_even_enough(monkeypatch):
+def assert_record(now):
+    case, record, ours, present = now.case, now.record, now.compared.algorithm, now.present
+    chosen = [now.wanted["clusters"].get(i, np.nan) for i in range(5)]
+    np.testing.assert_array_equal(now.clients["cluster"], chosen)
+    assert (record["up"] == present[:, None]).all()
+    # In the warm-up the server names the model to take.
+    free = ours.initial != "group_warmup" or now.t >= ours.warmup_rounds
+    assert (record["down"] == (ours.clusters if free else 1) * present[:, None]).all()
+    forward = ours.clusters * case.sizes * present * free
+    np.testing.assert_array_equal(now.clients["forward_samples"], forward)
+    if ours.averaging == "gradients":
+        steps = -(-case.sizes // 4)
+        assert_full_gradients(now)
+    else:
+        steps = [len(own) for own in now.batches()]
+        same = np.equal.outer(chosen, chosen) * (case.sizes if ours.weighting == "size" else 1)
+        mixed = np.where(present[:, None], same / same.sum(1, keepdims=True).clip(1), np.eye(5))
+        np.testing.assert_allclose(record["matrices"]["mixing"], mixed, 1e-9)
+    np.testing.assert_array_equal(now.clients["local_steps"], present * steps)
+
+
+def assert_full_gradients(now):
+    """No model is mixed, and the training loss is that of the chosen model."""
+    assert not now.record["matrices"]
+    one, t = now.compared, now.t
+    models = one.wanted[t - 1]["models"] if t else one.setting.initial
+    for i in now.cohort:
+        at = now.case.samples(i)
+        lowest = min(ifca.loss_and_gradient(m, now.case.x[at], now.case.y[at])[0] for m in models)
+        np.testing.assert_allclose(now.clients["train_loss"][i], lowest, 1e-9)
+
+
+test_reference, test_contract = comparison(
+    "ifca",
+    ifca.run,
+    variants={
+        "three": {"clusters": 3},
+        "warm-up, uniform": {
+            "initial": "group_warmup",
+            "warmup_rounds": 1,
+            "weighting": "uniform",
+        },
+        "gradients, by test, one client late": Variant(
+            {"averaging": "gradients", "scored_by": "test"},
+            options={"participation": 1.0, "stragglers": {0: 1}},
+        ),
+        "balanced": {"initial": "balanced_redraw"},
+    },
+    ours=("clusters", "initial"),
+    given=first_models,
+    states={"models": "models"},
+    scores={"personalized": "personalized"},
+    steps=(),
+    copies=False,
+    check=assert_record,
+)
+
+
+@pytest.mark.costly
+def test_balanced_redraw_keeps_the_most_even_draw(monkeypatch):
     """Of three draws each gives one model to too few clients; ties go to the earlier draw."""
     monkeypatch.setattr("fedjax_pfl.algorithms.ifca.DRAWS", 3)
     case = Case()
@@ -133,70 +135,33 @@ def test_the_most_even_first_models_are_kept_where_none_is_even_enough(monkeypat
     ("clusters", "clients", "wanted"),
     [(1, 20, 0), (2, 20, 7), (2, 21, 8), (4, 20, 2), (4, 21, 3), (5, 50, 4), (3, 15, 2)],
 )
-def test_the_takers_that_every_first_model_must_have(clusters, clients, wanted):
+def test_enough_takers(clusters, clients, wanted):
     assert enough_takers(clusters, clients) == wanted
 
 
-def test_groups_are_even_and_follow_the_clients():
+def test_random_groups_are_even_and_follow_permanent_ids():
     case = Case()
-    groups = groups_of(case, 2)
+    groups, ids = groups_of(case, 2), np.asarray(case.federation.data.ids)
     assert sorted(np.bincount(groups)) == [2, 3]
     assert np.bincount(groups_of(case, 3), minlength=3).min() == 1
     order = np.array([3, 0, 4, 1, 2])
-    np.testing.assert_array_equal(groups_of(Case(order=order), 2), groups[order])
+    np.testing.assert_array_equal(groups_of(Case(order=order), 2), groups[np.argsort(ids)][order])
 
 
-def test_numbers_of_clusters_mean_nothing_and_ties_go_to_the_lowest():
-    """One round from the first models: as they are, in another order, all equal, one not finite."""
+@pytest.mark.costly
+def test_best_fitting_of_equal_and_of_infinite_models():
+    """Ties go to the lowest number."""
     case = Case()
     ctx = pfl.Context(case.federation, case.key, jnp.int32(0), jnp.int32(1), case.cohort(0))
-    chooser = algorithm(clusters=3)
-
-    @jax.jit
-    def one_round(state):
-        after, record = chooser.round(ctx, state)
-        return after.models, record.clients["cluster"]
-
-    first = chooser.init(ctx)
-    order = np.array([2, 0, 1])
-
-    def change(function):
-        return replace(first, models=jax.tree.map(function, first.models))
-
-    models, chosen = one_round(first)
-    moved, others = one_round(change(lambda leaf: leaf[order]))
-    assert len(set(chosen.tolist())) > 1
-    np.testing.assert_array_equal(order[others.astype(int)], chosen)
-    assert_close(moved, jax.tree.map(lambda leaf: leaf[order], models), "relabelled", 1e-12)
-    equal, all_first = one_round(change(lambda leaf: jnp.stack([leaf[0]] * 3)))
-    assert not all_first.any()
-    start = jax.tree.map(lambda leaf: np.asarray(leaf[0]), first.models)
-    for k, unchanged in ((0, False), (1, True), (2, True)):
-        same = jax.tree.map(lambda leaf, old, k=k: np.array_equal(leaf[k], old), equal, start)
-        assert all(jax.tree.leaves(same)) == unchanged
-    _, finite = one_round(change(lambda leaf: leaf.at[0].set(jnp.nan)))
-    assert (finite > 0).all()
+    choose = jax.jit(lambda models: best_fitting(ctx, models)[0])
+    models = stack([case.initial()] * 3)
+    np.testing.assert_array_equal(choose(models), 0)
+    models["params"]["head"]["bias"][0] = np.nan
+    np.testing.assert_array_equal(choose(models), 1)
 
 
-def test_gradients_are_averaged_over_those_that_are_not_late():
-    federation = toy_federation(stragglers={0: 1})
-    chooser, key, t = algorithm(clusters=1, averaging="gradients"), jax.random.key(0), jnp.int32(0)
-
-    @jax.jit
-    def one_round():
-        cohort = federation.participation.cohort(key, t, federation.data.ids)
-        ctx = pfl.Context(federation, key, t, jnp.int32(1), cohort)
-        gradient, _ = ctx.full_gradient(ctx.replicate(ctx.initial_model()), ctx.cohort_of())
-        first = chooser.init(ctx)
-        return gradient, first.models["params"], chooser.round(ctx, first)[0].models["params"]
-
-    gradient, first, after = one_round()
-    wanted = jax.tree.map(lambda w, g: w - 0.3 * g[1:].mean(axis=0), first, gradient)
-    assert_close(after, wanted, "model")
-
-
-@pytest.mark.thorough
-def test_a_new_client_trains_the_model_that_fits_it_best():
+@pytest.mark.costly
+def test_new_clients_train_the_model_that_fits_best():
     case, steps = Case(), 2
     left, new = split_new_clients(case.federation, 2)
     states = states_of(algorithm(clusters=3), left, 2)
@@ -204,19 +169,19 @@ def test_a_new_client_trains_the_model_that_fits_it_best():
     made = final_in(states[-1], algorithm(clusters=3), left, 2).personalize(new)
     models = [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), states[-1].models["params"])
               for k in range(3)]  # fmt: skip
-    key = keys.of_round(case.key, "personalize", 1)
+    key, ids = keys.of_round(case.key, "personalize", 1), case.federation.data.ids.tolist()
     wanted, chosen = [], []
     for row in range(2):
         at = case.samples(3 + row)
         chosen.append(ifca.choose(models, at, case.x, case.y))
-        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, 3 + row, row)
+        batches = pfl.training.batch_indices(new.schedule, new.data.train, key, ids[3 + row], row)
         batches = [np.asarray(batch) for (batch,) in batches]
         wanted.append(sgd(models[chosen[-1]], batches, case.x, case.y, case.rates[1]))
     assert chosen != [0, 0]
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
-def test_gradients_need_samples_and_no_local_steps():
+def test_clients_of_gradients_need_samples_and_no_local_steps():
     federation = toy_federation((1, 0), (1, 1), drop_last=True)
     with pytest.raises(pfl.InputError, match="No client would take a local step"):
         pfl.Simulation(algorithm(), federation).check()

@@ -1,4 +1,4 @@
-"""L2C against its reference; pruning, its limits."""
+"""L2C against its reference, pruning, and what is not mixed."""
 
 import inspect
 from dataclasses import replace
@@ -7,11 +7,9 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import similarity
 from fedjax_pfl.algorithms.l2c import nearest
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.testing.toys import (
@@ -22,28 +20,9 @@ from fedjax_pfl.testing.toys import (
     toy_federation,
 )
 from fedjax_pfl.utils import keys, trees
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import assert_steps
 from tests.references import l2c, l2c_encoder
-
-# In the first case clients are pruned in round 2 of 3, in the last one in the first, where all
-# logits are equal. Minibatches have 4 samples: passes have 2, 1, 0, 3 and 1 steps.
-VARIANTS = {
-    "pruned": ({"logit_rate": 0.2, "prune_after": 1, "neighbours": 2}, 2),
-    "whole-pass": ({"logit_rate": 0.2, "whole_pass": True}, (6, 2, 0, 9, 4)),
-    "pruned-at-once": ({"prune_after": 0}, 2),
-    "defaults": ({}, 2),
-    "attention": ({"logit_rate": 0.2, "prune_after": 1, "weights": "attention"}, 2),
-    "attention-pass": ({"weights": "attention", "whole_pass": True}, (6, 2, 0, 9, 4)),
-}
-ALIKE = ("pruned-at-once", "defaults", "attention-pass")  # made of what the others show
-QUICK = (("partial-map", "pruned"), ("full-vmap", "whole-pass"), ("partial-map", "attention"))
 
 
 def algorithm(**settings):
@@ -62,41 +41,6 @@ def validation_batches(case):
         return [np.asarray(batch) for (batch,) in steps]
 
     return [[walk(t, i) for i in range(case.num_clients)] for t in range(case.rounds)]
-
-
-@over(PATTERNS, QUICK, VARIANTS, elsewhere=ALIKE)
-def test_reference(pattern, variant):
-    settings, validation_size = VARIANTS[variant]
-    options = {"validation_size": validation_size, "scored": variant == "pruned"}
-    case = Case(**options | PATTERNS[pattern])
-    states, records = case.run_rounds(algorithm(**settings))
-    common, further = case.common(), validation_batches(case)
-    options = {k: v for k, v in settings.items() if k != "weights"}
-    if settings.get("weights"):
-        options["encoder"] = encoder_of(states[0].encoder)
-        kernel = states[0].encoder[1][0]["kernel"]  # of the head's kernel, rows of 5 inputs
-        assert kernel.shape == (5, 10) and 0.4 < abs(kernel).max() <= 5**-0.5
-    wanted = l2c.run(
-        case.initial(), case.clients(), 3, **common, validation_batches=further, **options
-    )
-    taken = further if settings.get("whole_pass") else [[b[:1] for b in own] for own in further]
-    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
-        after, who = states[t + 1], case.cohorts[t]
-        assert_models(after.models, models["personalized"], "models")
-        np.testing.assert_allclose(after.logits, models["logits"], 1e-9, 1e-9)
-        np.testing.assert_array_equal(after.active, models["active"])
-        assert_moments(after, models)
-        np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-12)
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, who, common["batches"][t], taken[t])
-        present = np.isin(np.arange(case.num_clients), who)
-        heard = (models["active"] & present).sum(axis=1) * present
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], np.repeat(heard[:, None], 2, axis=1))
-        assert ("numbers_up" in record["clients"]) == ("weights" in settings)
-        for way in ("up", "down") if "weights" in settings else ():
-            sent = (1 + 5 + 1 + 4) * 10 + 4 * (10 + 10 * 20 + 20)  # an encoder for each tensor
-            np.testing.assert_array_equal(record["clients"][f"numbers_{way}"], sent * present)
 
 
 def encoder_of(ours):
@@ -119,8 +63,58 @@ def assert_moments(state, models):
         assert_close(encoder_of(state.encoder), models["encoder"], "encoder")
 
 
-@pytest.mark.slow
-def test_scores_with_a_diverged_client_stay_as_they_were():
+def given(one):
+    ids = np.asarray(one.case.federation.data.ids)
+    options = {"validation_batches": validation_batches(one.case), "ids": ids}
+    if one.algorithm.weights == "attention":
+        encoder = one.states[0].encoder
+        kernel = encoder[1][0]["kernel"]  # of the head's kernel, rows of 5 inputs
+        assert kernel.shape == (5, 10) and 0.4 < abs(kernel).max() <= 5**-0.5
+        options["encoder"] = encoder_of(encoder)
+    return options
+
+
+def assert_record(now):
+    assert_moments(now.state, now.wanted)
+    walks, attention = now.batches("validation_batches"), now.settings.get("weights")
+    taken = walks if now.settings.get("whole_pass") else [own[:1] for own in walks]
+    assert_steps(now.record, now.cohort, now.batches(), taken)
+    heard = (now.wanted["active"] & now.present).sum(axis=1) * now.present
+    np.testing.assert_array_equal(now.record["up"], np.repeat(now.present[:, None], 2, axis=1))
+    np.testing.assert_array_equal(now.record["down"], np.repeat(heard[:, None], 2, axis=1))
+    assert ("numbers_up" in now.clients) == (attention is not None)
+    for way in ("up", "down") if attention else ():
+        sent = (1 + 5 + 1 + 4) * 10 + 4 * (10 + 10 * 20 + 20)  # an encoder for each tensor
+        np.testing.assert_array_equal(now.clients[f"numbers_{way}"], sent * now.present)
+
+
+# Clients are pruned in round 2 of 3. Minibatches have 4 samples: passes over the validation samples
+# have 2, 1, 0, 3 and 1 steps.
+PRUNED = {"logit_rate": 0.2, "prune_after": 1, "neighbours": 2}
+test_reference, test_contract = comparison(
+    "l2c",
+    l2c.run,
+    options={"validation_size": 2},
+    variants={
+        "pruned": PRUNED,
+        "whole pass": Variant(
+            {"logit_rate": 0.2, "whole_pass": True}, options={"validation_size": (6, 2, 0, 9, 4)}
+        ),
+        "attention": {"logit_rate": 0.2, "prune_after": 1, "weights": "attention"},
+    },
+    ours=("weights",),
+    given=given,
+    states={"models": "personalized", "logits": "logits", "active": "active"},
+    scores={"personalized": "personalized"},
+    matrices={"mixing": "weights"},
+    steps=(),
+    copies=False,
+    check=assert_record,
+)
+
+
+@pytest.mark.costly
+def test_attention_scores_with_a_diverged_client():
     federation = toy_federation(diverging=1)
     _, after = states_of(algorithm(weights="attention"), federation, 1)
     met = np.arange(5) != 1
@@ -128,8 +122,8 @@ def test_scores_with_a_diverged_client_stay_as_they_were():
     assert not after.logits[1].any() and not after.logits[:, 1].any()
 
 
-@pytest.mark.thorough
-def test_who_is_late_gets_nothing_and_a_gradient_that_is_not_finite_is_no_step():
+@pytest.mark.costly
+def test_late_clients_and_gradients_that_are_not_finite():
     federation = toy_federation((5, 4, 3), (3, 3, 3), stragglers={2: 1})
     data = federation.data
     at = np.asarray(data.validation.index)[2:4]  # those of client 1
@@ -141,8 +135,8 @@ def test_who_is_late_gets_nothing_and_a_gradient_that_is_not_finite_is_no_step()
     assert not after.logits[1].any() and after.logits[0].any()
 
 
-@pytest.mark.thorough
-def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
+@pytest.mark.costly
+def test_private_heads_are_not_mixed():
     federation = toy_federation((5, 5, 5), (3, 3, 3), share="body")
     states = states_of(algorithm(logit_rate=0), federation)
     wanted = states_of(pfl.make_algorithm("fedper"), toy_federation((5, 5, 5), (3, 3, 3)))
@@ -151,40 +145,24 @@ def test_even_weights_of_equal_clients_with_private_heads_are_fedper():
         assert_close(dict(state.models), dict(whole), "models")
 
 
-@pytest.mark.thorough
-def test_statistics_are_own_and_validation_is_in_evaluation_mode():
-    """A round by hand: every weight is 1 / 3, and every validation batch has both samples."""
-    federation = toy_federation((5, 4, 3), (3, 3, 3), model=OverflowingNormed(3, (5,)))
+class TrainedOnly(OverflowingNormed):
+    """A network that predicts nothing in evaluation mode."""
+
+    def __call__(self, x, train: bool = False, valid=None):
+        return super().__call__(x, train, valid) * (1.0 if train else 0.0)
+
+
+@pytest.mark.costly
+def test_running_statistics_and_evaluation_mode():
+    """Statistics are of local training, and validation losses are in evaluation mode."""
+    federation = toy_federation((5, 4, 3), (3, 3, 3), model=TrainedOnly(3, (5,)))
     _, after = states_of(algorithm(), federation, 1)
-    first, alone = states_of(pfl.make_algorithm("local"), federation, 1)
-    trained = dict(alone.models)
-    assert_close(after.models["batch_stats"], trained["batch_stats"], "statistics", 0)
-    deltas = optax.tree.sub(first.models["params"], trained["params"])
-    mixed = jax.tree.map(lambda w, d: w - d.mean(axis=0), first.models["params"], deltas)
-    assert_close(after.models["params"], mixed, "models")
-    data = federation.data
-
-    @jax.jit
-    def slopes_of(params, statistics, inputs, labels):
-        def loss(params):
-            model = {"params": params, "batch_stats": statistics}
-            return federation.task.loss(model, batch, train=False)[0]
-
-        batch = pfl.training.Batch(inputs, labels, jnp.ones(2, bool))
-        return -similarity.dots(deltas, jax.grad(loss)(params))
-
-    samples, labels = np.asarray(data.samples, float), np.asarray(data.labels)
-    for i in range(3):
-        params, statistics = (
-            jax.tree.map(lambda leaf, i=i: leaf[i], tree)
-            for tree in (mixed, trained["batch_stats"])
-        )
-        at = np.asarray(data.validation.index)[2 * i : 2 * i + 2]
-        slopes = slopes_of(params, statistics, samples[at], labels[at])
-        np.testing.assert_allclose(after.mean[i], 0.1 * (slopes - slopes.mean()) / 3, 1e-9, 1e-13)
+    _, alone = states_of(pfl.make_algorithm("local"), federation, 1)
+    assert_close(after.models["batch_stats"], alone.models["batch_stats"], "statistics", 0)
+    assert not after.mean.any()
 
 
-def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
+def test_nearest_breaks_ties_by_permanent_ids():
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, size=(7, 7)).astype(float)  # many ties
     order = rng.permutation(7)  # clients at these ids
@@ -196,16 +174,21 @@ def test_the_nearest_go_by_permanent_ids_where_logits_are_equal():
         np.testing.assert_array_equal(result, wanted)
 
 
-def test_neighbours_by_default_are_a_tenth_of_all():
+def test_default_number_of_neighbours():
     ids, even = jnp.arange(31), jnp.zeros((31, 31))
     cohort = SimpleNamespace(rows=ids)
     ctx = SimpleNamespace(num_clients=31, t=jnp.int32(3), cohort=cohort, ids=ids)
+
+    @jax.jit
+    def pruned(one, active):
+        return one.pruned(ctx, even, active)
+
     for after, left in ((3, 4), (4, 31)):
-        active = algorithm(prune_after=after).pruned(ctx, even, even == 0)
+        active = pruned(algorithm(prune_after=after), even == 0)
         np.testing.assert_array_equal(active.sum(axis=1), left)
         assert jnp.diagonal(active).all()
-    few = algorithm(prune_after=0).pruned(ctx, even, jnp.eye(31) > 0)
-    np.testing.assert_array_equal(few, np.eye(31))  # who listens to few is never asked again
+    # Who listens to few is never asked again.
+    np.testing.assert_array_equal(pruned(algorithm(prune_after=0), jnp.eye(31) > 0), np.eye(31))
 
 
 def test_defaults_are_those_of_the_reference():
@@ -215,5 +198,5 @@ def test_defaults_are_those_of_the_reference():
     assert own == {name: stated[name].default for name in own}
 
 
-def test_all_others_may_be_neighbours():
+def test_all_others_as_neighbours():
     algorithm(neighbours=4).check(toy_federation())

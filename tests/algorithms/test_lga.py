@@ -1,102 +1,65 @@
 """LGA and PLGA against their reference, with late clients."""
 
 import numpy as np
-import pytest
 
-import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close
-from tests.algorithms.harness import (
-    LATE_PATTERNS,
-    LATE_QUICK,
-    LATE_ROUNDS,
-    Case,
-    FourLayers,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    marked,
-    over,
-)
+from tests.algorithms.comparison import Variant, assert_same, comparison
+from tests.algorithms.harness import LATE_PATTERNS, FourLayers, assert_losses, assert_steps
 from tests.references import lga
 
-# The algorithm's settings and the reference's.
-VARIANTS = {
-    "default": ({}, {}),
-    "begun-raw-blocks": (
-        {"base": "begun", "raw_cosine": True, "stage": "blocks"},
-        {"equation": 10, "raw_cosine": True, "stage": "block"},
-    ),
-    "begun": ({"base": "begun"}, {"equation": 10}),
-    "raw": ({"raw_cosine": True}, {"raw_cosine": True}),
-    "stages": ({"stage": "stages"}, {"stage": "stage"}),
-    "model": ({"stage": "model"}, {"stage": "model"}),
-}
 
-
-def compare(name, pattern, settings, options, **changes):
+def flush(one):
     """PLGA ends with a flush unless its settings say otherwise."""
-    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS[pattern] | changes)
-    common = case.asynchronous(flush=name == "plga" and settings.get("flush", True))
-    wanted = lga.run(case.initial(), case.clients(), LATE_ROUNDS, **common, **options)
-    states, records = case.run_rounds(pfl.make_algorithm(name, settings))
-    count, blocks = case.num_clients, len(case.federation.plan.blocks)
-    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
-        state = states[t + 1]
-        assert_close(state.server["params"], models["global"], "global")
-        assert_models(state.trained, models["trained"], "trained")
-        assert_models(state.begun, models["start"], "w0")
-        assert_models(state.second, models["after"], "w1")
-        assert_losses(record, case, "global", [models["global"]] * count)
-        if name == "plga":
-            assert_models(state.personal, models["personal"], "personal")
-            assert_losses(record, case, "personalized", models["personal"])
-            assert_losses(record, case, "trained", models["trained"])
-        else:
-            assert_losses(record, case, "personalized", models["trained"])
-        for sent, who in (("up", models["arrived"]), ("down", case.starts[t])):
-            expected = np.isin(np.arange(count), who)[:, None]
-            np.testing.assert_array_equal(record[sent], np.repeat(expected, blocks, axis=1))
-        assert_steps(record, case.starts[t], common["batches"][t])
-    return case, wanted, states
+    return {"flush": one.algorithm.name == "plga" and one.algorithm.flush}
 
 
-MORE_BLOCKS = ("raw", "stages", "model")  # in CI, where they differ most
+def assert_record(now):
+    case, models, starts = now.case, now.wanted, now.batches("starts")
+    personal = now.compared.algorithm.name == "plga"
+    if personal:
+        assert_same(now.state.personal, models["personal"], "personal")
+        assert_losses(now.record, case, "trained", models["trained"])
+    scored = models["personal" if personal else "trained"]
+    assert_losses(now.record, case, "personalized", scored)
+    for sent, who in (("up", models["arrived"]), ("down", starts)):
+        expected = np.isin(np.arange(case.num_clients), who)[:, None]
+        blocks = now.record[sent].shape[1]
+        np.testing.assert_array_equal(now.record[sent], np.repeat(expected, blocks, axis=1))
+    assert_steps(now.record, starts, now.batches())
 
 
-@over(LATE_PATTERNS, [], VARIANTS, elsewhere=[v for v in VARIANTS if v != "begun"])
-def test_plga(pattern, variant):
-    case, wanted, _ = compare("plga", pattern, *VARIANTS[variant])
-    late = bool(case.federation.participation.delay.any())
-    assert any(models["predicted"] for models in wanted) == late
+def assert_late(one):
+    """Late uploads are predicted, and a client that waits in the last round is flushed."""
+    late = bool(one.case.federation.participation.delay.any())
+    assert any(models["predicted"] for models in one.wanted) == late
+    if one.pattern == next(iter(LATE_PATTERNS)):
+        waiting = set(one.wanted[-1]["arrived"]) > set(one.case.arrivals[-1])
+        assert waiting == one.options["flush"]
 
 
-@over(LATE_QUICK, [("paper-vmap", "begun-raw-blocks")], VARIANTS, (*MORE_BLOCKS, "begun"))
-def test_lga(pattern, variant):
-    compare("lga", pattern, *VARIANTS[variant])
-
-
-@pytest.mark.parametrize(
-    ("variant", "flush"),
-    [marked((v, True), v == "stages", v == "raw") for v in VARIANTS]
-    + [marked(("model", False), True)],
+# Client 3 waits in the sixth round.
+# Of four layers, body and head are neither blocks nor tensors.
+test_reference, test_contract = comparison(
+    "plga",
+    lga.run,
+    patterns=LATE_PATTERNS,
+    options={"rounds": 6},
+    variants={
+        "default": {},
+        "begun, raw, blocks": Variant(
+            {"base": "begun", "raw_cosine": True, "stage": "blocks"},
+            {"equation": 10, "raw_cosine": True, "stage": "block"},
+        ),
+        "stages": Variant({"stage": "stages"}, {"stage": "stage"}, {"model": FourLayers()}),
+        "model, no flush": Variant(
+            {"stage": "model", "flush": False}, {"stage": "model"}, {"model": FourLayers()}
+        ),
+        "lga": Variant(algorithm="lga"),
+    },
+    given=flush,
+    states={"server": "global", "trained": "trained", "begun": "start", "second": "after"},
+    scores={"global": "global"},
+    steps=(),
+    copies=False,
+    check=assert_record,
+    finish=assert_late,
 )
-def test_more_blocks(variant, flush):
-    """Body and head are neither blocks nor tensors; and a client waits in the last round."""
-    settings, options = VARIANTS[variant]
-    settings = settings if flush else {**settings, "flush": False}
-    case, wanted, _ = compare(
-        "plga", "code-drop", settings, options, model=FourLayers(), scored=False
-    )
-    assert (set(wanted[-1]["arrived"]) > set(case.arrivals[-1])) == flush
-
-
-@pytest.mark.slow
-def test_both_have_the_same_server():
-    """Up to the last round, in which PLGA alone takes what is on its way."""
-    case = Case(rounds=LATE_ROUNDS, **LATE_PATTERNS["code-drop"])
-    ours = case.states_of(pfl.make_algorithm("plga"))
-    theirs = case.states_of(pfl.make_algorithm("lga"))
-    for one, other in zip(ours[:-1], theirs[:-1], strict=True):
-        assert_close(one.server, other.server, "server", 1e-14)
-    biases = [states[-1].server["params"]["head"]["bias"] for states in (ours, theirs)]
-    assert abs(biases[0] - biases[1]).max() > 1e-6

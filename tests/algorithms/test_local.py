@@ -4,42 +4,52 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import toy_federation
-from tests.algorithms.harness import (
-    LATE_PATTERNS,
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import LATE_PATTERNS, Case, assert_models, assert_steps
 from tests.references import local
 
-
-@over(PATTERNS, [("partial-map", "all"), ("full-vmap", "all"), ("partial-map", "sampled")],
-      ("all", "sampled"))  # fmt: skip
-def test_local(pattern, variant):
-    case = Case(**PATTERNS[pattern])
-    cohorts = case.everyone if variant == "all" else case.cohorts
-    wanted = local.run(case.initial(), case.clients(), 3, **case.common(cohorts=cohorts))
-    states, records = case.run_rounds(pfl.make_algorithm("local", {"participants": variant}))
-    rounds = zip(states[1:], records, wanted, cohorts, case.batches(), strict=True)
-    for state, record, models, cohort, batches in rounds:
-        assert_models(state.models, models["personalized"], "personalized")
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, cohort, batches)
-        assert np.flatnonzero(record["clients"]["participated"]).tolist() == sorted(cohort)
+SAMPLED = {"participants": "sampled"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pattern", ["code-map", "paper-vmap"])
-def test_local_of_the_drawn_with_late_clients(pattern):
+def cohorts(one):
+    every = one.settings.get("participants", "all") == "all"
+    return {"cohorts": one.case.everyone if every else one.case.cohorts}
+
+
+def assert_record(now):
+    cohort = now.batches("cohorts")
+    assert_steps(now.record, cohort, now.batches())
+    assert np.flatnonzero(now.clients["participated"]).tolist() == sorted(cohort)
+
+
+test_reference, test_contract = comparison(
+    "local",
+    local.run,
+    variants={"all": {}, "sampled": SAMPLED},
+    ours=("participants",),
+    given=cohorts,
+    states={"models": "personalized"},
+    scores={"personalized": "personalized"},
+    steps=(),
+    copies=False,
+    check=assert_record,
+)
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("check", CHECKS)
+def test_contract_of_sampled_participants(check):
+    CHECKS[check](pfl.make_algorithm("local", SAMPLED))
+
+
+@pytest.mark.costly
+def test_sampled_late_clients():
     """Without a server nothing arrives late: they train in their punctual rounds alone."""
-    case = Case(**LATE_PATTERNS[pattern])
-    wanted = local.run(case.initial(), case.clients(), 3, **case.common())
-    states = case.states_of(pfl.make_algorithm("local", {"participants": "sampled"}))
-    for state, models in zip(states[1:], wanted, strict=True):
+    case = Case(**LATE_PATTERNS["code-map"])
+    states = case.states_of(pfl.make_algorithm("local", SAMPLED))
+    for state, models in zip(states[1:], local.run(case.setting()), strict=True):
         assert_models(state.models, models["personalized"], "personalized")
 
 
@@ -54,6 +64,6 @@ def test_local_of_the_drawn_with_late_clients(pattern):
         ),
     ],
 )
-def test_who_trains_is_said_where_clients_are_drawn(options, said):
+def test_remarks_on_participation(options, said):
     federation = toy_federation(dtype="float32", **options)
     assert pfl.make_algorithm("local").remarks(federation) == said

@@ -1,55 +1,56 @@
 """FFA-LoRA and FedSA-LoRA, FedAvg with the flags of their presets, against their references."""
 
-import jax
 import numpy as np
-import pytest
 
-import fedjax_pfl as pfl
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, over
-from tests.algorithms.test_fedex_lora import ADAPTERS, ALPHA, RANK
+from tests.algorithms.comparison import comparison
+from tests.algorithms.lora import ADAPTERS, ALPHA, RANK, base_of
 from tests.references import fedsa_lora, ffa_lora
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+def frozen_layer(one):
+    return {"base": base_of(one.case), "factor": ALPHA / RANK}
 
 
-def started(case):
-    """The frozen leaves of the case's run."""
-    return jax.tree.map(
-        np.asarray, jax.jit(case.federation.with_backbone)(case.key).backbone["params"]["hidden"]
-    )
-
-
-@over(PATTERNS, ("partial-map", "full-vmap"))
-def test_ffa_lora(pattern):
-    case = Case(**PATTERNS[pattern], **ADAPTERS, freeze="body,*lora_a")
-    base, model = started(case), case.initial()
+def frozen_factor(one):
+    """The reference's model has the factor A that the library's does not train."""
+    given, model = frozen_layer(one), one.setting.initial
     assert set(model["hidden"]) == {"lora_b"}
-    first = {**model, "hidden": {**model["hidden"], "lora_a": base["lora_a"]}}
-    wanted = ffa_lora.run(first, case.clients(), 3, **case.common(), base=base, factor=ALPHA / RANK)
-    states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
-    for t, (record, known) in enumerate(zip(records, wanted, strict=True)):
-        made = states[t + 1].server["params"]["hidden"]["lora_b"]
-        np.testing.assert_allclose(made, known["global"]["hidden"]["lora_b"], 0, 1e-9)
-        for name in ("global", "personalized"):
-            assert_losses(record, case, name, [known["whole"]] * case.num_clients)
-    assert np.abs(made).max() > 1e-3
+    hidden = {**model["hidden"], "lora_a": given["base"]["lora_a"]}
+    return {**given, "initial": {**model, "hidden": hidden}}
 
 
-@over(PATTERNS, ("partial-map", "full-vmap"))
-def test_fedsa_lora(pattern):
-    case = Case(**PATTERNS[pattern], **ADAPTERS, share="*lora_a")
-    first = case.initial()
-    wanted = fedsa_lora.run(
-        first, case.clients(), 3, **case.common(), base=started(case), factor=ALPHA / RANK
-    )
-    states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
-    for t, (record, known) in enumerate(zip(records, wanted, strict=True)):
-        (made,) = jax.tree.leaves(states[t + 1].server)
-        np.testing.assert_allclose(made, known["a"], 0, 1e-9)
-        assert_losses(record, case, "personalized", known["personalized"])
-        assert "global/test/loss" not in record["scores"]
-    assert np.abs(made - first["hidden"]["lora_a"]).max() > 1e-3
+def assert_b_moved(one):
+    assert np.abs(one.wanted[-1]["global"]["hidden"]["lora_b"]).max() > 1e-3
+
+
+test_ffa_lora, _ = comparison(
+    "fedavg",
+    ffa_lora.run,
+    options={**ADAPTERS, "freeze": "body,*lora_a"},
+    given=frozen_factor,
+    states={"server.params.hidden.lora_b": "global.hidden.lora_b"},
+    scores={"global": "whole", "personalized": "whole"},
+    copies=False,
+    finish=assert_b_moved,
+)
+
+
+def assert_no_global_score(now):
+    assert "global/test/loss" not in now.record["scores"]
+
+
+def assert_a_moved(one):
+    assert np.abs(one.wanted[-1]["a"] - one.setting.initial["hidden"]["lora_a"]).max() > 1e-3
+
+
+test_fedsa_lora, _ = comparison(
+    "fedavg",
+    fedsa_lora.run,
+    options={**ADAPTERS, "share": "*lora_a"},
+    given=frozen_layer,
+    states={"server.params.hidden.lora_a": "a"},
+    scores={"personalized": "personalized"},
+    copies=False,
+    check=assert_no_global_score,
+    finish=assert_a_moved,
+)

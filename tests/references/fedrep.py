@@ -13,7 +13,7 @@ def run(s, *, head_batches, weighting="uniform", final_head_batches=None):
     """First a client's head is trained on the received body, then the body under that head.
 
     Args:
-      head_batches: likewise of the head's steps, which come first, the body frozen.
+      head_batches: like `batches`, of the head's steps, which come first, the body frozen.
       weighting: of the bodies, "size" or "uniform".
       final_head_batches: [i], those of a pass over only the head, taken by every client after
         the last round.

@@ -79,6 +79,7 @@ def run(s, *, first_batches, draws, first_draws, warmup_fraction=0.5, rho=0.1):
     """FedAvg at random points; points of clients from round floor(warmup_fraction R) on.
 
     Args:
+      s: its initial model has the kernels [E, d, C] of the corners.
       first_batches: [i], of all clients before the round in which they get points.
       draws: draws[t][i][k]: of step k, (exponential numbers [E], direction [E], share).
       first_draws: [i][k], likewise for `first_batches`.

@@ -117,6 +117,7 @@ def run(s, *, weight=0.01, module_decay=0.1):
     """Rounds in which all but the heads is averaged.
 
     Args:
+      s: its initial model has "gamma", "beta" and "embeddings" beside its layers.
       weight: of the distance to the received embeddings.
       module_decay: weight decay of gamma, beta and embeddings.
 

@@ -45,6 +45,7 @@ def run(
     """Every participant takes the model that fits it best; each model is the mean of its takers'.
 
     Args:
+      s: its initial model is a list of K models.
       averaging: "models", or "gradients": theta_k <- theta_k - (eta / M) sum of the full gradients
         of its takers, M all participants; there is no local training then.
       weighting: of models, "size", n_i over the takers' sum, or "uniform" as published.

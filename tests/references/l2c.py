@@ -32,12 +32,14 @@ def logit_gradient(logits, active, before, deltas, x, y):
     return weights * (slope - weights @ slope)
 
 
-def neighbours_to_keep(logits, client, count):
+def neighbours_to_keep(logits, client, count, ids=None):
     """bool [N]: the client itself and the `count` others with the largest logits.
 
-    Ties go to the lower position.
+    Ties go to the lower id; by default ids are positions.
     """
-    others = sorted((j for j in range(len(logits)) if j != client), key=lambda j: (-logits[j], j))
+    ids = range(len(logits)) if ids is None else ids
+    others = [j for j in range(len(logits)) if j != client]
+    others.sort(key=lambda j: (-logits[j], ids[j]))
     mask = np.zeros(len(logits), bool)
     mask[[client, *others[:count]]] = True
     return mask
@@ -55,12 +57,13 @@ def run(
     logits=None,
     encoder=None,
     encoder_decay=0.01,
+    ids=None,
 ):
     """Every client subtracts a mixture of all clients' updates, by weights that it learns.
 
     Args:
-      validation_batches: validation_batches[t][i], likewise, of its validation samples; a client
-        without any keeps its logits.
+      validation_batches: like `batches`, of validation samples; a client without any keeps its
+        logits.
       logit_rate, betas: Adam's.
       prune_after: T_0, the round after which a client is left with some neighbours; one that is
         absent then does so when it is back, its logits being the same.
@@ -74,6 +77,7 @@ def run(
         from the mean of the copies. Logits are the scores by which clients mixed; scores with
         absent clients stay what they were.
       encoder_decay: its weight decay (AdamW).
+      ids: see `neighbours_to_keep`.
 
     Returns:
       After every round, "personalized": [N]; "trained": {client: model} before mixing; "weights":
@@ -100,7 +104,7 @@ def run(
             if encoder is not None:
                 logits[i, cohort] = l2c_encoder.scores(encoder, updates, i)
             if t >= prune_after and not pruned[i]:
-                active[i], pruned[i] = neighbours_to_keep(logits[i], i, kept), True
+                active[i], pruned[i] = neighbours_to_keep(logits[i], i, kept, ids), True
             before, heard = models[i], active[i] & present
             weights[i] = softmax_over(logits[i], heard)
             models[i] = mixed(before, weights[i], deltas)
