@@ -1,6 +1,5 @@
 """The arguments of a simulation, and what they refuse."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,13 +9,9 @@ from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.field import TwoModels, ValidationLosses
-from tests.engine.test_simulate import simulate
+from tests.engine.simulated import simulate
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.parametrize(

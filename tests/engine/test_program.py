@@ -33,7 +33,7 @@ class Counting(FedAvg):
         return super().models(ctx, state, rows)
 
 
-@pytest.mark.parametrize("ways", ["map", pytest.param("vmap", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ways", ["map", pytest.param("vmap", marks=pytest.mark.costly)])
 def test_rounds_and_scores_are_traced_once(ways):
     """Tracing takes as long as compiling: shapes, memory and rounds are of the same trace."""
     executions = {"client_execution": ways, "seed_execution": ways}
@@ -45,7 +45,7 @@ def test_rounds_and_scores_are_traced_once(ways):
     assert traced == ["round", "models"]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_federation_that_lies_on_the_mesh_is_simulated():
     """Arrays with a `NamedSharding` reach the devices' loops as arguments, with the same bits."""
     federation = toy_federation(participation=0.6, dtype="float32", devices=2)

@@ -27,7 +27,7 @@ def made(jaxpr):
 
 
 @pytest.mark.parametrize(
-    "name", ["feddwa", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("fedfomo", "apple"))]
+    "name", ["feddwa", *(pytest.param(n, marks=pytest.mark.costly) for n in ("fedfomo", "apple"))]
 )
 def test_all_clients_models_are_written_in_place_alone(name):
     federation = toy_federation(

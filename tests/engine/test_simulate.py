@@ -12,20 +12,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl import InputError, Result
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.results.result_files import digest
-from fedjax_pfl.testing.toys import SEEDS, toy_federation
+from fedjax_pfl.testing.toys import toy_federation
+from tests.engine.simulated import simulate
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-def simulate(name="fedavg", rounds=3, *, settings=None, federation=None, **options):
-    """Two runs in chunks of at most eight rounds: the programs are those of the shared checks."""
-    options = {"seeds": SEEDS, "chunk": 8} | options
-    federation = toy_federation() if federation is None else federation
-    return pfl.simulate(pfl.make_algorithm(name, settings), federation, rounds, **options)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +92,7 @@ def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
     assert collector.seconds_per_round() == 3  # the median of 3, 4 and 1; round 7 is half a period
 
 
+@pytest.mark.costly
 def test_scores_of_chosen_clients(result):
     some = simulate(score_clients=(3, 0))
     for name, values in result.scores.items():
@@ -189,6 +180,7 @@ def test_chunks_without_a_limit_of_time():
     assert simulate(rounds=2, chunk_seconds=float("inf")).rounds == 2
 
 
+@pytest.mark.costly
 def test_rounds_one_by_one_and_all_at_once_are_equal_to_the_bit(result):
     told = []
     single = simulate(chunk_seconds=0, progress=told.append, matrix_rounds=(3,))
@@ -277,8 +269,10 @@ def test_a_file_of_that_name_is_never_overwritten(result, tmp_path, name):
 
 
 def test_functions_among_hyperparameters_are_saved_by_name(result, tmp_path):
-    replace(result, hyperparameters={"omega": simulate}).save(tmp_path)
-    assert Result.load(tmp_path).hyperparameters == {"omega": f"{__name__}.simulate"}
+    replace(result, hyperparameters={"omega": digest}).save(tmp_path)
+    assert Result.load(tmp_path).hyperparameters == {
+        "omega": "fedjax_pfl.results.result_files.digest"
+    }
 
 
 def test_loading_what_is_not_there(tmp_path):

@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import toy_federation
+from tests.engine.simulated import assert_same
 
 SEEDS = (0, 3)
 
@@ -19,12 +20,6 @@ def whole(name="feddwa", rounds=5, **options):
     return simulation(name, eval_every=2).run(rounds, **options)
 
 
-def assert_same(result, other):
-    for field in ("scores", "clients", "scalars", "matrices"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(result, field), getattr(other, field))
-    jax.tree.map(np.testing.assert_array_equal, result.final.states, other.final.states)
-
-
 def test_more_rounds_continue_the_first_ones():
     """Round 3, scored as the last one, is not a scored round of the longer run."""
     one = simulation(eval_every=2)
@@ -36,7 +31,7 @@ def test_more_rounds_continue_the_first_ones():
         one.run(5)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_rounds_that_depend_on_their_number_begin_again():
     one = simulation("waffle", eval_every=2)
     one.run(3)

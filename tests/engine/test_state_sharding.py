@@ -49,7 +49,7 @@ def test_rows_are_filled_up_and_given_back():
         assert moved not in compiled.as_text()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_no_device_has_the_states_or_measurements_of_all():
     program = program_of("feddwa")
     states = program.start()
@@ -98,10 +98,10 @@ def test_what_fills_up_counts_as_memory():
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("feddwa", {}, marks=pytest.mark.thorough),
+        pytest.param("feddwa", {}, marks=pytest.mark.costly),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
         pytest.param(
-            "local", {"train_sizes": (4,) * 5, "client_execution": "2"}, marks=pytest.mark.thorough
+            "local", {"train_sizes": (4,) * 5, "client_execution": "2"}, marks=pytest.mark.costly
         ),
         ("fedavg", {"train_sizes": (7,)}),
     ],
@@ -119,7 +119,7 @@ def test_two_devices_give_the_numbers_of_one(name, options):
         assert_close(*found, name, 1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
     """Checkpoints have the clients alone, wherever they lay."""
     algorithm, shapes = pfl.make_algorithm("feddwa"), []

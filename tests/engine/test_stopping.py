@@ -120,7 +120,7 @@ def test_a_partial_result():
     assert part.rounds == 3 and "stopped after round 3 of 5: on request" in part.table()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_models_of_a_stopped_run_are_of_its_last_round():
     """At the rate that the schedule of all rounds has there."""
     federation = toy_federation(dtype="float32")

@@ -96,7 +96,10 @@ def _nats(o, y):
     return -np.log(np.take_along_axis(p, np.maximum(y, 0)[..., None], -1)[..., 0])[y >= 0]
 
 
-@pytest.mark.parametrize("task", CASES)
+OTHERS = (pytest.param(task, marks=pytest.mark.costly) for task in CASES if task != "regression")
+
+
+@pytest.mark.parametrize("task", ["regression", *OTHERS])
 def test_scores_are_those_of_each_client_s_test_samples(task):
     data, federation, result = simulated(task)
     assert result.measures == federation.measures
