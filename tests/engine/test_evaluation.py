@@ -61,6 +61,7 @@ def test_score_of_one_shared_model_under_vmap_and_for_some_clients():
     np.testing.assert_array_equal(correct, wanted)
 
 
+@pytest.mark.costly
 def test_loss_matrix():
     federation = toy_federation(client_execution="map")
     models = models_of()
@@ -86,6 +87,7 @@ def test_loss_matrix():
     np.testing.assert_allclose(chosen, np.take_along_axis(wanted, np.asarray(choice), 1), 1e-10)
 
 
+@pytest.mark.costly
 def test_candidates_get_the_private_leaves_of_the_clients():
     federation = toy_federation(share="head")
     models, rows = models_of(), jnp.array([3, 0])
@@ -150,6 +152,7 @@ def test_scores_of_half_precision_models_are_float32():
     assert {str(s.dtype) for s in shapes.values()} <= {"float32", "float64"}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows", [None, (0, 1, 3)])
 def test_chunks_with_a_remainder_score_every_client_on_its_own(rows):
     federation = toy_federation(client_execution="2")

@@ -12,7 +12,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.engine import arguments
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients, with_samples
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys, trees
 from tests.engine.finals import final_of
 
@@ -54,15 +54,6 @@ def test_who_is_new_changes_nobody_elses_data():
 def test_clients_that_are_left_are_enough_for_a_rule(options, said):
     with pytest.raises(pfl.InputError, match=said):
         split_new_clients(federation(**options), 2)
-
-
-@pytest.mark.costly
-def test_local_training_of_those_left_is_what_it_was():
-    """Batches depend on permanent ids: without a server, missing clients change nothing."""
-    algorithm = pfl.make_algorithm("local")
-    whole = states_of(algorithm, federation(), 3)[-1].models
-    left = states_of(algorithm, split_new_clients(federation(), 2)[0], 3)[-1].models
-    assert_close(left, trees.take(whole, np.arange(3)), "those left", 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +100,7 @@ def test_scores_by_samples_and_steps(name):
     np.testing.assert_array_equal(scores[:, 0, 0, 0], scores[:, -1, 0, 0])
 
 
+@pytest.mark.costly
 def test_without_steps_it_is_the_global_model_and_with_steps_it_is_local_training():
     final, new = trained("fedavg")
     server = jax.tree.map(lambda x: x[0], final.models()["global"].model)

@@ -78,6 +78,7 @@ def test_no_device_has_the_states_or_measurements_of_all():
     ]
 
 
+@pytest.mark.costly
 def test_each_device_has_the_states_of_its_own_runs():
     algorithm = pfl.make_algorithm("local")
     federation = toy_federation(SIZES, dtype="float32", validation_size=0, mesh="runs:2")
@@ -95,17 +96,15 @@ def test_what_fills_up_counts_as_memory():
     assert program_of("local", (4,) * 5, devices=1).held().state * 6 == six.state * 5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("feddwa", {}, marks=pytest.mark.costly),
+        ("feddwa", {}),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
-        pytest.param(
-            "local", {"train_sizes": (4,) * 5, "client_execution": "2"}, marks=pytest.mark.costly
-        ),
         ("fedavg", {"train_sizes": (7,)}),
     ],
-    ids=["ragged", "drawn", "equal", "fewer than devices"],
+    ids=["ragged", "drawn", "fewer than devices"],
 )
 def test_two_devices_give_the_numbers_of_one(name, options):
     with jax.enable_x64(True):
