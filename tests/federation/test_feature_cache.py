@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.npz import read_arrays
 from fedjax_pfl.models.networks import CNN, ViT
 from fedjax_pfl.testing.toys import Overflowing, OverflowingNormed, assert_close, toy_federation
-from tests.models.test_client_axis import small_federation
+from tests.models.small import small_federation
 
 BODY = {
     "fc_0": {

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.models.networks import ViT
 from fedjax_pfl.testing.toys import toy_federation
-from tests.models.test_client_axis import small_federation, trained
+from tests.models.small import small_federation, trained
 
 
 def federation(**options):

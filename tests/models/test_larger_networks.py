@@ -8,7 +8,7 @@ from scipy.special import erf
 
 from fedjax_pfl.models.networks import CharLSTM, ResNet18, TextTransformer, ViT
 from fedjax_pfl.models.normalization import GroupNorm
-from tests.models.test_client_axis import small_federation, trained
+from tests.models.small import small_federation, trained
 
 
 def made(net, inputs):

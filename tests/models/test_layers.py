@@ -18,7 +18,7 @@ from fedjax_pfl.models.layers import (
     scale_channels,
 )
 from fedjax_pfl.models.networks import make_model
-from tests.models.test_networks import TINY
+from tests.models.small import TINY
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.task import EVALUATION, FunctionTask, as_task
-from tests.models.test_normalization import NormNet
+from tests.models.norm_net import NormNet
 
 X = jax.random.normal(jax.random.key(0), (5, 4))
 BATCH = Batch(X, jnp.arange(5) % 3, jnp.ones(5, bool))

@@ -12,8 +12,8 @@ from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
 from fedjax_pfl.utils.errors import InputError
+from tests.models.small import COLOUR, GREY, TEXT, TINY
 
-GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
 LARGE = (224, 224, 3)
 SMALL_TEXT, LARGE_TEXT = (
     {"vocab_size": 32_000, "hidden": 32},

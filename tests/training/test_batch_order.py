@@ -22,10 +22,7 @@ STEPS = 2
 LATE = {1: 1, 3: 2}
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def federation(order="by_class", **options):
@@ -123,7 +120,7 @@ def test_clients_without_samples_have_no_class():
     assert after[:3].tolist() in ([2, 5, 9], [5, 9, 2]) and after[3:].tolist() == [4, 7]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
     """Late clients start, and draw, in rounds whose upload is dropped."""
@@ -196,6 +193,7 @@ def _seen(fed, t, options, split):
     return context(fed, t).run_clients(note, log, split=split, **options)[0]
 
 
+@pytest.mark.costly
 def test_run_clients_goes_on_as_well_for_the_cohort_alone():
     fed = federation()
     assert seen(fed, 0) != seen(fed, 1)
@@ -210,6 +208,7 @@ def test_run_clients_leaves_out_those_who_are_late():
     assert met.tolist() == [i not in LATE for i in range(5)]
 
 
+@pytest.mark.costly
 def test_new_clients_begin_at_their_first_batch():
     fed = federation()
     algorithm = pfl.make_algorithm("fedavg")
@@ -236,6 +235,7 @@ def test_refusals():
     assert federation("shuffled", participation=0.6).participation.cohort_size == 3
 
 
+@pytest.mark.costly
 def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
     @jax.jit
     def gradients(fed):

@@ -23,10 +23,7 @@ from tests.references.network import combine
 TEMPERATURE, WEIGHT, SIZE = 0.5, 0.7, 4
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Saying(nn.Module):
@@ -126,6 +123,7 @@ def contrastive_gradient(params, received, own, x):
     return {"hidden": {"kernel": x.T @ slope, "bias": slope.sum(axis=0)}, "head": zero}
 
 
+@pytest.mark.costly
 def test_a_contrastive_loss_against_gradients_by_hand():
     case = Case(model=Saying(), participation=0.6)
     states = case.states_of(Contrastive())
@@ -153,7 +151,12 @@ def forward(model, task):
 
 
 @pytest.mark.parametrize(
-    "net", [Dropping(0.5), Dropping(norm=True), Saying()], ids=["drop", "norm", "sown"]
+    "net",
+    [
+        Dropping(0.5),
+        *(pytest.param(n, marks=pytest.mark.costly) for n in (Dropping(norm=True), Saying())),
+    ],
+    ids=["drop", "norm", "sown"],
 )
 def test_features_are_those_that_the_head_saw(net):
     """With the dropout and the batch statistics of the same pass."""

@@ -11,16 +11,12 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
 from tests.algorithms.harness import Case
-from tests.training.test_optimizer_state import MOMENTUM, Remembering
+from tests.training.remembering import MOMENTUM, Remembering
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
     """That one is held against plain loops."""
     known = Case(momentum=MOMENTUM, participation=0.6).states_of(Remembering())
@@ -35,7 +31,7 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
         assert_close(phase.states, other.optimizers, f"momentum after {t} rounds", 1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_only_those_that_train_change_theirs():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
     case = Case(**options)
@@ -110,7 +106,7 @@ def test_what_can_not_be_kept_is_refused(name, options, message):
         pfl.Simulation(pfl.make_algorithm(name), federation).check()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_stopped_simulation_goes_on_with_them(tmp_path):
     federation = toy_federation(optimizer="adam", keep_optimizer_state=True, validation_size=0)
     algorithm, options = pfl.make_algorithm("local"), {"chunk_seconds": 0, "matrix_rounds": []}
