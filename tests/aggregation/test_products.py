@@ -106,7 +106,7 @@ QUICK = ("cwfedavg", "sfl")
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.costly)
         for name in pfl.core.ALGORITHMS
     ],
 )
@@ -132,7 +132,7 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("rows", [1000, 10_000])
 def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
     """Fused with the exchange's transposition, these products have no tiles there."""

@@ -57,7 +57,7 @@ def everything(stack, own, of):
     }
 
 
-@pytest.mark.parametrize("block", [1, pytest.param(2**22, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("block", [1, pytest.param(2**22, marks=pytest.mark.costly)])
 def test_what_a_server_computes_block_by_block(monkeypatch, block):
     """Of models with some far from the others and near each other, whose distances are direct."""
     monkeypatch.setattr(streamed, "BLOCK", block)

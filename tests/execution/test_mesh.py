@@ -90,7 +90,7 @@ def test_two_runs_on_two_devices_have_one_each():
 SIZES = (4, 8, 3, 5, 2)  # of five clients
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_another_mesh_goes_on(tmp_path):
     algorithm = pfl.make_algorithm("feddwa")
 
@@ -107,15 +107,15 @@ def test_another_mesh_goes_on(tmp_path):
         np.testing.assert_allclose(result[name], score, 1e-4, err_msg=name)
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize(("names", "part"), [("feddwa,cfl,spfl", 1.0), ("fedavg,fedbn", 0.6)])
 def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
     """Five clients and five runs, of which no mesh has a divisor."""
     equal_on_eight_devices(tmp_path, names.split(","), 5, 5, part, "clients:4,runs:2", "runs:8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("clients", "part"), [(10, 1.0), (13, 1.0), (13, 0.7)])
+@pytest.mark.costly
+@pytest.mark.parametrize(("clients", "part"), [(10, 1.0), (13, 0.7)])
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter, clients, part):
     """Clients of unequal size, of whom the last devices have fewer than the others, or none."""

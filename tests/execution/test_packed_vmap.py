@@ -58,6 +58,7 @@ def walked(executions, rows):
     return zip(executions, all_of_them(rows), strict=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("devices", [1, 2])
 def test_every_row_walks_its_own_length(devices):
     plain = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
@@ -82,6 +83,7 @@ def test_nobody_walks(max_lanes):
     np.testing.assert_array_equal(steps, np.zeros(5))
 
 
+@pytest.mark.costly
 def test_on_their_own_device_or_changing_it():
     """Ten rows that two devices divide."""
     some = jax.tree.map(lambda leaf: leaf[:10], rows())
@@ -107,6 +109,7 @@ def test_lanes_take_the_steps_that_are_announced(lanes):
     assert makespan(LENGTHS, lanes) <= LENGTHS.sum() / lanes + LENGTHS.max()
 
 
+@pytest.mark.costly
 def test_runs_as_lanes_of_rows_as_lanes():
     """Lengths that differ between runs: their conditions differ as well."""
     others = np.full(len(LENGTHS), 3)  # done in fewer turns

@@ -19,7 +19,7 @@ def there(i, t):
     return first <= t + 1 <= last
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("participation", [1.0, 0.8])
 def test_only_clients_who_are_there_take_part_and_are_scored(participation):
     with jax.enable_x64(True):
@@ -39,13 +39,10 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
             np.testing.assert_allclose(scored, losses, 1e-9, 1e-9)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    "name",
-    [
-        "fedavg_async", "local", "pfedme", "spfl", "feddbe", "floco", "fedala", "ccvr",
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("ditto", "feddwa", "scaffold")),
-    ],
-)  # fmt: skip
+    "name", ["fedavg_async", "local", "pfedme", "spfl", "feddbe", "floco", "fedala", "ccvr"]
+)
 def test_absent_clients_do_nothing(name):
     """Those that are not there are no part of steps with all clients, either."""
     algorithm = pfl.make_algorithm(name)

@@ -98,6 +98,7 @@ def batches_seen(federation, split="train"):
     )[0]
 
 
+@pytest.mark.costly
 def test_training_batches_are_augmented_and_keyed_by_permanent_ids():
     seen = batches_seen(federation_of("crop_flip"))
     np.testing.assert_array_equal(

@@ -33,6 +33,7 @@ def owners_of(federation):
     return owners
 
 
+@pytest.mark.costly
 def test_fedavg_trains_and_is_scored_on_the_concept_of_the_round():
     with jax.enable_x64(True):
         case = Case(ROUNDS, participation=0.6, **FLAGS)
@@ -113,6 +114,7 @@ def test_images_turn_from_a_round_on():
         )
 
 
+@pytest.mark.costly
 def test_one_program_for_all_phases_and_the_same_bits_after_a_stop(tmp_path):
     federation = toy_federation(dtype="float32", **FLAGS)
     algorithm, options = pfl.make_algorithm("ditto"), {"rounds": 6, "chunk": 3}
@@ -137,6 +139,7 @@ def test_one_program_for_all_phases_and_the_same_bits_after_a_stop(tmp_path):
         np.testing.assert_array_equal(result.scores[name], values, err_msg=name)
 
 
+@pytest.mark.costly
 def test_changes_of_a_result():
     federation = toy_federation(
         (12, 9, 11, 10), (6, 5, 7, 4), dtype="float32", drift="swap", drift_rounds=[4, 7],
@@ -188,6 +191,7 @@ def test_rounds_to_recover():
     assert first.backward_transfer == pytest.approx(0.65 - 0.8)
 
 
+@pytest.mark.costly
 def test_a_concept_without_scores_is_compared_with_none():
     """The round scored before its end may be of the concept before."""
     federation = toy_federation(

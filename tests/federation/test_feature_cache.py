@@ -30,6 +30,7 @@ def federation(**options):
     return toy_federation(**given | options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedavg", "fedrod"])
 def test_runs_are_those_of_the_whole_network(name):
     with jax.enable_x64(True):
@@ -48,7 +49,7 @@ def test_runs_are_those_of_the_whole_network(name):
         np.testing.assert_allclose(mine, other, 1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_features_of_a_transformer():
     net, options = ViT(3, patch=3, width=4, depth=1, heads=2), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))
@@ -62,6 +63,7 @@ def test_features_of_a_transformer():
     ).data.content()  # fmt: skip
 
 
+@pytest.mark.costly
 def test_the_file_is_of_the_samples_and_weights(folder):
     plain = federation(dtype="float32", cache_features=True)
     (file,) = folder.iterdir()
@@ -113,6 +115,7 @@ def test_what_is_refused(options, message):
         federation(**{"dtype": "float32", "cache_features": True} | options)
 
 
+@pytest.mark.costly
 def test_dropout_below_the_head_is_refused():
     net, options = CNN(3, (), hidden=5, dropout=0.5), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))

@@ -40,6 +40,7 @@ def sampled(extra_loss=WDR):
     return Case(participation=0.6, extra_loss=extra_loss)
 
 
+@pytest.mark.costly
 def test_fedavg_with_wdr_equals_plain_loops():
     case = sampled()
     states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
@@ -62,7 +63,7 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_beside_cwfedavg_it_is_its_own():
     own = states_of(pfl.make_algorithm("cwfedavg", {"wdr_weight": 10.0}), toy_federation())
     plain = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0})
@@ -80,31 +81,27 @@ def test_both_at_once_are_refused():
             pfl.simulate(algorithm, federation, 1, settings=settings)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(c, marks=() if c == "permutation" else pytest.mark.slow) for c in CHECKS],
-)
-def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
+@pytest.mark.costly
+def test_feddwa_with_wdr_under_permutation(monkeypatch):
     monkeypatch.setattr(
         "fedjax_pfl.testing.checks.toy_for",
         lambda *args, **options: toy_for(*args, **options, extra_loss=WDR, validation_size=0),
     )
-    CHECKS[check](pfl.make_algorithm("feddwa"))
+    CHECKS["permutation"](pfl.make_algorithm("feddwa"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("guidance", ["full_gradient"])
-def test_full_gradients_have_it_too(guidance):
+@pytest.mark.costly
+def test_full_gradients_have_it_too():
     # One step of full batches from the trained model is the full gradient's step.
     options = {"batch_size": 16, "local_epochs": 1, "extra_loss": WDR}
-    settings = {"guidance": guidance, "score_guidance": True}
+    settings = {"guidance": "full_gradient", "score_guidance": True}
     full = states_of(pfl.make_algorithm("feddwa", settings), toy_federation(**options), 1)[-1]
     settings = {"guidance": "epochs", "score_guidance": True}
     epoch = states_of(pfl.make_algorithm("feddwa", settings), toy_federation(**options), 1)[-1]
     assert_close(full.guidance, epoch.guidance, "guidance")
 
 
+@pytest.mark.costly
 def test_its_weight_is_traced():
     algorithm, other = pfl.make_algorithm("fedavg"), sampled(WeightDistribution(3))
     ours = sampled().run_rounds(algorithm)[0]

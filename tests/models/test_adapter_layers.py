@@ -133,7 +133,7 @@ def merged(task: WithAdapters, params):
     return {"params": params}
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_factors_b_of_zero_give_the_base_to_the_bit(network):
     plain, task, model = network
     begun = plain.initial_model(jax.random.key(1), X)
@@ -151,7 +151,7 @@ def test_outputs_are_those_of_merged_kernels(network):
         np.testing.assert_allclose(task.classify(model, features), wanted, 1e-4, 1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_full_rank_reaches_every_fine_tuned_network(network):
     """Any change D of a kernel is I D or D I, of the smaller side's rank."""
     plain, task, model = network
@@ -172,7 +172,7 @@ def test_full_rank_reaches_every_fine_tuned_network(network):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough) for name in NETWORKS][:-1] + EACH[-1:]
+    "name", [pytest.param(name, marks=pytest.mark.costly) for name in NETWORKS][:-1] + EACH[-1:]
 )
 def test_the_server_merges_a_trained_adapter(name):
     """With a single client FLoRA's changed kernels are those of FedAvg's adapters."""

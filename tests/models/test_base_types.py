@@ -42,7 +42,7 @@ def test_biases_and_integers(base_dtype, bias):
     assert held(np.ones((2, 2), np.int32), base_dtype).dtype == np.int32
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("base_dtype", TYPES)
 def test_a_run_is_that_of_the_rounded_base(base_dtype):
     """Drawn bases too; the backbone of a result is complete, and new clients use it."""

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.models.layers import global_mean
-from fedjax_pfl.models.networks import CNN, DLA, ResNet, make_model
+from fedjax_pfl.models.networks import CNN, DLA
 from fedjax_pfl.models.resnet import ResidualBlock
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils.errors import InputError
-from tests.models.small import COLOUR, small_federation, trained
+from tests.models.small import small_federation, trained
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_dropout_masks_belong_to_permanent_ids():
     with jax.enable_x64(True):
         net = CNN(3, (), hidden=5, dropout=0.5)
@@ -25,10 +25,14 @@ def test_dropout_masks_belong_to_permanent_ids():
         assert_close(moved, jax.tree.map(lambda x: x[order], models), "other rows, vmap")
 
 
-@pytest.mark.parametrize("name", ["fasttext", pytest.param("textcnn", marks=pytest.mark.slow)])
-def test_texts_train_under_a_client_axis(name):
+@pytest.mark.costly
+def test_texts_train_under_a_client_axis():
     federation = small_federation(
-        name, tokens=True, dtype="float32", client_execution="vmap", model_options={"hidden": 4}
+        "fasttext",
+        tokens=True,
+        dtype="float32",
+        client_execution="vmap",
+        model_options={"hidden": 4},
     )
     assert federation.task.module.vocab_size == 9
     models = trained(federation)
@@ -54,10 +58,9 @@ class OneBlock(nn.Module):
     "net",
     [
         OneBlock(),
-        pytest.param(ResNet(3, (2, 3)), marks=pytest.mark.slow),
-        pytest.param(DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))), marks=pytest.mark.slow),
+        pytest.param(DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))), marks=pytest.mark.costly),
     ],
-    ids=["block", "resnet", "dla"],
+    ids=["block", "dla"],
 )
 def test_deep_networks_are_the_same_in_lanes(net):
     task = LinenTask(net, dtype="float64")
@@ -77,26 +80,3 @@ def test_deep_networks_are_the_same_in_lanes(net):
         for lane in (0, 1):
             one = jax.jit(slope)(jax.tree.map(lambda m, i=lane: m[i], models), x[lane], valid[lane])
             assert_close(jax.tree.map(lambda b, i=lane: b[i], both), one, f"lane {lane}")
-
-
-@pytest.mark.slow
-def test_one_step_of_dla():
-    task = LinenTask(make_model("dla", COLOUR, 10))
-    x = jax.random.normal(jax.random.key(1), (2, *COLOUR))
-    model = jax.jit(task.initial_model)(jax.random.key(0), x)
-
-    @jax.jit
-    def step(model):
-        def loss(params):
-            logits, new, _ = task.apply(
-                {**model, "params": params}, x, True, None, jnp.ones(2, bool)
-            )
-            return task.losses(logits, jnp.array([0, 1])).mean(), new
-
-        (value, new), slope = jax.value_and_grad(loss, has_aux=True)(model["params"])
-        return value, {"params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], slope),
-                       **new}  # fmt: skip
-
-    first, model = step(model)
-    second, _ = step(model)
-    assert np.isfinite(first) and second < first

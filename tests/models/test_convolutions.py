@@ -102,6 +102,7 @@ class OfNnx(nnx.Module):
         return self.head(nnx.relu(self.conv[0](x)).mean((1, 2)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("net", [Net(), OfNnx, "cnn"], ids=["linen", "nnx", "cnn"])
 def test_xla_can_be_asked_for(net):
     data = pfl.load_dataset("digits")
@@ -117,6 +118,7 @@ def test_xla_can_be_asked_for(net):
     np.testing.assert_allclose(fast, slow, 1e-4, 1e-5)
 
 
+@pytest.mark.costly
 def test_modules_are_left_as_they_are():
     module, x = OfNnx(rngs=nnx.Rngs(0)), jnp.ones((2, 8, 8, 1))
     task = as_task(module)

@@ -207,6 +207,7 @@ def test_dropout_of_textcnn():
     assert make_model("textcnn", (20,), 4, vocab_size=50, hidden=8).dropout == 0.8
 
 
+@pytest.mark.costly
 def test_dropout_lies_behind_the_hidden_layer():
     """Half of what the head sees is dropped in training, the other half doubled."""
     shape = (10, 10, 1)

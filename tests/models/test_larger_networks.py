@@ -116,10 +116,10 @@ def test_vit_by_hand():
 @pytest.mark.parametrize(
     ("net", "tokens"),
     [
-        pytest.param(ResNet18(3, (2,), groups=2), False, marks=pytest.mark.thorough),
-        pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.thorough),
-        pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.thorough),
-        pytest.param(TextTransformer(3, 9, 4, 1, 2), True, marks=pytest.mark.thorough),
+        pytest.param(ResNet18(3, (2,), groups=2), False, marks=pytest.mark.costly),
+        pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.costly),
+        pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.costly),
+        pytest.param(TextTransformer(3, 9, 4, 1, 2), True, marks=pytest.mark.costly),
     ],
     ids=["resnet18_gn", "vit", "char_lstm", "text_transformer"],
 )

@@ -114,9 +114,12 @@ def parameters_in(plan, prefix):
     )
 
 
+DEEP = ("dla", "resnet8", "resnet18", "resnet18_gn", "text_transformer", "vit_tiny")
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "options", "total", "blocks"),
-    PAPERS,
+    [pytest.param(*row, marks=[pytest.mark.costly] if row[0] in DEEP else []) for row in PAPERS],
     ids=[f"{name}-{shape[0]}-{classes}-{total}" for name, shape, classes, _, total, _ in PAPERS],
 )
 def test_parameters_are_the_papers(name, shape, classes, options, total, blocks):
@@ -141,11 +144,8 @@ def test_parameters_are_the_papers(name, shape, classes, options, total, blocks)
 TRAINING = (True, jax.random.key(1), jnp.ones(2, bool))
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(EVALUATION, marks=pytest.mark.thorough), TRAINING],
-    ids=["evaluation", "training"],
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("mode", [EVALUATION, TRAINING], ids=["evaluation", "training"])
 def test_the_head_of_the_features_are_the_logits(mode):
     """Operation by operation; and none of them is a convolution, which under a client axis would
     be a grouped one."""

@@ -229,9 +229,8 @@ def fedavg_by_hand(federation, model, policy):
     return models
 
 
-@pytest.mark.parametrize(
-    "policy", ["shared", pytest.param("local", marks=pytest.mark.thorough), "affine_shared"]
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("policy", ["shared", "local", "affine_shared"])
 def test_fedavg_shares_what_the_policy_says(policy):
     with jax.enable_x64(True):
         federation = federation_of(policy, "float64")

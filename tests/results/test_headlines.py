@@ -40,6 +40,7 @@ def test_the_last_tenth_is_of_the_scored_rounds():
     assert np.isnan(one_number(curves, "last_tenth")).all()
 
 
+@pytest.mark.costly
 def test_no_earlier_round_stands_in_for_the_last():
     result = leaving()
     accuracy = result.summary()["accuracy"]
@@ -59,6 +60,7 @@ def test_a_run_without_scored_rounds():
             call()
 
 
+@pytest.mark.costly
 def test_a_model_that_was_not_scored_yet(recwarn):
     adapt = pfl.Adaptation(when="last")
     stop = lambda progress: progress.round >= 2  # noqa: E731
@@ -84,6 +86,7 @@ def test_settings_that_are_not_there(name, setting):
             getattr(leaving(), name)(setting)
 
 
+@pytest.mark.costly
 def test_rounds_with_fewer_validated_clients_are_not_the_best():
     federation = toy_federation(
         arrivals=dict.fromkeys((1, 2, 3, 4), 5), validation_size=6, dtype="float32", seed=1

@@ -91,6 +91,7 @@ def test_a_struct_comes_back_from_its_leaves():
     assert jax.tree.map(lambda x: 2 * x, node) == Mixed("a", {"x": 2.0}, 3, 4.0)
 
 
+@pytest.mark.costly
 def test_jit_never_takes_the_program_of_another_class():
     @jax.jit
     def number(node):
@@ -104,6 +105,7 @@ def test_jit_never_takes_the_program_of_another_class():
     assert [int(number(node)) for node in nodes] == list(range(MANY))
 
 
+@pytest.mark.costly
 def test_algorithms_that_look_alike_play_their_own_rounds():
     """Two empty algorithms with one state class, in turn, many times in one process."""
 

@@ -119,7 +119,7 @@ def test_the_task_decides_and_jit_knows_it():
             assert ("reduce_window" in operations(pool, x)) == there
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_task_around_another_decides_for_it():
     federation = images(platform="tpu")
     x = jnp.ones((2, 8, 8, 1))
@@ -165,17 +165,14 @@ def test_unknown_platforms_are_refused():
         images(platform="tpus")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", ["fedavg", pytest.param("perfedavg_async", marks=pytest.mark.slow)]
-)
-def test_a_simulation_made_for_a_tpu_has_the_numbers_of_one_made_for_a_cpu(name):
+@pytest.mark.costly
+def test_a_simulation_made_for_a_tpu_has_the_numbers_of_one_made_for_a_cpu():
     """XLA's CPU backend runs both."""
     with jax.enable_x64(True):
         results = []
         for platform in ("cpu", "tpu"):
             federation = images(platform=platform, dtype="float64", client_execution="vmap")
-            results.append(pfl.simulate(pfl.make_algorithm(name), federation, 2))
+            results.append(pfl.simulate(pfl.make_algorithm("fedavg"), federation, 2))
         models = [result.final.models() for result in results]
     for a, b in zip(*map(jax.tree.leaves, models), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)
