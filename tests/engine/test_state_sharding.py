@@ -1,7 +1,5 @@
 """Clients that devices do not divide: shared all the same, and without filling on the host."""
 
-import contextlib
-
 import jax
 import numpy as np
 import pytest
@@ -116,28 +114,3 @@ def test_two_devices_give_the_numbers_of_one(name, options):
             models, states = result.final.models(), result.final.states
             found.append((result.scores, result.clients, result.matrices, models, states))
         assert_close(*found, name, 1e-9)
-
-
-@pytest.mark.costly
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
-    """Checkpoints have the clients alone, wherever they lay."""
-    algorithm, shapes = pfl.make_algorithm("feddwa"), []
-
-    def simulated(devices, rounds, folder):
-        federation = toy_federation(SIZES, dtype="float32", validation_size=0, devices=devices)
-        with contextlib.closing(pfl.Checkpoints(tmp_path / folder, 0)) as checkpoints:
-            asked = iter(range(1, 9))
-            result = pfl.simulate(algorithm, federation, 4, chunk=1, checkpoints=checkpoints,
-                                  stop=lambda _: next(asked) == rounds)  # fmt: skip
-            saved = checkpoints.latest()
-            shapes.append({n: [x.shape for x in leaves] for n, leaves in saved.trees.items()})
-        return result
-
-    wanted = simulated(1, 3, "one")
-    simulated(2, 1, "several")
-    simulated(1, 1, "several")
-    found = simulated(2, 1, "several")
-    assert found.rounds == wanted.rounds == 3
-    assert shapes[0] == shapes[-1] and all(s[1] == 5 for s in shapes[0]["states"])
-    measured = [(one.scores, one.clients, one.matrices) for one in (found, wanted)]
-    assert_close(*measured, "measurements", 1e-4)

@@ -12,7 +12,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.rows import RowDevices, over_rows
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
-from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of, toy_federation
+from fedjax_pfl.testing.toys import count_compilations, toy_federation
 
 
 def test_over_rows_keeps_the_order_of_rows():
@@ -140,18 +140,6 @@ def test_two_devices_give_the_bits_of_one():
     for name, score in one.scores.items():
         np.testing.assert_array_equal(of_clients.scores[name], score, name)
         np.testing.assert_array_equal(of_runs.scores[name], score, name)
-
-
-@pytest.mark.costly
-def test_two_devices_train_all_clients_as_one_does():
-    """But for a sum over clients, of which each device adds up its own."""
-    one, two = (
-        states_of(pfl.make_algorithm("fedavg"), toy_federation(**given, devices=devices), 3)
-        for given in (RAGGED | {"participation": 1.0},)
-        for devices in (1, 2)
-    )
-    for t, (state, wanted) in enumerate(zip(two, one, strict=True)):
-        assert_close(state, wanted, f"after {t} rounds", 1e-6)
 
 
 @pytest.mark.costly

@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.models.networks import CNN, ViT
+from fedjax_pfl.models.networks import CNN
 from fedjax_pfl.testing.toys import Overflowing, OverflowingNormed, assert_close, toy_federation
 from tests.models.small import small_federation
 
@@ -47,20 +47,6 @@ def test_runs_are_those_of_the_whole_network(name):
         samples = np.random.default_rng(0).normal(size=(3, 4))
         mine, other = (run.predict(1, samples, outputs=True) for run in runs)
         np.testing.assert_allclose(mine, other, 1e-9)
-
-
-@pytest.mark.costly
-def test_features_of_a_transformer():
-    net, options = ViT(3, patch=3, width=4, depth=1, heads=2), {"dtype": "float32"}
-    values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))
-    options |= {"initial_model": values, "freeze": "body"}
-    plain, cached = (small_federation(net, **options, cache_features=on) for on in (False, True))
-    x = plain.data.samples.reshape(-1, 6, 6, 1)
-    wanted = jax.jit(small_federation(net, dtype="float32").task.features)(values, x)
-    np.testing.assert_allclose(cached.data.samples, wanted, 1e-5, 1e-6)
-    assert cached.data.content() == small_federation(
-        net, **options, cache_features=True
-    ).data.content()  # fmt: skip
 
 
 @pytest.mark.costly

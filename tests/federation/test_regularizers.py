@@ -11,13 +11,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.local import Local
-from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
     states_of,
     toy_federation,
-    toy_for,
 )
 from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
@@ -63,14 +61,6 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
-@pytest.mark.costly
-def test_beside_cwfedavg_it_is_its_own():
-    own = states_of(pfl.make_algorithm("cwfedavg", {"wdr_weight": 10.0}), toy_federation())
-    plain = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0})
-    beside = states_of(plain, toy_federation(extra_loss=WDR))
-    assert_close(beside[-1], own[-1], "either way", 1e-12)
-
-
 def test_both_at_once_are_refused():
     for federation, settings in (
         (toy_federation(extra_loss=WDR), None),
@@ -79,15 +69,6 @@ def test_both_at_once_are_refused():
         algorithm = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0 if settings else 10})
         with pytest.raises(InputError, match="set one of the two to 0"):
             pfl.simulate(algorithm, federation, 1, settings=settings)
-
-
-@pytest.mark.costly
-def test_feddwa_with_wdr_under_permutation(monkeypatch):
-    monkeypatch.setattr(
-        "fedjax_pfl.testing.checks.toy_for",
-        lambda *args, **options: toy_for(*args, **options, extra_loss=WDR, validation_size=0),
-    )
-    CHECKS["permutation"](pfl.make_algorithm("feddwa"))
 
 
 @pytest.mark.costly

@@ -25,22 +25,6 @@ def test_dropout_masks_belong_to_permanent_ids():
         assert_close(moved, jax.tree.map(lambda x: x[order], models), "other rows, vmap")
 
 
-@pytest.mark.costly
-def test_texts_train_under_a_client_axis():
-    federation = small_federation(
-        "fasttext",
-        tokens=True,
-        dtype="float32",
-        client_execution="vmap",
-        model_options={"hidden": 4},
-    )
-    assert federation.task.module.vocab_size == 9
-    models = trained(federation)
-    assert not np.any(models["params"]["embedding"]["table"][:, 0])
-    for leaf in jax.tree.leaves(models):
-        assert np.isfinite(leaf).all() and not np.array_equal(leaf[0], leaf[1])
-
-
 def test_texts_need_a_network_for_texts():
     with jax.enable_x64(True), pytest.raises(InputError, match="takes no texts"):
         small_federation("mlp", tokens=True)

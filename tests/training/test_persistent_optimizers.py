@@ -104,23 +104,3 @@ def test_what_can_not_be_kept_is_refused(name, options, message):
     federation = toy_federation(keep_optimizer_state=True, **options)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name), federation).check()
-
-
-@pytest.mark.costly
-def test_a_stopped_simulation_goes_on_with_them(tmp_path):
-    federation = toy_federation(optimizer="adam", keep_optimizer_state=True, validation_size=0)
-    algorithm, options = pfl.make_algorithm("local"), {"chunk_seconds": 0, "matrix_rounds": []}
-    whole = pfl.simulate(algorithm, federation, 4, **options)
-    asked = iter([False, True])
-
-    def resumed(stop=None):
-        checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
-        return pfl.simulate(algorithm, federation, 4, **options, checkpoints=checkpoints, stop=stop)
-
-    assert resumed(lambda progress: next(asked)).stopped == "asked"
-    result = resumed()
-    assert_close(result.final.states, whole.final.states, "states", 0)
-    other = federation.with_training(keep_optimizer_state=False)
-    with pytest.raises(pfl.InputError, match="are another simulation's: its model or training"):
-        federation = other
-        resumed()
