@@ -24,6 +24,7 @@ def test_the_limit(before, inside):
         jax.config.update(NAME, default)
 
 
+@pytest.mark.costly
 def test_simulations_and_plans_have_it(monkeypatch):
     """The limit that programs are lowered with, inside of either."""
     seen = []
@@ -45,6 +46,7 @@ def test_simulations_and_plans_have_it(monkeypatch):
     assert set(seen) == {FRAMES}
 
 
+@pytest.mark.costly
 def test_last_models_and_new_clients_have_it(monkeypatch):
     """They are compiled after the simulation, with loops of their own."""
     seen = []

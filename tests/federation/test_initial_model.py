@@ -175,6 +175,7 @@ def test_ifca_needs_models_that_differ():
     pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"))).check()
 
 
+@pytest.mark.costly
 def test_frozen_layers_are_in_no_model():
     one = federation(freeze="fc_*")
     assert one.plan.blocks == ("head",) and one.plan.num_parameters == 18
@@ -290,6 +291,7 @@ def test_kernels_with_pytorchs_axes_are_refused():
         federation(initial_model=turned)
 
 
+@pytest.mark.costly
 def test_axes_that_shapes_do_not_tell_are_named():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)
