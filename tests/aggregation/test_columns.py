@@ -44,6 +44,7 @@ def servers_part(near, models, partners, weights, by_block):
     }  # fmt: skip
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("rows", [4, 5])
 def test_columns_give_the_numbers_of_whole_models(rows, monkeypatch):
     """Two devices share four clients, or five, which they do not divide."""

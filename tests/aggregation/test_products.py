@@ -68,6 +68,7 @@ def test_they_are_right():
     np.testing.assert_allclose(products.power(square, 3), square @ square @ square, rtol=1e-4)
 
 
+@pytest.mark.costly
 def test_sums_in_parts_of_a_round_for_a_tpu():
     rng = np.random.default_rng(1)
     stack, weights = rng.normal(size=(14, 30, 50)).astype(np.float32), np.full(14, 0.5, np.float32)
