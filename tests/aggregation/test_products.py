@@ -51,7 +51,7 @@ class Network(nn.Module):
         return self.head(self.features(x))
 
 
-def test_they_are_right():
+def test_products_against_numpy():
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4, 5, 2), (6, 4, 5, 2)))
     weights = rng.normal(size=(7, 6)).astype(np.float32)

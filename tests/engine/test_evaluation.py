@@ -41,7 +41,7 @@ scored = jax.jit(score, static_argnames="split")
 
 
 @pytest.mark.parametrize("split", ["test", "validation"])
-def test_score_counts_ragged_clients(split):
+def test_score_of_a_split_with_ragged_clients(split):
     federation = toy_federation(eval_batch_size=3)  # several batches, the last one not full
     models = models_of()
     correct, loss, _ = scored(federation, models, ROWS, split=split)

@@ -72,7 +72,7 @@ def test_state_on_the_host_is_twice_that_of_a_block_of_clients():
         ({"client_state": "host", "participation": 0.4, "devices": 2}, 2),
     ],
 )
-def test_a_run_finds_the_compiled_programs(options, rounds):
+def test_estimate_memory_compiles_the_programs_of_the_run(options, rounds):
     """Those of its rounds, and with state on the host of scoring."""
     federation = toy_federation(**{"train_sizes": [4] * 6, "dtype": "float32"} | options)
     simulation = pfl.Simulation(pfl.make_algorithm("ditto"), federation, seeds=(0, 1))

@@ -23,7 +23,7 @@ def federation(**options):
     return toy_federation(SIZES, TESTS, dtype="float32", **options)
 
 
-def test_who_is_new_changes_nobody_elses_data():
+def test_split_new_clients_keeps_everybody_s_data():
     whole = federation(participation=0.6)
     left, new = split_new_clients(whole, 2)
     assert (left.num_clients, new.num_clients) == (3, 2)
@@ -90,7 +90,7 @@ def trained(name):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedavg", "feddwa"])
-def test_scores_by_samples_and_steps(name):
+def test_score_new_clients_by_samples_and_steps(name):
     final, new = trained(name)
     scores = score_new_clients(final, new, steps=(0, 3), fractions=(0.5, 1.0))
     assert scores.shape == (2, 2, 2, 2)
@@ -101,7 +101,7 @@ def test_scores_by_samples_and_steps(name):
 
 
 @pytest.mark.costly
-def test_without_steps_it_is_the_global_model_and_with_steps_it_is_local_training():
+def test_personalize_without_and_with_local_steps():
     final, new = trained("fedavg")
     server = jax.tree.map(lambda x: x[0], final.models()["global"].model)
     untouched = final.personalize(_steps(new, 0))
@@ -123,7 +123,7 @@ def _samples(fed):
     ]
 
 
-def test_fewer_samples_are_a_random_part():
+def test_with_samples_takes_a_random_part():
     whole, fewer = federation(), with_samples(federation(), 0.5)
     np.testing.assert_array_equal(fewer.data.train.size, [4, 2, 3, 5, 2])
     fewest = with_samples(whole, 0.01)
@@ -140,7 +140,7 @@ def test_fewer_samples_are_a_random_part():
     assert any(half != begin for (_, half, _), begin in zip(chains, first, strict=True))
 
 
-def test_the_part_depends_on_the_permanent_id_only():
+def test_with_samples_depends_on_the_permanent_id_only():
     whole = federation()
     _, new = split_new_clients(whole, 2)
     assert _samples(with_samples(new, 0.5)) == _samples(with_samples(whole, 0.5))[3:]
@@ -173,7 +173,7 @@ def test_without_classes_samples_are_counted():
 
 
 @pytest.mark.parametrize("count", [0, 5, -1])
-def test_somebody_must_be_left(count):
+def test_split_new_clients_leaves_at_least_one_client(count):
     with pytest.raises(pfl.InputError, match=r"new_clients must be in 1..4 of 5 clients"):
         split_new_clients(federation(), count)
 
@@ -185,7 +185,7 @@ def test_a_straggler_can_not_be_new():
     assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]
 
 
-def test_what_new_clients_need():
+def test_score_new_clients_refuses_other_types():
     _, new = trained("fedavg")
     with pytest.raises(pfl.InputError, match="must be `result"):
         score_new_clients(None, new)

@@ -61,7 +61,7 @@ def assert_same(a, b, tolerance=0):
         ("pfedla", {}, {}),
     ],
 )
-def test_results_have_the_same_bits(name, options, settings):
+def test_client_state_on_the_host_gives_the_same_bits(name, options, settings):
     assert_same(*(run(name, where, options, settings) for where in ("device", "host")))
 
 
@@ -100,7 +100,7 @@ def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
     chex.assert_trees_all_close(expected.final.models(), result.final.models(), atol=1e-5)
 
 
-def test_feddwa_has_the_same_bits():
+def test_feddwa_with_client_state_on_the_host():
     """Beside a run on the device that another test makes as well."""
     made = toy_federation(
         dtype="float32", participation=0.6, validation_size=0, client_state="host"

@@ -13,7 +13,7 @@ from tests.engine.simulated import OPTIONS, ROUNDS, assert_same, federation, sto
 
 
 @pytest.mark.parametrize("name", ["feddwa", pytest.param("scaffold", marks=pytest.mark.costly)])
-def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
+def test_resume_is_bit_by_bit_the_uninterrupted_simulation(tmp_path, name):
     algorithm, stopped = pfl.make_algorithm(name), []
     while True:
         kept = Checkpoints(tmp_path, every_seconds=1e9)

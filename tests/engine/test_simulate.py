@@ -24,7 +24,7 @@ def result():
         return simulate()
 
 
-def test_axes_of_a_result(result):
+def test_simulate_two_seeds_axes_of_a_result(result):
     assert result.accuracy().shape == (2, 1, 3, 5)
     assert result.clients["train_loss"].shape == (2, 1, 3, 5)
     assert result.copies_up.shape == result.copies_down.shape == (2, 1, 3, 5, 2)
@@ -61,7 +61,7 @@ def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
     np.testing.assert_allclose(shown["final_mean"], (0.55 + 0.275) / 2)
 
 
-def test_accuracy_over_those_who_take_part(result):
+def test_participant_mean(result):
     accuracy = np.full((2, 1, 3, 5), np.nan)
     accuracy[..., :4] = [0.1, 0.2, 0.4, 0.8]
     accuracy[1] /= 2
@@ -261,7 +261,7 @@ def test_a_result_is_never_overwritten(result, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.npz"])
-def test_a_file_of_that_name_is_never_overwritten(result, tmp_path, name):
+def test_save_never_overwrites_a_file(result, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(InputError, match=f"has a {name} already"):
         result.save(tmp_path)
@@ -276,7 +276,7 @@ def test_functions_among_hyperparameters_are_saved_by_name(result, tmp_path):
     }
 
 
-def test_loading_what_is_not_there(tmp_path):
+def test_load_without_a_saved_result(tmp_path):
     with pytest.raises(InputError, match=r"No saved result can be read from .*: No file .*json\.$"):
         Result.load(tmp_path)
 

@@ -48,7 +48,7 @@ def test_rows_are_filled_up_and_given_back():
 
 
 @pytest.mark.costly
-def test_no_device_has_the_states_or_measurements_of_all():
+def test_states_and_measurements_are_sharded_over_devices():
     program = program_of("feddwa")
     states = program.start()
     (leaf, *_) = jax.tree.leaves(states.models)
@@ -88,7 +88,7 @@ def test_each_device_has_the_states_of_its_own_runs():
             assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, *leaf.shape[1:])}
 
 
-def test_what_fills_up_counts_as_memory():
+def test_padding_rows_count_as_memory():
     five, six = (program_of("local", (4,) * n).held() for n in (5, 6))
     assert five.state == six.state
     assert program_of("local", (4,) * 5, devices=1).held().state * 6 == six.state * 5

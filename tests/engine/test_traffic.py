@@ -53,7 +53,7 @@ def test_traffic_and_computation(name, guidance, up, down, passes):
 
 
 @pytest.mark.costly
-def test_traffic_of_those_who_take_part():
+def test_traffic_under_participation():
     run = simulate(federation=toy_federation(participation=0.6))
     for way, sent in run.traffic().items():
         np.testing.assert_array_equal(sent, run.clients["participated"] * MODEL_BYTES, way)

@@ -27,7 +27,7 @@ def test_runs_come_first_and_no_device_is_without_work():
     assert resolve_execution().shared(4).all_devices == 1
 
 
-def test_words():
+def test_parse_mesh():
     assert parsed("clients:4,runs:2") == parsed(" runs : 2, clients:4") == Shares(4, 2)
     assert parsed("runs:3") == Shares(1, 3)
     assert [nearest(Shares(4, 4), n) for n in (8, 4, 1, 6)] == [(4, 2), (2, 2), (1, 1), (3, 2)]
@@ -47,7 +47,7 @@ def test_words():
         ("clients:4,runs:2", "takes 8 devices, but there are 2: the nearest .* clients:2,runs:1"),
     ],
 )
-def test_refused(mesh, said):
+def test_resolve_execution_refusals(mesh, said):
     with pytest.raises(pfl.InputError, match=said):
         resolve_execution(mesh=mesh)
 

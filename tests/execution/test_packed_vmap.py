@@ -60,7 +60,7 @@ def walked(executions, rows):
 
 @pytest.mark.costly
 @pytest.mark.parametrize("devices", [1, 2])
-def test_every_row_walks_its_own_length(devices):
+def test_packed_vmap_rows_of_unequal_length(devices):
     plain = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
     executions = dict.fromkeys([*plain, *(assign_lanes(one, LENGTHS) for one in plain)])
     assert len(executions) > len(plain)
@@ -73,7 +73,7 @@ def test_every_row_walks_its_own_length(devices):
 
 
 @pytest.mark.parametrize("max_lanes", [2, 5])
-def test_nobody_walks(max_lanes):
+def test_packed_vmap_without_steps(max_lanes):
     nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
     loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
     done, steps = run_loops(
@@ -84,7 +84,7 @@ def test_nobody_walks(max_lanes):
 
 
 @pytest.mark.costly
-def test_on_their_own_device_or_changing_it():
+def test_packed_vmap_with_and_without_dealing_rows():
     """Ten rows that two devices divide."""
     some = jax.tree.map(lambda leaf: leaf[:10], rows())
     executions = [

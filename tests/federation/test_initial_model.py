@@ -197,7 +197,7 @@ def test_training_is_that_of_leaves_that_do_not_move():
 
 
 @pytest.mark.costly
-def test_they_are_kept_once_for_each_seed():
+def test_frozen_layers_are_kept_once_for_each_seed():
     frozen = federation(freeze="fc_0", test_sizes=(0,) * 5)
     result = pfl.simulate(pfl.make_algorithm("local"), frozen, 1, seeds=(0, 5))
     backbone = result.final.backbone()
@@ -238,7 +238,7 @@ def test_frozen_statistics_stay_too():
 
 
 @pytest.mark.costly
-def test_new_clients_have_them():
+def test_new_clients_have_frozen_layers():
     trained, new = pfl.split_new_clients(federation(freeze="fc_0", initial_model=values()), 2)
     result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)
     scores = pfl.score_new_clients(result.final, new, steps=(1,))

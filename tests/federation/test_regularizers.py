@@ -61,7 +61,7 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
-def test_both_at_once_are_refused():
+def test_extra_loss_beside_wdr_weight_is_refused():
     for federation, settings in (
         (toy_federation(extra_loss=WDR), None),
         (toy_federation(extra_loss=WDR), {"wdr_weight": (0, 1)}),
@@ -72,7 +72,7 @@ def test_both_at_once_are_refused():
 
 
 @pytest.mark.costly
-def test_full_gradients_have_it_too():
+def test_full_gradients_contain_the_extra_loss():
     # One step of full batches from the trained model is the full gradient's step.
     options = {"batch_size": 16, "local_epochs": 1, "extra_loss": WDR}
     settings = {"guidance": "full_gradient", "score_guidance": True}
@@ -83,7 +83,7 @@ def test_full_gradients_have_it_too():
 
 
 @pytest.mark.costly
-def test_its_weight_is_traced():
+def test_weight_of_weight_distribution_is_traced():
     algorithm, other = pfl.make_algorithm("fedavg"), sampled(WeightDistribution(3))
     ours = sampled().run_rounds(algorithm)[0]
     with count_compilations() as compiled:

@@ -96,14 +96,14 @@ def test_no_array_is_as_large_as_a_base_of_each_client(name):
 
 
 @pytest.mark.costly
-def test_nor_in_the_compiled_program():
+def test_base_is_not_copied_in_the_compiled_program():
     for largest in largest_arrays("ditto", MLP(3, (WIDTH, WIDTH, 4)), compiled=True):
         assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize("library", ["convolutions", "nnx", "equinox"])
-def test_neither_of_convolutions_nor_of_other_libraries(library):
+def test_base_of_convolutions_nnx_and_equinox_is_not_copied(library):
     model = {"convolutions": OfConvolutions, "nnx": lambda: OfNnx(rngs=nnx.Rngs(0)),
              "equinox": of_equinox}[library]()  # fmt: skip
     kernel = WIDTH**2 * (4 if library == "convolutions" else 1)

@@ -227,7 +227,7 @@ def test_new_clients_begin_at_their_first_batch():
     assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (got, later)), strict=True))
 
 
-def test_refusals():
+def test_batch_order_refusals():
     with pytest.raises(InputError, match="Did you mean 'by_class'"):
         federation("byclass")
     with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):

@@ -200,7 +200,7 @@ class LongFeatures(pfl.training.ExtraLoss):
         return 0.01 * jnp.sum(batch.features**2)
 
 
-def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
+def test_networks_without_features_are_refused_where_they_are_asked_for():
     silent = toy_federation(model=TwoLayers())
     assert toy_federation().num_features == 5
     for ask in (
@@ -217,7 +217,7 @@ def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
     pfl.Simulation(pfl.make_algorithm("fedavg"), toy_federation(extra_loss=LongFeatures())).check()
 
 
-def test_a_task_of_ones_own_says_them_in_its_outputs():
+def test_features_in_the_outputs_of_a_user_s_task():
     class Own(pfl.models.FunctionTask):
         def apply(self, model, inputs, train, rng, valid):
             return pfl.models.Outputs(inputs @ model["params"], {}, features=inputs)

@@ -46,7 +46,7 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
 
 
 @pytest.mark.costly
-def test_absent_and_diverged_clients_keep_theirs(monkeypatch):
+def test_diverged_clients_keep_their_optimizer_state(monkeypatch):
     monkeypatch.setattr(
         "fedjax_pfl.testing.checks.toy_for",
         lambda _, *sizes, **options: toy_federation(

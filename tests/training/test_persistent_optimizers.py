@@ -32,7 +32,7 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
 
 
 @pytest.mark.costly
-def test_only_those_that_train_change_theirs():
+def test_optimizer_states_change_only_for_clients_that_train():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
     case = Case(**options)
     lost = case.cohorts[1][0]
@@ -59,7 +59,7 @@ def phases(algorithm, **options):
     }
 
 
-def test_every_phase_of_a_round_has_its_own():
+def test_every_phase_of_a_round_has_its_own_optimizer_state():
     w = [(5,), (4, 5)]
     result = phases(pfl.make_algorithm("fedrep"), momentum=MOMENTUM)
     assert result == {"head": [(3,), (5, 3)], "train": w}  # over the leaves that it trains
@@ -70,7 +70,7 @@ def test_every_phase_of_a_round_has_its_own():
     assert phases(shared, momentum=MOMENTUM) == {"train": both, "train 2": both}
 
 
-def test_they_are_part_of_the_memory_estimate():
+def test_optimizer_states_are_in_the_memory_estimate():
     def state(**options):
         one = toy_federation(optimizer=optax.adam, **options)
         return checked_program(pfl.make_algorithm("local"), one).held().state
@@ -100,7 +100,7 @@ def noisy(learning_rate):
         ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
     ],
 )
-def test_what_can_not_be_kept_is_refused(name, options, message):
+def test_keep_optimizer_state_refusals(name, options, message):
     federation = toy_federation(keep_optimizer_state=True, **options)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name), federation).check()

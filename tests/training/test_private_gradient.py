@@ -73,7 +73,7 @@ def towards(centre, params):
 
 @pytest.mark.parametrize("clip", [1e-3, CLIP, 1e6])
 @pytest.mark.parametrize("count", [0, 3, 4, 6])
-def test_reference(setup, clip, count):
+def test_private_gradient_against_the_reference(setup, clip, count):
     """The sum is divided by the expected size; divided by the drawn one it would tell that."""
     gradient, params, centre = setup
     valid = np.arange(SLOTS) < count
