@@ -73,6 +73,7 @@ def operations(fn, *args):
     return str(jax.make_jaxpr(fn)(*args))
 
 
+@pytest.mark.costly
 def test_values_gradients_and_hessian_vector_products_are_equal():
     """Per-FedAvg needs products with the Hessian on every platform."""
     with jax.enable_x64(True):
@@ -128,6 +129,7 @@ def test_a_task_around_another_decides_for_it():
         assert "conv_general_dilated" in operations(changed.task.predict, model, x)
 
 
+@pytest.mark.costly
 def test_a_users_own_network_is_as_it_was_on_accelerators():
     x = jnp.ones((2, 8, 8, 2))
     tasks = [LinenTask(Own(), platform="cpu", convolutions="xla"), LinenTask(Own(), platform="tpu")]
@@ -142,11 +144,13 @@ def test_a_users_own_task_is_told_the_platform():
     assert (task.platform, task.scale, own.platform) == ("tpu", 2.0, None)
 
 
+@pytest.mark.costly
 def test_flops_are_the_same_on_every_platform():
     counts = [step_flops(images(platform=name)) for name in ("cpu", "tpu")]
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.costly
 def test_nothing_asks_the_process_while_tracing():
     federation = images(platform="tpu")
     assert federation.execution.platform == federation.task.platform == "tpu"
