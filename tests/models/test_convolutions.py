@@ -69,12 +69,16 @@ def compared(net, shape):
     return by_xla(task.predict, model, x)
 
 
-@pytest.mark.parametrize("name", FAST)
+def quick_ones(names, cases):
+    return [pytest.param(n, marks=[] if n in names else pytest.mark.costly) for n in cases]
+
+
+@pytest.mark.parametrize("name", quick_ones(("same", "strides", "even kernel", "causal"), FAST))
 def test_convolutions_of_a_users_network_are_fast_ones(name):
     assert not compared(*FAST[name])
 
 
-@pytest.mark.parametrize("name", BY_XLA)
+@pytest.mark.parametrize("name", quick_ones(("groups", "dilation", "cropped", "own"), BY_XLA))
 def test_what_the_kernels_lack_is_left_to_flax(name):
     if name in ("transposed", "local"):
         net, shape = BY_XLA[name]

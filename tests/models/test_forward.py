@@ -167,7 +167,13 @@ def drawn(task, shape):
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+DEEP = ("dla", "resnet8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.costly] if n in DEEP else []) for n in NETWORKS],
+)
 def test_forward(name):
     reference, shape, make = NETWORKS[name]
     task = LinenTask(make(shape))

@@ -25,10 +25,11 @@ from tests.models.small import TINY
     ("kernel", "stride", "padding"),
     [
         ((3, 3), 2, 1),
-        ((1, 1), 2, 0),
         ((2, 3), 3, 2),
-        ((3, 1), 1, 0),
-        ((3, 3), 1, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.costly)
+            for case in (((5, 5), 1, 0), ((1, 1), 2, 0), ((3, 1), 1, 0), ((3, 3), 1, 1))
+        ),
     ],
 )
 def test_convolution_is_xlas(kernel, stride, padding):
