@@ -81,6 +81,7 @@ def test_memory_and_identity():
     assert state["params"]["fc_0"]["kernel"].integers.shape == (4, 5)  # no axis of clients
 
 
+@pytest.mark.costly
 def test_adapters_and_low_precision_computation():
     one = federation("int8", freeze=None, lora_rank=1, compute_dtype="bfloat16")
     pfl.Simulation(pfl.make_algorithm("fedrod"), one).lower(jax.local_devices()[:1])

@@ -38,11 +38,12 @@ class OneBlock(nn.Module):
         return global_mean(ResidualBlock(3, 2)(x, train, valid))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "net",
     [
         OneBlock(),
-        pytest.param(DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))), marks=pytest.mark.costly),
+        DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))),
     ],
     ids=["block", "dla"],
 )

@@ -90,6 +90,7 @@ def test_a_training_pass_is_the_twins():
     assert after.statistics == {}
 
 
+@pytest.mark.costly
 def test_a_module_with_its_state_a_function_and_dropout():
     make = eqx.nn.make_with_state(lambda key: Net(key, 0.5, "ema"))
     given = as_task(make(jax.random.key(3)))

@@ -30,6 +30,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.costly
 def test_lstm_by_hand_passes_over_padding():
     ids = jnp.array([[1, 2, 0, 3], [4, 4, 1, 2], [0, 0, 0, 0]])
     w, out = made(CharLSTM(3, 5, hidden=4, embedding_size=2), ids)
@@ -74,6 +75,7 @@ def encoder_block(x, block, allowed=True):
 TEXTS = np.array([[1, 2, 0, 3], [4, 0, 0, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.costly
 def test_text_transformer_by_hand():
     w, out = made(TextTransformer(3, 5, hidden=6, depth=2, heads=2), jnp.asarray(TEXTS))
     for ids, logits in zip(TEXTS, out, strict=True):
@@ -86,7 +88,7 @@ def test_text_transformer_by_hand():
         np.testing.assert_allclose(logits, dense(mean, w["head"]), 2e-5, 2e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.costly)])
 def test_text_transformer_with_an_output_for_each_token(tied):
     net = TextTransformer(5, 5, hidden=6, depth=1, heads=2, tied=tied, per_token=True)
     w, out = made(net, jnp.asarray(TEXTS))

@@ -35,6 +35,7 @@ def test_logits_are_mixed(pair, compute_dtype):
     np.testing.assert_array_equal(task.predict(pair.own, X), one)
 
 
+@pytest.mark.costly
 def test_statistics_stay_apart(pair):
     task = mixture(as_task(NormNet()))
     after = parts(task.forward(pair.model(), BATCH).model)

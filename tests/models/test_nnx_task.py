@@ -77,6 +77,7 @@ def test_a_module_begins_as_it_is_and_a_class_with_each_seed():
     assert as_task(Net) == as_task(Net)
 
 
+@pytest.mark.costly
 def test_dropout_draws_in_training_alone():
     task = as_task(functools.partial(Net, 40, 0.5))
     model = task.initial_model(jax.random.key(0), INPUTS)

@@ -14,7 +14,7 @@ from fedjax_pfl.models.networks import MLP
 from fedjax_pfl.testing.toys import toy_federation
 
 COUNT, WIDTH = 8, 64
-QUICK = ("fedavg", "fedrod", "feddwa", "flora")
+QUICK = ("feddwa",)
 
 
 class OfConvolutions(nn.Module):

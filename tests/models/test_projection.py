@@ -72,6 +72,7 @@ def test_it_is_an_option_of_every_network_given_by_name():
     assert federation.plan.blocks == blocks and federation.plan.head == "head"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("initializer", ["torch", "flax"])
 def test_it_begins_as_the_network_does(initializer):
     """Flax's biases are zeros."""
