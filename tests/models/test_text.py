@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_pfl.models.networks import FastText, TextCNN, make_model
 from fedjax_pfl.models.task import LinenTask

@@ -48,8 +48,8 @@ def test_transforms_are_a_correlation(m, taps):
         (3, 12, 5),
         (4, 13, 8),
         *(
-            pytest.param(*one, marks=pytest.mark.costly)
-            for one in ((2, 13, 8), (3, 9, 4), (4, 12, 8))
+            pytest.param(*case, marks=pytest.mark.costly)
+            for case in ((2, 13, 8), (3, 9, 4), (4, 12, 8))
         ),
     ],
 )
