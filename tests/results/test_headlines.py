@@ -77,6 +77,7 @@ def test_a_model_that_was_not_scored_yet(recwarn):
     assert not [one for one in recwarn if "slice" in str(one.message)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", ["summary", "traffic_mb_per_client_round", "computation", "changes", "plot_mixing"]
 )

@@ -33,6 +33,7 @@ def simulated(name="fedavg", settings=None, seeds=(0,), rounds=2, **options):
     return pfl.simulate(algorithm, federation(**options), rounds, seeds=seeds)
 
 
+@pytest.mark.costly
 def test_clients_that_have_left_are_not_in_the_mean():
     result = simulated(departures={2: 1})
     assert result.summary()["scored_clients"] == [0, 1, 3, 4, 5]
