@@ -198,6 +198,7 @@ def leaves(tree):
     return jax.tree.leaves(tree)
 
 
+@pytest.mark.costly
 def test_private_heads_under_fedavg(double_precision):
     federation = toy_federation(share="body", participation=0.6)
     states, records = run_rounds(pfl.make_algorithm("fedavg"), federation, scored=())
@@ -213,6 +214,7 @@ def test_private_heads_under_fedavg(double_precision):
     assert federation.plan.shared_block_sizes().tolist() == [25, 0]
 
 
+@pytest.mark.costly
 def test_sharing_nothing_is_local_training(double_precision):
     federation = toy_federation(share="none", validation_size=0)
     states, records = run_rounds(pfl.make_algorithm("fedavg"), federation)

@@ -101,7 +101,7 @@ def test_ratio():
     close(slopes, [-0.75, 0, 0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     arrays(np.float32, (3, 5), elements=st.floats(0, 2.0**100, width=32)),
     arrays(bool, 5),
@@ -333,6 +333,7 @@ def test_masks_are_broadcast_or_refused():
 simplex_qp = jax.jit(mixing.simplex_qp)
 
 
+@pytest.mark.costly
 def test_simplex_qp_is_the_best_of_all_supports():
     rng = np.random.default_rng(4)
     factors = rng.normal(size=(6, 5, 3)) * 10.0 ** rng.integers(-3, 4, size=(6, 1, 1))

@@ -51,7 +51,7 @@ class Network(nn.Module):
         return self.head(self.features(x))
 
 
-def test_they_are_right():
+def test_products_against_numpy():
     rng = np.random.default_rng(0)
     a, b = (rng.normal(size=shape).astype(np.float32) for shape in ((3, 4, 5, 2), (6, 4, 5, 2)))
     weights = rng.normal(size=(7, 6)).astype(np.float32)
@@ -68,6 +68,7 @@ def test_they_are_right():
     np.testing.assert_allclose(products.power(square, 3), square @ square @ square, rtol=1e-4)
 
 
+@pytest.mark.costly
 def test_sums_in_parts_of_a_round_for_a_tpu():
     rng = np.random.default_rng(1)
     stack, weights = rng.normal(size=(14, 30, 50)).astype(np.float32), np.full(14, 0.5, np.float32)
@@ -106,7 +107,7 @@ QUICK = ("cwfedavg", "sfl")
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.costly)
         for name in pfl.core.ALGORITHMS
     ],
 )
@@ -132,7 +133,7 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("rows", [1000, 10_000])
 def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
     """Fused with the exchange's transposition, these products have no tiles there."""

@@ -146,6 +146,7 @@ def test_self_clip_is_a_mixing_matrix():
     close(matrix[5], np.eye(6)[5])  # 0 trains locally
 
 
+@pytest.mark.costly
 def test_self_clip_of_some_receivers():
     x, w = vectors(4, 5), np.random.default_rng(3).dirichlet(np.ones(4), 4)
     rule = AGGREGATORS["self_clip"](radius=1.5)
@@ -220,6 +221,7 @@ def test_buckets():
     close(np.asarray(matrix.sum(1))[np.asarray(matrix.sum(1)) > 0], 1)
 
 
+@pytest.mark.costly
 def test_f_is_traced():
     _, mask, gram = stacked(vectors())
     rule = jax.jit(lambda f: robust.krum(gram, mask, f, selected=9 - f))
@@ -273,6 +275,7 @@ def after_means():
     return jax.jit(lambda *operands: {key: rule(*operands) for key, rule in rules.items()})
 
 
+@pytest.mark.costly
 def test_every_rule_of_means():
     """Twelve members of which one is absent: six groups, the last one of a single member."""
     x, key = 6 * vectors(12), jax.random.key(5)

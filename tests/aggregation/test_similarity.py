@@ -145,7 +145,8 @@ def test_models_that_share_nothing_are_refused():
         similarity.squared_distances(nothing, nothing)
 
 
-@pytest.mark.parametrize("block", [pytest.param(6, marks=pytest.mark.thorough), 303, 2994])
+@pytest.mark.costly
+@pytest.mark.parametrize("block", [6, 303, 2994])
 def test_wide_leaves_go_block_by_block(block, monkeypatch):
     """Whatever of the columns remains: leaves of 1000, 50 and 500 of them."""
     monkeypatch.setattr(similarity, "BLOCK", block)
@@ -170,6 +171,7 @@ def test_wide_leaves_go_block_by_block(block, monkeypatch):
         np.testing.assert_allclose(cosines_to_b, wanted, rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
     """Under vmap a condition's branches would both be computed, in every round."""
     rng = np.random.default_rng(5)
@@ -186,6 +188,7 @@ def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
     assert "(seldom)/cond" in jax.jit(vmapped).lower(both, both).as_text(debug_info=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("on_chip", [2**24, 2000])
 def test_distances_of_a_round_for_a_tpu(on_chip, monkeypatch):
     """Wide leaves are one block there; what all are measured from is the mean of a few."""

@@ -57,7 +57,8 @@ def everything(stack, own, of):
     }
 
 
-@pytest.mark.parametrize("block", [1, pytest.param(2**22, marks=pytest.mark.thorough)])
+@pytest.mark.costly
+@pytest.mark.parametrize("block", [1, 2**22])
 def test_what_a_server_computes_block_by_block(monkeypatch, block):
     """Of models with some far from the others and near each other, whose distances are direct."""
     monkeypatch.setattr(streamed, "BLOCK", block)
@@ -74,6 +75,7 @@ def test_what_a_server_computes_block_by_block(monkeypatch, block):
         chex.assert_trees_all_close(each, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.costly
 def test_rows_that_nobody_wants_are_not_read(monkeypatch):
     monkeypatch.setattr(streamed, "BLOCK", 1)
     wanted = jnp.zeros(COUNT, bool).at[jnp.array([3, 5, 6])].set(True)

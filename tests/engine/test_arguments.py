@@ -1,6 +1,5 @@
 """The arguments of a simulation, and what they refuse."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -10,13 +9,9 @@ from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.field import TwoModels, ValidationLosses
-from tests.engine.test_simulate import simulate
+from tests.engine.simulated import simulate
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.parametrize(
@@ -48,7 +43,7 @@ def test_arguments_that_are_refused(options, message):
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_algorithm_and_no_federation():
+def test_simulate_refuses_other_types():
     with pytest.raises(InputError, match=r"algorithm must be .*fedavg.*, got 'fedavg'"):
         pfl.simulate("fedavg", toy_federation(), 1)
     with pytest.raises(InputError, match=r"federation must be .*federate.*, got 'str'"):
@@ -139,7 +134,7 @@ def test_swept_values_are_checked_against_the_federation():
 
 @pytest.mark.parametrize("given", [{0}, 1.5, "0", np.array(1), {0: 1}])
 @pytest.mark.parametrize("name", ["seeds", "score_clients", "matrix_rounds", "settings"])
-def test_lists_that_are_none(name, given):
+def test_seeds_clients_rounds_and_settings_must_be_lists(name, given):
     federation = toy_federation(dtype="float32")
     options = [{name: given}] if given != {0: 1} or name != "settings" else []
     options += [{name: {"learning_rate": given}}] if name == "settings" else []

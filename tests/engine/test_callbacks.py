@@ -8,6 +8,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.engine.runner import processes
 from fedjax_pfl.testing.toys import toy_federation
 
+pytestmark = pytest.mark.costly
+
 simulated = partial(pfl.simulate, pfl.make_algorithm("local"))
 
 

@@ -27,7 +27,7 @@ def check(name, settings=None, rounds=3, federation=None, **options):
 
 
 @pytest.mark.parametrize("word", [f"--local_epochs={MANY}", "--local_steps=2147483647"])
-def test_local_training(word, tmp_path, capsys):
+def test_local_steps_on_the_command_line(word, tmp_path, capsys):
     words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
     assert run.main([*words, word]) == 2
     text = capsys.readouterr().err
@@ -35,7 +35,7 @@ def test_local_training(word, tmp_path, capsys):
     assert not (tmp_path / "o").exists()
 
 
-def test_federate():
+def test_federate_refuses_too_many_local_steps():
     with pytest.raises(pfl.InputError, match=TOO_MANY):
         toy_federation(local_epochs=MANY)
 
@@ -55,13 +55,13 @@ def test_steps_of_an_algorithms_own(name, settings):
     check(name, dict.fromkeys(settings, 1))
 
 
-def test_adaptation():
+def test_adaptation_refuses_too_many_steps():
     for adapt in (pfl.Adaptation(epochs=MANY), pfl.Adaptation(steps=2**31 - 1)):
         with pytest.raises(pfl.InputError, match=TOO_MANY):
             check("local", adapt=adapt)
 
 
-def test_new_clients(tmp_path, capsys):
+def test_new_client_steps_on_the_command_line(tmp_path, capsys):
     words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
     assert run.main([*words, "--new_clients=2", "--new_client_steps=5,2147483647"]) == 2
     assert f"at most {MAX_STEPS:,} are allowed" in capsys.readouterr().err
@@ -99,7 +99,7 @@ def test_unshuffled_batches_count_the_steps_of_all_rounds():
         check("feddwa", settings, federation=federation, rounds=COUNT_LIMIT - 1)
 
 
-def test_one_run_for_each_alice():
+def test_steps_of_waffle_everyone_add_up():
     """Their steps add up."""
     federation = toy_federation(local_steps=MAX_STEPS)
     check("waffle", federation=federation)

@@ -25,6 +25,10 @@ OPTIONS = {
 SENDING = [("feddwa", {"guidance": "last"}), ("l2c", {"weights": "attention"})]
 SENDING += [("lg_fedavg", {"warmup_rounds": 2})]
 SENDING += [(name, OPTIONS.get(name, {})) for name in sorted(pfl.core.ALGORITHMS)]
+QUICK = ("fedprox", "lg_fedavg", "scaffold")
+SENDING = [
+    pytest.param(*one, marks=[pytest.mark.costly] * (one[0] not in QUICK)) for one in SENDING
+]
 DRAWING = pfl.dataset_from_arrays(
     "images", np.zeros((12, 20, 20, 3), np.uint8), np.arange(12) % 3, num_classes=3
 )
@@ -83,7 +87,7 @@ class _Names(list):
 
 
 @pytest.mark.parametrize(("name", "options"), SENDING)
-def test_a_round_names_types_of_draws_sends_what_is_declared_and_takes_extra_losses(name, options):
+def test_draws_uploads_and_extra_losses_of_a_round(name, options):
     algorithm, names, extra = pfl.make_algorithm(name, options), _Names(), Called()
     own = {} if algorithm.batch_norm == "local" else {"model": Overflowing(3, (5,))}
     with jax.enable_x64(True):
@@ -104,6 +108,7 @@ def test_a_round_names_types_of_draws_sends_what_is_declared_and_takes_extra_los
     assert len(set(names)) == declared
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "init", "options"),
     [
@@ -137,6 +142,7 @@ def test_every_draw_of_adapters_names_its_type():
         assert widths_of_draws(traced(pfl.make_algorithm("local"), federation)) == {"32"}
 
 
+@pytest.mark.costly
 def test_cohorts_and_first_models_are_the_same_with_64_bit_types():
     def drawn():
         federation = toy_federation((4,) * 9, participation=0.4, dtype="float32")

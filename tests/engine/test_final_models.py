@@ -11,11 +11,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.testing.toys import toy_federation
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = [pytest.mark.costly, pytest.mark.usefixtures("double_precision")]
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +57,7 @@ def test_new_clients_of_another_federation(two_rates):
     assert (np.asarray(again[1]) != kernels[1]).any()  # six samples: batches in another order
 
 
-@pytest.mark.parametrize(
-    "name", ["feddwa", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("fedavg", "fedrod"))]
-)
+@pytest.mark.parametrize("name", ["feddwa", "fedrod"])
 def test_predictions_of_a_client_are_those_that_were_scored(name):
     """Each seed's, setting's and client's model, on samples as the data set has them."""
     dataset = pfl.load_dataset("digits")

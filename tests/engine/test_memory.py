@@ -26,7 +26,7 @@ def program_of(name="local", execution=None, **options):
     return checked_program(pfl.make_algorithm(name), federation, 4, chunk=2)
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.costly)])
 def test_data_and_states_are_arithmetic(devices):
     program = program_of(train_sizes=[4] * 6, devices=devices)
     held = program.held()
@@ -37,7 +37,8 @@ def test_data_and_states_are_arithmetic(devices):
     assert held.working == 0 and program.memory().data == held.data
 
 
-@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.thorough)])
+@pytest.mark.costly
+@pytest.mark.parametrize("devices", [1, 2])
 def test_working_memory_is_what_the_compiler_plans(devices):
     program = program_of("feddwa", train_sizes=[4] * 12, devices=devices, model=MLP(3, (40_000,)))
     working = program.memory().working
@@ -51,6 +52,7 @@ def test_working_memory_is_what_the_compiler_plans(devices):
     assert temporaries <= working < temporaries + model
 
 
+@pytest.mark.costly
 def test_state_on_the_host_is_twice_that_of_a_block_of_clients():
     """One is scored while the next one comes."""
     many = {"train_sizes": [4] * 150, "participation": 0.02, "model": MLP(3, (3000,))}
@@ -61,17 +63,16 @@ def test_state_on_the_host_is_twice_that_of_a_block_of_clients():
     assert 0 < program.memory().working < program.width * model  # its rows are in the state
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "rounds"),
     [
         ({}, 1),
-        ({"devices": 2}, 1),
         ({"devices": 2, "train_sizes": [4] * 5}, 1),  # padded
-        ({"client_state": "host", "participation": 0.4}, 2),
         ({"client_state": "host", "participation": 0.4, "devices": 2}, 2),
     ],
 )
-def test_a_run_finds_the_compiled_programs(options, rounds):
+def test_estimate_memory_compiles_the_programs_of_the_run(options, rounds):
     """Those of its rounds, and with state on the host of scoring."""
     federation = toy_federation(**{"train_sizes": [4] * 6, "dtype": "float32"} | options)
     simulation = pfl.Simulation(pfl.make_algorithm("ditto"), federation, seeds=(0, 1))
@@ -123,6 +124,7 @@ def test_memory_is_checked_without_compiling(monkeypatch):
             check(federation, limit)
 
 
+@pytest.mark.costly
 def test_lanes_are_halved_where_they_are_automatic():
     options = {"train_sizes": [60] * 8, "model": MLP(3, (3000,))}
     programs = {
@@ -141,6 +143,7 @@ def test_lanes_are_halved_where_they_are_automatic():
         fit_memory(asked, needs[4])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("said", ["RESOURCE_EXHAUSTED: 23G exceeds 15G\nmore", "INTERNAL: no"])
 def test_compilers_of_accelerators_may_refuse(said, monkeypatch):
     """As they do if lanes are too many; what else they say is no lack of memory."""
@@ -165,6 +168,7 @@ def test_compilers_of_accelerators_may_refuse(said, monkeypatch):
         fit_memory(asked, 10**9)
 
 
+@pytest.mark.costly
 def test_state_moves_to_the_host_where_it_does_not_fit():
     many = {"train_sizes": [4] * 150, "participation": 0.02, "model": MLP(3, (3000,))}
     program = program_of("ditto", **many, client_state="auto")

@@ -1,5 +1,7 @@
 """Clients whose state lies in host memory: the same bits, checkpoints either way, and refusals."""
 
+from functools import partial
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,8 @@ from fedjax_pfl.engine.state_store import Address, HostStore, Reader
 from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import trees
-from tests.engine import test_resume
+from tests.engine import simulated
+from tests.engine.simulated import on_host
 
 ROUNDS = 5
 OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4), "chunk": 3}
@@ -38,59 +41,31 @@ def run(name, where, federated=None, settings=None, **options):
     return pfl.simulate(algorithm, made, ROUNDS, **OPTIONS | options)
 
 
-def whole(states):
-    return states.to_host() if isinstance(states, HostStates) else states
-
-
 def assert_same(a, b, tolerance=0):
-    def same(x, y, message=""):
-        if tolerance:
-            np.testing.assert_allclose(x, y, tolerance, tolerance, err_msg=message)
-        else:
-            np.testing.assert_array_equal(x, y, err_msg=message)
-
-    for name in ("scores", "clients", "scalars", "matrices"):
-        left, right = getattr(a, name), getattr(b, name)
-        assert left.keys() == right.keys()
-        for key in left:
-            same(left[key], right[key], f"{name} {key}")
-    np.testing.assert_array_equal(a.copies_up, b.copies_up)
-    pairs = (whole(a.final.states), whole(b.final.states)), (a.final.models(), b.final.models())
-    for left, right in pairs:
-        jax.tree.map(same, left, right)
+    simulated.assert_same(a, b, tolerance)
+    same = partial(np.testing.assert_allclose, rtol=tolerance, atol=tolerance)
+    jax.tree.map(same, a.final.models(), b.final.models())
 
 
-CASES = {
-    "fedavg_ft": {},
-    "scaffold": {},
-    "fedper": {"keep_optimizer_state": True, "momentum": 0.5},
-    "l2c": {"validation_size": 1},
-    "lga": {},
-    "ifca": {},
-    "apfl": {},
-    "pfedhn": {},
-    "fedala": {},
-    "fedamp": {},
-    "heurfedamp": {},
-    "fedfomo": {"validation_size": 1},
-    "perfedavg_async": {},
-    "pfedla": {},
-}
-SETTINGS = {"pfedhn": {"local_head": True}, "fedala": {"participants": "sampled"}}
-
-
-SECOND = ("heurfedamp", "perfedavg_async")  # of kinds that another case shows
-
-
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.thorough] * (n in SECOND)) for n in CASES]
+    ("name", "options", "settings"),
+    [
+        ("scaffold", {}, {}),
+        ("fedper", {"keep_optimizer_state": True, "momentum": 0.5}, {}),
+        ("l2c", {"validation_size": 1}, {}),
+        ("ifca", {}, {}),
+        ("apfl", {}, {}),
+        ("pfedhn", {}, {"local_head": True}),
+        ("fedala", {}, {"participants": "sampled"}),
+        ("pfedla", {}, {}),
+    ],
 )
-def test_results_have_the_same_bits(name):
-    settings = SETTINGS.get(name)
-    assert_same(*(run(name, where, CASES[name], settings) for where in ("device", "host")))
+def test_client_state_on_the_host_gives_the_same_bits(name, options, settings):
+    assert_same(*(run(name, where, options, settings) for where in ("device", "host")))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "settings", "options", "rows"),
     [
@@ -105,17 +80,17 @@ def test_a_replicated_model_is_one_row_before_the_first_round(name, settings, op
         for where in ("host", "device")
     )
     assert {leaf.shape[1] for leaf in host.store.first} == rows
-    chex.assert_trees_all_equal(whole(host), jax.tree.map(np.asarray, whole(device)))
+    chex.assert_trees_all_equal(on_host(host), jax.tree.map(np.asarray, on_host(device)))
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_a_cohort_that_devices_do_not_divide_has_the_same_bits():
     """Three of five clients, on two devices."""
     made = {"participation": 0.6}
     assert_same(run("ditto", "device", made), run("ditto", "host", made | {"mesh": "clients:2"}))
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
     expected = run("fedamp", "device")
     monkeypatch.setattr(streamed, "BLOCK", 1)
@@ -125,18 +100,17 @@ def test_models_of_all_clients_are_read_block_by_block(monkeypatch):
     chex.assert_trees_all_close(expected.final.models(), result.final.models(), atol=1e-5)
 
 
-def test_feddwa_has_the_same_bits():
+def test_feddwa_with_client_state_on_the_host():
     """Beside a run on the device that another test makes as well."""
     made = toy_federation(
         dtype="float32", participation=0.6, validation_size=0, client_state="host"
     )
-    result = pfl.simulate(
-        pfl.make_algorithm("feddwa"), made, test_resume.ROUNDS, **test_resume.OPTIONS
-    )
+    result = pfl.simulate(pfl.make_algorithm("feddwa"), made, simulated.ROUNDS, **simulated.OPTIONS)
     assert result.final.states.store.written.any()
-    assert_same(test_resume.whole("feddwa"), result)
+    assert_same(simulated.whole("feddwa"), result)
 
 
+@pytest.mark.costly
 def test_final_models_that_are_chosen_by_test_samples():
     ifca = pfl.make_algorithm("ifca", {"scored_by": "test"})
     on_host, on_device = (
@@ -151,20 +125,19 @@ def test_final_models_that_are_chosen_by_test_samples():
 
 
 PLACES = [  # of the first round, the next two and the last two
-    (("host", "auto"), ("device", "auto"), ("host", "auto")),
     (("device", "auto"), ("host", "runs:2"), ("device", "runs:2")),
     (("host", "clients:2"), ("device", "clients:2"), ("host", "runs:2")),
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("places", PLACES)
 def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
     expected = run("ditto", "device")
     assert not isinstance(expected.final.states, HostStates)
     for (where, mesh), rounds in zip(places, (1, 3, ROUNDS), strict=True):
         kept = Checkpoints(tmp_path, every_seconds=1e9)
-        stop = test_resume.stops_after(2 if rounds > 1 else 1)
+        stop = simulated.stops_after(2 if rounds > 1 else 1)
         given = {"checkpoints": kept, "stop": stop, "chunk_seconds": 0}
         result = run("ditto", where, {"mesh": mesh}, **given)
         kept.close()
@@ -184,8 +157,6 @@ def test_a_run_goes_on_in_another_place_with_the_same_bits(tmp_path, places):
             {},
             "sfl needs models, other state or samples of clients that do not take part in a",
         ),
-        pytest.param("apple", {}, "apple needs models", marks=pytest.mark.thorough),
-        pytest.param("spfl", {}, "spfl needs ", marks=pytest.mark.thorough),
         ("cwfedavg", {}, "cwfedavg needs models"),
         ("local", {}, "local needs models.*'device', or local.participants=sampled"),
         ("fedala", {}, "fedala needs .*or fedala.participants=sampled"),
@@ -216,15 +187,13 @@ def test_processes_do_not_read_others_rows(monkeypatch):
         arguments.checked_program(pfl.make_algorithm("fedamp"), federation("host", devices=2))
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("mesh", ["clients:2", "runs:2"])
-@pytest.mark.parametrize("name", ["fedamp", "fedfomo"])
-def test_devices_of_a_mesh_read_others_rows(name, mesh):
+def test_devices_of_a_mesh_read_others_rows(mesh):
     """Each of two runs its own, also where it has a device of its own."""
-    expected, result = (
-        run(name, "device", CASES[name]),
-        run(name, "host", CASES[name] | {"mesh": mesh}),
-    )
+    options = {"validation_size": 1}
+    expected = run("fedfomo", "device", options)
+    result = run("fedfomo", "host", options | {"mesh": mesh})
     assert result.final.states.store.written.any()
     assert_same(expected, result, 1e-5)
 

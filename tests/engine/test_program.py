@@ -17,6 +17,8 @@ from fedjax_pfl.execution.mesh import mesh_of
 from fedjax_pfl.testing.toys import SEEDS, toy_federation
 from fedjax_pfl.utils.structs import struct
 
+pytestmark = pytest.mark.costly
+
 traced = []
 
 
@@ -33,11 +35,11 @@ class Counting(FedAvg):
         return super().models(ctx, state, rows)
 
 
-@pytest.mark.parametrize("ways", ["map", pytest.param("vmap", marks=pytest.mark.thorough)])
-def test_rounds_and_scores_are_traced_once(ways):
+def test_rounds_and_scores_are_traced_once():
     """Tracing takes as long as compiling: shapes, memory and rounds are of the same trace."""
-    executions = {"client_execution": ways, "seed_execution": ways}
-    federation = toy_federation(participation=0.6, dtype="float32", **executions)
+    federation = toy_federation(
+        participation=0.6, dtype="float32", client_execution="map", seed_execution="map"
+    )
     program = Program(make_runs(Counting(), federation, SEEDS), federation, 4)
     traced.clear()
     assert program.memory().working > 0
@@ -45,7 +47,6 @@ def test_rounds_and_scores_are_traced_once(ways):
     assert traced == ["round", "models"]
 
 
-@pytest.mark.thorough
 def test_a_federation_that_lies_on_the_mesh_is_simulated():
     """Arrays with a `NamedSharding` reach the devices' loops as arguments, with the same bits."""
     federation = toy_federation(participation=0.6, dtype="float32", devices=2)

@@ -57,6 +57,7 @@ def test_a_line_says_first_that_it_compiles(capsys):
     assert capsys.readouterr().out == text
 
 
+@pytest.mark.costly
 def test_a_line_says_what_it_averages():
     told, federation = [], toy_federation(dtype="float32", validation_size=0)
     settings = {"learning_rate": (0.1, 0.2, 0.3)}
@@ -88,6 +89,7 @@ def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
     checkpoints.close()
 
 
+@pytest.mark.costly
 def test_curves_grow_in_a_notebook(kernel, capsys):
     """Two simulations in one picture, the first of which is drawn anew each time."""
     curves = pfl.LiveCurves(every=0.0)
@@ -114,6 +116,7 @@ def test_what_progress_may_be():
         engine_progress.shown("yes", "fedavg")
 
 
+@pytest.mark.costly
 def test_the_last_round_of_a_run_that_stops_early_is_shown(capsys):
     curves, federation = pfl.LiveCurves(every=1e9), toy_federation(dtype="float32")
     stop = {"stop": lambda progress: progress.round == 3}

@@ -2,58 +2,18 @@
 
 import contextlib
 from dataclasses import replace
-from functools import cache
 
-import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import arguments, runner
 from fedjax_pfl.engine.checkpoints import Checkpoints
-from fedjax_pfl.testing.toys import toy_federation
-
-ROUNDS = 7
-OPTIONS = {"seeds": (0, 3), "eval_every": 2, "matrix_rounds": (1, 4, 6), "chunk": 4}
+from tests.engine.simulated import OPTIONS, ROUNDS, assert_same, federation, stops_after, whole
 
 
-def federation(**options):
-    return toy_federation(dtype="float32", participation=0.6, validation_size=0, **options)
-
-
-@cache
-def whole(name):
-    """The result of rounds that nobody stopped."""
-    return pfl.simulate(pfl.make_algorithm(name), federation(), ROUNDS, **OPTIONS)
-
-
-def stops_after(count):
-    """Says stop at the `count`-th question."""
-    asked = [0]
-
-    def stop(progress):
-        asked[0] += 1
-        return asked[0] >= count
-
-    return stop
-
-
-def assert_same(a, b):
-    for name in ("scores", "clients", "scalars", "matrices"):
-        left, right = getattr(a, name), getattr(b, name)
-        assert left.keys() == right.keys()
-        for key in left:
-            np.testing.assert_array_equal(left[key], right[key], err_msg=f"{name} {key}")
-    for name in ("copies_up", "copies_down", "eval_rounds", "matrix_rounds"):
-        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    for x, y in zip(jax.tree.leaves(a.final.states), jax.tree.leaves(b.final.states), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
-@pytest.mark.parametrize(
-    "name", ["feddwa", *(pytest.param(m, marks=pytest.mark.slow) for m in ("scaffold", "pfedla"))]
-)
-def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
+@pytest.mark.parametrize("name", ["feddwa", pytest.param("scaffold", marks=pytest.mark.costly)])
+def test_resume_is_bit_by_bit_the_uninterrupted_simulation(tmp_path, name):
     algorithm, stopped = pfl.make_algorithm(name), []
     while True:
         kept = Checkpoints(tmp_path, every_seconds=1e9)
@@ -75,6 +35,7 @@ def test_stopped_again_and_again_it_ends_bit_by_bit_the_same(tmp_path, name):
     assert_same(result, whole(name))
 
 
+@pytest.mark.costly
 def test_stop_is_asked_after_every_round():
     """It sees the measurements so far; with `chunk` it is asked after so many rounds at most."""
     algorithm, seen = pfl.make_algorithm("feddwa"), []
@@ -91,6 +52,7 @@ def test_stop_is_asked_after_every_round():
     assert seen == [(1, 1), (5, 5)]  # the first chunk measures the pace
 
 
+@pytest.mark.costly
 def test_a_continued_simulation_says_so_first(tmp_path, capsys):
     algorithm, told = pfl.make_algorithm("feddwa"), []
     for progress in (told.append, True):

@@ -11,6 +11,8 @@ from fedjax_pfl.core import checks
 from fedjax_pfl.engine import arguments
 from fedjax_pfl.testing.toys import toy_federation
 
+pytestmark = pytest.mark.costly
+
 COUNT = 200  # clients, with models of leaves of 15 and 20 numbers
 
 
@@ -26,9 +28,7 @@ def made(jaxpr):
             yield from ((equation.primitive.name, v.aval.shape) for v in equation.outvars)
 
 
-@pytest.mark.parametrize(
-    "name", ["feddwa", *(pytest.param(n, marks=pytest.mark.thorough) for n in ("fedfomo", "apple"))]
-)
+@pytest.mark.parametrize("name", ["feddwa", "fedfomo"])
 def test_all_clients_models_are_written_in_place_alone(name):
     federation = toy_federation(
         train_sizes=[4] * COUNT,

@@ -12,20 +12,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl import InputError, Result
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.results.result_files import digest
-from fedjax_pfl.testing.toys import SEEDS, toy_federation
+from fedjax_pfl.testing.toys import toy_federation
+from tests.engine.simulated import simulate
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-def simulate(name="fedavg", rounds=3, *, settings=None, federation=None, **options):
-    """Two runs in chunks of at most eight rounds: the programs are those of the shared checks."""
-    options = {"seeds": SEEDS, "chunk": 8} | options
-    federation = toy_federation() if federation is None else federation
-    return pfl.simulate(pfl.make_algorithm(name, settings), federation, rounds, **options)
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +24,7 @@ def result():
         return simulate()
 
 
-def test_axes_of_a_result(result):
+def test_simulate_two_seeds_axes_of_a_result(result):
     assert result.accuracy().shape == (2, 1, 3, 5)
     assert result.clients["train_loss"].shape == (2, 1, 3, 5)
     assert result.copies_up.shape == result.copies_down.shape == (2, 1, 3, 5, 2)
@@ -71,7 +61,7 @@ def test_best_mean_is_of_the_best_round_not_of_every_clients_best(result):
     np.testing.assert_allclose(shown["final_mean"], (0.55 + 0.275) / 2)
 
 
-def test_accuracy_over_those_who_take_part(result):
+def test_participant_mean(result):
     accuracy = np.full((2, 1, 3, 5), np.nan)
     accuracy[..., :4] = [0.1, 0.2, 0.4, 0.8]
     accuracy[1] /= 2
@@ -102,6 +92,7 @@ def test_seconds_per_round_are_a_median_over_whole_periods_of_evaluation():
     assert collector.seconds_per_round() == 3  # the median of 3, 4 and 1; round 7 is half a period
 
 
+@pytest.mark.costly
 def test_scores_of_chosen_clients(result):
     some = simulate(score_clients=(3, 0))
     for name, values in result.scores.items():
@@ -126,6 +117,7 @@ def test_a_result_without_test_samples_has_a_repr(result):
     assert "fedavg" in repr(replace(result, scores=scores))
 
 
+@pytest.mark.costly
 def test_settings_and_seeds_are_the_single_runs():
     """Four runs each time, which are one program."""
     both, federation = {"top_k": (1, 5), "learning_rate": (0.3, 0.1)}, {"validation_size": 0}
@@ -189,6 +181,7 @@ def test_chunks_without_a_limit_of_time():
     assert simulate(rounds=2, chunk_seconds=float("inf")).rounds == 2
 
 
+@pytest.mark.costly
 def test_rounds_one_by_one_and_all_at_once_are_equal_to_the_bit(result):
     told = []
     single = simulate(chunk_seconds=0, progress=told.append, matrix_rounds=(3,))
@@ -268,7 +261,7 @@ def test_a_result_is_never_overwritten(result, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.npz"])
-def test_a_file_of_that_name_is_never_overwritten(result, tmp_path, name):
+def test_save_never_overwrites_a_file(result, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(InputError, match=f"has a {name} already"):
         result.save(tmp_path)
@@ -277,11 +270,13 @@ def test_a_file_of_that_name_is_never_overwritten(result, tmp_path, name):
 
 
 def test_functions_among_hyperparameters_are_saved_by_name(result, tmp_path):
-    replace(result, hyperparameters={"omega": simulate}).save(tmp_path)
-    assert Result.load(tmp_path).hyperparameters == {"omega": f"{__name__}.simulate"}
+    replace(result, hyperparameters={"omega": digest}).save(tmp_path)
+    assert Result.load(tmp_path).hyperparameters == {
+        "omega": "fedjax_pfl.results.result_files.digest"
+    }
 
 
-def test_loading_what_is_not_there(tmp_path):
+def test_load_without_a_saved_result(tmp_path):
     with pytest.raises(InputError, match=r"No saved result can be read from .*: No file .*json\.$"):
         Result.load(tmp_path)
 

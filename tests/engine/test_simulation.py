@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import toy_federation
+from tests.engine.simulated import assert_same
 
 SEEDS = (0, 3)
 
@@ -19,12 +20,7 @@ def whole(name="feddwa", rounds=5, **options):
     return simulation(name, eval_every=2).run(rounds, **options)
 
 
-def assert_same(result, other):
-    for field in ("scores", "clients", "scalars", "matrices"):
-        jax.tree.map(np.testing.assert_array_equal, getattr(result, field), getattr(other, field))
-    jax.tree.map(np.testing.assert_array_equal, result.final.states, other.final.states)
-
-
+@pytest.mark.costly
 def test_more_rounds_continue_the_first_ones():
     """Round 3, scored as the last one, is not a scored round of the longer run."""
     one = simulation(eval_every=2)
@@ -36,7 +32,7 @@ def test_more_rounds_continue_the_first_ones():
         one.run(5)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_rounds_that_depend_on_their_number_begin_again():
     one = simulation("waffle", eval_every=2)
     one.run(3)
@@ -45,6 +41,7 @@ def test_rounds_that_depend_on_their_number_begin_again():
     assert_same(again, whole("waffle"))
 
 
+@pytest.mark.costly
 def test_rounds_by_hand():
     one = simulation()
     state, seen = one.init(), []
@@ -64,6 +61,7 @@ def test_rounds_by_hand():
         np.testing.assert_array_equal(metrics["matrices"]["mixing"], mixing)
 
 
+@pytest.mark.costly
 def test_rounds_by_hand_of_an_algorithm_that_depends_on_their_number():
     one = simulation("waffle")
     with pytest.raises(pfl.InputError, match=r"call init\(rounds=...\)"):
@@ -72,6 +70,7 @@ def test_rounds_by_hand_of_an_algorithm_that_depends_on_their_number():
     assert state.round == 1
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("options", "refused"),
     [
@@ -91,6 +90,7 @@ def test_what_depends_on_the_number_of_rounds_is_asked_of_few(options, refused):
         one.init()
 
 
+@pytest.mark.costly
 def test_rounds_by_hand_with_state_on_the_host():
     federation = toy_federation(participation=0.6, client_state="host", dtype="float32")
     one = pfl.Simulation(pfl.make_algorithm("ditto"), federation)

@@ -1,7 +1,5 @@
 """Clients that devices do not divide: shared all the same, and without filling on the host."""
 
-import contextlib
-
 import jax
 import numpy as np
 import pytest
@@ -49,8 +47,8 @@ def test_rows_are_filled_up_and_given_back():
         assert moved not in compiled.as_text()
 
 
-@pytest.mark.thorough
-def test_no_device_has_the_states_or_measurements_of_all():
+@pytest.mark.costly
+def test_states_and_measurements_are_sharded_over_devices():
     program = program_of("feddwa")
     states = program.start()
     (leaf, *_) = jax.tree.leaves(states.models)
@@ -78,6 +76,7 @@ def test_no_device_has_the_states_or_measurements_of_all():
     ]
 
 
+@pytest.mark.costly
 def test_each_device_has_the_states_of_its_own_runs():
     algorithm = pfl.make_algorithm("local")
     federation = toy_federation(SIZES, dtype="float32", validation_size=0, mesh="runs:2")
@@ -89,23 +88,21 @@ def test_each_device_has_the_states_of_its_own_runs():
             assert {shard.data.shape for shard in leaf.addressable_shards} == {(1, *leaf.shape[1:])}
 
 
-def test_what_fills_up_counts_as_memory():
+def test_padding_rows_count_as_memory():
     five, six = (program_of("local", (4,) * n).held() for n in (5, 6))
     assert five.state == six.state
     assert program_of("local", (4,) * 5, devices=1).held().state * 6 == six.state * 5
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        pytest.param("feddwa", {}, marks=pytest.mark.thorough),
+        ("feddwa", {}),
         ("scaffold", {"participation": 0.6, "client_execution": "vmap"}),
-        pytest.param(
-            "local", {"train_sizes": (4,) * 5, "client_execution": "2"}, marks=pytest.mark.thorough
-        ),
         ("fedavg", {"train_sizes": (7,)}),
     ],
-    ids=["ragged", "drawn", "equal", "fewer than devices"],
+    ids=["ragged", "drawn", "fewer than devices"],
 )
 def test_two_devices_give_the_numbers_of_one(name, options):
     with jax.enable_x64(True):
@@ -117,28 +114,3 @@ def test_two_devices_give_the_numbers_of_one(name, options):
             models, states = result.final.models(), result.final.states
             found.append((result.scores, result.clients, result.matrices, models, states))
         assert_close(*found, name, 1e-9)
-
-
-@pytest.mark.thorough
-def test_a_run_goes_on_with_another_number_of_devices(tmp_path):
-    """Checkpoints have the clients alone, wherever they lay."""
-    algorithm, shapes = pfl.make_algorithm("feddwa"), []
-
-    def simulated(devices, rounds, folder):
-        federation = toy_federation(SIZES, dtype="float32", validation_size=0, devices=devices)
-        with contextlib.closing(pfl.Checkpoints(tmp_path / folder, 0)) as checkpoints:
-            asked = iter(range(1, 9))
-            result = pfl.simulate(algorithm, federation, 4, chunk=1, checkpoints=checkpoints,
-                                  stop=lambda _: next(asked) == rounds)  # fmt: skip
-            saved = checkpoints.latest()
-            shapes.append({n: [x.shape for x in leaves] for n, leaves in saved.trees.items()})
-        return result
-
-    wanted = simulated(1, 3, "one")
-    simulated(2, 1, "several")
-    simulated(1, 1, "several")
-    found = simulated(2, 1, "several")
-    assert found.rounds == wanted.rounds == 3
-    assert shapes[0] == shapes[-1] and all(s[1] == 5 for s in shapes[0]["states"])
-    measured = [(one.scores, one.clients, one.matrices) for one in (found, wanted)]
-    assert_close(*measured, "measurements", 1e-4)

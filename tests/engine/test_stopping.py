@@ -40,7 +40,7 @@ def test_patience_ends_at_a_round_that_the_measurements_alone_decide():
     assert result.final.models()["global"].model["params"]
 
 
-def test_it_is_the_simulation_of_so_many_rounds(tmp_path):
+def test_patience_gives_the_simulation_of_so_many_rounds(tmp_path):
     """And a saved result is read again."""
     result = patient()
     short = simulated(result.rounds)
@@ -63,7 +63,7 @@ def test_it_is_the_simulation_of_so_many_rounds(tmp_path):
         ([2, 4, 6, 8], [[0.2, 0.1, 0.1, 0.3]], 6),  # it had ended before a later best
     ],
 )
-def test_the_earliest_end(rounds, accuracy, wanted):
+def test_earliest_stop(rounds, accuracy, wanted):
     assert earliest_stop(np.array(rounds, int), np.array(accuracy), 3, 2, 10) == wanted
 
 
@@ -79,7 +79,7 @@ def test_less_patience_than_a_checkpoint_begins_again(tmp_path):
         np.testing.assert_array_equal(less.scores[name], patient().scores[name])
 
 
-def test_what_patience_needs():
+def test_patience_refusals():
     with pytest.raises(pfl.InputError, match="no client has validation samples"):
         federation = toy_federation(validation_size=0, dtype="float32")
         pfl.Simulation(pfl.make_algorithm("local"), federation).check(patience=2)
@@ -120,7 +120,7 @@ def test_a_partial_result():
     assert part.rounds == 3 and "stopped after round 3 of 5: on request" in part.table()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_models_of_a_stopped_run_are_of_its_last_round():
     """At the rate that the schedule of all rounds has there."""
     federation = toy_federation(dtype="float32")

@@ -96,6 +96,7 @@ def _nats(o, y):
     return -np.log(np.take_along_axis(p, np.maximum(y, 0)[..., None], -1)[..., 0])[y >= 0]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("task", CASES)
 def test_scores_are_those_of_each_client_s_test_samples(task):
     data, federation, result = simulated(task)
@@ -107,6 +108,7 @@ def test_scores_are_those_of_each_client_s_test_samples(task):
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.costly
 def test_lower_is_better(tmp_path):
     """The best round, the worst tenth and patience of a regression; and the result's files."""
     _, _, result = simulated("regression")

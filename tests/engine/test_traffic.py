@@ -1,30 +1,25 @@
 """What a result counts: bytes sent, local steps, and their operations."""
 
-import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import SEEDS, toy_federation
-from tests.engine.test_simulate import simulate
+from tests.engine.simulated import simulate
 
 MODEL_BYTES = 8 * (4 * 5 + 5 + 5 * 3 + 3)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.parametrize(
     ("name", "guidance", "up", "down", "passes"),
     [
         ("fedavg", None, 1, 1, 1),
-        pytest.param("local", None, 0, 0, 1, marks=pytest.mark.thorough),
+        pytest.param("local", None, 0, 0, 1, marks=pytest.mark.costly),
         # Twice FedAvg's computation, as in the paper's Table 5.
-        pytest.param("feddwa", "epochs", 2, 1, 2, marks=pytest.mark.thorough),
-        pytest.param("feddwa", "last", 1, 1, 1, marks=pytest.mark.slow),
+        pytest.param("feddwa", "epochs", 2, 1, 2, marks=pytest.mark.costly),
     ],
 )
 def test_traffic_and_computation(name, guidance, up, down, passes):
@@ -57,8 +52,8 @@ def test_traffic_and_computation(name, guidance, up, down, passes):
     )
 
 
-@pytest.mark.slow
-def test_traffic_of_those_who_take_part():
+@pytest.mark.costly
+def test_traffic_under_participation():
     run = simulate(federation=toy_federation(participation=0.6))
     for way, sent in run.traffic().items():
         np.testing.assert_array_equal(sent, run.clients["participated"] * MODEL_BYTES, way)

@@ -24,7 +24,8 @@ def test_the_limit(before, inside):
         jax.config.update(NAME, default)
 
 
-def test_simulations_and_plans_have_it(monkeypatch):
+@pytest.mark.costly
+def test_location_of_simulations_and_plans(monkeypatch):
     """The limit that programs are lowered with, inside of either."""
     seen = []
 
@@ -45,7 +46,8 @@ def test_simulations_and_plans_have_it(monkeypatch):
     assert set(seen) == {FRAMES}
 
 
-def test_last_models_and_new_clients_have_it(monkeypatch):
+@pytest.mark.costly
+def test_location_of_final_models_and_new_clients(monkeypatch):
     """They are compiled after the simulation, with loops of their own."""
     seen = []
 

@@ -58,8 +58,9 @@ def walked(executions, rows):
     return zip(executions, all_of_them(rows), strict=True)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("devices", [1, 2])
-def test_every_row_walks_its_own_length(devices):
+def test_packed_vmap_rows_of_unequal_length(devices):
     plain = [Execution(max_lanes, "map", devices) for max_lanes in (0, 1, 2, 3, 4, 7, 10, 11, 30)]
     executions = dict.fromkeys([*plain, *(assign_lanes(one, LENGTHS) for one in plain)])
     assert len(executions) > len(plain)
@@ -72,7 +73,7 @@ def test_every_row_walks_its_own_length(devices):
 
 
 @pytest.mark.parametrize("max_lanes", [2, 5])
-def test_nobody_walks(max_lanes):
+def test_packed_vmap_without_steps(max_lanes):
     nothing = {"steps": jnp.zeros(5, int), "start": jnp.arange(5)}
     loop = walking()._replace(finish=lambda row, broadcast, s: (row["start"] + 1, s["k"]))
     done, steps = run_loops(
@@ -82,7 +83,8 @@ def test_nobody_walks(max_lanes):
     np.testing.assert_array_equal(steps, np.zeros(5))
 
 
-def test_on_their_own_device_or_changing_it():
+@pytest.mark.costly
+def test_packed_vmap_with_and_without_dealing_rows():
     """Ten rows that two devices divide."""
     some = jax.tree.map(lambda leaf: leaf[:10], rows())
     executions = [
@@ -107,6 +109,7 @@ def test_lanes_take_the_steps_that_are_announced(lanes):
     assert makespan(LENGTHS, lanes) <= LENGTHS.sum() / lanes + LENGTHS.max()
 
 
+@pytest.mark.costly
 def test_runs_as_lanes_of_rows_as_lanes():
     """Lengths that differ between runs: their conditions differ as well."""
     others = np.full(len(LENGTHS), 3)  # done in fewer turns

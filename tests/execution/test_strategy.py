@@ -12,7 +12,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.rows import RowDevices, over_rows
 from fedjax_pfl.execution.strategy import Execution, resolve_execution
-from fedjax_pfl.testing.toys import assert_close, count_compilations, states_of, toy_federation
+from fedjax_pfl.testing.toys import count_compilations, toy_federation
 
 
 def test_over_rows_keeps_the_order_of_rows():
@@ -37,6 +37,7 @@ def test_over_rows_keeps_the_order_of_rows():
             np.testing.assert_array_equal(done["x"], 2 * np.arange(7), str(way))
 
 
+@pytest.mark.costly
 def test_rows_that_devices_do_not_divide_stay_where_they_are():
     """The fourth one of the second device is not there, and is not run; keys are rows too."""
     ran = []
@@ -127,6 +128,7 @@ def test_devices_share_the_rows_evenly():
 RAGGED = {"dtype": "float32", "validation_size": 0, "participation": 0.6}
 
 
+@pytest.mark.costly
 def test_two_devices_give_the_bits_of_one():
     """Three clients train, five are scored, in three runs: no count is divided by two."""
     one, of_clients, of_runs = (
@@ -140,18 +142,7 @@ def test_two_devices_give_the_bits_of_one():
         np.testing.assert_array_equal(of_runs.scores[name], score, name)
 
 
-@pytest.mark.thorough
-def test_two_devices_train_all_clients_as_one_does():
-    """But for a sum over clients, of which each device adds up its own."""
-    one, two = (
-        states_of(pfl.make_algorithm("fedavg"), toy_federation(**given, devices=devices), 3)
-        for given in (RAGGED | {"participation": 1.0},)
-        for devices in (1, 2)
-    )
-    for t, (state, wanted) in enumerate(zip(two, one, strict=True)):
-        assert_close(state, wanted, f"after {t} rounds", 1e-6)
-
-
+@pytest.mark.costly
 def test_a_dealt_out_state_stays_so_and_compiles_once():
     algorithm = pfl.make_algorithm("local")
     federation = algorithm.prepare(toy_federation([8, 4, 6, 3], dtype="float32", devices=2))

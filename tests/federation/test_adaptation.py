@@ -42,6 +42,7 @@ def test_factors_of_the_rate_that_can_not_be(factor):
         pfl.Adaptation(rate_factor=factor).validate()
 
 
+@pytest.mark.costly
 def test_the_rate_of_copies_times_a_factor():
     """Of the round's rate, or of the adaptation's own; an algorithm's numbers may be traced."""
     federation = toy_federation(learning_rate=0.3, dtype="float32")
@@ -65,7 +66,7 @@ def test_the_rate_of_copies_times_a_factor():
     assert "0.5 times the round's rate" in str(pfl.Adaptation(rate_factor=0.5))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_copies_of_clients_own_models_stay_near_them():
     """Each is pulled to its own; a weight of 0 pulls nobody."""
     federation = toy_federation((4,) * 5, (2,) * 5, dtype="float32", learning_rate=0.1)

@@ -19,7 +19,7 @@ def there(i, t):
     return first <= t + 1 <= last
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("participation", [1.0, 0.8])
 def test_only_clients_who_are_there_take_part_and_are_scored(participation):
     with jax.enable_x64(True):
@@ -28,7 +28,7 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
             present = [i for i in range(5) if there(i, t)]
             assert set(cohort) <= set(present)
             assert len(cohort) == min(len(present), round(5 * participation))
-        wanted = fedavg.run(case.initial(), case.clients(), ROUNDS, **case.common())
+        wanted = fedavg.run(case.setting())
         states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
         for t, (state, record) in enumerate(zip(states[1:], records, strict=True)):
             server = jax.tree.map(lambda x: x[None], state.server)
@@ -39,13 +39,10 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
             np.testing.assert_allclose(scored, losses, 1e-9, 1e-9)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    "name",
-    [
-        "fedavg_async", "local", "pfedme", "spfl", "feddbe", "floco", "fedala", "ccvr",
-        *(pytest.param(n, marks=pytest.mark.thorough) for n in ("ditto", "feddwa", "scaffold")),
-    ],
-)  # fmt: skip
+    "name", ["fedavg_async", "local", "pfedme", "spfl", "feddbe", "floco", "fedala", "ccvr"]
+)
 def test_absent_clients_do_nothing(name):
     """Those that are not there are no part of steps with all clients, either."""
     algorithm = pfl.make_algorithm(name)

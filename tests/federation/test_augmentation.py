@@ -98,6 +98,7 @@ def batches_seen(federation, split="train"):
     )[0]
 
 
+@pytest.mark.costly
 def test_training_batches_are_augmented_and_keyed_by_permanent_ids():
     seen = batches_seen(federation_of("crop_flip"))
     np.testing.assert_array_equal(
@@ -127,6 +128,7 @@ def gradients_of(federation):
     return jax.tree.leaves(ctx.full_gradient(models, ctx.cohort_of())[0])
 
 
+@pytest.mark.costly
 def test_other_splits_and_evaluation_are_untouched():
     plain, augmented = federation_of(None), federation_of("crop_flip")
     np.testing.assert_array_equal(batches_seen(augmented, "test"), batches_seen(plain, "test"))
@@ -141,12 +143,14 @@ def test_other_splits_and_evaluation_are_untouched():
             np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.costly
 def test_full_gradients_see_the_samples_themselves():
     gradients = [gradients_of(federation_of(augment)) for augment in (None, "flip")]
     for a, b in zip(*gradients, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.costly
 def test_a_function_of_ones_own():
     seen = batches_seen(federation_of(lambda key, images: 255 - images))
     plain = batches_seen(federation_of(None))

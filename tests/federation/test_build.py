@@ -129,6 +129,7 @@ def test_a_network_that_can_not_be_hashed():
         toy_federation(model=Scaled(np.ones(4)), head="Dense_0")
 
 
+@pytest.mark.costly
 def test_a_tpus_samples_fill_its_lanes():
     """Where they do not, every call of a program copies them all."""
     pool = np.random.default_rng(0).normal(size=(6, 5, 20)).astype(np.float32)

@@ -4,13 +4,13 @@ import jax
 import numpy as np
 import pytest
 
+from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.execution.mesh import CLIENTS, mesh_of
 from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.data_sharding import distribute, on_mesh
 from fedjax_pfl.testing.toys import assert_close, toy_federation
-from tests.engine.multi_process import ALGORITHMS
 
 SOME = {"participation": 0.6}
 EQUAL = {"train_sizes": (4,) * 5, "test_sizes": (3,) * 5}
@@ -26,35 +26,24 @@ def divided(federation):
     return on_mesh(federation, mesh_of(2))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    ("name", "options"),
+    "options",
     [
-        ("fedavg", SOME | {"client_execution": "map"}),
-        pytest.param("feddwa", SOME | {"client_execution": "map"}, marks=pytest.mark.thorough),
-        pytest.param("fedavg", SOME | {"client_execution": "2"}, marks=pytest.mark.slow),
-        pytest.param("fedavg", SOME | EQUAL | {"client_execution": "vmap"}, marks=pytest.mark.slow),
-        pytest.param(
-            "fedavg", {"train_sizes": (7, 3, 1, 4)}, marks=pytest.mark.thorough
-        ),  # in order
-        pytest.param("fedavg", SOME | GIVEN, marks=pytest.mark.thorough),
+        SOME | {"client_execution": "map"},
+        SOME | EQUAL | {"client_execution": "vmap"},
+        {"train_sizes": (7, 3, 1, 4)},
+        SOME | GIVEN,
     ],
-    ids=[
-        "map",
-        "guidance",
-        "lanes",
-        "equal clients",
-        "in place",
-        "given values, frozen layers, kept states",
-    ],
+    ids=["map", "equal clients", "in place", "given values, frozen layers, kept states"],
 )
-def test_clients_at_home_give_the_numbers_of_clients_anywhere(name, options):
+def test_clients_at_home_give_the_numbers_of_clients_anywhere(options):
     """Of 5 clients, 3 are at home on the first device."""
     with jax.enable_x64(True):
         federation = toy_federation(**options, devices=2)
         chunks = []
         for each in (divided(federation), federation):
-            program = Program(make_runs(ALGORITHMS[name](), each, (0, 1)), each, 2)
+            program = Program(make_runs(FedAvg(), each, (0, 1)), each, 2)
             chunks.append(program.advance(program.start(), 0, 2))
         assert_close(*chunks, "clients at home", 1e-9)
 
@@ -82,12 +71,12 @@ def test_one_process_keeps_its_federation():
     assert distribute(federation) is federation
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_no_part_for_devices_beyond_the_clients():
     """One client, two devices: the second one has nothing, and the client still learns."""
     federation = toy_federation((6,), (3,), dtype="float32", devices=2)
     chunks = []
     for each in (divided(federation), federation):
-        program = Program(make_runs(ALGORITHMS["fedavg"](), each, (0,)), each, 1)
+        program = Program(make_runs(FedAvg(), each, (0,)), each, 1)
         chunks.append(program.advance(program.start(), 0, 1))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), *chunks)

@@ -9,7 +9,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.drift import make_drift, schedule
-from fedjax_pfl.engine.checkpoints import Checkpoints
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.results.drift import changes
 from fedjax_pfl.testing.toys import count_compilations, toy_federation
@@ -33,6 +32,7 @@ def owners_of(federation):
     return owners
 
 
+@pytest.mark.costly
 def test_fedavg_trains_and_is_scored_on_the_concept_of_the_round():
     with jax.enable_x64(True):
         case = Case(ROUNDS, participation=0.6, **FLAGS)
@@ -41,9 +41,14 @@ def test_fedavg_trains_and_is_scored_on_the_concept_of_the_round():
         model, batches = case.initial(), case.batches()
         for t in range(ROUNDS):
             case.y = drift.labels_in_round(plain, owners, t, **OPTIONS)
-            common = case.common(cohorts=[case.cohorts[t]], batches=[batches[t]])
-            common |= {"learning_rate": [case.rates[t]], "y": case.y}
-            model = fedavg.run(model, case.clients(), 1, **common)[0]["global"]
+            setting = case.setting(
+                initial=model,
+                rounds=1,
+                cohorts=[case.cohorts[t]],
+                batches=[batches[t]],
+                learning_rate=[case.rates[t]],
+            )
+            model = fedavg.run(setting)[0]["global"]
             state, record = states[t + 1], records[t]
             assert_models(jax.tree.map(lambda x: x[None], state.server), [model], "global")
             assert_losses(record, case, "personalized", [model] * 5)
@@ -108,7 +113,8 @@ def test_images_turn_from_a_round_on():
         )
 
 
-def test_one_program_for_all_phases_and_the_same_bits_after_a_stop(tmp_path):
+@pytest.mark.costly
+def test_one_program_for_all_phases_of_drift():
     federation = toy_federation(dtype="float32", **FLAGS)
     algorithm, options = pfl.make_algorithm("ditto"), {"rounds": 6, "chunk": 3}
     whole = pfl.simulate(algorithm, federation, **options)
@@ -119,19 +125,9 @@ def test_one_program_for_all_phases_and_the_same_bits_after_a_stop(tmp_path):
         moved = pfl.simulate(algorithm, other, **options)
     assert compiled == []
     assert (moved.clients["concept"] != whole.clients["concept"]).any()
-    calls, result = 0, None
-    while result is None or result.stopped:
-        kept = Checkpoints(tmp_path, every_seconds=1e9)
-        result = pfl.simulate(
-            algorithm, federation, **options, checkpoints=kept, stop=lambda progress: True
-        )
-        kept.close()
-        calls += 1
-    assert calls > 1
-    for name, values in whole.scores.items():
-        np.testing.assert_array_equal(result.scores[name], values, err_msg=name)
 
 
+@pytest.mark.costly
 def test_changes_of_a_result():
     federation = toy_federation(
         (12, 9, 11, 10), (6, 5, 7, 4), dtype="float32", drift="swap", drift_rounds=[4, 7],
@@ -183,6 +179,7 @@ def test_rounds_to_recover():
     assert first.backward_transfer == pytest.approx(0.65 - 0.8)
 
 
+@pytest.mark.costly
 def test_a_concept_without_scores_is_compared_with_none():
     """The round scored before its end may be of the concept before."""
     federation = toy_federation(

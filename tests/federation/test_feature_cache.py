@@ -7,9 +7,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.models.networks import CNN, ViT
+from fedjax_pfl.models.networks import CNN
 from fedjax_pfl.testing.toys import Overflowing, OverflowingNormed, assert_close, toy_federation
-from tests.models.test_client_axis import small_federation
+from tests.models.small import small_federation
 
 BODY = {
     "fc_0": {
@@ -30,6 +30,7 @@ def federation(**options):
     return toy_federation(**given | options)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedavg", "fedrod"])
 def test_runs_are_those_of_the_whole_network(name):
     with jax.enable_x64(True):
@@ -48,20 +49,7 @@ def test_runs_are_those_of_the_whole_network(name):
         np.testing.assert_allclose(mine, other, 1e-9)
 
 
-@pytest.mark.thorough
-def test_features_of_a_transformer():
-    net, options = ViT(3, patch=3, width=4, depth=1, heads=2), {"dtype": "float32"}
-    values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))
-    options |= {"initial_model": values, "freeze": "body"}
-    plain, cached = (small_federation(net, **options, cache_features=on) for on in (False, True))
-    x = plain.data.samples.reshape(-1, 6, 6, 1)
-    wanted = jax.jit(small_federation(net, dtype="float32").task.features)(values, x)
-    np.testing.assert_allclose(cached.data.samples, wanted, 1e-5, 1e-6)
-    assert cached.data.content() == small_federation(
-        net, **options, cache_features=True
-    ).data.content()  # fmt: skip
-
-
+@pytest.mark.costly
 def test_the_file_is_of_the_samples_and_weights(folder):
     plain = federation(dtype="float32", cache_features=True)
     (file,) = folder.iterdir()
@@ -113,6 +101,7 @@ def test_what_is_refused(options, message):
         federation(**{"dtype": "float32", "cache_features": True} | options)
 
 
+@pytest.mark.costly
 def test_dropout_below_the_head_is_refused():
     net, options = CNN(3, (), hidden=5, dropout=0.5), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))

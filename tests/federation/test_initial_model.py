@@ -175,6 +175,7 @@ def test_ifca_needs_models_that_differ():
     pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"))).check()
 
 
+@pytest.mark.costly
 def test_frozen_layers_are_in_no_model():
     one = federation(freeze="fc_*")
     assert one.plan.blocks == ("head",) and one.plan.num_parameters == 18
@@ -183,6 +184,7 @@ def test_frozen_layers_are_in_no_model():
     assert record["up"].shape[-1] == 1  # one block travels
 
 
+@pytest.mark.costly
 def test_training_is_that_of_leaves_that_do_not_move():
     """Of those an algorithm may freeze, which stay in every model; the suite holds them."""
     with jax.enable_x64(True):
@@ -194,7 +196,8 @@ def test_training_is_that_of_leaves_that_do_not_move():
             assert_close(mine.models["params"]["head"], other.models["params"]["head"], "heads")
 
 
-def test_they_are_kept_once_for_each_seed():
+@pytest.mark.costly
+def test_frozen_layers_are_kept_once_for_each_seed():
     frozen = federation(freeze="fc_0", test_sizes=(0,) * 5)
     result = pfl.simulate(pfl.make_algorithm("local"), frozen, 1, seeds=(0, 5))
     backbone = result.final.backbone()
@@ -209,6 +212,7 @@ def test_they_are_kept_once_for_each_seed():
     assert program.held().state == 4 * 5 * 18
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedrod", "apfl", "moon", "fedproto", "pfedhn", "fedbabu"])
 def test_other_tasks_are_made_of_what_is_left(name):
     one = federation(freeze="fc_0", compute_dtype="bfloat16")
@@ -224,6 +228,7 @@ def test_a_frozen_head_has_no_personal_one_beside_it():
         pfl.Simulation(pfl.make_algorithm("fedrod"), federation(freeze="head")).check()
 
 
+@pytest.mark.costly
 def test_frozen_statistics_stay_too():
     one = federation(model=OverflowingNormed(3, (5,)), freeze="fc_0,bn")
     assert one.plan.paths == ("params/head/bias", "params/head/kernel")
@@ -232,7 +237,8 @@ def test_frozen_statistics_stay_too():
     pfl.Simulation(pfl.make_algorithm("fedavg"), one).lower(jax.local_devices()[:1])
 
 
-def test_new_clients_have_them():
+@pytest.mark.costly
+def test_new_clients_have_frozen_layers():
     trained, new = pfl.split_new_clients(federation(freeze="fc_0", initial_model=values()), 2)
     result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)
     scores = pfl.score_new_clients(result.final, new, steps=(1,))
@@ -285,6 +291,7 @@ def test_kernels_with_pytorchs_axes_are_refused():
         federation(initial_model=turned)
 
 
+@pytest.mark.costly
 def test_axes_that_shapes_do_not_tell_are_named():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)

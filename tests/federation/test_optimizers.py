@@ -138,6 +138,7 @@ def test_schedules_over_four_rounds(name, options, factors):
     )
 
 
+@pytest.mark.costly
 def test_gradients_are_clipped_before_the_optimizer_sees_them():
     one = federation(clip_norm=1.0, weight_decay=0.5)
     step = LocalStep(one, jnp.float32(0.1))

@@ -163,6 +163,7 @@ def test_scatter_refuses_rows_that_are_not_finite(bad):
     np.testing.assert_array_equal(put["a"].sum(1), [0, 2, 0, 0, 0])
 
 
+@pytest.mark.costly
 def test_one_member_at_a_time():
     part, stack = ParticipationOptions(stragglers={1: 1}).cohorts(5), np.arange(10.0).reshape(5, 2)
 

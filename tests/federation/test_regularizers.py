@@ -11,13 +11,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import InputError
 from fedjax_pfl.algorithms.local import Local
-from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import (
     assert_close,
     count_compilations,
     states_of,
     toy_federation,
-    toy_for,
 )
 from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
@@ -40,6 +38,7 @@ def sampled(extra_loss=WDR):
     return Case(participation=0.6, extra_loss=extra_loss)
 
 
+@pytest.mark.costly
 def test_fedavg_with_wdr_equals_plain_loops():
     case = sampled()
     states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
@@ -62,15 +61,7 @@ def test_fedavg_with_wdr_equals_plain_loops():
         assert_losses(records[t], case, "global", [server] * 5)
 
 
-@pytest.mark.thorough
-def test_beside_cwfedavg_it_is_its_own():
-    own = states_of(pfl.make_algorithm("cwfedavg", {"wdr_weight": 10.0}), toy_federation())
-    plain = pfl.make_algorithm("cwfedavg", {"wdr_weight": 0})
-    beside = states_of(plain, toy_federation(extra_loss=WDR))
-    assert_close(beside[-1], own[-1], "either way", 1e-12)
-
-
-def test_both_at_once_are_refused():
+def test_extra_loss_beside_wdr_weight_is_refused():
     for federation, settings in (
         (toy_federation(extra_loss=WDR), None),
         (toy_federation(extra_loss=WDR), {"wdr_weight": (0, 1)}),
@@ -80,32 +71,19 @@ def test_both_at_once_are_refused():
             pfl.simulate(algorithm, federation, 1, settings=settings)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "check",
-    [pytest.param(c, marks=() if c == "permutation" else pytest.mark.slow) for c in CHECKS],
-)
-def test_feddwa_with_wdr_passes_the_shared_suite(check, monkeypatch):
-    monkeypatch.setattr(
-        "fedjax_pfl.testing.checks.toy_for",
-        lambda *args, **options: toy_for(*args, **options, extra_loss=WDR, validation_size=0),
-    )
-    CHECKS[check](pfl.make_algorithm("feddwa"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("guidance", ["full_gradient"])
-def test_full_gradients_have_it_too(guidance):
+@pytest.mark.costly
+def test_full_gradients_contain_the_extra_loss():
     # One step of full batches from the trained model is the full gradient's step.
     options = {"batch_size": 16, "local_epochs": 1, "extra_loss": WDR}
-    settings = {"guidance": guidance, "score_guidance": True}
+    settings = {"guidance": "full_gradient", "score_guidance": True}
     full = states_of(pfl.make_algorithm("feddwa", settings), toy_federation(**options), 1)[-1]
     settings = {"guidance": "epochs", "score_guidance": True}
     epoch = states_of(pfl.make_algorithm("feddwa", settings), toy_federation(**options), 1)[-1]
     assert_close(full.guidance, epoch.guidance, "guidance")
 
 
-def test_its_weight_is_traced():
+@pytest.mark.costly
+def test_weight_of_weight_distribution_is_traced():
     algorithm, other = pfl.make_algorithm("fedavg"), sampled(WeightDistribution(3))
     ours = sampled().run_rounds(algorithm)[0]
     with count_compilations() as compiled:
@@ -129,6 +107,7 @@ class ByHand(Local):
         return replace(state, models=cohort.scatter(state.models, models)), ctx.record(cohort)
 
 
+@pytest.mark.costly
 def test_an_algorithm_that_would_ignore_it_is_refused():
     with pytest.raises(InputError, match="has its own local steps"):
         pfl.Simulation(ByHand(), toy_federation(extra_loss=WDR)).check()

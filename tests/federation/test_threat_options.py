@@ -96,6 +96,7 @@ def test_stored_samples_are_not_what_some_clients_see(attack, fields, options):
         pfl.federate(dataset, replace(partition, **fields), "softmax", **options)
 
 
+@pytest.mark.costly
 def test_validation_scores_of_clients_without_test_samples():
     sizes = {"test_sizes": (2, 3, 4, 2, 0), "validation_size": 2}
     federation = toy_federation(**sizes, dtype="float32", attack="sign_flip", attackers="1")
@@ -106,6 +107,7 @@ def test_validation_scores_of_clients_without_test_samples():
     assert np.flatnonzero(np.isnan(held_out)).tolist() == [1]
 
 
+@pytest.mark.costly
 def test_success_is_of_samples_of_other_classes():
     threat = ThreatOptions(attack="backdoor", attack_options={"target": 2}, attackers="1")
     dataset, _ = clients()
@@ -122,7 +124,7 @@ def test_success_is_of_samples_of_other_classes():
     assert not ThreatOptions(attack="label_flip", attackers="1").metrics(dataset)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_success_of_a_whole_run():
     """It is what the final model says of benign clients' test images with the trigger."""
     dataset, partition = clients()

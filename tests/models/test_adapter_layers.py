@@ -96,9 +96,11 @@ NETWORKS = {
     "nnx": (lambda: OfNnx(rngs=nnx.Rngs(0)), "a head mix of_list/0"),
     "equinox": (of_equinox, "a b fc/layers/0 fc/layers/1 head"),
 }
+OPTIONAL = [pytest.mark.costly, pytest.mark.skipif(WITHOUT_EQUINOX, reason="needs equinox")]
 EACH = [
-    pytest.param(name, marks=pytest.mark.skipif(name == "equinox" and WITHOUT_EQUINOX, reason=""))
-    for name in NETWORKS
+    "own",
+    *(pytest.param(name, marks=pytest.mark.costly) for name in ("linen", "nnx")),
+    pytest.param("equinox", marks=OPTIONAL),
 ]
 
 
@@ -133,7 +135,6 @@ def merged(task: WithAdapters, params):
     return {"params": params}
 
 
-@pytest.mark.thorough
 def test_factors_b_of_zero_give_the_base_to_the_bit(network):
     plain, task, model = network
     begun = plain.initial_model(jax.random.key(1), X)
@@ -151,29 +152,8 @@ def test_outputs_are_those_of_merged_kernels(network):
         np.testing.assert_allclose(task.classify(model, features), wanted, 1e-4, 1e-4)
 
 
-@pytest.mark.thorough
-def test_full_rank_reaches_every_fine_tuned_network(network):
-    """Any change D of a kernel is I D or D I, of the smaller side's rank."""
-    plain, task, model = network
-    rng, params, tuned = np.random.default_rng(2), model["params"], plain.init(jax.random.key(1), X)
-    tuned = tuned["params"]
-    for path, inputs, outputs in task.layers:
-        change = jnp.asarray(rng.normal(size=(inputs, outputs)), jnp.float32)
-        one = jnp.eye(min(inputs, outputs))
-        a, b = (one, change) if inputs <= outputs else (change, one)
-        own = {**trees.at(params, path), "lora_a": a / task.scale, "lora_b": b}
-        params = trees.replace_at(params, path, own)
-        own = dict(trees.at(tuned, path))
-        own[task.kernel] += task.in_shape(change, own[task.kernel])
-        tuned = trees.replace_at(tuned, path, own)
-    wanted = plain.predict({"params": tuned}, X)
-    scale = np.abs(wanted).max()
-    np.testing.assert_allclose(task.predict({"params": params}, X) / scale, wanted / scale, 0, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.thorough) for name in NETWORKS][:-1] + EACH[-1:]
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("name", EACH)
 def test_the_server_merges_a_trained_adapter(name):
     """With a single client FLoRA's changed kernels are those of FedAvg's adapters."""
     rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.models.networks import ViT
 from fedjax_pfl.testing.toys import toy_federation
-from tests.models.test_client_axis import small_federation, trained
+from tests.models.small import small_federation, trained
 
 
 def federation(**options):
@@ -53,7 +53,7 @@ class WithAttention(nn.Module):
         return nn.Dense(3, name="head")(x.mean(1))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_attention_of_flax_by_merged_kernels():
     one, model = begun(small_federation(WithAttention(), lora_rank=1, dtype="float32"))
     assert set(model["params"]["mix"]) == {"query", "key", "value", "out"}
@@ -69,6 +69,7 @@ def test_attention_of_flax_by_merged_kernels():
     np.testing.assert_allclose(one.task.predict(moved, x), wanted, 1e-5, 1e-5)
 
 
+@pytest.mark.costly
 def test_clients_train_adapters_beside_one_backbone():
     net = ViT(3, patch=3, width=4, depth=1, heads=2)
     options = {"client_execution": "vmap", "dtype": "float32", "local_steps": 2}
@@ -108,6 +109,7 @@ def test_what_can_not_be(options, message):
         federation(**options)
 
 
+@pytest.mark.costly
 def test_a_fixed_factor_is_in_the_backbone():
     fixed = federation(freeze="body,*lora_a")
     assert fixed.plan.paths == ("params/fc_0/lora_b", "params/head/bias", "params/head/kernel")
@@ -121,6 +123,7 @@ def test_a_fixed_factor_is_in_the_backbone():
     assert federation(freeze="*lora_a").plan == fixed.plan
 
 
+@pytest.mark.costly
 def test_the_mean_of_products_with_a_fixed_factor_is_exact():
     with jax.enable_x64(True):
         options = {"dtype": "float64", "client_execution": "vmap", "local_steps": 3}

@@ -42,7 +42,7 @@ def test_biases_and_integers(base_dtype, bias):
     assert held(np.ones((2, 2), np.int32), base_dtype).dtype == np.int32
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("base_dtype", TYPES)
 def test_a_run_is_that_of_the_rounded_base(base_dtype):
     """Drawn bases too; the backbone of a result is complete, and new clients use it."""
@@ -81,6 +81,7 @@ def test_memory_and_identity():
     assert state["params"]["fc_0"]["kernel"].integers.shape == (4, 5)  # no axis of clients
 
 
+@pytest.mark.costly
 def test_adapters_and_low_precision_computation():
     one = federation("int8", freeze=None, lora_rank=1, compute_dtype="bfloat16")
     pfl.Simulation(pfl.make_algorithm("fedrod"), one).lower(jax.local_devices()[:1])

@@ -6,50 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.core.context import Context
-from fedjax_pfl.data.dataset import dataset_from_arrays
-from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.layers import global_mean
-from fedjax_pfl.models.networks import CNN, DLA, ResNet, make_model
+from fedjax_pfl.models.networks import CNN, DLA
 from fedjax_pfl.models.resnet import ResidualBlock
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import Broadcast
-from tests.models.test_networks import COLOUR
+from tests.models.small import small_federation, trained
 
 
-def small_federation(module, order=(0, 1, 2), tokens=False, sizes=(5, 2, 3), **options):
-    """Ragged clients with a few samples of 6x6x1 pixels or 6 tokens in 3 classes, in float64."""
-    rng = np.random.default_rng(0)
-    total = sum(sizes) + len(sizes)
-    if tokens:
-        x, extra = rng.integers(0, 9, (total, 6)), {"vocab_size": 9}
-    else:
-        x, extra = rng.normal(size=(total, 6, 6, 1)).astype(np.float32), {}
-    data = dataset_from_arrays("small", x, rng.integers(0, 3, total), num_classes=3, **extra)
-    ends = np.cumsum(sizes)
-    lists = [np.arange(ends[i] - sizes[i], ends[i]) for i in order]
-    partition = Partition.from_lists(train=lists, test=[[total - 1 - i] for i in order])
-    options = {"dtype": "float64", "batch_size": 2, "learning_rate": 0.5} | options
-    return federate(data, partition, module, client_ids=np.asarray(order), **options)
-
-
-def trained(federation, seed=0):
-    """Models of all clients after local training from one model, on the host."""
-
-    @jax.jit
-    def run(federation):
-        zero = jnp.int32(0)
-        ctx = Context(federation, jax.random.key(seed), zero, zero + 1, None)
-        start = Broadcast(federation.initial_model(jax.random.key(7)))
-        return ctx.train(start, ctx.cohort_of()).models
-
-    return jax.tree.map(np.asarray, run(federation))
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_dropout_masks_belong_to_permanent_ids():
     with jax.enable_x64(True):
         net = CNN(3, (), hidden=5, dropout=0.5)
@@ -57,18 +23,6 @@ def test_dropout_masks_belong_to_permanent_ids():
         order = np.array([2, 0, 1])
         moved = trained(small_federation(net, order, client_execution="vmap"))
         assert_close(moved, jax.tree.map(lambda x: x[order], models), "other rows, vmap")
-
-
-@pytest.mark.parametrize("name", ["fasttext", pytest.param("textcnn", marks=pytest.mark.slow)])
-def test_texts_train_under_a_client_axis(name):
-    federation = small_federation(
-        name, tokens=True, dtype="float32", client_execution="vmap", model_options={"hidden": 4}
-    )
-    assert federation.task.module.vocab_size == 9
-    models = trained(federation)
-    assert not np.any(models["params"]["embedding"]["table"][:, 0])
-    for leaf in jax.tree.leaves(models):
-        assert np.isfinite(leaf).all() and not np.array_equal(leaf[0], leaf[1])
 
 
 def test_texts_need_a_network_for_texts():
@@ -84,14 +38,14 @@ class OneBlock(nn.Module):
         return global_mean(ResidualBlock(3, 2)(x, train, valid))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "net",
     [
         OneBlock(),
-        pytest.param(ResNet(3, (2, 3)), marks=pytest.mark.slow),
-        pytest.param(DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))), marks=pytest.mark.slow),
+        DLA(3, (2, 2), ((3, 1, 1), (4, 2, 2))),
     ],
-    ids=["block", "resnet", "dla"],
+    ids=["block", "dla"],
 )
 def test_deep_networks_are_the_same_in_lanes(net):
     task = LinenTask(net, dtype="float64")
@@ -111,26 +65,3 @@ def test_deep_networks_are_the_same_in_lanes(net):
         for lane in (0, 1):
             one = jax.jit(slope)(jax.tree.map(lambda m, i=lane: m[i], models), x[lane], valid[lane])
             assert_close(jax.tree.map(lambda b, i=lane: b[i], both), one, f"lane {lane}")
-
-
-@pytest.mark.slow
-def test_one_step_of_dla():
-    task = LinenTask(make_model("dla", COLOUR, 10))
-    x = jax.random.normal(jax.random.key(1), (2, *COLOUR))
-    model = jax.jit(task.initial_model)(jax.random.key(0), x)
-
-    @jax.jit
-    def step(model):
-        def loss(params):
-            logits, new, _ = task.apply(
-                {**model, "params": params}, x, True, None, jnp.ones(2, bool)
-            )
-            return task.losses(logits, jnp.array([0, 1])).mean(), new
-
-        (value, new), slope = jax.value_and_grad(loss, has_aux=True)(model["params"])
-        return value, {"params": jax.tree.map(lambda p, g: p - 0.01 * g, model["params"], slope),
-                       **new}  # fmt: skip
-
-    first, model = step(model)
-    second, _ = step(model)
-    assert np.isfinite(first) and second < first

@@ -26,6 +26,7 @@ def test_models_stay_in_single_precision_and_products_do_not():
     assert {leaf.dtype for leaf in jax.tree.leaves(gradient)} == {jnp.dtype("float32")}
 
 
+@pytest.mark.costly
 def test_small_updates_are_not_lost():
     """A step of 1e-4 of a weight: bfloat16 has 8 bits and would round it away."""
     options = {"dtype": "float32", "model": MLP(3, (5,)), "learning_rate": 1e-3}

@@ -69,12 +69,16 @@ def compared(net, shape):
     return by_xla(task.predict, model, x)
 
 
-@pytest.mark.parametrize("name", FAST)
+def quick_ones(names, cases):
+    return [pytest.param(n, marks=[] if n in names else pytest.mark.costly) for n in cases]
+
+
+@pytest.mark.parametrize("name", quick_ones(("same", "strides", "even kernel", "causal"), FAST))
 def test_convolutions_of_a_users_network_are_fast_ones(name):
     assert not compared(*FAST[name])
 
 
-@pytest.mark.parametrize("name", BY_XLA)
+@pytest.mark.parametrize("name", quick_ones(("groups", "dilation", "cropped", "own"), BY_XLA))
 def test_what_the_kernels_lack_is_left_to_flax(name):
     if name in ("transposed", "local"):
         net, shape = BY_XLA[name]
@@ -102,6 +106,7 @@ class OfNnx(nnx.Module):
         return self.head(nnx.relu(self.conv[0](x)).mean((1, 2)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("net", [Net(), OfNnx, "cnn"], ids=["linen", "nnx", "cnn"])
 def test_xla_can_be_asked_for(net):
     data = pfl.load_dataset("digits")
@@ -117,6 +122,7 @@ def test_xla_can_be_asked_for(net):
     np.testing.assert_allclose(fast, slow, 1e-4, 1e-5)
 
 
+@pytest.mark.costly
 def test_modules_are_left_as_they_are():
     module, x = OfNnx(rngs=nnx.Rngs(0)), jnp.ones((2, 8, 8, 1))
     task = as_task(module)

@@ -167,7 +167,13 @@ def drawn(task, shape):
     return jax.tree_util.tree_map_with_path(draw, shapes)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+DEEP = ("dla", "resnet8")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.costly] if n in DEEP else []) for n in NETWORKS],
+)
 def test_forward(name):
     reference, shape, make = NETWORKS[name]
     task = LinenTask(make(shape))
@@ -207,6 +213,7 @@ def test_dropout_of_textcnn():
     assert make_model("textcnn", (20,), 4, vocab_size=50, hidden=8).dropout == 0.8
 
 
+@pytest.mark.costly
 def test_dropout_lies_behind_the_hidden_layer():
     """Half of what the head sees is dropped in training, the other half doubled."""
     shape = (10, 10, 1)

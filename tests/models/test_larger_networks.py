@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from fedjax_pfl.models.networks import CharLSTM, ResNet18, TextTransformer, ViT
+from fedjax_pfl.models.networks import CharLSTM, TextTransformer, ViT
 from fedjax_pfl.models.normalization import GroupNorm
-from tests.models.test_client_axis import small_federation, trained
 
 
 def made(net, inputs):
@@ -31,6 +30,7 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 
 
+@pytest.mark.costly
 def test_lstm_by_hand_passes_over_padding():
     ids = jnp.array([[1, 2, 0, 3], [4, 4, 1, 2], [0, 0, 0, 0]])
     w, out = made(CharLSTM(3, 5, hidden=4, embedding_size=2), ids)
@@ -75,6 +75,7 @@ def encoder_block(x, block, allowed=True):
 TEXTS = np.array([[1, 2, 0, 3], [4, 0, 0, 0], [0, 0, 0, 0]])
 
 
+@pytest.mark.costly
 def test_text_transformer_by_hand():
     w, out = made(TextTransformer(3, 5, hidden=6, depth=2, heads=2), jnp.asarray(TEXTS))
     for ids, logits in zip(TEXTS, out, strict=True):
@@ -87,7 +88,7 @@ def test_text_transformer_by_hand():
         np.testing.assert_allclose(logits, dense(mean, w["head"]), 2e-5, 2e-5)
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.costly)])
 def test_text_transformer_with_an_output_for_each_token(tied):
     net = TextTransformer(5, 5, hidden=6, depth=1, heads=2, tied=tied, per_token=True)
     w, out = made(net, jnp.asarray(TEXTS))
@@ -111,25 +112,3 @@ def test_vit_by_hand():
     x = encoder_block(x, block)
     wanted = dense(layer_norm(x[0], w["norm"]), w["head"])
     np.testing.assert_allclose(out[0], wanted, 2e-5, 2e-5)
-
-
-@pytest.mark.parametrize(
-    ("net", "tokens"),
-    [
-        pytest.param(ResNet18(3, (2,), groups=2), False, marks=pytest.mark.thorough),
-        pytest.param(ViT(3, patch=3, width=4, depth=1, heads=2), False, marks=pytest.mark.thorough),
-        pytest.param(CharLSTM(3, 9, hidden=3, embedding_size=2), True, marks=pytest.mark.thorough),
-        pytest.param(TextTransformer(3, 9, 4, 1, 2), True, marks=pytest.mark.thorough),
-    ],
-    ids=["resnet18_gn", "vit", "char_lstm", "text_transformer"],
-)
-def test_a_step_of_each_moves_every_layer(net, tokens):
-    options = {"tokens": tokens, "client_execution": "vmap", "dtype": "float32"}
-    federation = small_federation(net, local_steps=1, **options)
-    first = federation.initial_model(jax.random.key(7))["params"]
-    models = trained(federation)["params"]
-    for path, leaf in jax.tree_util.tree_flatten_with_path(models)[0]:
-        assert np.isfinite(leaf).all(), path
-    moved = jax.tree.map(lambda a, b: not np.array_equal(a[0], b), models, first)
-    still = [p for p, on in jax.tree_util.tree_flatten_with_path(moved)[0] if not on]
-    assert not still, still

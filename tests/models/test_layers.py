@@ -18,18 +18,18 @@ from fedjax_pfl.models.layers import (
     scale_channels,
 )
 from fedjax_pfl.models.networks import make_model
-from tests.models.test_networks import TINY
+from tests.models.small import TINY
 
 
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"),
     [
         ((3, 3), 2, 1),
-        ((5, 5), 1, 0),
-        ((1, 1), 2, 0),
         ((2, 3), 3, 2),
-        ((3, 1), 1, 0),
-        ((3, 3), 1, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.costly)
+            for case in (((5, 5), 1, 0), ((1, 1), 2, 0), ((3, 1), 1, 0), ((3, 3), 1, 1))
+        ),
     ],
 )
 def test_convolution_is_xlas(kernel, stride, padding):
@@ -88,6 +88,7 @@ def test_max_pooling_is_xlas(size, stride, padding):
     np.testing.assert_array_equal(pooled(x), wanted)
 
 
+@pytest.mark.costly
 def test_layers_with_gradients_of_their_own_have_hessian_vector_products():
     """Forward over reverse, which a layer's own backward pass could refuse."""
     with jax.enable_x64(True):
@@ -149,6 +150,7 @@ def test_initial_laws():
     np.testing.assert_allclose(np.std(table[1:]), 1, rtol=0.02)
 
 
+@pytest.mark.costly
 def test_paddings_have_flaxs_names():
     x = jax.random.normal(jax.random.key(0), (2, 5, 6, 3))
     for padding, number in (("VALID", 0), ("SAME", 1)):

@@ -135,6 +135,7 @@ def test_r2():
     np.testing.assert_allclose(got, expected(wanted, outputs, labels, valid), rtol=2e-4)
 
 
+@pytest.mark.costly
 def test_the_measures_that_are_summed():
     outputs, classes, _ = clients(5)
     outputs, classes = outputs[0], classes[0]
@@ -237,6 +238,7 @@ def test_a_metric_is_one_number(value, said):
         check_metrics([one], outputs, labels)
 
 
+@pytest.mark.costly
 def test_auc_of_outputs_that_are_no_numbers():
     """A diverged model orders no samples: it is no better than chance."""
     labels, valid = jnp.arange(N) % C, jnp.ones(N, bool)

@@ -10,7 +10,7 @@ from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models.mixtures import mixture
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.task import EVALUATION, FunctionTask, as_task
-from tests.models.test_normalization import NormNet
+from tests.models.norm_net import NormNet
 
 X = jax.random.normal(jax.random.key(0), (5, 4))
 BATCH = Batch(X, jnp.arange(5) % 3, jnp.ones(5, bool))
@@ -35,6 +35,7 @@ def test_logits_are_mixed(pair, compute_dtype):
     np.testing.assert_array_equal(task.predict(pair.own, X), one)
 
 
+@pytest.mark.costly
 def test_statistics_stay_apart(pair):
     task = mixture(as_task(NormNet()))
     after = parts(task.forward(pair.model(), BATCH).model)

@@ -75,6 +75,7 @@ class Everything(nn.Module):
         return nn.Dense(3, name="head")(x)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("model", [linear(), Everything()], ids=["pair", "dropout-and-norm"])
 def test_users_models_run(model):
     options = {"dtype": "float32", "batch_norm": "affine_shared", "validation_size": 0}

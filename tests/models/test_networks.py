@@ -12,8 +12,8 @@ from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.models.networks import MODELS, make_model
 from fedjax_pfl.models.task import EVALUATION, LinenTask
 from fedjax_pfl.utils.errors import InputError
+from tests.models.small import COLOUR, GREY, TEXT, TINY
 
-GREY, COLOUR, TINY, TEXT = (28, 28, 1), (32, 32, 3), (64, 64, 3), (200,)
 LARGE = (224, 224, 3)
 SMALL_TEXT, LARGE_TEXT = (
     {"vocab_size": 32_000, "hidden": 32},
@@ -114,9 +114,12 @@ def parameters_in(plan, prefix):
     )
 
 
+DEEP = ("dla", "resnet8", "resnet18", "resnet18_gn", "text_transformer", "vit_tiny")
+
+
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "options", "total", "blocks"),
-    PAPERS,
+    [pytest.param(*row, marks=[pytest.mark.costly] if row[0] in DEEP else []) for row in PAPERS],
     ids=[f"{name}-{shape[0]}-{classes}-{total}" for name, shape, classes, _, total, _ in PAPERS],
 )
 def test_parameters_are_the_papers(name, shape, classes, options, total, blocks):
@@ -141,11 +144,8 @@ def test_parameters_are_the_papers(name, shape, classes, options, total, blocks)
 TRAINING = (True, jax.random.key(1), jnp.ones(2, bool))
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(EVALUATION, marks=pytest.mark.thorough), TRAINING],
-    ids=["evaluation", "training"],
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("mode", [EVALUATION, TRAINING], ids=["evaluation", "training"])
 def test_the_head_of_the_features_are_the_logits(mode):
     """Operation by operation; and none of them is a convolution, which under a client axis would
     be a grouped one."""

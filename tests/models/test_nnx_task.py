@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +10,7 @@ from flax import nnx
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models.task import EVALUATION, as_task
+from tests.models.twin import INPUTS, Twin, federation
 
 
 class Net(nnx.Module):
@@ -31,30 +31,11 @@ class Net(nnx.Module):
         return self.head(self.features(x))
 
 
-class Twin(nn.Module):
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.Dense(5, name="fc")(x)
-        x = nn.relu(nn.BatchNorm(not train, momentum=0.9, name="bn")(x))
-        x = nn.relu(nn.Dense(5, name="after")(x))
-        return nn.Dense(3, name="head")(x)
-
-
 def of_twin(model):
     """The twin's model under the twin's names."""
     params = dict(model["params"])
     params["after"] = params["after"]["0"]
     return model | {"params": params}
-
-
-INPUTS = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
-
-
-def federation(model, **options):
-    labels = np.arange(40) % 3
-    data = pfl.dataset_from_arrays("a", np.random.default_rng(1).normal(size=(40, 4)), labels)
-    partition = pfl.make_partition("iid", data, 3, 0)
-    return pfl.federate(data, partition, model=model, batch_size=5, learning_rate=0.1, **options)
 
 
 def test_a_forward_pass_is_the_twins():
@@ -96,6 +77,7 @@ def test_a_module_begins_as_it_is_and_a_class_with_each_seed():
     assert as_task(Net) == as_task(Net)
 
 
+@pytest.mark.costly
 def test_dropout_draws_in_training_alone():
     task = as_task(functools.partial(Net, 40, 0.5))
     model = task.initial_model(jax.random.key(0), INPUTS)
@@ -109,7 +91,7 @@ def test_dropout_draws_in_training_alone():
     np.testing.assert_array_equal(logits(False, one), logits(False, None))
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_two_rounds_are_the_twins():
     """Local training, batch statistics and averaging, from the same parameters."""
     module = Net(rngs=nnx.Rngs(3))

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +13,12 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.federation.batching import batch_indices
 from fedjax_pfl.federation.build import federate
-from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.testing.toys import assert_close, states_of
 from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.trees import join
+from tests.models.norm_net import NormNet
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 
@@ -164,21 +163,6 @@ def test_initialising_moves_nothing():
 # FedAvg of a network with batch normalization, everything by hand.
 
 
-class NormNet(nn.Module):
-    """A linear layer, batch normalization, ReLU, a head."""
-
-    hidden: int = 4
-    num_classes: int = 3
-
-    def setup(self):
-        self.fc = Dense(self.hidden)
-        self.bn = BatchNorm()
-        self.head = Dense(self.num_classes)
-
-    def __call__(self, x, train: bool = False, valid=None):
-        return self.head(nn.relu(self.bn(self.fc(x), train, valid)))
-
-
 SIZES, ROUNDS, RATE = (7, 3, 1), 2, 0.3
 
 
@@ -245,9 +229,8 @@ def fedavg_by_hand(federation, model, policy):
     return models
 
 
-@pytest.mark.parametrize(
-    "policy", ["shared", pytest.param("local", marks=pytest.mark.thorough), "affine_shared"]
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("policy", ["shared", "local", "affine_shared"])
 def test_fedavg_shares_what_the_policy_says(policy):
     with jax.enable_x64(True):
         federation = federation_of(policy, "float64")

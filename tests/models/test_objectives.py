@@ -49,6 +49,7 @@ def test_outputs_that_are_no_numbers_have_an_infinite_error(name, lower):
     assert all(values[one] == np.inf for one in lower)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["classification", "multi_label", "regression", "next_token"])
 def test_a_mixture_has_the_mean_of_its_models_predictions(name):
     rng, weights = np.random.default_rng(1), np.array([0.2, 0.8, 0.0])
@@ -99,6 +100,7 @@ def digits():
     return data, pfl.make_partition("iid", data, 3, 0, train_samples=20, test_samples=10)
 
 
+@pytest.mark.costly
 def test_an_objective_of_ones_own_trains_and_scores(own_objectives):
     pfl.models.register_objective(distance())
     data, parts = digits()

@@ -14,7 +14,7 @@ from fedjax_pfl.models.networks import MLP
 from fedjax_pfl.testing.toys import toy_federation
 
 COUNT, WIDTH = 8, 64
-QUICK = ("fedavg", "fedrod", "feddwa", "flora")
+QUICK = ("feddwa",)
 
 
 class OfConvolutions(nn.Module):
@@ -84,7 +84,7 @@ def largest_arrays(name, model, compiled=False):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.costly)
         for name in sorted(pfl.core.ALGORITHMS)
         if name not in ("fedbn", "ditto")  # needs batch normalization; is compiled below
     ],
@@ -95,18 +95,17 @@ def test_no_array_is_as_large_as_a_base_of_each_client(name):
     assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
-@pytest.mark.thorough
-def test_nor_in_the_compiled_program():
+@pytest.mark.costly
+def test_base_is_not_copied_in_the_compiled_program():
     for largest in largest_arrays("ditto", MLP(3, (WIDTH, WIDTH, 4)), compiled=True):
         assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", ["fedex_lora", pytest.param("ditto", marks=pytest.mark.thorough)])
+@pytest.mark.costly
 @pytest.mark.parametrize("library", ["convolutions", "nnx", "equinox"])
-def test_neither_of_convolutions_nor_of_other_libraries(name, library):
+def test_base_of_convolutions_nnx_and_equinox_is_not_copied(library):
     model = {"convolutions": OfConvolutions, "nnx": lambda: OfNnx(rngs=nnx.Rngs(0)),
              "equinox": of_equinox}[library]()  # fmt: skip
     kernel = WIDTH**2 * (4 if library == "convolutions" else 1)
-    (largest,) = largest_arrays(name, model)
+    (largest,) = largest_arrays("fedex_lora", model)
     assert kernel <= largest < COUNT * kernel

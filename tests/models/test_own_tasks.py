@@ -58,6 +58,7 @@ def test_a_task_with_an_init_of_its_own(options):
     assert [getattr(task, name) for name in options] == [*options.values()]
 
 
+@pytest.mark.costly
 def test_a_mean_loss_of_its_own_is_used_inside_of_wrappers():
     """The models stay the initial ones, as the gradient is zero."""
     plain, wrapped = made(Careless()), FrozenBackbone.around(Careless(), (), None)
@@ -85,6 +86,7 @@ def test_none_among_swept_numbers_is_refused():
         simulation.check()
 
 
+@pytest.mark.costly
 def test_classes_of_an_objective_of_its_own():
     """Its main metric is not the accuracy, and its predictions are classes all the same."""
 

@@ -14,8 +14,8 @@ from fedjax_pfl.testing.toys import toy_federation
     ("name", "shape", "options"),
     [
         ("mlp", (8,), {"hidden": 6}),
-        pytest.param("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}, marks=pytest.mark.thorough),
-        pytest.param("textcnn", (6,), {"vocab_size": 9, "hidden": 6}, marks=pytest.mark.thorough),
+        pytest.param("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}, marks=pytest.mark.costly),
+        pytest.param("textcnn", (6,), {"vocab_size": 9, "hidden": 6}, marks=pytest.mark.costly),
     ],
 )
 def test_the_head_classifies_two_layers_of_the_features(name, shape, options):
@@ -45,7 +45,7 @@ def test_the_head_classifies_two_layers_of_the_features(name, shape, options):
     np.testing.assert_allclose(apart, logits, 1e-5, 1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_modes_reach_the_network():
     """Dropout and moments of the minibatch in training."""
     task = as_task(make_model("mtfl_cnn", (10, 10, 1), 3, projection=4), "float32")
@@ -72,6 +72,7 @@ def test_it_is_an_option_of_every_network_given_by_name():
     assert federation.plan.blocks == blocks and federation.plan.head == "head"
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("initializer", ["torch", "flax"])
 def test_it_begins_as_the_network_does(initializer):
     """Flax's biases are zeros."""

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fedjax_pfl.models.networks import FastText, TextCNN, make_model
 from fedjax_pfl.models.task import LinenTask
@@ -38,6 +39,7 @@ def test_textcnn_by_hand():
     np.testing.assert_allclose(jax.jit(net.apply)(weights, ids), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.costly
 def test_evaluation_drops_nothing():
     net = make_model("textcnn", (6,), 3, vocab_size=9, hidden=2)
     ids = jnp.arange(12).reshape(2, 6) % 9

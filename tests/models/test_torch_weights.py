@@ -91,6 +91,7 @@ def test_a_cnn_gives_the_same_outputs(network):
     assert_close(outputs(network, model, IMAGES), WANTED)
 
 
+@pytest.mark.costly
 def test_a_network_of_this_package_gives_the_same_outputs():
     state = STATE | torch.state_of(1, b2=(3,))
     x = torch.batch_norm(torch.conv2d(IMAGES, state, "c1"), state, "b1")
@@ -100,6 +101,7 @@ def test_a_network_of_this_package_gives_the_same_outputs():
     assert_close(outputs(OWN, pfl.models.from_torch(state, OWN, SHAPE), IMAGES), wanted)
 
 
+@pytest.mark.costly
 def test_strides_and_a_normalized_flat_image():
     state = torch.state_of(c=(3, 2, 3, 3), b=(3 * 4 * 5,), out=(5, 3 * 4 * 5))
     del state["c.bias"]
@@ -116,6 +118,7 @@ def test_a_dense_network_of_coloured_images():
     assert_close(outputs(network, pfl.models.from_torch(state, network, SHAPE), IMAGES), wanted)
 
 
+@pytest.mark.costly
 def test_recurrent_layers_and_embeddings():
     rng = np.random.default_rng(0)
     state = torch.state_of(emb=(7, 3), out=(5, 4))

@@ -134,7 +134,7 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @BOTH
 def test_outputs_are_those_of_the_original_network(state, forward):
     wanted = forward(state)
@@ -144,7 +144,7 @@ def test_outputs_are_those_of_the_original_network(state, forward):
     np.testing.assert_allclose(made, wanted, 1e-4, 1e-4)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @BOTH
 def test_the_file_of_a_body_begins_a_run(state, forward, tmp_path):
     """Blocks 0, 1, 10 of a file come in that order; its classifier has other classes."""

@@ -40,6 +40,7 @@ def test_the_last_tenth_is_of_the_scored_rounds():
     assert np.isnan(one_number(curves, "last_tenth")).all()
 
 
+@pytest.mark.costly
 def test_no_earlier_round_stands_in_for_the_last():
     result = leaving()
     accuracy = result.summary()["accuracy"]
@@ -49,16 +50,23 @@ def test_no_earlier_round_stands_in_for_the_last():
     assert result.headline("best") == accuracy["best_mean"] == result.curve()[0, 0, :2].max()
 
 
-def test_a_run_without_scored_rounds():
+@cache
+def unscored():
+    """Fedavg that was stopped before its first scored round."""
     federation = toy_federation(dtype="float32")
     algorithm = pfl.make_algorithm("fedavg")
-    result = pfl.simulate(algorithm, federation, 3, eval_every=5, stop=lambda progress: True)
+    return pfl.simulate(algorithm, federation, 3, eval_every=5, stop=lambda progress: True)
+
+
+def test_a_run_without_scored_rounds():
+    result = unscored()
     calls = result.headline, result.worst_decile, result.plot, result.at_best_validation
     for call in (*calls, result.summary, result.table):
         with pytest.raises(pfl.InputError, match="No round of this result was scored"):
             call()
 
 
+@pytest.mark.costly
 def test_a_model_that_was_not_scored_yet(recwarn):
     adapt = pfl.Adaptation(when="last")
     stop = lambda progress: progress.round >= 2  # noqa: E731
@@ -69,21 +77,17 @@ def test_a_model_that_was_not_scored_yet(recwarn):
     assert not [one for one in recwarn if "slice" in str(one.message)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name", ["summary", "traffic_mb_per_client_round", "computation", "changes", "plot_mixing"]
 )
 @pytest.mark.parametrize("setting", [1, -1])
 def test_settings_that_are_not_there(name, setting):
     with pytest.raises(pfl.InputError, match=f"setting must be in 0..0, got {setting}"):
-        if name == "changes":
-            leaving().changes(setting)
-        elif name == "plot_mixing":
-            result = pfl.simulate(pfl.make_algorithm("feddwa"), toy_federation(dtype="float32"), 1)
-            result.plot_mixing(setting=setting)
-        else:
-            getattr(leaving(), name)(setting)
+        getattr(leaving(), name)(setting=setting)
 
 
+@pytest.mark.costly
 def test_rounds_with_fewer_validated_clients_are_not_the_best():
     federation = toy_federation(
         arrivals=dict.fromkeys((1, 2, 3, 4), 5), validation_size=6, dtype="float32", seed=1
@@ -98,9 +102,7 @@ def test_rounds_with_fewer_validated_clients_are_not_the_best():
 
 
 def test_comparisons_need_scored_rounds():
-    federation = toy_federation(dtype="float32")
-    algorithm = pfl.make_algorithm("fedavg")
-    result = pfl.simulate(algorithm, federation, 3, eval_every=5, stop=lambda progress: True)
+    result = unscored()
     with pytest.raises(pfl.InputError, match="No round of this result was scored"):
         result.gains(result)
     with pytest.raises(pfl.InputError, match="No round of this result was scored"):

@@ -10,6 +10,8 @@ from experiments.outputs import run_files
 from fedjax_pfl.engine.metrics_buffer import MetricsBuffer
 from fedjax_pfl.results.notes import scored_clients
 
+pytestmark = pytest.mark.costly
+
 NAME = "personalized/test/mse"
 
 

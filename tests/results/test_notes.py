@@ -33,12 +33,14 @@ def simulated(name="fedavg", settings=None, seeds=(0,), rounds=2, **options):
     return pfl.simulate(algorithm, federation(**options), rounds, seeds=seeds)
 
 
+@pytest.mark.costly
 def test_clients_that_have_left_are_not_in_the_mean():
     result = simulated(departures={2: 1})
     assert result.summary()["scored_clients"] == [0, 1, 3, 4, 5]
     assert "Mean over clients 0, 1, 3, 4, 5 of 6." in result.table()
 
 
+@pytest.mark.costly
 def test_clients_without_a_step_are_named(tmp_path):
     result = simulated(drop_last=True, batch_size=10)
     summary = result.summary()
@@ -69,6 +71,7 @@ def test_nobody_with_a_step_is_refused(options, said, monkeypatch):
         pfl.simulate(algorithm, idle, 1)
 
 
+@pytest.mark.costly
 def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
     class OwnLoop(pfl.core.ALGORITHMS["local"]):
         def has_step(self, federation):
@@ -84,6 +87,7 @@ def test_an_algorithm_with_loops_of_its_own_says_whom_they_reach():
     assert result.summary()["clients_without_steps"] == []
 
 
+@pytest.mark.costly
 def test_clients_that_were_never_drawn():
     result = simulated(seeds=(0, 2), rounds=1, participation=0.5)
     drawn = result.clients["participated"][:, 0, 0]
@@ -99,6 +103,7 @@ def test_clients_that_were_never_drawn():
     assert json.loads(json.dumps(summary))["never_took_part"]["0"] == absent[0]
 
 
+@pytest.mark.costly
 def test_only_scored_clients_count():
     """WAFFLE serves Alice: that others never came says nothing of her model."""
     result = simulated("waffle", {"alice": 2}, rounds=1, participation=1.0)
@@ -109,6 +114,7 @@ def test_only_scored_clients_count():
     assert result.summary()["never_took_part"] == {0: [alice], 2: []}
 
 
+@pytest.mark.costly
 def test_what_one_seed_or_client_can_not_tell():
     alone = simulated("waffle", {"alice": 2}, rounds=1).summary()["accuracy"]
     assert alone["final_std_over_seeds"] is None and alone["final_std_over_clients"] is None
@@ -124,6 +130,7 @@ def test_what_an_algorithm_says_of_itself(epochs, said):
     assert tuned.remarks(federation()) == said
 
 
+@pytest.mark.costly
 def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
     """With the values swept, of its own hyperparameters and of the rate."""
     swept = {"learning_rate": [0.1, 1.0, 1.0], "proximal_weight": [4.0, 4.0, 8.0]}
@@ -141,6 +148,7 @@ def test_what_an_algorithm_says_of_single_settings_of_a_sweep(tmp_path):
     assert pfl.Result.load(tmp_path / "r").setting_remarks == result.setting_remarks
 
 
+@pytest.mark.costly
 def test_local_says_that_all_train_whoever_is_drawn(tmp_path):
     all_train = ("all clients train in every round, drawn or not",)
     sampled = simulated("local", rounds=1, participation=0.5)
@@ -166,6 +174,7 @@ def test_more_models_than_there_are_is_said():
     assert pfl.make_algorithm("feddwa", {"top_k": every}).remarks(federation()) == []
 
 
+@pytest.mark.costly
 def test_clients_that_hardly_mix_are_said_to_train_locally():
     """HeurFedAMP's self-weight is a hyperparameter; only members of the last rounds count."""
     own = {"self_weight": [0.94, 0.96]}
@@ -181,6 +190,7 @@ def test_clients_that_hardly_mix_are_said_to_train_locally():
     assert last_self_weight(simulated()) is None
 
 
+@pytest.mark.costly
 def test_clusters_that_never_split_are_named():
     options = {"first_split": 1, "mean_below": 1e9, "largest_above": 0.0}
     split = pfl.simulate(pfl.make_algorithm("cfl", options), federation(), 3, seeds=(0, 1))

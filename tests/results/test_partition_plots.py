@@ -10,6 +10,7 @@ from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.errors import InputError
+from tests.results.legible import assert_legible
 
 DATA = {
     c: dataset_from_arrays("toy", np.zeros((6000, 1)), np.arange(6000) % c, num_classes=c)
@@ -17,26 +18,13 @@ DATA = {
 }
 
 
-def assert_legible(figure):
-    """No tick labels of an axis touch, and every text lies within the figure."""
-    figure.draw_without_rendering()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            labels = [x for x in axis.get_ticklabels() if x.get_visible() and x.get_text()]
-            boxes = [label.get_window_extent() for label in labels]
-            for k, box in enumerate(boxes):
-                assert not any(box.overlaps(other) for other in boxes[k + 1 :])
-            if axis.label.get_text():
-                box = axis.label.get_window_extent()
-                assert box.x0 >= -1
-                assert box.x1 <= figure.bbox.x1 + 1
-    boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes if axes.get_xlabel()]
-    for k, box in enumerate(boxes):
-        assert not any(box.overlaps(other) for other in boxes[k + 1 :])
-
-
 @pytest.mark.parametrize(
-    ("clients", "classes"), [(1, 2), (5, 10), (20, 100), (100, 10), (100, 100), (1000, 2)]
+    ("clients", "classes"),
+    [
+        (1, 2),
+        (5, 10),
+        *(pytest.param(*sizes, marks=pytest.mark.costly) for sizes in ((100, 100), (1000, 2))),
+    ],
 )
 def test_heatmap(clients, classes):
     dataset = DATA[classes]
@@ -65,8 +53,9 @@ def test_size_bars_have_all_splits():
     assert_legible(figure)
 
 
-@pytest.mark.parametrize("clients", [5, 100])
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize(
+    ("clients", "count"), [(5, 1), pytest.param(100, 5, marks=pytest.mark.costly)]
+)
 def test_comparison(clients, count):
     alphas = (0.01, 0.1, 1.0, 10.0, 100.0)[:count]
     partitions = {
@@ -83,7 +72,7 @@ def test_comparison(clients, count):
         plots.comparison({}, DATA[10].labels, 10)
 
 
-@pytest.mark.parametrize("clients", [2, 10, 100])
+@pytest.mark.parametrize("clients", [2, 10, pytest.param(100, marks=pytest.mark.costly)])
 def test_label_map(clients):
     p = make_partition("waffle", DATA[10], clients, 0, distribution="B*")
     figure = plots.label_map(p)
@@ -96,6 +85,7 @@ def test_label_map(clients):
         plots.label_map(make_partition("iid", DATA[10], 5, 0))
 
 
+@pytest.mark.costly
 def test_names_of_the_classes():
     p = make_partition("waffle", DATA[10], 4, 0, distribution="B*")
     given = [f"name {c}" for c in range(10)]

@@ -74,7 +74,7 @@ def test_more_algorithms_than_colours():
     assert [line.get_color() for line in lines] == [plots.COLOURS[1], plots.COLOURS[3]]
 
 
-@pytest.mark.parametrize("n", [1, 5, 20, 100])
+@pytest.mark.parametrize("n", [1, 5, pytest.param(100, marks=pytest.mark.costly)])
 def test_mixing_heatmaps(n):
     matrices = np.random.default_rng(0).dirichlet(np.ones(n), size=(3, n))
     figure = plots.mixing_heatmaps(matrices, [1, 25, 50], "feddwa")

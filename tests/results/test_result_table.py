@@ -181,6 +181,7 @@ def test_clients_names(result, tmp_path):
         assert [label.get_text() for label in labels] == [*names]
 
 
+@pytest.mark.costly
 def test_metrics_do_not_take_the_place_of_columns():
     taken = ("mean", "half", "setting", "worst", "best", "up", "epsilon")
     metrics = [pfl.models.Metric(name, lambda o, y, v: 0.125 + 0 * o.sum()) for name in taken[:6]]

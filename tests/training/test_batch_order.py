@@ -15,16 +15,14 @@ from fedjax_pfl.training import batch_indices
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import TwoLayers
 from tests.references import fedavg, local
+from tests.references.setting import Setting
 
 ROUNDS = 6
 STEPS = 2
 LATE = {1: 1, 3: 2}
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def federation(order="by_class", **options):
@@ -68,21 +66,20 @@ def starts_of(fed):
     return cohorts, [np.asarray(cohort.starts).tolist() for cohort in cohorts]
 
 
-def reference_inputs(fed, batches, cohorts):
+def setting(fed, batches, cohorts):
     data = jax.device_get(fed.data)
-    return {
-        "x": np.asarray(data.samples, np.float64),
-        "y": data.labels,
-        "sizes": data.train.size,
-        "cohorts": cohorts,
-        "batches": batches,
-        "learning_rate": [0.3] * ROUNDS,
-    }
-
-
-def first_model(fed):
     model = fed.initial_model(keys.derive(jax.random.key(0), "init"))
-    return jax.tree.map(np.asarray, model["params"])
+    return Setting(
+        initial=jax.tree.map(np.asarray, model["params"]),
+        clients=[{} for _ in range(fed.num_clients)],
+        rounds=ROUNDS,
+        x=np.asarray(data.samples, np.float64),
+        y=data.labels,
+        sizes=data.train.size,
+        cohorts=cohorts,
+        batches=batches,
+        learning_rate=[0.3] * ROUNDS,
+    )
 
 
 def test_samples_come_class_after_class_and_stay_in_order_within_one():
@@ -123,7 +120,7 @@ def test_clients_without_samples_have_no_class():
     assert after[:3].tolist() in ([2, 5, 9], [5, 9, 2]) and after[3:].tolist() == [4, 7]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("schedule", ["code", "paper"])
 def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
     """Late clients start, and draw, in rounds whose upload is dropped."""
@@ -138,9 +135,7 @@ def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
             steps = batch_indices(fed.schedule, split, jax.random.key(t), i, i, cursor)
             assert [s[0].tolist() for s in steps] == [b.tolist() for b in batches[t][i]]
     members = [np.flatnonzero(cohort.mask).tolist() for cohort in cohorts]
-    clients = [{} for _ in range(fed.num_clients)]
-    inputs = reference_inputs(fed, batches, members)
-    wanted = fedavg.run(first_model(fed), clients, ROUNDS, **inputs)
+    wanted = fedavg.run(setting(fed, batches, members))
     states = states_of(pfl.make_algorithm("fedavg"), fed, ROUNDS)
     for t, (state, models) in enumerate(zip(states[1:], wanted, strict=True)):
         assert_close(state.server["params"], models["global"], f"round {t}")
@@ -149,8 +144,7 @@ def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
 def test_clients_without_a_server_train_in_every_round():
     fed = federation(stragglers=LATE)
     batches = loaded(fed, [[True] * 5] * ROUNDS)
-    inputs = reference_inputs(fed, batches, [range(5)] * ROUNDS)
-    wanted = local.run(first_model(fed), [{}] * 5, ROUNDS, **inputs)
+    wanted = local.run(setting(fed, batches, [range(5)] * ROUNDS))
     states = states_of(pfl.make_algorithm("local"), fed, ROUNDS)
     for state, models in zip(states[1:], wanted, strict=True):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models["personalized"])
@@ -199,6 +193,7 @@ def _seen(fed, t, options, split):
     return context(fed, t).run_clients(note, log, split=split, **options)[0]
 
 
+@pytest.mark.costly
 def test_run_clients_goes_on_as_well_for_the_cohort_alone():
     fed = federation()
     assert seen(fed, 0) != seen(fed, 1)
@@ -213,6 +208,7 @@ def test_run_clients_leaves_out_those_who_are_late():
     assert met.tolist() == [i not in LATE for i in range(5)]
 
 
+@pytest.mark.costly
 def test_new_clients_begin_at_their_first_batch():
     fed = federation()
     algorithm = pfl.make_algorithm("fedavg")
@@ -231,7 +227,7 @@ def test_new_clients_begin_at_their_first_batch():
     assert any(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (got, later)), strict=True))
 
 
-def test_refusals():
+def test_batch_order_refusals():
     with pytest.raises(InputError, match="Did you mean 'by_class'"):
         federation("byclass")
     with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):
@@ -239,6 +235,7 @@ def test_refusals():
     assert federation("shuffled", participation=0.6).participation.cohort_size == 3
 
 
+@pytest.mark.costly
 def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
     @jax.jit
     def gradients(fed):

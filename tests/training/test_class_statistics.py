@@ -18,10 +18,7 @@ CLASSES, WIDTH = 3, 5
 MEMBERS = np.array([True, False, True, True, True])
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def context(federation):
@@ -48,7 +45,10 @@ def wanted(model, federation, i, second):
     return totals, counts, moments
 
 
-@pytest.mark.parametrize("second", ["trace", "scatter", "pooled"])
+@pytest.mark.parametrize(
+    "second",
+    ["scatter", *(pytest.param(kind, marks=pytest.mark.costly) for kind in ("trace", "pooled"))],
+)
 def test_sums_of_every_members_own_model(second):
     federation = toy_federation(model=TanhNetwork(), validation_size=0, drop_last=True)
 
@@ -99,6 +99,7 @@ def test_one_model_for_some_clients_and_one_that_overflows():
         np.testing.assert_array_equal(sums.counts[m], counts)
 
 
+@pytest.mark.costly
 def test_features_of_every_members_own_model_and_of_one():
     """In the order of the split, without augmentation, in minibatches that do not divide n."""
     federation = toy_federation(

@@ -20,10 +20,6 @@ STEPS = 12  # steps that a log has room for
 ROWS = jnp.arange(5)
 
 
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 def numbered(execution="map", sizes=SIZES):
     """A federation whose samples are their own pool indices."""
     federation = toy_federation(sizes, (1,) * 5, dtype="float32", client_execution=execution)
@@ -77,7 +73,9 @@ def wanted(federation, schedule, rows=range(5), cursor=(0,) * 5, active=(True,) 
 EPOCHS = Schedule(epochs=2, batch_size=4)
 
 
-@pytest.mark.parametrize("execution", ["map", "vmap", "3", *(slow(k) for k in "25")])
+@pytest.mark.parametrize(
+    "execution", ["map", *(pytest.param(k, marks=pytest.mark.costly) for k in ("vmap", "3"))]
+)
 def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
     federation = numbered(execution)
     done, finite, steps = run(federation, EPOCHS)
@@ -87,9 +85,9 @@ def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
     assert finite.all()
 
 
-@pytest.mark.parametrize("execution", ["map", slow("vmap"), slow("2")])
-def test_clients_of_equal_sizes_whose_steps_are_known_beforehand(execution):
-    federation = numbered(execution, sizes=(6,) * 5)
+@pytest.mark.costly
+def test_clients_of_equal_sizes_whose_steps_are_known_beforehand():
+    federation = numbered(sizes=(6,) * 5)
     assert federation.data.train.equal
     done, *_ = run(federation, EPOCHS)
     assert walked(done) == wanted(federation, EPOCHS)
@@ -115,12 +113,14 @@ def test_each_epoch_covers_a_clients_samples_exactly_once():
     [
         Schedule(batch_size=4, drop_last=True),
         Schedule(steps=5, batch_size=4),
-        Schedule(steps=5, batch_size=4, drop_last=True),
         Schedule(batch_size=2, batches_per_step=2),
-        Schedule(epochs=2, batch_size=4, fresh=True),
-        Schedule(epochs=2, batch_size=1, batches_per_step=3, drop_last=True),
+        pytest.param(Schedule(steps=5, batch_size=4, drop_last=True), marks=pytest.mark.costly),
+        pytest.param(Schedule(epochs=2, batch_size=4, fresh=True), marks=pytest.mark.costly),
+        pytest.param(
+            Schedule(epochs=2, batch_size=1, batches_per_step=3, drop_last=True),
+            marks=pytest.mark.costly,
+        ),
     ],
-    ids=["drop_last", "steps", "steps-drop_last", "two_batches", "fresh", "three-drop_last"],
 )
 def test_schedules(schedule):
     federation = numbered()
@@ -161,9 +161,8 @@ def test_two_batches_a_step_are_disjoint():
             assert not set(first) & set(second)
 
 
-@pytest.mark.parametrize("execution", [slow("map"), "vmap"])
-def test_active_masks_and_cursors_of_an_unshuffled_walk(execution):
-    federation = numbered(execution)
+def test_active_masks_and_cursors_of_an_unshuffled_walk():
+    federation = numbered("vmap")
     schedule = Schedule(steps=3, batch_size=4, shuffle=False)
     cursor, active = (0, 1, 5, 2, 7), (True, False, True, True, True)
     options = {"cursor": jnp.array(cursor), "active": jnp.array(active)}
@@ -176,10 +175,10 @@ def test_active_masks_and_cursors_of_an_unshuffled_walk(execution):
     assert finite.all()
 
 
-@pytest.mark.parametrize("execution", ["map", slow("2")])
-def test_a_window_is_a_part_of_each_clients_samples(execution):
+@pytest.mark.costly
+def test_a_window_is_a_part_of_each_clients_samples():
     """In its order, or shuffled; the number of steps is the window's."""
-    federation = numbered(execution)
+    federation = numbered()
     train = jax.device_get(federation.data.train)
     start, size = (2, 0, 0, 5, 3), (5, 1, 0, 4, 1)
     parts = [
@@ -197,6 +196,7 @@ def test_a_window_is_a_part_of_each_clients_samples(execution):
     assert [sorted(client) for client in seen[1]] == parts and seen[1] != parts
 
 
+@pytest.mark.costly
 def test_traced_rows_of_length_one_and_in_any_order():
     federation = numbered()
     full = walked(run(federation, EPOCHS)[0])
@@ -205,6 +205,7 @@ def test_traced_rows_of_length_one_and_in_any_order():
     assert several == [full[4], full[0], full[3]]
 
 
+@pytest.mark.costly
 def test_a_clients_batches_do_not_depend_on_the_others():
     base, other = numbered(), numbered(sizes=(7, 3, 0, 37, 4))
     seen = walked(run(base, EPOCHS)[0])
@@ -231,9 +232,8 @@ def facts_under(execution):
     return run(numbered(execution), EPOCHS, carry=Broadcast(begin), step=facts, **options)[0]
 
 
-@pytest.mark.parametrize("execution", ["map", slow("vmap"), "2"])
-def test_what_a_step_is_told_and_a_shared_carry(execution):
-    done = facts_under(execution)
+def test_what_a_step_is_told_and_a_shared_carry():
+    done = facts_under("2")
     # The last step's: row, id, size, steps, number of the step, training samples, operand.
     assert done["told"].tolist() == [
         [0, 40, 7, 4, 3, 7, 0],
@@ -270,16 +270,16 @@ def explode(carry, batch, rng, broadcast, client):
     return {"w": carry["w"] + jnp.where(bad, jnp.array(jnp.inf), 1), "n": carry["n"] + 1}
 
 
-@pytest.mark.parametrize("execution", ["map", slow("vmap"), "2"])
-def test_lanes_that_end_not_finite_get_back_what_they_began_with(execution):
+def test_lanes_that_end_not_finite_get_back_what_they_began_with():
     carry = {"w": jnp.arange(5.0), "n": 100 * ROWS}
-    done, finite, steps = run(numbered(execution), EPOCHS, carry=carry, step=explode)
+    done, finite, steps = run(numbered("2"), EPOCHS, carry=carry, step=explode)
     np.testing.assert_array_equal(finite, [False, True, True, False, True])
     np.testing.assert_array_equal(steps, [4, 2, 0, 6, 2])  # also of those that were in vain
     np.testing.assert_array_equal(done["w"], [0, 3, 2, 3, 6])
     np.testing.assert_array_equal(done["n"], [0, 102, 200, 300, 402])
 
 
+@pytest.mark.costly
 def test_randomness_of_steps_depends_on_client_and_step_alone():
     drawn = [facts_under(execution)["drawn"] for execution in ("map", "2")]
     np.testing.assert_array_equal(*drawn)
@@ -287,7 +287,7 @@ def test_randomness_of_steps_depends_on_client_and_step_alone():
     assert len(values) == 14 == len(set(values.tolist()))
 
 
-@pytest.mark.parametrize("sizes", [SIZES, (6,) * 5])
+@pytest.mark.parametrize("sizes", [SIZES, pytest.param((6,) * 5, marks=pytest.mark.costly)])
 def test_epochs_of_each_client(sizes):
     """The first ones of the schedule's, also where all clients have equally many samples."""
     federation, schedule = numbered(sizes=sizes), Schedule(3, batch_size=4, drop_last=True)

@@ -23,10 +23,7 @@ from tests.references.network import combine
 TEMPERATURE, WEIGHT, SIZE = 0.5, 0.7, 4
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Saying(nn.Module):
@@ -126,6 +123,7 @@ def contrastive_gradient(params, received, own, x):
     return {"hidden": {"kernel": x.T @ slope, "bias": slope.sum(axis=0)}, "head": zero}
 
 
+@pytest.mark.costly
 def test_a_contrastive_loss_against_gradients_by_hand():
     case = Case(model=Saying(), participation=0.6)
     states = case.states_of(Contrastive())
@@ -153,7 +151,12 @@ def forward(model, task):
 
 
 @pytest.mark.parametrize(
-    "net", [Dropping(0.5), Dropping(norm=True), Saying()], ids=["drop", "norm", "sown"]
+    "net",
+    [
+        Dropping(0.5),
+        *(pytest.param(n, marks=pytest.mark.costly) for n in (Dropping(norm=True), Saying())),
+    ],
+    ids=["drop", "norm", "sown"],
 )
 def test_features_are_those_that_the_head_saw(net):
     """With the dropout and the batch statistics of the same pass."""
@@ -197,7 +200,7 @@ class LongFeatures(pfl.training.ExtraLoss):
         return 0.01 * jnp.sum(batch.features**2)
 
 
-def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
+def test_networks_without_features_are_refused_where_they_are_asked_for():
     silent = toy_federation(model=TwoLayers())
     assert toy_federation().num_features == 5
     for ask in (
@@ -214,7 +217,7 @@ def test_who_does_not_say_its_features_is_refused_where_they_are_asked_for():
     pfl.Simulation(pfl.make_algorithm("fedavg"), toy_federation(extra_loss=LongFeatures())).check()
 
 
-def test_a_task_of_ones_own_says_them_in_its_outputs():
+def test_features_in_the_outputs_of_a_user_s_task():
     class Own(pfl.models.FunctionTask):
         def apply(self, model, inputs, train, rng, valid):
             return pfl.models.Outputs(inputs @ model["params"], {}, features=inputs)

@@ -26,10 +26,7 @@ from tests.references.network import add, loss_and_gradient, scale, subtract
 RATE, MOMENTUM, DECAY, WDR, SIZE = 0.3, 0.9, 0.05, 2.0, 4
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 class Noisy(nn.Module):
@@ -108,6 +105,7 @@ class ByHand:
         return w, v, alpha
 
 
+@pytest.mark.costly
 def test_two_models_keep_momentum_decay_dropout_statistics_and_the_extra_loss():
     federation = toy_federation(
         (7,), model=Noisy(), learning_rate=RATE, local_epochs=2, momentum=MOMENTUM,
@@ -127,6 +125,7 @@ def test_two_models_keep_momentum_decay_dropout_statistics_and_the_extra_loss():
             assert max(jax.tree.leaves(apart)) > 1e-4, part
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum_and_weight_decay_against_plain_loops(nesterov):
     """v <- m v + g + d w, w <- w - eta v, or along g + d w + m v; v is 0 in each round's start."""
@@ -178,6 +177,7 @@ def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_grad
     assert_close(state.loss, both / 2, "mean of the losses")
 
 
+@pytest.mark.costly
 def test_a_forward_pass_of_its_own_takes_the_place_of_the_tasks():
     """Extra losses are added to it, and its statistics and its loss are the ones kept."""
     federation = toy_federation(model=Noisy(), extra_loss=pfl.training.WeightDistribution(WDR))
@@ -210,6 +210,7 @@ def test_a_forward_pass_of_its_own_takes_the_place_of_the_tasks():
     assert_close(found.statistics, statistics, "statistics", 0)
 
 
+@pytest.mark.costly
 def test_every_update_on_a_minibatch_has_dropout_of_its_own():
     federation = toy_federation(model=Noisy())
     data, model = federation.data, federation.initial_model(jax.random.key(1))
@@ -277,6 +278,7 @@ class KeysSeen:
         assert len({key for _, key in self.all}) == len(functions) * steps
 
 
+@pytest.mark.costly
 def test_functions_that_ask_for_a_key_get_one_of_each_step():
     seen = KeysSeen()
 
@@ -300,6 +302,7 @@ def test_functions_that_ask_for_a_key_get_one_of_each_step():
     seen.assert_one_of_each_step(("loss", "correct", "regularizer"))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("typed", [True, False])
 def test_optimizers_that_draw_noise_have_a_key_of_each_step(typed):
     """A state begins with the same key for every client and in every round."""
@@ -319,19 +322,11 @@ def test_optimizers_that_draw_noise_have_a_key_of_each_step(typed):
     seen.assert_one_of_each_step(["optimizer"])
 
 
-@pytest.mark.thorough
-def test_the_noise_of_two_clients_is_independent():
-    federation = toy_federation([16, 16], optimizer=noisy, local_epochs=1, batch_size=1)
-    models = states_of(pfl.make_algorithm("local"), federation, 1)[-1].models
-    first = np.concatenate([np.ravel(x[0]) for x in jax.tree.leaves(models)])
-    second = np.concatenate([np.ravel(x[1]) for x in jax.tree.leaves(models)])
-    assert abs(np.corrcoef(first, second)[0, 1]) < 0.4  # of 43 parameters, with one key above 0.99
-
-
 def noisy(learning_rate):
     return optax.noisy_sgd(learning_rate, eta=1e4, key=0)
 
 
+@pytest.mark.costly
 def test_a_key_that_is_given_already_stays():
     def loss(params, batch, broadcast, client, key):
         assert key == "mine"

@@ -1,7 +1,6 @@
 """Local optimizers that remember earlier rounds, and rates that follow the whole simulation."""
 
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,52 +9,22 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import InputError, mixing
+from fedjax_pfl import InputError
 from fedjax_pfl.engine.fingerprint import fingerprint
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
-from fedjax_pfl.utils.structs import per_client, per_server, static, struct
+from fedjax_pfl.utils.structs import static, struct
 from tests.algorithms.harness import Case, assert_models
 from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, loss_and_gradient, scale, subtract
+from tests.training.remembering import MOMENTUM, Remembering, State
 
-MOMENTUM = 0.9
-
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-@struct
-class State:
-    server: Any = per_server()
-    optimizers: Any = per_client()
-
-
-@struct
-class Remembering(pfl.Algorithm):
-    """FedAvg whose clients keep their momentum."""
-
-    def init(self, ctx):
-        return State(ctx.initial_model(), ctx.initial_optimizer_state())
-
-    def round(self, ctx, state):
-        trained, cohort, loss, optimizers = ctx.train(
-            pfl.Broadcast(state.server), optimizer_state=ctx.cohort.gather(state.optimizers)
-        )
-        weights = mixing.by_size(ctx.sizes(), cohort.mask)
-        server = mixing.weighted_sum(weights, trained, onto=state.server)
-        kept = State(server, cohort.scatter(state.optimizers, optimizers))
-        return kept, ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
-
-    def models(self, ctx, state, rows):
-        return {"personalized": pfl.Broadcast(state.server)}
-
-
+@pytest.mark.costly
 def test_momentum_that_outlives_rounds_against_plain_loops():
     case = Case(momentum=MOMENTUM, participation=0.6)
     states = case.states_of(Remembering())
@@ -76,18 +45,15 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
         assert_close(states[t + 1].optimizers[0].trace, kept, f"momentum of round {t + 1}")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "check", ["divergence", pytest.param("partial_participation", marks=pytest.mark.slow)]
-)
-def test_absent_and_diverged_clients_keep_theirs(check, monkeypatch):
+@pytest.mark.costly
+def test_diverged_clients_keep_their_optimizer_state(monkeypatch):
     monkeypatch.setattr(
         "fedjax_pfl.testing.checks.toy_for",
         lambda _, *sizes, **options: toy_federation(
             *sizes, **options, optimizer=optax.adam, client_execution="vmap", validation_size=0
         ),
     )
-    CHECKS[check](Remembering())
+    CHECKS["divergence"](Remembering())
 
 
 def test_states_of_others_are_refused():
@@ -125,7 +91,7 @@ class OfTheHead(Remembering):
         return replace(state, optimizers=kept), ctx.record(trained.cohort)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_states_are_over_the_leaves_that_are_trained():
     federation = toy_federation(momentum=MOMENTUM)
     start, after = states_of(OfTheHead(), federation, 1)
@@ -144,6 +110,7 @@ def cosine(t, total):
     return optax.cosine_decay_schedule(1.0, 1)(t / total)
 
 
+@pytest.mark.costly
 def test_rates_follow_a_schedule_over_the_whole_simulation():
     case = Case(lr_schedule=falling)
     states = case.states_of(pfl.make_algorithm("local"))
@@ -156,6 +123,7 @@ def test_rates_follow_a_schedule_over_the_whole_simulation():
     np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
 
 
+@pytest.mark.costly
 def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
     def mark(schedule="constant", optimizer="sgd", adapt=None):
         federation = toy_federation(lr_schedule=schedule, optimizer=optimizer)

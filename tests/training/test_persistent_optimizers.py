@@ -11,16 +11,12 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import SEEDS, assert_close, toy_federation
 from tests.algorithms.harness import Case
-from tests.training.test_optimizer_state import MOMENTUM, Remembering
+from tests.training.remembering import MOMENTUM, Remembering
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
     """That one is held against plain loops."""
     known = Case(momentum=MOMENTUM, participation=0.6).states_of(Remembering())
@@ -35,11 +31,12 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
         assert_close(phase.states, other.optimizers, f"momentum after {t} rounds", 1e-12)
 
 
-@pytest.mark.thorough
-def test_only_those_that_train_change_theirs():
+@pytest.mark.costly
+def test_optimizer_states_change_only_for_clients_that_train():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
-    lost = Case(**options).cohorts[1][0]
-    case = Case(**options, diverging=lost)
+    case = Case(**options)
+    lost = case.cohorts[1][0]
+    case = Case(**options, diverging=int(case.federation.data.ids[lost]))
     states = case.states_of(pfl.make_algorithm("fedavg"))
     for t, cohort in enumerate(case.cohorts):
         before, after = (states[k].optimizers["train"] for k in (t, t + 1))
@@ -62,7 +59,7 @@ def phases(algorithm, **options):
     }
 
 
-def test_every_phase_of_a_round_has_its_own():
+def test_every_phase_of_a_round_has_its_own_optimizer_state():
     w = [(5,), (4, 5)]
     result = phases(pfl.make_algorithm("fedrep"), momentum=MOMENTUM)
     assert result == {"head": [(3,), (5, 3)], "train": w}  # over the leaves that it trains
@@ -73,7 +70,7 @@ def test_every_phase_of_a_round_has_its_own():
     assert phases(shared, momentum=MOMENTUM) == {"train": both, "train 2": both}
 
 
-def test_they_are_part_of_the_memory_estimate():
+def test_optimizer_states_are_in_the_memory_estimate():
     def state(**options):
         one = toy_federation(optimizer=optax.adam, **options)
         return checked_program(pfl.make_algorithm("local"), one).held().state
@@ -103,27 +100,7 @@ def noisy(learning_rate):
         ("fedavg", {"optimizer": noisy}, "noisy draws from a random key in its state, which can't"),
     ],
 )
-def test_what_can_not_be_kept_is_refused(name, options, message):
+def test_keep_optimizer_state_refusals(name, options, message):
     federation = toy_federation(keep_optimizer_state=True, **options)
     with pytest.raises(pfl.InputError, match=message):
         pfl.Simulation(pfl.make_algorithm(name), federation).check()
-
-
-@pytest.mark.thorough
-def test_a_stopped_simulation_goes_on_with_them(tmp_path):
-    federation = toy_federation(optimizer="adam", keep_optimizer_state=True, validation_size=0)
-    algorithm, options = pfl.make_algorithm("local"), {"chunk_seconds": 0, "matrix_rounds": []}
-    whole = pfl.simulate(algorithm, federation, 4, **options)
-    asked = iter([False, True])
-
-    def resumed(stop=None):
-        checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
-        return pfl.simulate(algorithm, federation, 4, **options, checkpoints=checkpoints, stop=stop)
-
-    assert resumed(lambda progress: next(asked)).stopped == "asked"
-    result = resumed()
-    assert_close(result.final.states, whole.final.states, "states", 0)
-    other = federation.with_training(keep_optimizer_state=False)
-    with pytest.raises(pfl.InputError, match="are another simulation's: its model or training"):
-        federation = other
-        resumed()

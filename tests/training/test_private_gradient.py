@@ -23,10 +23,7 @@ X, Y = rng.normal(size=(SLOTS, 4)), rng.integers(0, 3, SLOTS)
 ALL = np.ones(SLOTS, bool)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def towards(centre, params):
 
 @pytest.mark.parametrize("clip", [1e-3, CLIP, 1e6])
 @pytest.mark.parametrize("count", [0, 3, 4, 6])
-def test_reference(setup, clip, count):
+def test_private_gradient_against_the_reference(setup, clip, count):
     """The sum is divided by the expected size; divided by the drawn one it would tell that."""
     gradient, params, centre = setup
     valid = np.arange(SLOTS) < count
@@ -134,6 +131,7 @@ def test_noise_has_its_deviation():
     assert abs(both.mean()) < 4 * 1.5 / np.sqrt(both.size)
 
 
+@pytest.mark.costly
 def test_fixed_layers_have_no_part(setup):
     """Neither in norms nor in noise."""
     _, params, _ = setup
@@ -160,7 +158,7 @@ def test_fixed_layers_have_no_part(setup):
     assert (noisy["head"]["kernel"] != wanted["head"]["kernel"]).all()
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+@pytest.mark.parametrize("platform", [pytest.param("cpu", marks=pytest.mark.costly), "gpu"])
 def test_samples_one_by_one_and_at_once(platform):
     """Eleven samples are two chunks of an accelerator, the second one with padding."""
     x = np.random.default_rng(1).normal(size=(11, 3))
@@ -187,6 +185,7 @@ def test_samples_one_by_one_and_at_once(platform):
     np.testing.assert_allclose(loss, 1e6)
 
 
+@pytest.mark.costly
 def test_no_sample_makes_its_client_diverge():
     """That a client left the round would tell of the sample."""
     options = {"dtype": "float32", "validation_size": 0, "dp": "sample", "dp_clip": 1.0}

@@ -11,7 +11,7 @@ from fedjax_pfl.models.sparse_embeddings import sparse_tables
 from fedjax_pfl.models.task import LinenTask
 from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.training.local_step import LocalStep
-from tests.models.test_client_axis import small_federation, trained
+from tests.models.small import small_federation, trained
 
 
 def federation(net, **options):
@@ -19,7 +19,7 @@ def federation(net, **options):
     return small_federation(net, tokens=True, local_steps=3, **options)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("net", "options"),
     [

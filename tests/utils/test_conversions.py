@@ -68,6 +68,7 @@ ANYTHING = (
 )  # fmt: skip
 
 
+@pytest.mark.costly
 @settings(max_examples=400, deadline=None)
 @given(ANYTHING, st.sampled_from([int, float, bool]))
 @example("9" * 5000, int)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import states_of, toy_federation
+from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import structs
 
 MANY = 80  # of as many empty dataclasses about ten got another's program
@@ -91,6 +91,7 @@ def test_a_struct_comes_back_from_its_leaves():
     assert jax.tree.map(lambda x: 2 * x, node) == Mixed("a", {"x": 2.0}, 3, 4.0)
 
 
+@pytest.mark.costly
 def test_jit_never_takes_the_program_of_another_class():
     @jax.jit
     def number(node):
@@ -102,43 +103,6 @@ def test_jit_never_takes_the_program_of_another_class():
     nodes = [made(k)() for k in range(MANY)]
     assert [int(number(node)) for node in nodes] == list(range(MANY))
     assert [int(number(node)) for node in nodes] == list(range(MANY))
-
-
-def test_algorithms_that_look_alike_play_their_own_rounds():
-    """Two empty algorithms with one state class, in turn, many times in one process."""
-
-    @pfl.core.struct
-    class State:
-        models: object = pfl.core.per_client()
-
-    def algorithm(sign):
-        class Moves(pfl.Algorithm):
-            """Adds a constant to every model."""
-
-            def init(self, ctx):
-                return State(ctx.replicate(ctx.initial_model()))
-
-            def round(self, ctx, state):
-                models = jax.tree.map(lambda leaf: leaf + sign, state.models)
-                return State(models), ctx.record(ctx.cohort_of())
-
-            def models(self, ctx, state, rows):
-                return {"personalized": pfl.trees.take(state.models, rows)}
-
-        return Moves
-
-    before = dict(pfl.core.ALGORITHMS)
-    federation = toy_federation(dtype="float32")
-    try:
-        pair = {sign: pfl.core.algorithm(f"moves_{sign}")(algorithm(sign)) for sign in (1, -1)}
-        for _ in range(10):
-            for sign, cls in pair.items():
-                start, end = states_of(cls(), federation, rounds=1)
-                leaf, moved = (jax.tree.leaves(state.models)[0] for state in (start, end))
-                assert jnp.allclose(moved - leaf, sign)
-    finally:
-        pfl.core.ALGORITHMS.clear()
-        pfl.core.ALGORITHMS.update(before)
 
 
 def test_a_field_of_a_state_without_its_axes_is_named():

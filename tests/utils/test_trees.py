@@ -24,6 +24,7 @@ def test_expand_to():
     assert trees.expand_to(jnp.zeros(2), jnp.ones(2)).shape == (2,)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("shape", [(130, 127), (2**14,), (5, 5, 32, 24)])
 def test_a_wide_leaf_is_searched_to_its_corners(shape):
     """Parts of a wide leaf are combined first: no place of any part may be left out."""

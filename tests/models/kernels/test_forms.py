@@ -73,6 +73,7 @@ def operations(fn, *args):
     return str(jax.make_jaxpr(fn)(*args))
 
 
+@pytest.mark.costly
 def test_values_gradients_and_hessian_vector_products_are_equal():
     """Per-FedAvg needs products with the Hessian on every platform."""
     with jax.enable_x64(True):
@@ -119,7 +120,7 @@ def test_the_task_decides_and_jit_knows_it():
             assert ("reduce_window" in operations(pool, x)) == there
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_task_around_another_decides_for_it():
     federation = images(platform="tpu")
     x = jnp.ones((2, 8, 8, 1))
@@ -128,6 +129,7 @@ def test_a_task_around_another_decides_for_it():
         assert "conv_general_dilated" in operations(changed.task.predict, model, x)
 
 
+@pytest.mark.costly
 def test_a_users_own_network_is_as_it_was_on_accelerators():
     x = jnp.ones((2, 8, 8, 2))
     tasks = [LinenTask(Own(), platform="cpu", convolutions="xla"), LinenTask(Own(), platform="tpu")]
@@ -142,11 +144,13 @@ def test_a_users_own_task_is_told_the_platform():
     assert (task.platform, task.scale, own.platform) == ("tpu", 2.0, None)
 
 
+@pytest.mark.costly
 def test_flops_are_the_same_on_every_platform():
     counts = [step_flops(images(platform=name)) for name in ("cpu", "tpu")]
     assert counts[0] == counts[1] > 0
 
 
+@pytest.mark.costly
 def test_nothing_asks_the_process_while_tracing():
     federation = images(platform="tpu")
     assert federation.execution.platform == federation.task.platform == "tpu"
@@ -165,17 +169,14 @@ def test_unknown_platforms_are_refused():
         images(platform="tpus")
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "name", ["fedavg", pytest.param("perfedavg_async", marks=pytest.mark.slow)]
-)
-def test_a_simulation_made_for_a_tpu_has_the_numbers_of_one_made_for_a_cpu(name):
+@pytest.mark.costly
+def test_a_simulation_made_for_a_tpu_has_the_numbers_of_one_made_for_a_cpu():
     """XLA's CPU backend runs both."""
     with jax.enable_x64(True):
         results = []
         for platform in ("cpu", "tpu"):
             federation = images(platform=platform, dtype="float64", client_execution="vmap")
-            results.append(pfl.simulate(pfl.make_algorithm(name), federation, 2))
+            results.append(pfl.simulate(pfl.make_algorithm("fedavg"), federation, 2))
         models = [result.final.models() for result in results]
     for a, b in zip(*map(jax.tree.leaves, models), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)

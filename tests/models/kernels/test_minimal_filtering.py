@@ -42,7 +42,16 @@ def test_transforms_are_a_correlation(m, taps):
 
 
 @pytest.mark.parametrize(
-    ("m", "width", "height"), [(2, 5, 5), (2, 13, 8), (3, 9, 4), (3, 12, 5), (4, 12, 8), (4, 13, 8)]
+    ("m", "width", "height"),
+    [
+        (2, 5, 5),
+        (3, 12, 5),
+        (4, 13, 8),
+        *(
+            pytest.param(*case, marks=pytest.mark.costly)
+            for case in ((2, 13, 8), (3, 9, 4), (4, 12, 8))
+        ),
+    ],
 )
 def test_values_and_gradients(m, width, height):
     """Against NumPy's sum over the definition, for widths that m divides and others."""
@@ -86,7 +95,7 @@ def test_rounding_in_float32(m, taps, kh):
     assert 0 < errors[0] < 4 * errors[1]
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_second_derivatives():
     with jax.enable_x64(True):
         x, kernel = drawn((2, 6, 9, 2), (3, 3, 2, 2))
@@ -136,9 +145,8 @@ def test_a_compiled_function_is_counted_by_definition_and_stays_quick(counted_fi
     assert used()
 
 
-@pytest.mark.parametrize(
-    "shape", [(3, 12, 12, 16), pytest.param((3, 21, 1, 16), marks=pytest.mark.thorough)]
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("shape", [(3, 12, 12, 16), (3, 21, 1, 16)])
 def test_the_layer_has_the_same_numbers_either_way(shape):
     with jax.enable_x64(True):
         window = (5, 5) if shape[2] > 1 else (5, 1)
