@@ -28,7 +28,7 @@ def test_only_clients_who_are_there_take_part_and_are_scored(participation):
             present = [i for i in range(5) if there(i, t)]
             assert set(cohort) <= set(present)
             assert len(cohort) == min(len(present), round(5 * participation))
-        wanted = fedavg.run(case.initial(), case.clients(), ROUNDS, **case.common())
+        wanted = fedavg.run(case.setting())
         states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
         for t, (state, record) in enumerate(zip(states[1:], records, strict=True)):
             server = jax.tree.map(lambda x: x[None], state.server)

@@ -41,9 +41,14 @@ def test_fedavg_trains_and_is_scored_on_the_concept_of_the_round():
         model, batches = case.initial(), case.batches()
         for t in range(ROUNDS):
             case.y = drift.labels_in_round(plain, owners, t, **OPTIONS)
-            common = case.common(cohorts=[case.cohorts[t]], batches=[batches[t]])
-            common |= {"learning_rate": [case.rates[t]], "y": case.y}
-            model = fedavg.run(model, case.clients(), 1, **common)[0]["global"]
+            setting = case.setting(
+                initial=model,
+                rounds=1,
+                cohorts=[case.cohorts[t]],
+                batches=[batches[t]],
+                learning_rate=[case.rates[t]],
+            )
+            model = fedavg.run(setting)[0]["global"]
             state, record = states[t + 1], records[t]
             assert_models(jax.tree.map(lambda x: x[None], state.server), [model], "global")
             assert_losses(record, case, "personalized", [model] * 5)

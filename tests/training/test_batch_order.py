@@ -15,6 +15,7 @@ from fedjax_pfl.training import batch_indices
 from fedjax_pfl.utils import keys
 from tests.algorithms.harness import TwoLayers
 from tests.references import fedavg, local
+from tests.references.setting import Setting
 
 ROUNDS = 6
 STEPS = 2
@@ -68,21 +69,20 @@ def starts_of(fed):
     return cohorts, [np.asarray(cohort.starts).tolist() for cohort in cohorts]
 
 
-def reference_inputs(fed, batches, cohorts):
+def setting(fed, batches, cohorts):
     data = jax.device_get(fed.data)
-    return {
-        "x": np.asarray(data.samples, np.float64),
-        "y": data.labels,
-        "sizes": data.train.size,
-        "cohorts": cohorts,
-        "batches": batches,
-        "learning_rate": [0.3] * ROUNDS,
-    }
-
-
-def first_model(fed):
     model = fed.initial_model(keys.derive(jax.random.key(0), "init"))
-    return jax.tree.map(np.asarray, model["params"])
+    return Setting(
+        initial=jax.tree.map(np.asarray, model["params"]),
+        clients=[{} for _ in range(fed.num_clients)],
+        rounds=ROUNDS,
+        x=np.asarray(data.samples, np.float64),
+        y=data.labels,
+        sizes=data.train.size,
+        cohorts=cohorts,
+        batches=batches,
+        learning_rate=[0.3] * ROUNDS,
+    )
 
 
 def test_samples_come_class_after_class_and_stay_in_order_within_one():
@@ -138,9 +138,7 @@ def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
             steps = batch_indices(fed.schedule, split, jax.random.key(t), i, i, cursor)
             assert [s[0].tolist() for s in steps] == [b.tolist() for b in batches[t][i]]
     members = [np.flatnonzero(cohort.mask).tolist() for cohort in cohorts]
-    clients = [{} for _ in range(fed.num_clients)]
-    inputs = reference_inputs(fed, batches, members)
-    wanted = fedavg.run(first_model(fed), clients, ROUNDS, **inputs)
+    wanted = fedavg.run(setting(fed, batches, members))
     states = states_of(pfl.make_algorithm("fedavg"), fed, ROUNDS)
     for t, (state, models) in enumerate(zip(states[1:], wanted, strict=True)):
         assert_close(state.server["params"], models["global"], f"round {t}")
@@ -149,8 +147,7 @@ def test_fedavg_with_stragglers_goes_on_where_loaders_stopped(schedule):
 def test_clients_without_a_server_train_in_every_round():
     fed = federation(stragglers=LATE)
     batches = loaded(fed, [[True] * 5] * ROUNDS)
-    inputs = reference_inputs(fed, batches, [range(5)] * ROUNDS)
-    wanted = local.run(first_model(fed), [{}] * 5, ROUNDS, **inputs)
+    wanted = local.run(setting(fed, batches, [range(5)] * ROUNDS))
     states = states_of(pfl.make_algorithm("local"), fed, ROUNDS)
     for state, models in zip(states[1:], wanted, strict=True):
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *models["personalized"])

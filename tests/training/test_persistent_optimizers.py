@@ -38,8 +38,9 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
 @pytest.mark.thorough
 def test_only_those_that_train_change_theirs():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
-    lost = Case(**options).cohorts[1][0]
-    case = Case(**options, diverging=lost)
+    case = Case(**options)
+    lost = case.cohorts[1][0]
+    case = Case(**options, diverging=int(case.federation.data.ids[lost]))
     states = case.states_of(pfl.make_algorithm("fedavg"))
     for t, cohort in enumerate(case.cohorts):
         before, after = (states[k].optimizers["train"] for k in (t, t + 1))
