@@ -105,6 +105,11 @@ class Round:
         options = self.compared.options
         return (options[name] if name in options else getattr(self.compared.setting, name))[self.t]
 
+    def assert_mean(self):
+        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
+        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -136,14 +141,15 @@ class Comparison:
     def cases(self, matrix: bool):
         """(pattern, variant) of the tests; all variants run in the first two patterns.
 
-        The base case, and variants that share its program, are quick; the other variants and the
-        second pattern are costly. All other cases belong to the matrix.
+        The base case of each algorithm, and variants that share its program, are quick; the other
+        variants and the second pattern are costly. All other cases belong to the matrix.
         """
         first, base, second = next(iter(self.variants)), *[*self.patterns][:2]
+        bases = {v.algorithm: v for v in reversed(self.variants.values())}
         chosen = []
         for pattern in self.patterns:
             for name, variant in self.variants.items():
-                of_base = self._shares_program(self.variants[first], variant)
+                of_base = self._shares_program(bases[variant.algorithm], variant)
                 quick = pattern == base and of_base
                 costly = pattern == base or (pattern == second and name == first)
                 if quick or costly or (matrix and (pattern == second or name == first)):
