@@ -129,7 +129,7 @@ class Comparison:
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
     steps: tuple[str, ...]
-    copies: bool
+    copies: int
     check: Callable | None
     finish: Callable | None
 
@@ -212,7 +212,7 @@ class Comparison:
         if self.steps:
             assert_steps(now.record, now.cohort, *(now.batches(name) for name in self.steps))
         if self.copies:
-            now.case.assert_whole_models(now.record, now.t)
+            now.case.assert_whole_models(now.record, now.t, self.copies)
         if self.check:
             self.check(now)
 
@@ -233,7 +233,7 @@ def comparison(
     matrices=None,
     clients=None,
     steps=("batches",),
-    copies=True,
+    copies=1,
     check=None,
     finish=None,
 ):
@@ -256,7 +256,7 @@ def comparison(
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
       steps: names of the batches on which a member takes gradients; none checks no steps.
-      copies: whether members send and receive one copy of every block.
+      copies: of every block, that members send and receive; 0 checks none.
       check: asserts what else holds, of each `Round`.
       finish: asserts what holds in the end, of `Compared`.
     """

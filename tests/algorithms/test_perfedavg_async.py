@@ -42,6 +42,6 @@ test_reference, test_contract = comparison(
     states={"server": "global", "trained": "personalized", "arrived": "arrived"},
     scores={"global": "global", "personalized": "personalized"},
     steps=(),
-    copies=False,
+    copies=0,
     check=check,
 )

@@ -39,6 +39,7 @@ from tests.references import (
     perfedavg_spfl,
     pfedla,
     pfedme,
+    pfedsim,
 )
 from tests.references.limits import (
     check,
@@ -201,6 +202,7 @@ LIMITS = {
             guidance_batches=further_batches(s),
         ), "personalized", lambda s: local_of(s.but(learning_rate=[1e-3] * ROUNDS)),
     ),
+    "pfedsim-warm-up": (lambda s: pfedsim.run(s, warm=ROUNDS), "global", fedavg_of),
     "pfedla-retained": (
         lambda s: pfedla.run(s, **drawn(), retained=2), "personalized", local_of,
     ),
