@@ -133,6 +133,7 @@ def test_joint_record_of_two_alices():
     """Arrays [Alices, clients]; neither run's divergence, steps or traffic is lost."""
     runs = Record(
         clients={
+            "participated": jnp.array([[True, True], [False, True]]),
             "diverged": jnp.array([[False, True], [False, False]]),
             "local_steps": jnp.array([[2, 3], [0, 5]]),
             "train_loss": jnp.array([[0.1, 0.2], [0.3, 0.4]]),
@@ -143,7 +144,12 @@ def test_joint_record_of_two_alices():
         matrices={"mixing": jnp.array([[[0.0, 0.0]], [[0.25, 0.75]]])},
     )
     record = jax.jit(joint_record)(runs)
-    wanted = {"diverged": [False, True], "local_steps": [2, 8], "train_loss": [0.1, 0.4]}
+    wanted = {
+        "diverged": [False, True],
+        "local_steps": [2, 8],
+        "train_loss": [0.1, 0.4],
+        "self_weight": [1, np.nan],
+    }
     for name, values in wanted.items():
         np.testing.assert_array_equal(record.clients[name], values)
     np.testing.assert_array_equal(record.up, [[2], [4]])
