@@ -37,6 +37,7 @@ def graph_and_generators(one):
     isolated = (RING + np.diag([0, 0, 0, 0, 1]))[np.ix_(ids, ids)]
     rounds = [keys.of_round(one.case.key, "sfl", t) for t in range(one.case.rounds)]
     return {
+        "neighbours": {"ids": ids},
         "given": {"graph": sfl_graph.row_normalized(isolated)},
         "learned": {
             "generators": [
