@@ -23,7 +23,7 @@ def test_contract_of_an_option(name, check):
     CHECKS[check](pfl.make_algorithm(name, OPTIONS[name]))
 
 
-def tested():
+def compared_or_checked():
     """Algorithms with a comparison, and those with the contract; see `comparison`."""
     found = {"pattern": set(), "name": set()}
     for file in Path(__file__).parent.glob("test_*.py"):
@@ -38,4 +38,4 @@ def tested():
 
 @pytest.mark.parametrize("kind", ["pattern", "name"], ids=["comparison", "contract"])
 def test_every_algorithm_has_a_comparison_and_the_contract(kind):
-    assert sorted(set(pfl.core.ALGORITHMS) - tested()[kind]) == []
+    assert sorted(set(pfl.core.ALGORITHMS) - compared_or_checked()[kind]) == []
