@@ -220,11 +220,13 @@ def joint_record(records: core.Record) -> core.Record:
 
     weights = records.matrices["mixing"][:, 0]
     still = ~jnp.any(weights != 0, axis=1)
-    identity = jnp.eye(len(weights), dtype=weights.dtype)
+    matrix = jnp.where(still[:, None], jnp.eye(len(weights), dtype=weights.dtype), weights)
+    clients = {name: of_client(values) for name, values in records.clients.items()}
+    member = clients["participated"] & ~clients["diverged"]
     return core.Record(
-        clients={name: of_client(values) for name, values in records.clients.items()},
+        clients=clients | {"self_weight": jnp.where(member, jnp.diagonal(matrix), jnp.nan)},
         scalars={},
         up=jnp.sum(records.up, axis=0, dtype=jnp.int32),
         down=jnp.sum(records.down, axis=0, dtype=jnp.int32),
-        matrices={"mixing": jnp.where(still[:, None], identity, weights)},
+        matrices={"mixing": matrix},
     )

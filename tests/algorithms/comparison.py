@@ -136,7 +136,7 @@ class Comparison:
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
     steps: tuple[str, ...]
-    copies: bool
+    copies: int
     check: Callable | None
     finish: Callable | None
     make_case: Callable[..., Case]
@@ -149,14 +149,15 @@ class Comparison:
     def cases(self, matrix: bool):
         """(pattern, variant) of the tests; all variants run in the first two patterns.
 
-        The base case, and variants that share its program, are quick; the other variants and the
-        second pattern are costly. All other cases belong to the matrix.
+        The base case of each algorithm, and variants that share its program, are quick; the other
+        variants and the second pattern are costly. All other cases belong to the matrix.
         """
         first, base, second = next(iter(self.variants)), *[*self.patterns][:2]
+        bases = {v.algorithm: v for v in reversed(self.variants.values())}
         chosen = []
         for pattern in self.patterns:
             for name, variant in self.variants.items():
-                of_base = self._shares_program(self.variants[first], variant)
+                of_base = self._shares_program(bases[variant.algorithm], variant)
                 quick = pattern == base and of_base
                 costly = pattern == base or (pattern == second and name == first)
                 if quick or costly or (matrix and (pattern == second or name == first)):
@@ -223,7 +224,7 @@ class Comparison:
         if self.steps:
             assert_steps(now.record, now.cohort, *(now.batches(name) for name in self.steps))
         if self.copies:
-            now.case.assert_whole_models(now.record, now.t)
+            now.case.assert_whole_models(now.record, now.t, self.copies)
         if self.check:
             self.check(now)
 
@@ -245,7 +246,7 @@ def comparison(
     matrices=None,
     clients=None,
     steps=("batches",),
-    copies=True,
+    copies=1,
     check=None,
     finish=None,
     make_case=Case,
@@ -270,7 +271,7 @@ def comparison(
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
       steps: names of the batches on which a member takes gradients; none checks no steps.
-      copies: whether members send and receive one copy of every block.
+      copies: of every block, that members send and receive; 0 checks none.
       check: asserts what else holds, of each `Round`.
       finish: asserts what holds in the end, of `Compared`.
       make_case: `Case`, or a function of the same options.

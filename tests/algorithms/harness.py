@@ -195,11 +195,11 @@ class Case:
         assert_losses(record, self, "global", [models["global"]] * self.num_clients)
         assert_losses(record, self, "personalized", models["personalized"])
 
-    def assert_whole_models(self, record, t):
-        """Members send and receive one copy of every block, and nobody else."""
-        copies = np.repeat(self.present(t)[:, None], record["up"].shape[1], axis=1)
-        np.testing.assert_array_equal(record["up"], copies)
-        np.testing.assert_array_equal(record["down"], copies)
+    def assert_whole_models(self, record, t, copies=1):
+        """Members send and receive copies of every block, and nobody else."""
+        expected = copies * np.repeat(self.present(t)[:, None], record["up"].shape[1], axis=1)
+        np.testing.assert_array_equal(record["up"], expected)
+        np.testing.assert_array_equal(record["down"], expected)
 
     def assert_mean(self, record, t, sizes=None):
         """The mixing matrix is one row: the members' weights by size, or `sizes` of all."""

@@ -13,11 +13,11 @@ from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
 from fedjax_pfl.utils import trees
 from tests.engine.finals import final_in
-from tests.models.test_normalization import NormNet
+from tests.models.norm_net import NormNet
 
 
-@pytest.mark.thorough
-def test_averaged_variances_stay_positive():
+@pytest.mark.costly
+def test_averaged_running_variances_of_spfl():
     """One client's inputs are ten times as large: stepping statistics would go below zero."""
     federation = toy_federation(
         (12,) * 5,
@@ -35,8 +35,8 @@ def test_averaged_variances_stay_positive():
         assert (state.models["batch_stats"]["bn"]["var"] > 0).all()
 
 
-@pytest.mark.slow
-def test_stages_are_told_by_name():
+@pytest.mark.costly
+def test_stages_of_spfl_by_name_of_the_head():
     """Two stages of one block each: which of them is called the head changes no weight."""
     algorithm = pfl.make_algorithm("spfl", {"weighting": "paper"})
     first, last = (
@@ -49,15 +49,10 @@ def test_stages_are_told_by_name():
     assert abs(first[0] - first[1]).max() > 1e-3
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("pfedla", "spfl") else pytest.mark.slow)
-        for name in sorted(pfl.core.ALGORITHMS)
-    ],
-)
-def test_states_have_the_models_type(name, dtype):
+@pytest.mark.costly
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", sorted(pfl.core.ALGORITHMS))
+def test_dtypes_of_states(name, dtype):
     """Though 64-bit types are on, nothing becomes one; traced only.
 
     pFedFDA's covariances need float32 at least.
@@ -73,17 +68,11 @@ def test_states_have_the_models_type(name, dtype):
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, shapes)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("fedavg_async", "plga")),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("fedavg_sync", "fedasync", "lga", "perfedavg_async")
-        ),
-    ],
+    "name", ["fedavg_async", "plga", "fedavg_sync", "fedasync", "lga", "perfedavg_async"]
 )
-def test_statistics_stay_with_their_clients(name):
+def test_private_statistics_of_late_clients(name):
     federation = toy_federation(model=NormNet(), batch_norm="affine_shared", stragglers={1: 1})
     algorithm = pfl.make_algorithm(name)
     states = states_of(algorithm, federation, rounds=3)
@@ -101,7 +90,8 @@ def test_statistics_stay_with_their_clients(name):
     assert "global" not in jax.eval_shape(final_in(states[-1], algorithm, federation, 3).models)
 
 
-def test_a_client_that_keeps_its_model_has_the_identitys_row():
+@pytest.mark.costly
+def test_mixing_row_of_a_client_that_keeps_its_model():
     """It shares no class with the cohort, so no class model has anything for it."""
     federation = toy_federation(seed=2, participation=0.2)
     algorithm = pfl.make_algorithm("cwfedavg", {"shares": "labels", "wdr_weight": 0})
@@ -117,8 +107,8 @@ def test_a_client_that_keeps_its_model_has_the_identitys_row():
         ("apfl", {"model": NormNet(), "batch_norm": "affine_shared"}),
     ],
 )
-def test_new_clients_begin_with_the_servers_model_and_the_mean_of_private_leaves(name, options):
-    """Not with the mean of models that stay with their clients."""
+def test_new_client_start_with_private_leaves(name, options):
+    """The server's model and the mean of private leaves, not of models that stay with clients."""
     algorithm, key, t = pfl.make_algorithm(name), jax.random.key(0), jnp.int32(0)
     federation = algorithm.prepare(toy_federation(**options))
 

@@ -36,7 +36,7 @@ def ordered_pairs(names: list[str]) -> list[str]:
     return walk[::-1]
 
 
-def test_the_walk_goes_along_every_ordered_pair_once():
+def test_ordered_pairs():
     names = list("abcde")
     walk = ordered_pairs(names)
     steps = list(itertools.pairwise(walk))
@@ -44,8 +44,8 @@ def test_the_walk_goes_along_every_ordered_pair_once():
     assert all(a != b for a, b in steps)
 
 
-@pytest.mark.slow
-def test_every_ordered_pair():
+@pytest.mark.costly
+def test_algorithms_after_each_other():
     names = sorted(pfl.core.ALGORITHMS)
     with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
         alone = dict(zip(names, pool.map(outcome, names, chunksize=1), strict=True))

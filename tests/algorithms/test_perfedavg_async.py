@@ -2,25 +2,46 @@
 
 import numpy as np
 
-from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, over
-from tests.algorithms.late import assert_costs, compare, late_case
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, assert_steps
 from tests.references import perfedavg_async
 
 
-@over(LATE_PATTERNS, [("in-order", 2), ("paper-vmap", 3)], (2, 3))
-def test_perfedavg(pattern, variant):
-    """Its cycle is its own, d + 1 rounds, whatever the federation's; two steps unless told."""
-    case, settings = late_case(pattern), {} if variant == 2 else {"local_updates": variant}
+def timetable(one):
+    """The algorithm's cycle is its own, d + 1 rounds, whatever the federation's."""
+    case = one.case
     starts, arrivals = case.cohorts, case.cohorts
-    if "participation" not in LATE_PATTERNS[pattern]:
+    if "participation" not in LATE_PATTERNS[one.pattern]:
         delays = np.asarray(case.federation.participation.delay)
-        starts, arrivals = perfedavg_async.timetable(delays, LATE_ROUNDS)
-    batches = case.batches(starts=starts)
-    changes = {"starts": starts, "arrivals": arrivals, "batches": batches}
-    options = {"steps": variant}
-    records = compare(case, "perfedavg_async", settings, perfedavg_async.run, options, **changes)
-    assert_costs(records, arrivals, starts, batches, passes=variant)
-    shares = case.sizes / case.sizes.sum()
-    for record, here in zip(records, arrivals, strict=True):
-        expected = np.where(np.isin(np.arange(case.num_clients), here), shares, 0)
-        np.testing.assert_allclose(record["matrices"]["mixing"], expected[None], 1e-9, 1e-12)
+        starts, arrivals = perfedavg_async.timetable(delays, case.rounds)
+    return {"starts": starts, "arrivals": arrivals, "batches": case.batches(starts=starts)}
+
+
+def check(now):
+    """Copies and gradients of who starts and arrives; arrivals weigh their share of all samples."""
+    setting, count = now.compared.setting, now.case.num_clients
+    starts, arrivals = (
+        np.isin(np.arange(count), who[now.t]) for who in (setting.starts, setting.arrivals)
+    )
+    for copies, who in ((now.record["up"], arrivals), (now.record["down"], starts)):
+        np.testing.assert_array_equal(copies, np.repeat(who[:, None], 2, axis=1))
+    walks = [now.batches()] * now.compared.algorithm.local_updates
+    assert_steps(now.record, setting.starts[now.t], *walks)
+    shares = np.where(arrivals, now.case.sizes / now.case.sizes.sum(), 0)
+    np.testing.assert_allclose(now.record["matrices"]["mixing"], shares[None], 1e-9, 1e-12)
+
+
+test_reference, test_contract = comparison(
+    "perfedavg_async",
+    perfedavg_async.run,
+    variants={"two": {}, "three": {"local_updates": 3}},
+    options={"rounds": LATE_ROUNDS},
+    patterns=LATE_PATTERNS,
+    renamed={"local_updates": "steps"},
+    given=timetable,
+    states={"server": "global", "trained": "personalized", "arrived": "arrived"},
+    scores={"global": "global", "personalized": "personalized"},
+    steps=(),
+    copies=0,
+    check=check,
+)

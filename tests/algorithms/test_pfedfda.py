@@ -9,11 +9,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, nearest
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.sample_features import SampleFeatures
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import assert_models
 from tests.engine.finals import final_in
 from tests.references import pfedfda
 
-VARIANTS = {"default": {}, "single": {"single": True, "min_samples": 1, "epsilon": 0.1}}
 CLASSES, WIDTH = 3, 5
 
 
@@ -21,36 +21,48 @@ def algorithm(**settings):
     return pfl.make_algorithm("pfedfda", settings)
 
 
-@over(PATTERNS, [("partial-map", "default"), ("full-vmap", "single")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    states, records = case.run_rounds(algorithm(**settings))
-    means = np.asarray(states[0].known.means)
+def first_means(one):
+    known = one.states[0].known
+    means = np.asarray(known.means)
     assert means.min() >= 0 and means.max() <= 1 and np.std(means) > 0.1
-    np.testing.assert_array_equal(states[0].known.covariance, np.eye(WIDTH))
-    common = case.common()
-    wanted = pfedfda.run(case.initial(), means, case.clients(), 3, **common, **settings)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        shared = {k: v for k, v in state.server["params"].items() if k != "head"}
-        assert_close(shared, models["global"], f"body in round {t}")
-        np.testing.assert_allclose(state.known.means, models["means"], 1e-9)
-        np.testing.assert_allclose(state.known.covariance, models["covariance"], 1e-9, 1e-12)
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        for i, beta in models["beta"].items():
-            found = [record["clients"][f"beta_{k}"][i] for k in ("means", "covariance")]
-            np.testing.assert_allclose(found, beta, 1e-9, 1e-12)
-        present = np.isin(np.arange(5), case.cohorts[t])
-        for way in ("up", "down"):
-            np.testing.assert_array_equal(record["clients"][f"numbers_{way}"], 30 * present)
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], case.sizes * present)
-    chosen = [b for models in wanted for pair in models["beta"].values() for b in pair]
+    np.testing.assert_array_equal(known.covariance, np.eye(WIDTH))
+    return {"means": means}
+
+
+def check(now):
+    for i, beta in now.wanted["beta"].items():
+        found = [now.clients[f"beta_{k}"][i] for k in ("means", "covariance")]
+        np.testing.assert_allclose(found, beta, 1e-9, 1e-12)
+    for way in ("up", "down"):
+        np.testing.assert_array_equal(now.clients[f"numbers_{way}"], 30 * now.present)
+    np.testing.assert_array_equal(now.clients["forward_samples"], now.case.sizes * now.present)
+
+
+def finish(one):
+    chosen = [b for models in one.wanted for pair in models["beta"].values() for b in pair]
     assert len({round(b, 2) for b in chosen}) > 3, chosen
-    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
-    made = final.personalize(case.federation)["params"]
-    for i, model in enumerate(wanted[-1]["personalized"]):
-        ours = jax.tree.map(lambda leaf, i=i: leaf[0, i], made)
-        assert_close({k: dict(v) for k, v in ours.items()}, model, f"new client {i}", 1e-8)
+    if one.pattern == "full-vmap":
+        final = final_in(one.states[-1], one.algorithm, one.case.federation, one.case.rounds)
+        made = final.personalize(one.case.federation)
+        wanted = one.wanted[-1]["personalized"]
+        assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
+
+
+test_reference, test_contract = comparison(
+    "pfedfda",
+    pfedfda.run,
+    variants={"default": {}, "single": {"single": True, "min_samples": 1, "epsilon": 0.1}},
+    given=first_means,
+    states={
+        "server.params.hidden": "global.hidden",
+        "known.means": "means",
+        "known.covariance": "covariance",
+    },
+    scores={"personalized": "personalized"},
+    copies=0,
+    check=check,
+    finish=finish,
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +81,9 @@ def jitted(method, known, z, labels, valid):
         return jax.jit(method)(Gaussians(*map(jnp.asarray, known)), seen)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [4, 7])
-def test_padding_and_classes_with_one_sample(worked, count):
+def test_best_beta_with_padding_and_classes_of_one_sample(worked, count):
     known, z, labels = worked
     valid = np.arange(8) < count
     prior = pfedfda.prior_of(labels[valid], CLASSES, 1e-4)
@@ -81,10 +94,10 @@ def test_padding_and_classes_with_one_sample(worked, count):
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("rows", [(), (0, 1, 2), (0, 1, 2, 6)])
-def test_with_few_samples_gaussians_are_the_servers(worked, rows):
-    """Of classes with one sample none counts."""
+def test_adapted_gaussians_of_few_samples(worked, rows):
+    """They are the server's; of classes with one sample none counts."""
     known, z, labels = worked
     valid = np.isin(np.arange(8), rows)
     own, beta = jitted(PFedFda().adapted, known, z, labels, valid)
@@ -93,8 +106,8 @@ def test_with_few_samples_gaussians_are_the_servers(worked, rows):
     np.testing.assert_array_equal(own.covariance, known[1])
 
 
-@pytest.mark.thorough
-def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
+@pytest.mark.costly
+def test_diverged_clients_and_robust_rules_of_pfedfda():
     options = {"validation_size": 0, "dtype": "float32", "model": TanhNetwork(), "diverging": 3}
     (plain, records), (robust, _) = (
         run_rounds(algorithm(), toy_federation(**options, **rule), 1, scored=())
@@ -108,8 +121,8 @@ def test_who_diverges_sends_nothing_and_robust_rules_are_for_the_body():
         assert_close(robust[1].server, plain[1].server, "body", 1e-6)
 
 
-@pytest.mark.thorough
-def test_noise_leaves_a_covariance():
+@pytest.mark.costly
+def test_covariance_of_pfedfda_with_noise():
     noise = {"dp": "client", "dp_clip": 1.0, "dp_noise": 5.0}
     federation = toy_federation(validation_size=0, model=TanhNetwork(), **noise)
     for state in states_of(algorithm(epsilon=0.01), federation, 2):

@@ -1,4 +1,4 @@
-"""pFedHN against its reference, which starts from the library's own hypernetwork; its limits."""
+"""pFedHN against its reference, which starts from the library's own hypernetwork."""
 
 from dataclasses import replace
 from functools import partial
@@ -11,14 +11,8 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from fedjax_pfl.utils import keys, trees
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import assert_models
 from tests.algorithms.norms import ConvNorm
 from tests.references import pfedhn
 from tests.references.network import loss_and_gradient
@@ -27,17 +21,6 @@ from tests.references.network import loss_and_gradient
 SMALL = {"embedding_size": 2, "hidden_size": 6, "depth": 2, "server_rate": 0.2}
 BITING = {"server_clip": 0.4, "clip": 0.3, "server_decay": 0.03, "server_momentum": 0.7}
 LOCAL = {"momentum": 0.8, "weight_decay": 0.02}
-# Settings, the reference's settings, options of the federation.
-VARIANTS = {
-    "sequential": ({**BITING, "embedding_rate": 3.0}, {**BITING, "embedding_rate": 0.6}, LOCAL),
-    "mean": (
-        {"form": "mean_vjp", "local_head": True, **BITING},
-        {"form": "mean_vjp", **BITING},
-        {**LOCAL, "batch_order": "fresh"},
-    ),
-    "local-head": ({"local_head": True, **BITING}, BITING, LOCAL),
-}
-QUICK = (("partial-map", "sequential"), ("partial-map", "mean"), ("full-vmap", "local-head"))
 
 
 def made(**settings):
@@ -71,116 +54,52 @@ def context(federation, t=1, cohort=None):
     return ctx if cohort is not None else replace(ctx, cohort=ctx.cohort_of())
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    settings, options, local = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern] | local)
-    algorithm = made(**settings)
-    states, records = case.run_rounds(algorithm)
-    first, initial = states[0], case.initial()
-    heads = [initial["head"]] * case.num_clients if settings.get("local_head") else None
-    common = case.common(cohorts=in_order(case))
-    defaults = {"momentum": 0.0, "weight_decay": 0.0, "server_rate": 0.2}
-    wanted = pfedhn.run(
-        initial,
-        case.clients(),
-        3,
-        **common,
-        embeddings=first.embedding,
-        hypernetwork=written(first.psi),
-        heads=heads,
-        **defaults | {k: v for k, v in local.items() if k in defaults} | options,
-    )
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        ours = pfedhn.numbers(state.embedding, written(state.psi))
-        theirs = pfedhn.numbers(models["embeddings"], models["hypernetwork"])
-        np.testing.assert_allclose(ours, theirs, 1e-9, 1e-9)
-        velocity = pfedhn.numbers(state.velocity_v, written(state.velocity_psi))
-        np.testing.assert_allclose(velocity, models["velocity"], 1e-9, 1e-9)
-        if heads is not None:
-            own = [{"head": model["head"]} for model in models["personalized"]]
-            assert_models(state.private, own, "heads")
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = case.present(t)
-        for copies in (record["up"], record["down"]):
-            np.testing.assert_array_equal(copies, np.repeat(present[:, None], 2, axis=1))
+def inputs(one):
+    case, first, settings = one.case, one.states[0], one.settings
+    heads = [case.initial()["head"]] * case.num_clients if settings.get("local_head") else None
+    local = LOCAL if one.variant in ("mean", "local-head") else dict.fromkeys(LOCAL, 0.0)
+    return {
+        "cohorts": in_order(case),
+        "embeddings": first.embedding,
+        "hypernetwork": written(first.psi),
+        "heads": heads,
+        "embedding_rate": settings["embedding_rate"] * settings["server_rate"],
+        **local,
+    }
 
 
-def constant(state, model):
-    """The state whose hypernetwork makes `model` for everybody, from biases alone."""
-    nothing = jax.tree.map(jnp.zeros_like, (state.embedding, state.psi))
-    psi = replace(nothing[1], bias=jax.tree.map(jnp.asarray, model))
-    return replace(state, embedding=nothing[0], psi=psi)
+def check(now):
+    state, models = now.state, now.wanted
+    numbers = pfedhn.numbers(state.embedding, written(state.psi))
+    expected = pfedhn.numbers(models["embeddings"], models["hypernetwork"])
+    np.testing.assert_allclose(numbers, expected, 1e-9, 1e-9)
+    velocity = pfedhn.numbers(state.velocity_v, written(state.velocity_psi))
+    np.testing.assert_allclose(velocity, models["velocity"], 1e-9, 1e-9)
+    if now.settings.get("local_head"):
+        own = [{"head": model["head"]} for model in models["personalized"]]
+        assert_models(state.private, own, "heads")
 
 
-@pytest.mark.thorough
-def test_biases_alone_are_fedavg_or_pass_the_model_from_client_to_client():
-    """Without momentum, decay and clipping, at the server's rate 1."""
-    plain = {"server_rate": 1.0, "server_momentum": 0.0, "server_decay": 0.0}
-    plain |= {"server_clip": 0.0, "clip": 0.0}
-    forms = [made(form=form, **plain) for form in ("mean_vjp", "sequential")]
-    federation = forms[0].prepare(toy_federation(validation_size=0, local_epochs=1))
-
-    @jax.jit
-    def both():
-        ctx = context(federation)
-        model, order = ctx.initial_model(), ctx.cohort.order(ctx.key_for("order"))
-        mean, passed = (form.round(ctx, constant(form.init(ctx), model))[0] for form in forms)
-        trained = ctx.train(pfl.Broadcast(model)).models
-
-        def turn(model, k):
-            one = ctx.cohort.member(k)
-            return trees.row(ctx.train(pfl.Broadcast(model), one).models, 0), None
-
-        last, _ = jax.lax.scan(turn, model, order)
-        average = jax.tree.map(lambda leaf: leaf.mean(axis=0), trained)
-        return mean.psi.bias, average, passed.psi.bias, last
-
-    mean, average, passed, last = both()
-    assert_close(mean, average, "uniform FedAvg")
-    assert_close(passed, last, "one after the other")
-    assert abs(mean["params"]["head"]["bias"] - passed["params"]["head"]["bias"]).max() > 1e-3
+test_reference, test_contract = comparison(
+    "pfedhn",
+    pfedhn.run,
+    settings={**SMALL, **BITING, "embedding_rate": 3.0},
+    variants={
+        "sequential": {},
+        "mean": Variant(
+            {"form": "mean_vjp", "local_head": True}, options={**LOCAL, "batch_order": "fresh"}
+        ),
+        "local-head": Variant({"local_head": True}, options=LOCAL),
+    },
+    ours=("embedding_size", "hidden_size", "depth", "local_head"),
+    given=inputs,
+    scores={"personalized": "personalized"},
+    check=check,
+)
 
 
-@pytest.mark.thorough
-def test_a_step_descends_and_the_published_other_sign_ascends():
-    """A public re-implementation steps along theta' - theta."""
-    algorithm = made(server_decay=0.0, server_rate=1e-2)
-    ctx = context(algorithm.prepare(toy_federation(validation_size=0)))
-
-    @jax.jit
-    def losses():
-        state, target = algorithm.init(ctx), ctx.initial_model("another")
-
-        def loss(generator):
-            embedding, psi = generator
-            apart = jax.tree.map(jnp.subtract, psi(embedding[2]), target)
-            return 0.5 * sum(jnp.vdot(leaf, leaf) for leaf in jax.tree.leaves(apart))
-
-        moving, _ = state.generator
-        slope = jax.grad(loss)(moving)  # the product with theta - target
-        other = jax.tree.map(jnp.negative, slope)
-        ahead, back = (algorithm._server_step(state.generator, s)[0] for s in (slope, other))
-        return loss(ahead), loss(moving), loss(back)
-
-    ahead, still, back = losses()
-    assert ahead < still < back
-
-
-@pytest.mark.thorough
-def test_without_a_server_rate_all_models_are_constant():
-    federation = toy_federation(validation_size=0, participation=0.6)
-    rates = {"server_rate": [0.0, 0.2], "embedding_rate": [1.0, 1.0]}
-    result = pfl.simulate(made(), federation, 3, settings=rates, chunk=4)
-    still, moving = result.scores["personalized/test/loss"][0]
-    kept = np.isfinite(still[0])
-    assert (still[:, kept] == still[0, kept]).all()
-    assert (moving[0, kept] != moving[-1, kept]).all()
-
-
-@pytest.mark.thorough
-def test_who_diverges_leaves_everything_as_it_was():
+@pytest.mark.costly
+def test_pfedhn_when_all_diverge():
     settings = {"local_head": True, "server_decay": 0.1}
     algorithm = made(**settings)
     options = {"model": TanhNetwork(), "momentum": 0.5, "diverging": 0}
@@ -193,8 +112,9 @@ def test_who_diverges_leaves_everything_as_it_was():
     assert_close(last, first, "the state", 0)
 
 
-@pytest.mark.thorough
-def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
+@pytest.mark.costly
+def test_new_clients_of_pfedhn():
+    """They learn an embedding through the frozen hypernetwork."""
     algorithm = made(local_head=True, clip=0.001)
     whole = algorithm.prepare(toy_federation(model=TanhNetwork(), local_epochs=2))
     left, new = pfl.split_new_clients(whole, 2)
@@ -232,8 +152,8 @@ def test_new_clients_learn_an_embedding_through_the_frozen_hypernetwork():
         assert_close(trees.row(found, k), wanted, f"new client {client}")
 
 
-@pytest.mark.thorough
-def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_models():
+@pytest.mark.costly
+def test_running_statistics_and_extra_losses_in_pfedhn():
     algorithm = made()
     federation = algorithm.prepare(toy_federation(model=ConvNorm(), participation=0.6))
 
@@ -260,7 +180,7 @@ def test_running_statistics_stay_with_their_client_and_extra_losses_are_of_model
     assert (newest != now).any(axis=1).all()  # they are trained with
 
 
-def test_defaults_are_the_papers():
+def test_defaults_of_pfedhn():
     algorithm = pfl.make_algorithm("pfedhn")
     ctx = context(algorithm.prepare(toy_federation()))
     state = jax.eval_shape(lambda: algorithm.init(ctx))
@@ -272,8 +192,8 @@ def test_defaults_are_the_papers():
     assert (algorithm.server_decay, algorithm.server_clip, algorithm.clip) == (1e-3, 50, 50)
 
 
-@pytest.mark.thorough
-def test_the_first_hypernetwork_is_uniform_within_its_bounds():
+@pytest.mark.costly
+def test_first_hypernetwork():
     algorithm = made(embedding_size=4, hidden_size=25)
     state, moved = jax.device_get(
         [
@@ -297,7 +217,7 @@ def test_the_first_hypernetwork_is_uniform_within_its_bounds():
     assert 0.5 < np.std(state.embedding) < 1.6
 
 
-def test_the_batched_form_says_that_it_is_another_algorithm():
+def test_remarks_and_blocks_of_pfedhn():
     federation = toy_federation()
     assert made().remarks(made().prepare(federation)) == []
     other = made(form="mean_vjp")

@@ -1,67 +1,27 @@
-"""pFedLA and HeurpFedLA against their reference, which starts from the library's own networks;
-their limits, and the direction in which hypernetworks move."""
-
-from functools import partial
+"""pFedLA and HeurpFedLA against their reference, which starts from the library's own networks."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import mixing
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from fedjax_pfl.utils import trees
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    FourLayers,
-    TwoLayers,
-    assert_losses,
-    assert_models,
-    over,
-)
+from fedjax_pfl.testing.toys import run_rounds, toy_federation
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import FourLayers, TwoLayers
 from tests.references import pfedla
 
 SMALL = {"embedding_size": 4, "hidden_size": 6}
-TWO = ("hidden", "head")
-FOUR = ("hidden_a", "hidden_b", "hidden_c", "head")
-# Name, settings, the reference's settings, the blocks. The hypernetworks' rate is its default, 1,
-# unless stated.
-VARIANTS = {
-    "softmax": ("pfedla", {}, {}, TWO),
-    "heuristic": ("heurpfedla", {"retained": 1}, {"retained": 1}, TWO),
-    "relu-independent": (
-        "pfedla",
-        {"weighting": "relu_norm", "initial": "independent"},
-        {"weighting": "relu_norm"},
-        TWO,
-    ),
-    "heuristic-relu": (
-        "heurpfedla",
-        {"weighting": "relu_norm", "retained": 2},
-        {"weighting": "relu_norm", "retained": 2},
-        FOUR,
-    ),
-    "whole-model": (
-        "pfedla",
-        {"grouping": "model", "hypernetwork_rate": 0.3},
-        {"hypernetwork_rate": 0.3},
-        (TWO,),
-    ),
-    "stages": ("heurpfedla", {"grouping": "stages"}, {"retained": 1}, (FOUR[:3], "head")),
-    "none-retained": ("heurpfedla", {"retained": 0}, {}, FOUR),
+# Blocks of the reference; "hidden" and "head" unless stated.
+BLOCKS = {
+    "whole-model": (("hidden", "head"),),
+    "stages": (("hidden_a", "hidden_b", "hidden_c"), "head"),
 }
-QUICK = (
-    ("partial-map", "softmax"),
-    ("partial-map", "heuristic"),
-    ("full-vmap", "relu-independent"),
-    ("partial-map", "whole-model"),
-    ("full-vmap", "stages"),
-)
+
+
+def blocks_of(one):
+    return BLOCKS.get(one.variant, ("hidden", "head"))
 
 
 def networks(state):
@@ -100,43 +60,19 @@ def models_of(stack):
     ]
 
 
-@over(PATTERNS, QUICK, VARIANTS, again=("heuristic-relu", "none-retained"))
-def test_reference(pattern, variant):
-    name, settings, options, blocks = VARIANTS[variant]
-    deep = any("hidden_a" in pfedla.layers_of(block) for block in blocks)
-    scored = {"scored": True}  # what is downloaded is not in the state
-    case = Case(**PATTERNS[pattern] | scored, model=FourLayers() if deep else None)
-    states, records = case.run_rounds(pfl.make_algorithm(name, {**SMALL, **settings}))
-    embeddings, hypernetworks = networks(states[0])
-    first = case.initial()
-    if settings.get("initial") == "independent":
-        first = models_of(states[0].uploads)
-        assert abs(first[0]["head"]["kernel"] - first[1]["head"]["kernel"]).max() > 0.1
-    wanted = pfedla.run(
-        first,
-        case.clients(),
-        3,
-        **case.common(),
-        blocks=blocks,
-        embeddings=embeddings,
-        hypernetworks=hypernetworks,
-        **options,
-    )
-    before = at_start(
-        embeddings,
-        hypernetworks,
-        options.get("retained", 0),
-        options.get("weighting", "softmax"),
-    )
-    start = before["alpha"]
-    for t, (models, record) in enumerate(zip(wanted, records, strict=True)):
-        assert_models(states[t + 1].uploads, models["uploaded"], "uploads")
-        assert_same_networks(states[t + 1], models)
-        assert_losses(record, case, "personalized", models["personalized"])
-        assert_losses(record, case, "trained", models["uploaded"])
-        assert_round(case, t, record, before, blocks)
-        before = models
-    assert abs(before["alpha"] - start).max() > 1e-4 or pattern == "single"
+def inputs(one):
+    embeddings, hypernetworks = networks(one.states[0])
+    found = {
+        "blocks": blocks_of(one),
+        "embeddings": embeddings,
+        "hypernetworks": hypernetworks,
+        "retained": getattr(one.algorithm, "retained", 0),
+    }
+    if one.settings.get("initial") == "independent":
+        found["initial"] = models_of(one.states[0].uploads)
+        first, second, *_ = found["initial"]
+        assert abs(first["head"]["kernel"] - second["head"]["kernel"]).max() > 0.1
+    return found
 
 
 def at_start(embeddings, hypernetworks, retained, weighting):
@@ -159,13 +95,45 @@ def assert_round(case, t, record, before, blocks):
     kept = np.repeat(before["retained"], [len(pfedla.layers_of(b)) for b in blocks], axis=1)
     np.testing.assert_array_equal(record["down"], present[:, None] & ~kept)
     np.testing.assert_array_equal(record["up"], np.broadcast_to(present[:, None], kept.shape))
-    steps = case.federation.schedule.total_steps(case.sizes)
-    np.testing.assert_array_equal(record["clients"]["local_steps"], steps * present)
 
 
-@pytest.mark.slow
+def check_rounds(one):
+    weighting = one.settings.get("weighting", "softmax")
+    before = at_start(*networks(one.states[0]), one.options["retained"], weighting)
+    start = before["alpha"]
+    for now in one.rounds():
+        assert_same_networks(now.state, now.wanted)
+        assert_round(one.case, now.t, now.record, before, blocks_of(one))
+        before = now.wanted
+    assert abs(before["alpha"] - start).max() > 1e-4 or one.pattern == "single"
+
+
+test_reference, test_contract = comparison(
+    "pfedla",
+    pfedla.run,
+    settings={**SMALL, "hypernetwork_rate": 0.7},
+    variants={
+        "softmax": {},
+        "heuristic": Variant({"retained": 1}, algorithm="heurpfedla"),
+        "relu-independent": {"weighting": "relu_norm", "initial": "independent"},
+        "whole-model": {"grouping": "model"},
+        "stages": Variant(
+            {"grouping": "stages"}, options={"model": FourLayers()}, algorithm="heurpfedla"
+        ),
+    },
+    options={"scored": True},  # what is downloaded is not in the state
+    ours=(*SMALL, "grouping", "initial"),
+    given=inputs,
+    states={"uploads": "uploaded"},
+    scores={"personalized": "personalized", "trained": "uploaded"},
+    copies=0,
+    finish=check_rounds,
+)
+
+
+@pytest.mark.costly
 @pytest.mark.parametrize("weighting", pfedla.WEIGHTINGS)
-def test_networks_as_the_reference_draws_them(weighting):
+def test_first_hypernetworks(weighting):
     """Sizes and ranges: N(0, 1), U(+-1/sqrt(fan_in)), and output layers at 0 or in U(0, 1)."""
     federation = toy_federation(model=TwoLayers())
     program = Program(
@@ -191,141 +159,17 @@ def test_networks_as_the_reference_draws_them(weighting):
     assert abs(embeddings[0] - embeddings[1]).max() > 0.5
 
 
-# ------------------------------------------------------------------ limits
-
-COUNT = 5
-TINY = {"embedding_size": 3, "hidden_size": 5}
-
-
-def scattered(federation, seed):
-    """Five models far apart, [N, ...]."""
-    model = federation.initial_model(jax.random.key(seed))
-    leaves, treedef = jax.tree.flatten(model)
-    keys = jax.random.split(jax.random.key(seed + 1), len(leaves))
-    return treedef.unflatten(
-        [
-            jax.random.normal(k, (COUNT, *x.shape), x.dtype)
-            for k, x in zip(keys, leaves, strict=True)
-        ]
-    )
-
-
-def random_networks(seed, blocks):
-    rng = np.random.default_rng(seed)
-    d, h = TINY["embedding_size"], TINY["hidden_size"]
-    sizes = [(d, h), (h, h), (h, h)]
-    trunk = [(rng.normal(size=(COUNT, *s)), rng.normal(size=(COUNT, s[1]))) for s in sizes]
-    kernel, bias = (
-        rng.normal(size=(COUNT, COUNT, blocks, h)),
-        rng.normal(size=(COUNT, COUNT, blocks)),
-    )
-    return jax.tree.map(jnp.asarray, (rng.normal(size=(COUNT, d)), trunk, kernel, bias))
-
-
-@partial(jax.jit, static_argnames=("weighting", "plan"))
-def stepped(networks, uploads, centres, weighting, plan):
-    """(Gram form of the gradient, the gradient, losses before, after a step, after its opposite).
-
-    Client i's loss is |theta - c_i|^2 / 2.
-    """
-    algorithm = pfl.make_algorithm("pfedla", TINY | {"weighting": weighting})
-
-    def received(networks):
-        alpha = jnp.moveaxis(algorithm._alpha(networks), 1, 0)
-        return mixing.apply(alpha, uploads, uploads, plan)
-
-    def loss(networks):
-        away = optax.tree.sub(received(networks), centres)
-        return 0.5 * optax.tree.vdot(away, away)
-
-    change = optax.tree.scale(-0.1, optax.tree.sub(received(networks), centres))  # -eta gradient
-    _, transpose = jax.vjp(algorithm._alpha, networks)
-    (descent,) = transpose(algorithm._products(plan, change, uploads))
-    ahead, back = (optax.tree.add_scale(networks, by, descent) for by in (1e-3, -1e-3))
-    losses = [loss(each) for each in (networks, ahead, back)]
-    return optax.tree.scale(-10.0, descent), jax.grad(loss)(networks), losses
-
-
-@pytest.mark.parametrize("weighting", ["softmax", "relu_norm"])
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.thorough
-def test_a_step_of_the_hypernetworks_descends(weighting, seed):
-    """A small step lowers the sum of L_i(thetabar_i).
-
-    The public codes subtract what they should add, and so raise it.
-    """
-    federation = toy_federation()
-    uploads, centres = scattered(federation, seed), scattered(federation, seed + 100)
-    networks = random_networks(seed, federation.plan.num_blocks)
-    gram, slope, losses = stepped(networks, uploads, centres, weighting, federation.plan)
-    # The Gram form is the gradient through all parameters of the models.
-    assert_close(gram, slope, "gradient")
-    before, ahead, back = losses
-    assert ahead < before < back
-
-
-@pytest.mark.slow
-def test_frozen_at_uniform_it_averages_what_is_stored():
-    federation = toy_federation(participation=0.6)
-    algorithm = pfl.make_algorithm("pfedla", TINY | {"hypernetwork_rate": 0.0})
-    states, records = run_rounds(algorithm, federation)
-    for state, record in zip(states[1:], records, strict=True):
-        present = record["clients"]["participated"]
-        np.testing.assert_allclose(record["matrices"]["alpha"][:, present], 1 / COUNT, 1e-12)
-        assert not np.any(state.kernel)
-        assert not np.any(state.bias)
-    assert_close(states[-1].embedding, states[0].embedding, "embeddings", 0)
-
-
-@pytest.mark.slow
-def test_with_every_block_retained_it_is_local_training():
-    federation = toy_federation()
-    blocks = federation.plan.num_blocks
-    states, records = run_rounds(
-        pfl.make_algorithm("heurpfedla", TINY | {"retained": blocks}), federation
-    )
-    alone = states_of(pfl.make_algorithm("local"), federation)
-    for state, other, record in zip(states[1:], alone[1:], records, strict=True):
-        assert_close(dict(state.uploads), dict(other.models), "models", 1e-12)
-        assert not record["down"].any()  # and nothing is sent
-    assert_close(states[-1].kernel, states[0].kernel, "no gradient reaches retained blocks", 0)
-
-
-@pytest.mark.parametrize("retained", [0, 1, 2])
-def test_exactly_k_blocks_are_retained_and_not_sent(retained):
-    federation = toy_federation()
-    settings = TINY | {"retained": retained, "hypernetwork_rate": 0.5}
-    _, records = run_rounds(pfl.make_algorithm("heurpfedla", settings), federation, scored=())
-    for record in records:
-        np.testing.assert_array_equal(record["clients"]["retained_blocks"], retained)
-        np.testing.assert_array_equal(
-            record["down"].sum(axis=1), federation.plan.num_blocks - retained
-        )
-        assert (record["up"] == 1).all()
-        own = np.einsum("bii->ib", record["matrices"]["alpha"]) == 1
-        np.testing.assert_array_equal(own, record["down"] == 0)
-
-
-@pytest.mark.slow
-def test_a_private_block_can_not_be_retained():
+def test_retained_blocks_without_private_ones():
     federation = toy_federation(share="body")
     with pytest.raises(pfl.InputError, match="retained must be at most 1 blocks, got 2"):
         pfl.make_algorithm("heurpfedla", {"retained": 2}).check(federation)
-    _, records = run_rounds(pfl.make_algorithm("heurpfedla", TINY), federation, scored=())
+
+
+@pytest.mark.costly
+def test_heurpfedla_with_a_private_block():
+    federation = toy_federation(share="body")
+    _, records = run_rounds(pfl.make_algorithm("heurpfedla", SMALL), federation, scored=())
     head = federation.plan.blocks.index("head")
     for record in records:
         assert (record["down"][:, head] == 1).all()  # of size 0: nothing of it travels
         assert (record["down"][:, 1 - head] == 0).all()
-
-
-def test_equal_uploads_are_returned_whatever_the_weights():
-    federation, algorithm = toy_federation(), pfl.make_algorithm("pfedla", TINY)
-    networks = random_networks(1, federation.plan.num_blocks)
-
-    @jax.jit
-    def mixed():
-        stack = trees.replicate(federation.initial_model(jax.random.key(3)), COUNT)
-        weights = jnp.moveaxis(algorithm._alpha(networks), 1, 0)
-        return mixing.apply(weights, stack, stack, federation.plan), stack
-
-    assert_close(*mixed(), "models", 1e-12)

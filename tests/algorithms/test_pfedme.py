@@ -1,4 +1,4 @@
-"""pFedMe against its reference, and in its limits."""
+"""pFedMe against its reference, and its inner steps."""
 
 import jax
 import jax.numpy as jnp
@@ -6,115 +6,74 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing.toys import SEEDS, assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_models, assert_steps, over
+from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import Case, assert_models, assert_steps
 from tests.algorithms.newcomers import personalized
 from tests.algorithms.noisy import Noisy, batches_of_a_step
 from tests.references import pfedme
-
-VARIANTS = {
-    "defaults": {},
-    "published": {
-        "proximal_weight": 4.0,
-        "inner_steps": 2,
-        "personal_rate": 0.1,
-        "server_rate": 2.0,
-        "decay": 0.2,
-        "weighting": "uniform",
-    },
-    "drawn": {"inner_steps": 2, "server_rate": 0.7, "participants": "sampled"},
-}
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("pfedme", settings)
 
 
-def reference(initial, case, rounds, settings, **changes):
-    """The reference with the defaults of the page where `settings` say nothing."""
-    own = {"personal_rate": 0.05, **settings}
-    own["personal_rate"] = [own["personal_rate"]] * rounds
-    return pfedme.run(initial, case.clients(), rounds, **case.common(**changes), **own)
-
-
 def largest(one, other):
     return max(abs(a - b).max() for a, b in zip(*map(jax.tree.leaves, (one, other)), strict=True))
 
 
-@over(
-    PATTERNS,
-    [("partial-map", "defaults"), ("full-vmap", "published"), ("partial-map", "drawn")],
-    VARIANTS,
+def personal_rates(one):
+    return {"personal_rate": [one.settings["personal_rate"]] * one.case.rounds}
+
+
+def check(now):
+    everyone = now.compared.algorithm.participants == "all"
+    trained = range(now.case.num_clients) if everyone else now.cohort
+    assert_steps(now.record, trained, *[now.batches()] * now.compared.algorithm.inner_steps)
+    down = np.isin(range(now.case.num_clients), trained)
+    for copies, who in ((now.record["up"], now.present), (now.record["down"], down)):
+        np.testing.assert_array_equal(copies, np.repeat(who[:, None], 2, axis=1))
+    now.assert_mean()
+    # Public codes' personal models are aliases of w_i, or of the model that was received.
+    received = now.compared.wanted[now.t - 1]["global"]
+    for i in trained:
+        if not len(now.batches()[i]):
+            continue
+        theta = jax.tree.map(lambda leaf, i=i: leaf[i], now.state.personal["params"])
+        for other in (now.wanted["trained"][i], now.wanted["global"], received):
+            assert largest(theta, jax.tree.map(np.asarray, other)) > 1e-5
+
+
+test_reference, test_contract = comparison(
+    "pfedme",
+    pfedme.run,
+    settings={"proximal_weight": 4.0, "personal_rate": 0.1, "server_rate": 0.7, "decay": 0.2},
+    variants={
+        "all": {},
+        "uniform": {"inner_steps": 2, "weighting": "uniform"},
+        "drawn": {"inner_steps": 2, "participants": "sampled"},
+    },
+    given=personal_rates,
+    states={"server": "global", "personal": "personalized"},
+    scores={"global": "global", "personalized": "personalized"},
+    steps=(),
+    copies=0,
+    check=check,
 )
-def test_reference(pattern, variant):
-    settings = VARIANTS[variant]
-    case, everyone = Case(**PATTERNS[pattern]), settings.get("participants") != "sampled"
-    wanted = reference(case.initial(), case, 3, settings)
-    states, records = case.run_rounds(algorithm(**settings))
-    batches = case.batches()
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_close(state.server["params"], models["global"], "global")
-        assert_models(state.personal, models["personalized"], f"personal, round {t}")
-        case.assert_two_models(record, models)
-        trained = range(case.num_clients) if everyone else case.cohorts[t]
-        inner = settings.get("inner_steps", 5)
-        assert_steps(record, trained, *[batches[t]] * inner)
-        drawn, down = (np.isin(range(case.num_clients), who) for who in (case.cohorts[t], trained))
-        np.testing.assert_array_equal(record["up"], np.repeat(drawn[:, None], 2, axis=1))
-        np.testing.assert_array_equal(record["down"], np.repeat(down[:, None], 2, axis=1))
-        share = drawn * (1 if settings.get("weighting") == "uniform" else case.sizes)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
-        # Public codes' personal models are aliases of w_i, or of the model that was received.
-        for i in trained:
-            if not len(batches[t][i]):
-                continue
-            theta = jax.tree.map(lambda leaf, i=i: leaf[i], state.personal["params"])
-            for other in (models["trained"][i], models["global"], wanted[t - 1]["global"]):
-                assert largest(theta, jax.tree.map(np.asarray, other)) > 1e-5
 
 
-def test_new_clients_take_one_rounds_local_work():
-    settings = {"proximal_weight": 4.0, "inner_steps": 2}
+@pytest.mark.costly
+def test_new_clients_of_pfedme():
+    """They do one round's local work."""
     case = Case(1, scored=False)
-    (wanted,) = reference(
-        case.initial("server"), case, 1, settings, batches=case.batches("personalize")
-    )
-    made = personalized(algorithm(**settings), case)
+    setting = case.setting(initial=case.initial("server"), batches=case.batches("personalize"))
+    (wanted,) = pfedme.run(setting, proximal_weight=4.0, inner_steps=2, personal_rate=[0.05])
+    made = personalized(algorithm(proximal_weight=4.0, inner_steps=2), case)
     assert_models(made, wanted["personalized"], "new clients")
 
 
-def test_limits():
-    """Of one client: no pull, no server rate, and a pull that leaves theta at the local model."""
-    settings = {
-        "proximal_weight": [0.0, 4.0, 4.0, 1e4],
-        "server_rate": [1.0, 1e-30, 1.0, 1.0],
-        "personal_rate": [0.05, 0.05, 0.05, 1e-4],
-        "learning_rate": [0.3, 0.3, 0.3, 1e-4],
-    }
-    ours = algorithm(decay=0.0)
-    federation = ours.prepare(toy_federation((6,), (3,)))
-    runs = make_runs(ours, federation, SEEDS[:1], settings)
-    program = Program(runs, federation, 2, capacity=2, scored=())
-    first = jax.device_get(program.start())  # before it is donated
-    last, _, _ = program.advance(program.start(), 0, 2)
-    still, moved = slice(0, 2), slice(2, 4)
-
-    def part(tree, rows):
-        return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], tree)
-
-    assert_close(part(last.server, still), part(first.server, still), "server", 1e-12)
-    assert largest(part(last.server, moved), part(first.server, moved)) > 1e-3
-    gap = [
-        largest(part(last.server, r), jax.tree.map(lambda x: x[0], part(last.personal, r)))
-        for r in (2, 3)
-    ]
-    assert gap[1] < 1e-3 < 1e-2 < gap[0]
-
-
-@pytest.mark.thorough
-def test_statistics_momentum_and_noise_of_the_inner_steps():
+@pytest.mark.costly
+def test_statistics_momentum_and_noise_of_inner_steps():
     """One minibatch by hand: each inner step draws anew; theta's statistics travel."""
     federation = toy_federation(
         (6,), (3,), model=Noisy(), batch_size=6, local_steps=1, momentum=0.5
@@ -150,8 +109,8 @@ def test_statistics_momentum_and_noise_of_the_inner_steps():
     assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
 
 
-@pytest.mark.slow
-def test_statistics_may_stay_with_their_clients():
+@pytest.mark.costly
+def test_private_statistics_in_pfedme():
     """With one client this changes nothing but where they are."""
     ours = algorithm()
     federation, apart = (
@@ -167,7 +126,7 @@ def test_statistics_may_stay_with_their_clients():
     assert "global/test/loss" not in result.scores
 
 
-def test_remarks():
+def test_remarks_of_pfedme():
     sampled = toy_federation(participation=0.6)
     told = ["all clients train in every round, drawn or not"]
     assert algorithm().remarks(sampled) == told

@@ -14,7 +14,7 @@ from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
 from tests.algorithms.norms import ConvNorm
 
-pytestmark = pytest.mark.thorough  # tests/models/test_normalization.py has the quick ones
+pytestmark = pytest.mark.costly  # tests/models/test_normalization.py has the quick ones
 
 
 def everybody(ids):
@@ -64,7 +64,7 @@ def fedavg():
 
 
 @pytest.mark.parametrize("name", AS_FEDAVG)
-def test_they_are_those_of_fedavg_where_the_algorithm_is_fedavg(name, fedavg):
+def test_private_statistics_where_the_algorithm_is_fedavg(name, fedavg):
     (wanted, wanted_new), (named, new) = fedavg, two_rounds(name)
     mean = wanted["personalized"]["batch_stats"]["bn"]["mean"]
     assert abs(mean[0] - mean[1]).max() > 1e-3
@@ -74,7 +74,7 @@ def test_they_are_those_of_fedavg_where_the_algorithm_is_fedavg(name, fedavg):
     assert_close(new, wanted_new, "new client")
 
 
-def test_models_are_chosen_by_their_losses_under_the_clients_own_statistics():
+def test_best_fitting_under_private_statistics():
     federation = pfl.make_algorithm("ifca").prepare(clients_and_new_ones()[0])
     ctx = context(federation)
     first, other = ctx.initial_model(), ctx.initial_model("another")

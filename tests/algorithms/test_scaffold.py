@@ -1,7 +1,4 @@
-"""SCAFFOLD against its reference, and what its controls must satisfy."""
-
-from dataclasses import replace
-from itertools import pairwise
+"""SCAFFOLD against its reference; momentum, clients without steps, running statistics."""
 
 import jax
 import jax.numpy as jnp
@@ -9,19 +6,13 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.scaffold import Scaffold
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
-from fedjax_pfl.utils.structs import struct
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, marked, stack
-from tests.models.test_normalization import NormNet
+from tests.algorithms.harness import stack
+from tests.models.norm_net import NormNet
 from tests.references import scaffold
 
 EQUAL = ((6,) * 5, (3,) * 5)
-
-
-def largest(tree):
-    return max(abs(leaf).max() for leaf in jax.tree.leaves(tree))
 
 
 test_reference, test_contract = comparison(
@@ -30,7 +21,7 @@ test_reference, test_contract = comparison(
     settings={"server_rate": 0.7},
     states={"server": "global", "control": "control", "controls": "controls"},
     scores={"global": "global"},
-    copies=False,
+    copies=2,
 )
 
 
@@ -64,21 +55,10 @@ def walked(federation, i, params):
     return params, mean
 
 
-@pytest.mark.thorough
-def test_momentum_begins_anew_in_each_round_and_decay_is_part_of_the_gradient():
-    federation = with_momentum()
-    states = states_of(pfl.make_algorithm("local"), federation, rounds=2)
-    for before, after in pairwise(states):
-        for i in (0, 3):
-            one = jax.tree.map(lambda leaf, i=i: leaf[i], (before.models, after.models))
-            wanted, _ = walked(federation, i, one[0]["params"])
-            assert_close(one[1]["params"], wanted, f"client {i}")
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["scaffold", "weight_erosion"])
-def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
-    """Option II, or moves over the rate, would be about 1 / (1 - momentum) times too large."""
+def test_mean_gradients_with_momentum_and_decay(name):
+    """They are the raw ones: moves over the rate would be 1 / (1 - momentum) times too large."""
     federation = with_momentum()
     algorithm = pfl.make_algorithm(name, {} if name == "scaffold" else {"distance_penalty": 0})
     before, after = states_of(algorithm, federation, rounds=1)
@@ -93,39 +73,8 @@ def test_with_momentum_and_decay_gradients_are_still_the_raw_ones(name):
     assert_close(after.server["params"], wanted, "server")
 
 
-@pytest.mark.parametrize("options", [{"participation": 0.6}, {"stragglers": {4: 1}, "rounds": 5}])
-def test_the_servers_control_is_the_mean_of_the_clients(options):
-    # From zero, and whoever takes part: c moves by the changes over N, not over the cohort.
-    states, _ = Case(**options).run_rounds(pfl.make_algorithm("scaffold"))
-    for state in states:
-        mean = jax.tree.map(lambda leaf: leaf.mean(0), state.controls)
-        assert_close(state.control, mean, "control")
-    assert largest(states[-1].control) > 1e-3
-
-
-@struct
-class Forgetful(Scaffold):
-    """SCAFFOLD that begins every round with controls of zero."""
-
-    def round(self, ctx, state):
-        none = jax.tree.map(jnp.zeros_like, (state.control, state.controls))
-        return super().round(ctx, replace(state, control=none[0], controls=none[1]))
-
-
-@pytest.mark.slow
-def test_without_memory_it_is_uniform_averaging():
-    states = states_of(Forgetful(), toy_federation(*EQUAL))
-    wanted = states_of(pfl.make_algorithm("fedavg"), toy_federation(*EQUAL))
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(state.server, other.server, "server")
-    remembering = states_of(pfl.make_algorithm("scaffold"), toy_federation(*EQUAL))
-    assert_close(remembering[1].server, wanted[1].server, "first round")
-    moved = jax.tree.map(np.subtract, remembering[2].server, wanted[2].server)
-    assert largest(moved) > 1e-3
-
-
-@pytest.mark.thorough
-def test_a_client_without_a_step_keeps_its_control():
+@pytest.mark.costly
+def test_controls_of_clients_without_a_step():
     # With drop_last the clients of 3 and 1 samples take no step of 4; they count in the mean.
     states = states_of(pfl.make_algorithm("scaffold"), toy_federation(drop_last=True))
     for name, leaf in jax.tree_util.tree_leaves_with_path(states[-1].controls):
@@ -133,19 +82,17 @@ def test_a_client_without_a_step_keeps_its_control():
         assert leaf[[0, 3, 4]].any(), name
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "policy"),
     [
-        marked((name, policy), False, policy == known)
-        for name, known in (
-            ("scaffold", "shared"),
-            ("waffle", "affine_shared"),
-            ("weight_erosion", "shared"),
-        )
-        for policy in ("affine_shared", "shared")
+        ("scaffold", "affine_shared"),
+        ("scaffold", "shared"),
+        ("waffle", "affine_shared"),
+        ("weight_erosion", "shared"),
     ],
 )
-def test_running_statistics_follow_the_policy(name, policy):
+def test_running_statistics_of_gradient_methods(name, policy):
     federation = toy_federation(model=NormNet(), batch_norm=policy)
     settings = {} if name == "weight_erosion" else {"server_rate": 3.0}
     first, second, *_, last = states_of(pfl.make_algorithm(name, settings), federation)

@@ -1,4 +1,4 @@
-"""SFL against its reference, in its limits, its graphs, and the models of new clients."""
+"""SFL against its reference, its graphs, and the models of new clients."""
 
 from dataclasses import replace
 
@@ -13,7 +13,8 @@ from fedjax_pfl.algorithms.sfl import slope, squares
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import PATTERNS, Case, assert_models, over
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case, assert_models
 from tests.engine.finals import final_in
 from tests.references import sfl, sfl_graph
 from tests.references.local_sgd import sgd
@@ -27,59 +28,59 @@ def ring(ids):
     return jnp.asarray(RING)[ids[:, None], ids]
 
 
-VARIANTS = {
-    "labels": {},
-    "neighbours": {"graph": "neighbours", "neighbours": 3, "layers": 1, "server_alpha": 0.8},
-    "learned": {"graph": "learned", "learned_share": 0.4, "graph_weight": 0.7},
-    "given-detached": {"relation": ring, "layers": 2, "server_alpha": 0.7, "detached": True},
-}
-QUICK = [
-    ("partial-map", "labels"),
-    ("full-vmap", "neighbours"),
-    ("full-vmap", "learned"),
-    ("partial-map", "given-detached"),
-]
-
-
 def algorithm(**settings):
     return pfl.make_algorithm("sfl", settings)
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    settings = VARIANTS[variant]
-    two = {"train_sizes": (5, 4)} if variant == "learned" else {}  # one of two has no edge then
-    case = Case(seed=1, **PATTERNS[pattern], **two)  # not everybody shares a label with all
-    known, common = dict(settings), case.common()
-    if "relation" in known:
-        isolated = RING + np.diag([0, 0, 0, 0, 1])
-        known["graph"] = sfl_graph.row_normalized(isolated)
-        del known["relation"]
-    if variant == "learned":
-        rounds = (keys.of_round(case.key, "sfl", t) for t in range(case.rounds))
-        known["generators"] = [
-            jax.tree.map(
-                np.asarray, sfl_graphs.first_generator(key, case.federation.data.ids, float)
-            )
-            for key in rounds
-        ]
-    wanted = sfl.run(case.initial(), case.clients(), 3, **common, **known)
-    states, records = case.run_rounds(algorithm(**settings))
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_models(state.models, models["personalized"], f"models of round {t}")
-        assert_close(state.server["params"], models["global"], f"mean of round {t}")
-        case.assert_two_models(record, models)
-        np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"], 1e-9, 1e-12)
-        present = case.present(t)
-        assert (record["up"] == present[:, None]).all()
-        copies = 1 if settings.get("detached") else 2
-        assert (record["down"] == copies * present[:, None]).all()
-        steps = [len(batches) for batches in common["batches"][t]]
-        np.testing.assert_array_equal(record["clients"]["local_steps"], present * steps)
+def graph_and_generators(one):
+    ids = np.asarray(one.case.federation.data.ids)
+    isolated = (RING + np.diag([0, 0, 0, 0, 1]))[np.ix_(ids, ids)]
+    rounds = [keys.of_round(one.case.key, "sfl", t) for t in range(one.case.rounds)]
+    return {
+        "neighbours": {"ids": ids},
+        "given": {"graph": sfl_graph.row_normalized(isolated)},
+        "learned": {
+            "generators": [
+                jax.tree.map(np.asarray, sfl_graphs.first_generator(key, ids, float))
+                for key in rounds
+            ]
+        },
+    }.get(one.variant, {})
 
 
-def test_without_an_upload_nothing_is_spread():
-    """All clients are late: in rounds 1, 2 and 4 nobody takes part."""
+def check_copies(now):
+    copies = 1 if now.settings.get("detached") else 2
+    assert (now.record["up"] == now.present[:, None]).all()
+    assert (now.record["down"] == copies * now.present[:, None]).all()
+
+
+test_reference, test_contract = comparison(
+    "sfl",
+    sfl.run,
+    settings={"server_alpha": 0.8, "graph_weight": 0.7, "global_weight": 0.3},
+    variants={
+        "labels": {},
+        "neighbours": {"graph": "neighbours", "neighbours": 3, "layers": 1},
+        # One of two clients has no edge in the learned graph.
+        "learned": Variant(
+            {"graph": "learned", "learned_share": 0.4}, options={"train_sizes": (5, 4)}
+        ),
+        "given": {"relation": ring, "layers": 2, "detached": True},
+    },
+    options={"seed": 1},  # not everybody shares a label with all
+    ours=("relation",),
+    given=graph_and_generators,
+    states={"models": "personalized", "server": "global"},
+    scores={"global": "global", "personalized": "personalized"},
+    matrices={"mixing": "weights"},
+    copies=0,
+    check=check_copies,
+)
+
+
+@pytest.mark.costly
+def test_sfl_without_an_upload():
+    """Nothing is spread. All clients are late: in rounds 1, 2 and 4 nobody takes part."""
     federation = toy_federation(stragglers=dict.fromkeys(range(5), 1))
     states = states_of(algorithm(relation=ring), federation, 4)
     assert_close(states[2], states[0], "before the first upload", 0)
@@ -88,8 +89,8 @@ def test_without_an_upload_nothing_is_spread():
     assert np.abs(kernels - kernels[0]).max() > 1e-3
 
 
-@pytest.mark.thorough
-def test_a_new_client_is_held_near_those_that_share_its_labels():
+@pytest.mark.costly
+def test_new_clients_in_the_graph_of_labels():
     case = Case(seed=1)
     left, new = split_new_clients(case.federation, 2)
     states = states_of(algorithm(), left, 2)
@@ -112,9 +113,10 @@ def test_a_new_client_is_held_near_those_that_share_its_labels():
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("settings", [{"relation": ring}, {"graph": "neighbours"}])
-def test_a_new_client_has_no_place_in_another_graph(settings):
-    """Then it makes no difference what the others' models are."""
+def test_new_clients_in_another_graph(settings):
+    """They have no place there: it makes no difference what the others' models are."""
     left, new = split_new_clients(toy_federation(), 2)
     chooser, key = algorithm(**settings), jax.random.key(0)
 
@@ -131,6 +133,7 @@ def test_a_new_client_has_no_place_in_another_graph(settings):
     assert_close(personalized(0.5), personalized(0.0), "new clients", 0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("count", [5, 80])
 def test_learned_graph(count):
     """Of 80 clients rows have more than 30 edges; equal ones stay with lower ids."""
@@ -145,27 +148,20 @@ def test_learned_graph(count):
     assert edges.max() == min(count - 1, 30) or (count == 5 and (edges < 4).any())
 
 
-def test_the_slope_of_a_norm_by_automatic_differentiation():
-    target = {"v": jnp.array([[3.0, -4.0], [0.5, 0.0]]), "w": jnp.array([1.0])}
-
-    def norm(params):
-        apart = jax.tree.map(jnp.subtract, params, target)
-        return 0.7 * jnp.sqrt(sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(apart)))
-
-    params = jax.tree.map(lambda leaf: jnp.cos(leaf) - 2, target)
-    result = jax.jit(slope)(params, target, squares(target), 0.7)
-    assert_close(result, jax.grad(norm)(params), "slope", 1e-14)
+@jax.jit
+def pull(params, target):
+    return slope(params, target, squares(target), 0.5)
 
 
-def test_the_norm_is_flat_where_only_rounding_is_left():
+def test_slope_of_a_norm_where_only_rounding_is_left():
     target = {"w": jnp.array([300.0, -400.0])}
     for factor, length in ((1, 0), (1 + 2e-16, 0), (1 + 1e-12, 0.5), (0, 0.5)):
         params = {"w": factor * target["w"]}
-        result = slope(params, target, squares(target), 0.5)["w"]
+        result = pull(params, target)["w"]
         np.testing.assert_allclose(jnp.linalg.norm(result), length, 1e-3, 1e-9)
 
 
-def test_ties_of_neighbours_go_to_the_lower_permanent_id():
+def test_ties_of_neighbours():
     scores = jnp.array([[0.0, 1.0, 0.0, 0.0]])
     ids = jnp.array([7, 3, 2, 5])
     assert sfl_graphs.largest(scores, ids, 3).tolist() == [[False, True, True, True]]
@@ -202,12 +198,12 @@ def negative(ids):
         ({}, {"share": "body"}, "sfl averages whole models"),
     ],
 )
-def test_what_can_not_be(settings, options, said):
+def test_refusals_of_sfl(settings, options, said):
     with pytest.raises(pfl.InputError, match=said):
         pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
 
 
-def test_remarks():
+def test_remarks_of_sfl():
     def said(**settings):
         return algorithm(**settings).remarks(toy_federation())
 

@@ -122,35 +122,11 @@ ELSEWHERE = {
 }
 FURTHER = {"fedupdate": 1, "l2c": 1}  # steps beside whole passes
 FURTHER["perfedavg"] = 8 * np.array([-1, 0, 0, -1, 0])  # of samples two by two minibatches
-SLOW = ("full_gradient", "received", "labels")
-# The comparison with the reference looks at the copies of every round.
-COMPARED = (
-    "floco",
-    "pfl_da",
-    "fedphp",
-    "fedsam",
-    "fedntd",
-    "fedrs",
-    "fedlc",
-    "fedexp",
-    "fednova",
-    *("apfl", "apple", "cfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedamp", "fedasync"),
-    *("fedavg_async", "fedavg_sync", "fedavgm", "fedbabu", "fedbn", "feddyn", "fedper"),
-    *("fedproto", "fedprox", "fedprox_ft", "fedrep", "fedrod", "fedupdate", "fedyogi"),
-    *(
-        "heurfedamp",
-        "ifca",
-        "l2c",
-        "lg_fedavg",
-        "lga",
-        "moon",
-        "mrmtl",
-        "perfedavg",
-        "perfedavg_async",
-    ),
-    *("perfedavg_spfl", "pfedhn", "pfedla", "pfedme", "plga", "sfl", "spfl", "spfl_w"),
-)
-SAMPLED = ("local", "scaffold", "cwfedavg")  # quick under sampling, where the same is looked at
+# All clients work, or what is sent depends on the cohort's size.
+ALL = (
+    ("local", {}), ("spfl", {}), ("spfl_w", {}), ("l2c", {}), ("fedala", {}), ("pfedme", {}),
+    ("waffle", {"everyone": True}),
+)  # fmt: skip
 
 
 @jax.jit
@@ -187,52 +163,27 @@ def recorded(name, settings, rounds=1, **options):
     return found[0] if rounds == 1 else found
 
 
-def test_every_algorithm_has_a_row():
+def test_traffic_of_every_algorithm_is_known():
     assert {name for name, *_ in TRAFFIC} == set(pfl.core.ALGORITHMS) - ELSEWHERE
-
-
-def is_slow(case):
-    """Whether another quick test looks at the same."""
-    sampled = case[0] in SAMPLED and not case[1]
-    return case[0] in COMPARED or sampled or bool(set(case[1].values()) & set(SLOW))
 
 
 def label(value):
     return "-".join(map(str, value.values())) if isinstance(value, dict) else None
 
 
-@pytest.mark.parametrize(
-    ("name", "settings", "up", "down", "passes"),
-    [pytest.param(*case, marks=pytest.mark.slow if is_slow(case) else ()) for case in TRAFFIC],
-    ids=label,
-)
-def test_copies_and_steps_of_those_who_take_part(name, settings, up, down, passes):
-    sent, received, present, steps = recorded(name, settings)
-    assert present.all()
-    np.testing.assert_array_equal(sent, np.full(COUNT, up))
-    np.testing.assert_array_equal(received, np.full(COUNT, down))
-    np.testing.assert_array_equal(steps, passes * PASS + FURTHER.get(name, 0))
-
-
-@pytest.mark.parametrize(
-    ("name", "settings", "up", "down", "passes"),
-    [
-        pytest.param(*case, marks=() if case[0] in SAMPLED and not case[1] else pytest.mark.slow)
-        for case in TRAFFIC
-        if case[0] not in ("local", "spfl", "spfl_w", "l2c") and case[1] != {"everyone": True}
-        if case[:2] not in (("fedala", {}), ("pfedme", {}))  # all clients work
-    ],
-    ids=label,
-)
-def test_who_is_absent_sends_and_computes_nothing(name, settings, up, down, passes):
-    sent, received, present, steps = recorded(name, settings, participation=0.6)
-    assert present.sum() == 3
+@pytest.mark.costly
+@pytest.mark.parametrize(("name", "settings", "up", "down", "passes"), TRAFFIC, ids=label)
+def test_copies_and_steps_of_a_round(name, settings, up, down, passes):
+    """Absent clients send and compute nothing."""
+    options = {} if (name, settings) in ALL else {"participation": 0.6}
+    sent, received, present, steps = recorded(name, settings, **options)
+    assert present.sum() == (3 if options else COUNT)
     np.testing.assert_array_equal(sent, up * present)
     np.testing.assert_array_equal(received, down * present)
     np.testing.assert_array_equal(steps, (passes * PASS + FURTHER.get(name, 0)) * present)
 
 
-def test_gradients_that_a_budget_is_divided_over_are_the_steps_of_a_round():
+def test_max_gradients_of_a_round():
     federation = toy_federation(local_epochs=EPOCHS)
     for name, settings, _, _, passes in TRAFFIC:
         algorithm = pfl.make_algorithm(name, settings)
@@ -240,15 +191,16 @@ def test_gradients_that_a_budget_is_divided_over_are_the_steps_of_a_round():
         np.testing.assert_array_equal(most, passes * PASS + FURTHER.get(name, 0), name)
 
 
-def test_local_training_has_no_server_to_sample():
+@pytest.mark.costly
+def test_traffic_of_local_training_under_participation():
     sent, received, present, steps = recorded("local", {}, participation=0.6)
     assert present.all() and not sent.any() and not received.any()
     np.testing.assert_array_equal(steps, 2 * PASS)
 
 
-@pytest.mark.thorough
-def test_the_measurement_of_similarities_costs_everybody_and_only_in_its_rounds():
-    """The branch of `lax.cond` that was not taken counts nothing."""
+@pytest.mark.costly
+def test_traffic_of_similarity_rounds():
+    """They cost everybody; the branch of `lax.cond` that was not taken counts nothing."""
     first, second = recorded("spfl", {}, rounds=2, participation=0.6)
     for due, (sent, received, present, steps) in ((1, first), (0, second)):
         assert present.sum() == 3
@@ -257,6 +209,7 @@ def test_the_measurement_of_similarities_costs_everybody_and_only_in_its_rounds(
         np.testing.assert_array_equal(steps, 2 * EPOCHS * PASS * (present + due))
 
 
+@pytest.mark.costly
 def test_steps_of_clients_that_are_too_small_or_diverge():
     *_, steps = recorded("fedavg", {}, drop_last=True, diverging=3)
     np.testing.assert_array_equal(steps, EPOCHS * np.array([1, 0, 0, 2, 1]))

@@ -24,12 +24,12 @@ def raw_weights(update, alice=0, present=None, t=49, total=100, **options):
     )
 
 
-def test_the_librarys_vector():
+def test_raw_weights_of_a_worked_example():
     weights = raw_weights([[0.0], [1.0], [2.0], [3.0]])  # round 50 of 100: Omega = Psi = 0.5
     np.testing.assert_allclose(weights, [0.583333, 0.416667, 0, 0], atol=1e-6)
 
 
-def test_personalization_of_a_hundred_rounds():
+def test_schedule_of_a_hundred_rounds():
     # With Omega 0, d_alice is 1 (1 - 1/2) = 1/2, and the nearer agent loses (1 - 1/2) / (2 - 1/2).
     for number, psi in ((1, 0.958), (25, 0.832)):
         update = [[0.0], [1.0], [2.0]]
@@ -40,7 +40,7 @@ def test_personalization_of_a_hundred_rounds():
 
 
 @pytest.mark.parametrize(("total", "first"), [(100, 95), (40, 38), (20, 19), (19, 19), (7, 7)])
-def test_alone_from_the_first_round_of_at_least_95_percent(total, first):
+def test_raw_weights_in_the_last_rounds(total, first):
     update = [[0.0], [1.0], [2.0]]
     before, after = (
         raw_weights(update, t=number - 1, total=total, psi=lambda r, R: 0.9)
@@ -58,8 +58,8 @@ updates = st.sampled_from([2, 3, 6]).flatmap(  # each number of agents compiles 
 
 @settings(max_examples=40, deadline=None)
 @given(updates, st.integers(0, 99), st.floats(1e-3, 1e3), st.data())
-@pytest.mark.thorough
-def test_raw_weights_are_on_the_simplex_alices_largest_and_free_of_scale(update, t, scale, data):
+@pytest.mark.costly
+def test_invariants_of_raw_weights(update, t, scale, data):
     with jax.enable_x64(True):
         update = np.round(np.array(update), 3)
         alice = data.draw(st.integers(0, len(update) - 1))
@@ -74,7 +74,7 @@ def test_raw_weights_are_on_the_simplex_alices_largest_and_free_of_scale(update,
         np.testing.assert_allclose(raw_weights(scale * update, alice, t=t), weights, atol=1e-7)
 
 
-def test_agents_like_alice_count_as_she_does():
+def test_raw_weights_of_equal_agents():
     np.testing.assert_allclose(raw_weights(np.ones((4, 3))), np.full(4, 0.25))
     np.testing.assert_allclose(raw_weights([[1.0], [3.0]], 1), [0.5, 0.5])  # N = 2
     np.testing.assert_array_equal(raw_weights([[5.0]]), [1])
@@ -83,7 +83,7 @@ def test_agents_like_alice_count_as_she_does():
     assert absent[3] == 0
 
 
-def test_no_weight_for_anybody_is_all_for_alice():
+def test_raw_weights_that_are_all_zero():
     np.testing.assert_array_equal(
         raw_weights([[0.0], [1.0], [2.0]], psi=lambda r, R: 0.0), [1, 0, 0]
     )

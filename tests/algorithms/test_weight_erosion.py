@@ -1,6 +1,5 @@
-"""Weight Erosion against its reference, and its limits."""
+"""Weight Erosion against its reference; where Alice is absent, idle or diverges."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,68 +11,54 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
-from tests.algorithms.harness import Case, assert_losses
+from tests.algorithms.alices import PATTERNS, row_of_alice
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import assert_losses
 from tests.references import weight_erosion
-
-# Of the first six cohorts of three, Alice, client 3, is in the third, the fifth and the sixth.
-PATTERNS = {
-    "full-map": {},
-    "full-vmap": {"client_execution": "vmap"},
-    "partial-map": {"rounds": 6, "participation": 0.6},
-    "partial-vmap": {"rounds": 6, "participation": 0.6, "client_execution": "vmap"},
-}
-QUICK = ("full-vmap", "partial-map")
-EQUAL = ((6,) * 5, (3,) * 5)
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("weight_erosion", settings)
 
 
-@pytest.mark.parametrize(
-    "pattern", [pytest.param(p, marks=() if p in QUICK else pytest.mark.slow) for p in PATTERNS]
+def check(now):
+    alice, models = row_of_alice(now.compared), [now.wanted["alice"]] * now.case.num_clients
+    assert_losses(now.record, now.case, "personalized", models, alice=alice)
+    weights = now.wanted["weights"]
+    np.testing.assert_allclose(now.record["matrices"]["mixing"], [weights], 1e-9, 1e-9)
+    shown = np.nan_to_num(now.clients["weight"])  # NaN for those who are absent
+    np.testing.assert_allclose(shown, weights, 1e-9, 1e-9)
+
+
+def assert_some_eroded(one):
+    alpha = one.states[-1].alpha
+    assert 0 < alpha.min() < 1 or (alpha == 0).any()
+
+
+test_reference, test_contract = comparison(
+    "weight_erosion",
+    weight_erosion.run,
+    settings={"distance_penalty": 0.2, "size_penalty": 0.5},
+    variants={"first": {}, "another-alice": {"alice": 3}},
+    patterns=PATTERNS,
+    given=lambda one: {"alice": row_of_alice(one), "batch_size": 4},
+    states={"server": "alice", "alpha": "alpha"},
+    clients={"distance": "distances"},
+    steps=(),
+    copies=0,
+    check=check,
+    finish=assert_some_eroded,
 )
-def test_reference(pattern):
-    case = Case(**PATTERNS[pattern])
-    penalties = {"distance_penalty": 0.2, "size_penalty": 0.5}
-    wanted = weight_erosion.run(
-        case.initial(),
-        case.clients(),
-        case.rounds,
-        **case.common(),
-        alice=3,
-        batch_size=4,
-        **penalties,
-    )
-    states, records = case.run_rounds(algorithm(alice=3, **penalties))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["alice"], "alice")
-        np.testing.assert_allclose(state.alpha, models["alpha"], 1e-9, 1e-9)
-        np.testing.assert_allclose(record["matrices"]["mixing"][0], models["weights"], 1e-9, 1e-9)
-        np.testing.assert_allclose(record["clients"]["distance"], models["distances"], 1e-9, 1e-9)
-        shown = np.nan_to_num(record["clients"]["weight"])  # NaN for those who are absent
-        np.testing.assert_allclose(shown, models["weights"], 1e-9, 1e-9)
-        assert_losses(record, case, "personalized", [models["alice"]] * 5, alice=3)
-    assert 0 < states[-1].alpha.min() < 1 or (states[-1].alpha == 0).any()
 
 
-@pytest.mark.slow
-def test_a_large_penalty_is_local_training():
-    states = states_of(algorithm(alice=3, distance_penalty=1e6), toy_federation())
-    wanted = states_of(pfl.make_algorithm("local"), toy_federation())
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(state.server, jax.tree.map(lambda x: x[3], other.models), "alice")
-    np.testing.assert_array_equal(states[-1].alpha, [0, 0, 0, 1, 0])
-
-
-@pytest.mark.thorough
-def test_alice_without_a_step_erodes_nothing():
+@pytest.mark.costly
+def test_weight_erosion_without_a_step_of_alice():
     states = states_of(algorithm(alice=2, distance_penalty=0.2), toy_federation(drop_last=True))
     np.testing.assert_array_equal(states[-1].alpha, np.ones(5))
 
 
-@pytest.mark.thorough
-def test_a_round_without_alice_trains_nobody():
+@pytest.mark.costly
+def test_weight_erosion_in_rounds_without_alice():
     federation = toy_federation(stragglers={0: 1}, diverging=3)
     states, records = run_rounds(algorithm(distance_penalty=0.2), federation, rounds=3, scored=())
     for t, present in enumerate((False, False, True)):
@@ -84,8 +69,8 @@ def test_a_round_without_alice_trains_nobody():
     assert (states[3].alpha[[1, 2, 4]] < 1).all() and states[3].alpha[3] == 1
 
 
-@pytest.mark.thorough
-def test_where_alice_diverges_nobodys_update_is_used():
+@pytest.mark.costly
+def test_weight_erosion_where_alice_diverges():
     federation = toy_federation(
         model=OverflowingNormed(3, (5,)), batch_norm="affine_shared", diverging=1
     )
@@ -97,7 +82,7 @@ def test_where_alice_diverges_nobodys_update_is_used():
         assert not record["matrices"]["mixing"].any()
 
 
-def test_a_remark_says_what_the_default_penalty_is_for():
+def test_remark_on_the_default_penalty():
     (told,) = algorithm().remarks(toy_federation())
     assert told.startswith("its default distance_penalty of 0.006 is WAFFLE's for MNIST and 100 ro")
     assert algorithm(distance_penalty=0.036).remarks(toy_federation()) == []

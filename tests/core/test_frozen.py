@@ -58,7 +58,8 @@ def test_a_frozen_head_stays_whatever_the_optimizer_does(frozen):
     ]
     # Adaptation does train it: what is scored is not the model of the rounds.
     losses = records[-1]["scores"]["personalized/test/loss"]
-    assert (abs(losses - told.test_losses(wanted[-1]))[:4] > 1e-3).all()
+    changes = abs(losses - told.test_losses(wanted[-1]))
+    assert (changes[np.isfinite(losses)] > 1e-3).all()
     final = final_in(states[-1], FrozenHead(), told.federation, ROUNDS).models()
     head = final["personalized"]["params"]["head"]["kernel"][0]
     assert (abs(head - first["head"]["kernel"]).max(axis=(1, 2)) > 1e-3).all()

@@ -18,17 +18,16 @@ from tests.references.small import (
 
 def punctual(s):
     """The setting for references of late clients, none of whom is late."""
-    rest = {name: value for name, value in s.items() if name != "cohorts"}
-    return {**rest, "starts": s["cohorts"], "arrivals": s["cohorts"]}
+    return s.but(starts=s.cohorts, arrivals=s.cohorts)
 
 
 def uniform(s):
     """All clients count as much, whatever their size."""
-    return {**s, "sizes": [1] * COUNT}
+    return s.but(sizes=[1] * COUNT)
 
 
-def drawn(s):
-    """Arguments of pFedLA: hypernetworks that weigh all clients alike."""
+def drawn():
+    """Options of pFedLA: hypernetworks that weigh all clients alike."""
     rng = np.random.default_rng(5)
     pairs = [
         pfedla.random_hypernetwork(
@@ -37,28 +36,31 @@ def drawn(s):
         for _ in range(COUNT)
     ]
     embeddings, hypernetworks = map(list, zip(*pairs, strict=True))
-    blocks = {"blocks": ("hidden", "head")}
-    return {**s, **blocks, "embeddings": embeddings, "hypernetworks": hypernetworks}
+    return {
+        "blocks": ("hidden", "head"),
+        "embeddings": embeddings,
+        "hypernetworks": hypernetworks,
+    }
 
 
 def attention(s, factor):
-    """Arguments of L2C with an attention whose parameters are multiplied by a factor."""
-    encoder = l2c_encoder.random_encoder(np.random.default_rng(3), s["initial"], (3, 2))
+    """Options of L2C with an attention whose parameters are multiplied by a factor."""
+    encoder = l2c_encoder.random_encoder(np.random.default_rng(3), s.initial, (3, 2))
     numbers = l2c_encoder.numbers(encoder)
     encoder = l2c_encoder.rebuilt(factor * numbers, encoder)
-    return {**s, "validation_batches": further_batches(s), "encoder": encoder}
+    return {"validation_batches": further_batches(s), "encoder": encoder}
 
 
 def fedavg_of(s):
-    return [models["global"] for models in fedavg.run(**s)]
+    return [models["global"] for models in fedavg.run(s)]
 
 
 def local_of(s):
-    return [models["personalized"] for models in local.run(**s)]
+    return [models["personalized"] for models in local.run(s)]
 
 
 def initial_of(s):
-    return [s["initial"]] * ROUNDS
+    return [s.initial] * ROUNDS
 
 
 def check(limit, setting):

@@ -40,6 +40,7 @@ def run(
     global_weight=0.3,
     detached=False,
     neighbours=5,
+    ids=None,
     generators=None,
     learned_share=0.05,
 ):
@@ -57,7 +58,7 @@ def run(
       layers, server_alpha: those of `smoothed`.
       graph_weight, global_weight: those of the two norms.
       detached: the norms have no gradient, as in the published code.
-      neighbours: of a client, itself included.
+      neighbours, ids: how many a client has, itself included, and ids that decide ties.
       generators: generators[t], the first generator of round t for "learned".
       learned_share: of the learned graph.
 
@@ -89,7 +90,7 @@ def run(
             sent = [trained.get(i, model) for i, model in enumerate(models)]
             edges = given
             if named and graph == "neighbours":
-                edges = neighbour_graph(sent, readout, neighbours)
+                edges = neighbour_graph(sent, readout, neighbours, ids)
             elif named and graph == "learned":
                 fitted = learned_graph(sent, generators[t])
                 empty = ~fitted.any(axis=1, keepdims=True)

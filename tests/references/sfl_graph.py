@@ -20,13 +20,17 @@ def label_graph(clients, y):
     return row_normalized(edges)
 
 
-def neighbour_graph(models, readout, neighbours):
-    """The nearest by cosine of models[i] - readout, oneself first, ties to the lower client."""
+def neighbour_graph(models, readout, neighbours, ids=None):
+    """The nearest by cosine of models[i] - readout, oneself first, ties to the lower id.
+
+    By default the ids are the positions.
+    """
+    ids = range(len(models)) if ids is None else ids
     moves = [flat(model) - flat(readout) for model in models]
     edges = np.zeros((len(models), len(models)))
     for i, move in enumerate(moves):
         near = [cosine(move, other) for other in moves]
-        order = sorted(range(len(models)), key=lambda j, i=i, near=near: (j != i, -near[j], j))
+        order = sorted(range(len(models)), key=lambda j, i=i, near=near: (j != i, -near[j], ids[j]))
         edges[i, order[:neighbours]] = 1.0
     return row_normalized(edges)
 

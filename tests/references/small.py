@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 
 from tests.references import network
+from tests.references.setting import Setting
 
 SIZES = (9, 4, 6, 11)
 COUNT = len(SIZES)
@@ -58,12 +59,12 @@ def epochs(rng, samples, rounds):
 
 def further_batches(setting, seed=11):
     """Epochs for another purpose than the local training."""
-    samples = [client["samples"] for client in setting["clients"]]
-    return epochs(np.random.default_rng(seed), samples, setting["rounds"])
+    samples = [client["samples"] for client in setting.clients]
+    return epochs(np.random.default_rng(seed), samples, setting.rounds)
 
 
 def make_setting():
-    """Four clients of unequal size, each rich in a class of its own; keywords of `run`."""
+    """Four clients of unequal size, each rich in a class of its own."""
     rng = np.random.default_rng(2)
     bounds = np.cumsum((0, *SIZES))
     samples = [np.arange(a, b) for a, b in pairwise(bounds)]
@@ -73,31 +74,30 @@ def make_setting():
         rng.integers(0, CLASSES, sum(SIZES)),
     )
 
-    return {
-        "initial": network.random_parameters(rng, 5, 6, CLASSES),
-        "clients": [{"samples": own} for own in samples],
-        "rounds": ROUNDS,
-        "x": rng.normal(size=(sum(SIZES), 5)) + np.eye(5)[y],
-        "y": y,
-        "sizes": SIZES,
-        "cohorts": [list(range(COUNT))] * ROUNDS,
-        "batches": epochs(rng, samples, ROUNDS),
-        "learning_rate": RATES,
-    }
+    return Setting(
+        initial=network.random_parameters(rng, 5, 6, CLASSES),
+        clients=[{"samples": own} for own in samples],
+        rounds=ROUNDS,
+        x=rng.normal(size=(sum(SIZES), 5)) + np.eye(5)[y],
+        y=y,
+        sizes=SIZES,
+        cohorts=[list(range(COUNT))] * ROUNDS,
+        batches=epochs(rng, samples, ROUNDS),
+        learning_rate=RATES,
+    )
 
 
 def longer(setting, rounds):
     """The same federation over more rounds: cohorts, batches and rates repeated."""
     picks = [t % ROUNDS for t in range(rounds)]
-    cycled = {key: [setting[key][t] for t in picks] for key in ("cohorts", "batches")}
-    return {**setting, **cycled, "rounds": rounds, "learning_rate": [RATES[t] for t in picks]}
+    cycled = {key: [getattr(setting, key)[t] for t in picks] for key in ("cohorts", "batches")}
+    return setting.but(**cycled, rounds=rounds, learning_rate=[RATES[t] for t in picks])
 
 
 def identical(setting):
     """Every client has the first one's samples and batches."""
-    return {
-        **setting,
-        "clients": [setting["clients"][0]] * COUNT,
-        "sizes": [SIZES[0]] * COUNT,
-        "batches": [[of_round[0]] * COUNT for of_round in setting["batches"]],
-    }
+    return setting.but(
+        clients=[setting.clients[0]] * COUNT,
+        sizes=[SIZES[0]] * COUNT,
+        batches=[[of_round[0]] * COUNT for of_round in setting.batches],
+    )

@@ -28,9 +28,9 @@ def similarities(seed, count):
 
 
 def updates_of(setting, models, clusters, t):
-    x, y = setting["x"], setting["y"]
+    x, y = setting.x, setting.y
     return [
-        flat(sgd(models[k], setting["batches"][t][i], x, y, RATES[t])) - flat(models[k])
+        flat(sgd(models[k], setting.batches[t][i], x, y, RATES[t])) - flat(models[k])
         for i, k in enumerate(clusters)
     ]
 
@@ -43,15 +43,14 @@ def sevenfold(setting):
     x = rng.normal(size=(split.size, 5)) + 3 * np.eye(5)[y]
     for i in (1, 2, 4, 6):
         y[split[i]] = (y[split[i]] + 2) % 4
-    return {
-        **setting,
-        "clients": [{"samples": samples} for samples in split],
-        "x": x,
-        "y": y,
-        "sizes": [12] * 7,
-        "cohorts": [list(range(7))] * ROUNDS,
-        "batches": [[[samples] * 4 for samples in split]] * ROUNDS,
-    }
+    return setting.but(
+        clients=[{"samples": samples} for samples in split],
+        x=x,
+        y=y,
+        sizes=[12] * 7,
+        cohorts=[list(range(7))] * ROUNDS,
+        batches=[[[samples] * 4 for samples in split]] * ROUNDS,
+    )
 
 
 @pytest.mark.parametrize("linkage", cfl.LINKAGES)
@@ -105,7 +104,7 @@ def test_halves_must_be_far_enough_apart_for_gamma_max():
 def test_second_splits_name_clients_and_not_positions(setting):
     """Published code takes positions within the cluster for clients."""
     common = sevenfold(setting)
-    history = cfl.run(**common, **ALWAYS)
+    history = cfl.run(common, **ALWAYS)
     for t, (before, after) in enumerate(pairwise(history)):
         moves = updates_of(common, before["models"], before["clusters"], t + 1)
         for cluster in before["models"]:
@@ -134,24 +133,24 @@ def drawn(count, seed=4):
 @pytest.fixture
 def several(setting):
     """The setting with three first models."""
-    return {**setting, "initial": drawn(3)}
+    return setting.but(initial=drawn(3))
 
 
 def test_two_kinds_of_clients_get_a_model_each(setting):
     """From the same model for all, one round of warm-up by kinds is enough to part them."""
-    y = setting["y"].copy()
+    y = setting.y.copy()
     for i in (1, 3):
-        own = setting["clients"][i]["samples"]
+        own = setting.clients[i]["samples"]
         y[own] = (y[own] + 2) % 4
-    common = {**setting, "y": y, "initial": drawn(2), "groups": [0, 1, 0, 1], "warmup_rounds": 1}
-    history = ifca.run(**common)
+    common = setting.but(y=y, initial=drawn(2))
+    history = ifca.run(common, groups=[0, 1, 0, 1], warmup_rounds=1)
     assert history[0]["clusters"] == {0: 0, 1: 1, 2: 0, 3: 1}
     for models in history:
         assert models["choices"] == [0, 1, 0, 1]
 
 
 def test_balanced_first_models(several):
-    clients, x, y = several["clients"], several["x"], several["y"]
+    clients, x, y = several.clients, several.x, several.y
 
     def least(models):
         chosen = [ifca.choose(models, client["samples"], x, y) for client in clients]

@@ -64,7 +64,7 @@ def test_cwfedavg_shares():
 
 
 def test_cwfedavg_regularizer_gradient_equals_central_differences(setting):
-    params, target = setting["initial"], np.array([0.6, 0.0, 0.1, 0.3])
+    params, target = setting.initial, np.array([0.6, 0.0, 0.1, 0.3])
     gradient = flat(cwfedavg.regularizer_gradient(params, target, 7.0))
 
     def penalty(vector):
@@ -84,8 +84,8 @@ def test_cwfedavg_regularizer_gradient_equals_central_differences(setting):
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
 @pytest.mark.parametrize(("shares", "wdr_weight"), [("labels", 0.0), ("norms", 0.0), ("norms", 5)])
 def test_cwfedavg_class_models_and_fused_matrix_agree(setting, cohorts, shares, wdr_weight):
-    common = {**setting, "cohorts": cohorts, "shares": shares, "wdr_weight": wdr_weight}
-    literal, fused = cwfedavg.run(**common), cwfedavg.run(**common, fused=True)
+    common, options = setting.but(cohorts=cohorts), {"shares": shares, "wdr_weight": wdr_weight}
+    literal, fused = (cwfedavg.run(common, **options, fused=fused) for fused in (False, True))
     for t in range(ROUNDS):
         for key in ("weights", "shares", "class_weights"):
             np.testing.assert_allclose(literal[t][key], fused[t][key], rtol=1e-11, atol=1e-14)

@@ -20,7 +20,7 @@ def test_weights_of_the_worked_example():
 
 
 def test_exact_weights_sum_to_one_and_fit_at_least_as_well(setting):
-    models = feddwa.run(**setting, guidance_batches=further_batches(setting), top_k=4)[-1]
+    models = feddwa.run(setting, guidance_batches=further_batches(setting), top_k=4)[-1]
     trained = [models["trained"][i] for i in range(COUNT)]
     for i, guide in models["guidance"].items():
 
@@ -36,7 +36,7 @@ def test_exact_weights_sum_to_one_and_fit_at_least_as_well(setting):
 
 
 def test_exact_weights_on_orthogonal_differences_are_the_inverse_distances(setting):
-    guide = setting["initial"]
+    guide = setting.initial
     lengths = np.array([1.0, 2.0, 4.0])
     directions = np.eye(len(flat(guide)))[:3] * np.sqrt(lengths)[:, None]
     trained = [network.unflat(flat(guide) + row, guide) for row in directions]
@@ -51,7 +51,7 @@ def test_exact_weights_on_orthogonal_differences_are_the_inverse_distances(setti
 def test_identical_clients_get_uniform_weights(setting, guidance):
     same = identical(setting)
     walks = [[of_round[0]] * COUNT for of_round in further_batches(setting)]
-    for models in feddwa.run(**same, guidance_batches=walks, guidance=guidance, top_k=4):
+    for models in feddwa.run(same, guidance_batches=walks, guidance=guidance, top_k=4):
         np.testing.assert_allclose(models["weights"], 1 / COUNT, rtol=1e-12)
         for one, other in zip(models["personalized"], models["trained"].values(), strict=True):
             assert_same(one, other)

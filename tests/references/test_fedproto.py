@@ -82,9 +82,9 @@ def test_means_of_classes():
 
 
 def test_nearest_prototypes_are_the_largest_logits_of_a_head(setting):
-    model, x = setting["initial"], setting["x"]
+    model, x = setting.initial, setting.x
     inner = network.features(model, x)
-    prototypes, _ = fedproto.class_means(inner, setting["y"], CLASSES)
+    prototypes, _ = fedproto.class_means(inner, setting.y, CLASSES)
     for eligible in (np.ones(CLASSES, bool), SOME, np.eye(CLASSES, dtype=bool)[2]):
         nearest = [
             min(np.flatnonzero(eligible), key=lambda c: np.sum((z - prototypes[c]) ** 2))

@@ -16,11 +16,11 @@ from tests.references.small import (
 
 def without_class(setting, client, missing):
     """The setting in which a client has no sample of a class, and its samples and offset."""
-    own = setting["clients"][client]["samples"]
-    y = setting["y"].copy()
+    own = setting.clients[client]["samples"]
+    y = setting.y.copy()
     y[own[y[own] == missing]] = (missing + 1) % CLASSES
     y[own[0]] = (missing + 2) % CLASSES  # more than one class is left
-    return {**setting, "y": y}, own, fedrod.log_counts(y[own], CLASSES)
+    return setting.but(y=y), own, fedrod.log_counts(y[own], CLASSES)
 
 
 # ------------------------------------------------------------------ the losses
@@ -34,11 +34,11 @@ def test_counts_of_classes():
 
 @pytest.mark.parametrize("missing", [None, 1])
 def test_balanced_loss_and_its_gradient(setting, missing):
-    own = setting["clients"][3]["samples"]
-    offset = fedrod.log_counts(setting["y"][own], CLASSES)
+    own = setting.clients[3]["samples"]
+    offset = fedrod.log_counts(setting.y[own], CLASSES)
     if missing is not None:
         setting, own, offset = without_class(setting, 3, missing)
-    x, y, like = setting["x"][own], setting["y"][own], setting["initial"]
+    x, y, like = setting.x[own], setting.y[own], setting.initial
     loss, gradient = fedrod.generic_loss(like, x, y, offset)
     # Each class's exponential counts as often as the class occurs.
     counts = np.bincount(y, minlength=CLASSES)
@@ -61,11 +61,11 @@ def test_balanced_loss_and_its_gradient(setting, missing):
 
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
 def test_with_equal_counts_the_generic_model_is_fedavgs(setting, cohorts):
-    y, clients = setting["y"].copy(), []
-    for client in setting["clients"]:
+    y, clients = setting.y.copy(), []
+    for client in setting.clients:
         own = client["samples"]
         y[own] = np.arange(len(own)) % CLASSES
         clients.append({"samples": own[: len(own) // CLASSES * CLASSES]})
-    common = {**setting, "cohorts": cohorts, "y": y, "clients": clients}
-    for models, expected in zip(fedrod.run(**common), fedavg.run(**common), strict=True):
+    common = setting.but(cohorts=cohorts, y=y, clients=clients)
+    for models, expected in zip(fedrod.run(common), fedavg.run(common), strict=True):
         assert_same(models["global"], expected["global"])

@@ -39,60 +39,60 @@ ALONE = np.eye(COUNT)
 # Those in which all clients take part.
 FULL = {
     "feddwa-trained-guidance": (
-        lambda s: feddwa.run(**s, guidance="trained", top_k=4), "personalized", local_of,
+        lambda s: feddwa.run(s, guidance="trained", top_k=4), "personalized", local_of,
     ),
     "fedupdate-no-steps": (
-        lambda s: fedupdate.run(**s, update_batches=further_batches(s), steps=0),
+        lambda s: fedupdate.run(s, update_batches=further_batches(s), steps=0),
         "personalized", fedavg_of,
     ),
     "l2c-even": (
-        lambda s: l2c.run(**s, validation_batches=further_batches(s), logit_rate=0.0),
+        lambda s: l2c.run(s, validation_batches=further_batches(s), logit_rate=0.0),
         "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "l2c-encoder-of-zeros": (
-        lambda s: l2c.run(**attention(s, 0.0), logit_rate=0.0),
+        lambda s: l2c.run(s, **attention(s, 0.0), logit_rate=0.0),
         "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "pfedla-even": (
-        lambda s: pfedla.run(**drawn(s), hypernetwork_rate=0.0), "personalized",
+        lambda s: pfedla.run(s, **drawn(), hypernetwork_rate=0.0), "personalized",
         lambda s: fedavg_of(uniform(s)),
     ),
     "scaffold-without-controls": (
-        lambda s: scaffold.run(**{**s, "rounds": 1}), "global",
+        lambda s: scaffold.run(s.but(rounds=1)), "global",
         lambda s: fedavg_of(uniform(s))[:1],
     ),
     **{
         f"sfl-even-{layers}": (
             lambda s, layers=layers: sfl.run(
-                **s, graph=np.full((COUNT, COUNT), 1 / COUNT), layers=layers, graph_weight=0.0,
+                s, graph=np.full((COUNT, COUNT), 1 / COUNT), layers=layers, graph_weight=0.0,
                 global_weight=0.0,
             ), "personalized", lambda s: fedavg_of(uniform(s)),
         )
         for layers in (1, 3)
     },
     "sfl-detached": (
-        lambda s: sfl.run(**s, graph=np.full((COUNT, COUNT), 1 / COUNT), detached=True),
+        lambda s: sfl.run(s, graph=np.full((COUNT, COUNT), 1 / COUNT), detached=True),
         "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "spfl_w-even-one-step": (
         lambda s: spfl.run_weights(
-            **s, routine_batches=further_batches(s), body=("hidden",), one_step=True,
+            s, routine_batches=further_batches(s), body=("hidden",), one_step=True,
             weights=(0.0, 0.0),
         ), "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "spfl_w-even": (
         lambda s: spfl.run_weights(
-            **s, routine_batches=further_batches(s), body=("hidden",), weights=(0.0, 0.0)
+            s, routine_batches=further_batches(s), body=("hidden",), weights=(0.0, 0.0)
         ), "personalized",
-        lambda s: [models["global"] for models in perfedavg_spfl.run(**uniform(s))],
+        lambda s: [models["global"] for models in perfedavg_spfl.run(uniform(s))],
     ),
     **{
         f"waffle-{rule}-{update}-even": (
             lambda s, rule=rule, update=update: waffle.run(
-                **s, forced=EVEN, control_rule=rule, control_update=update
+                s, forced=EVEN, control_rule=rule, control_update=update
             ), "alice",
             lambda s, update=update: [
-                models["global"] for models in scaffold.run(**s, control_update=update)
+                models["global"] for models in scaffold.run(s, control_update=update)
             ],
         )
         for rule in waffle.CONTROL_RULES for update in scaffold.CONTROL_UPDATES
@@ -100,17 +100,17 @@ FULL = {
     **{
         f"waffle-{rule}-alone": (
             lambda s, rule=rule: waffle.run(
-                **s, alice=2, control_rule=rule, forced=[ALONE[2]] * ROUNDS
+                s, alice=2, control_rule=rule, forced=[ALONE[2]] * ROUNDS
             ), "alice", lambda s: [models[2] for models in local_of(s)],
         )
         for rule in waffle.CONTROL_RULES
     },
     "weight_erosion-no-penalty": (
-        lambda s: weight_erosion.run(**s, distance_penalty=0.0), "alice",
+        lambda s: weight_erosion.run(s, distance_penalty=0.0), "alice",
         lambda s: fedavg_of(uniform(s)),
     ),
     "weight_erosion-large-penalty": (
-        lambda s: weight_erosion.run(**s, distance_penalty=1e3, alice=1), "alice",
+        lambda s: weight_erosion.run(s, distance_penalty=1e3, alice=1), "alice",
         lambda s: [models[1] for models in local_of(s)],
     ),
 }  # fmt: skip
@@ -124,18 +124,18 @@ def test_limits_of_full_participation(setting, limit):
 # With clients of the same samples and batches.
 IDENTICAL = {
     "fedamp": (
-        lambda s: fedamp.run(**s, sigma=2.0, alpha=0.5, proximal_weight=1.2), "personalized",
-        lambda s: [models["global"] for models in fedprox.run(**s, proximal_weight=1.2)],
+        lambda s: fedamp.run(s, sigma=2.0, alpha=0.5, proximal_weight=1.2), "personalized",
+        lambda s: [models["global"] for models in fedprox.run(s, proximal_weight=1.2)],
     ),
-    "scaffold": (lambda s: scaffold.run(**s), "global", fedavg_of),
-    "waffle": (lambda s: waffle.run(**s, total_rounds=100), "alice", fedavg_of),
+    "scaffold": (lambda s: scaffold.run(s), "global", fedavg_of),
+    "waffle": (lambda s: waffle.run(s, total_rounds=100), "alice", fedavg_of),
     **{
         name: (
             lambda s, run=run: run(
-                **s, routine_batches=[[t[0]] * COUNT for t in further_batches(s)],
+                s, routine_batches=[[t[0]] * COUNT for t in further_batches(s)],
                 body=("hidden",), gamma=2,
             ), "personalized",
-            lambda s: [models["global"] for models in perfedavg_spfl.run(**s)],
+            lambda s: [models["global"] for models in perfedavg_spfl.run(s)],
         )
         for name, run in (
             ("spfl", spfl.run), ("spfl-paper", spfl.run_paper), ("spfl_w", spfl.run_weights)
@@ -151,18 +151,18 @@ def test_limits_of_identical_clients(setting, limit):
 
 @pytest.mark.parametrize("cohort", [[0, 1, 2, 3], [1, 3], [3]])
 def test_one_step_of_fedavg_on_all_samples_follows_the_pooled_gradient(setting, cohort):
-    whole = [[client["samples"]] for client in setting["clients"]]
-    common = {**setting, "cohorts": [cohort] * ROUNDS, "batches": [whole] * ROUNDS}
-    pooled = np.concatenate([setting["clients"][i]["samples"] for i in cohort])
-    model = setting["initial"]
-    for models, rate in zip(fedavg.run(**common), RATES, strict=True):
-        model = sgd(model, [pooled], setting["x"], setting["y"], rate)
+    whole = [[client["samples"]] for client in setting.clients]
+    common = setting.but(cohorts=[cohort] * ROUNDS, batches=[whole] * ROUNDS)
+    pooled = np.concatenate([setting.clients[i]["samples"] for i in cohort])
+    model = setting.initial
+    for models, rate in zip(fedavg.run(common), RATES, strict=True):
+        model = sgd(model, [pooled], setting.x, setting.y, rate)
         assert_same(models["global"], model)
 
 
 def test_heurfedamp_of_even_weights_without_a_pull_is_uniform_fedavg(setting):
     """All clients begin a round at the mean of all models."""
-    even = fedamp.run(**setting, heuristic=True, sigma=0.0, proximal_weight=0.0)
+    even = fedamp.run(setting, heuristic=True, sigma=0.0, proximal_weight=0.0)
     for models, expected in zip(even, fedavg_of(uniform(setting)), strict=True):
         mean = stack(models["personalized"]).mean(axis=0)
         np.testing.assert_allclose(mean, flat(expected), rtol=1e-11, atol=1e-13)
@@ -170,10 +170,10 @@ def test_heurfedamp_of_even_weights_without_a_pull_is_uniform_fedavg(setting):
 
 def test_perfedavg_is_not_two_steps_on_the_same_minibatch(setting):
     """The SPFL paper's Per-FedAvg differs from it even where both minibatches are the same."""
-    batch = setting["clients"][3]["samples"]
-    common = {**setting, "rounds": 1, "cohorts": [[3]]}
-    (mine,) = perfedavg.run(**{**common, "batches": [[[[batch, batch]]] * COUNT]})
-    (theirs,) = perfedavg_spfl.run(**{**common, "batches": [[[batch]] * COUNT]})
+    batch = setting.clients[3]["samples"]
+    common = setting.but(rounds=1, cohorts=[[3]])
+    (mine,) = perfedavg.run(common.but(batches=[[[[batch, batch]]] * COUNT]))
+    (theirs,) = perfedavg_spfl.run(common.but(batches=[[[batch]] * COUNT]))
     gap = flat(mine["global"]) - flat(theirs["global"])
-    _, g = network.loss_and_gradient(setting["initial"], setting["x"][batch], setting["y"][batch])
+    _, g = network.loss_and_gradient(setting.initial, setting.x[batch], setting.y[batch])
     np.testing.assert_allclose(gap, RATES[0] * flat(g), rtol=1e-10, atol=1e-15)

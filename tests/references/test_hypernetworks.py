@@ -38,14 +38,9 @@ def all_numbers(models):
     return pfedhn.numbers(models["embeddings"], models["hypernetwork"])
 
 
-@pytest.fixture
-def federation(setting):
-    return {**setting, **hypernetwork(setting["initial"])}
-
-
 def test_a_step_descends_on_a_quadratic_and_the_other_sign_ascends(setting):
     """Two published codes of a similar method step the wrong way."""
-    like, rng = setting["initial"], np.random.default_rng(4)
+    like, rng = setting.initial, np.random.default_rng(4)
     drawn = hypernetwork(like, 0.3)
     for i in range(COUNT):
         target = network.random_parameters(rng, 5, 6, CLASSES)
@@ -63,34 +58,34 @@ def test_a_step_descends_on_a_quadratic_and_the_other_sign_ascends(setting):
 
 def test_biases_alone_pass_a_model_from_client_to_client(setting):
     """At rate 1, theta - (theta - theta') is what the client before it trained."""
-    common = {**setting, **biases_alone(setting["initial"]), "cohorts": PARTIAL}
-    model = setting["initial"]
-    for t, models in enumerate(pfedhn.run(**common, **PLAIN, **UNDECAYED, server_rate=1.0)):
+    common, drawn = setting.but(cohorts=PARTIAL), biases_alone(setting.initial)
+    model = setting.initial
+    for t, models in enumerate(pfedhn.run(common, **drawn, **PLAIN, **UNDECAYED, server_rate=1.0)):
         for i in PARTIAL[t]:
             assert_same(models["received"][i], model)
-            model = sgd(model, setting["batches"][t][i], setting["x"], setting["y"], RATES[t])
+            model = sgd(model, setting.batches[t][i], setting.x, setting.y, RATES[t])
             assert_same(models["trained"][i], model)
         for own in models["personalized"]:
             assert_same(own, model)
 
 
 def test_biases_alone_and_mean_products_are_fedavg_of_equal_clients(setting):
-    common = {**setting, **biases_alone(setting["initial"]), "cohorts": PARTIAL}
-    ran = pfedhn.run(**common, **PLAIN, **UNDECAYED, server_rate=1.0, form="mean_vjp")
-    plain = fedavg.run(**{**setting, "cohorts": PARTIAL, "sizes": [1] * COUNT})
+    common, drawn = setting.but(cohorts=PARTIAL), biases_alone(setting.initial)
+    ran = pfedhn.run(common, **drawn, **PLAIN, **UNDECAYED, server_rate=1.0, form="mean_vjp")
+    plain = fedavg.run(setting.but(cohorts=PARTIAL, sizes=[1] * COUNT))
     for models, expected in zip(ran, plain, strict=True):
         assert_same(models["personalized"][3], expected["global"])
 
 
-def test_a_cohort_is_its_clients_one_after_the_other(federation):
+def test_a_cohort_is_its_clients_one_after_the_other(setting):
     """So the paper's step is a round with one client, and the order counts."""
-    batches, rates = federation["batches"][0], [RATES[0]] * 3
-    common = {**federation, "learning_rate": rates, "batches": [batches] * 3}
-    singly = pfedhn.run(**{**common, "cohorts": [[3], [0], [1]]})[-1]
-    (together,) = pfedhn.run(**{**common, "rounds": 1, "cohorts": [[3, 0, 1]]})
+    batches, drawn = setting.batches[0], hypernetwork(setting.initial)
+    common = setting.but(learning_rate=[RATES[0]] * 3, batches=[batches] * 3)
+    singly = pfedhn.run(common.but(cohorts=[[3], [0], [1]]), **drawn)[-1]
+    (together,) = pfedhn.run(common.but(rounds=1, cohorts=[[3, 0, 1]]), **drawn)
     np.testing.assert_array_equal(all_numbers(together), all_numbers(singly))
     np.testing.assert_array_equal(together["velocity"], singly["velocity"])
-    (sorted_,) = pfedhn.run(**{**common, "rounds": 1, "cohorts": [[0, 1, 3]]})
+    (sorted_,) = pfedhn.run(common.but(rounds=1, cohorts=[[0, 1, 3]]), **drawn)
     assert np.abs(all_numbers(sorted_) - all_numbers(together)).max() > 1e-9
 
 

@@ -16,14 +16,11 @@ ARRIVALS = {3: [2, 3, 6], 1: [1, 3, 5]}
 @pytest.fixture
 def late(setting):
     """Seven rounds with clients 1 and 3 late."""
-    common = longer(setting, ALL_ROUNDS)
-    common.pop("cohorts")
-    for key, rounds in (("starts", STARTS), ("arrivals", ARRIVALS)):
-        common[key] = [
-            [i for i in range(COUNT) if i not in rounds or t in rounds[i]]
-            for t in range(ALL_ROUNDS)
-        ]
-    return common
+    starts, arrivals = (
+        [[i for i in range(COUNT) if i not in rounds or t in rounds[i]] for t in range(ALL_ROUNDS)]
+        for rounds in (STARTS, ARRIVALS)
+    )
+    return longer(setting, ALL_ROUNDS).but(starts=starts, arrivals=arrivals)
 
 
 @pytest.fixture
@@ -71,8 +68,8 @@ def test_a_client_that_did_not_move_is_the_base(models):
 
 
 def test_a_delay_of_one_adds_the_clients_move_to_the_server(late):
-    history = lga.run(**late)
-    servers = [late["initial"], *(models["global"] for models in history)]
+    history = lga.run(late)
+    servers = [late.initial, *(models["global"] for models in history)]
     for t in ARRIVALS[1]:
         move = network.subtract(history[t - 1]["trained"][1], servers[t - 1])
         assert_same(history[t]["predicted"][1], network.add(servers[t], move))

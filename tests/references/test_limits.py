@@ -39,6 +39,7 @@ from tests.references import (
     perfedavg_spfl,
     pfedla,
     pfedme,
+    pfedsim,
 )
 from tests.references.limits import (
     check,
@@ -74,141 +75,142 @@ def test_no_file_imports_the_library_or_jax():
 
 # name: (run, the models compared, what they equal)
 LIMITS = {
-    "fedprox-no-term": (lambda s: fedprox.run(**s, proximal_weight=0.0), "global", fedavg_of),
-    "moon-no-term": (lambda s: moon.run(**s, mu=0.0), "global", fedavg_of),
-    "fedavgm-nesterov": (lambda s: fedavgm.run(**s, server_momentum=0.0), "global", fedavg_of),
+    "fedprox-no-term": (lambda s: fedprox.run(s, proximal_weight=0.0), "global", fedavg_of),
+    "moon-no-term": (lambda s: moon.run(s, mu=0.0), "global", fedavg_of),
+    "fedavgm-nesterov": (lambda s: fedavgm.run(s, server_momentum=0.0), "global", fedavg_of),
     "fedavgm": (
-        lambda s: fedavgm.run(**s, server_momentum=0.0, nesterov=False), "global", fedavg_of,
+        lambda s: fedavgm.run(s, server_momentum=0.0, nesterov=False), "global", fedavg_of,
     ),
     **{
         f"fedopt-{rule}-large-tau": (
             lambda s, rule=rule: fedopt.run(
-                **s, rule=rule, server_rate=1e14, tau=1e14, v0=0.0, b1=0.0
+                s, rule=rule, server_rate=1e14, tau=1e14, v0=0.0, b1=0.0
             ), "global", fedavg_of,
         )
         for rule in fedopt.RULES
     },
     **{
         f"apfl-{form}-global": (
-            lambda s, form=form: apfl.run(**s, form=form, alpha=0.4), "global", fedavg_of,
+            lambda s, form=form: apfl.run(s, form=form, alpha=0.4), "global", fedavg_of,
         )
         for form in apfl.FORMS
     },
     "apfl-own": (
-        lambda s: apfl.run(**s, alpha=1.0, adapt="never"), "personalized", local_of,
+        lambda s: apfl.run(s, alpha=1.0, adapt="never"), "personalized", local_of,
     ),
     "apfl-shared": (
-        lambda s: apfl.run(**s, alpha=0.0, adapt="never"), "personalized", fedavg_of,
+        lambda s: apfl.run(s, alpha=0.0, adapt="never"), "personalized", fedavg_of,
     ),
     "apple-own-core": (
-        lambda s: apple.run(**s, relations=ALONE, relation_rate=0.0, momentum=0.0),
+        lambda s: apple.run(s, relations=ALONE, relation_rate=0.0, momentum=0.0),
         "personalized", local_of,
     ),
     "cfl-loose": (
-        lambda s: cfl.run(**uniform(s), mean_below=0.0, first_split=0), "personalized",
+        lambda s: cfl.run(uniform(s), mean_below=0.0, first_split=0), "personalized",
         lambda s: fedavg_of(uniform(s)),
     ),
     "cfl-early": (
-        lambda s: cfl.run(**s, mean_below=np.inf, largest_above=0.0), "personalized",
+        lambda s: cfl.run(s, mean_below=np.inf, largest_above=0.0), "personalized",
         lambda s: fedavg_of(uniform(s)),
     ),
     "cfl-one-cluster": (
         lambda s: cfl.run(
-            **s, mean_below=np.inf, largest_above=0.0, first_split=0, max_clusters=1
+            s, mean_below=np.inf, largest_above=0.0, first_split=0, max_clusters=1
         ), "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "ditto-global": (
-        lambda s: ditto.run(**s, personal_batches=further_batches(s), proximal_weight=0.7),
+        lambda s: ditto.run(s, personal_batches=further_batches(s), proximal_weight=0.7),
         "global", fedavg_of,
     ),
     "mrmtl-no-pull": (
-        lambda s: mrmtl.run(**s, proximal_weight=0.0), "personalized", local_of,
+        lambda s: mrmtl.run(s, proximal_weight=0.0), "personalized", local_of,
     ),
     "ditto-no-pull": (
-        lambda s: ditto.run(**s, personal_batches=further_batches(s), proximal_weight=0.0),
+        lambda s: ditto.run(s, personal_batches=further_batches(s), proximal_weight=0.0),
         "personalized",
-        lambda s: local_of({**s, "batches": further_batches(s)}),
+        lambda s: local_of(s.but(batches=further_batches(s))),
     ),
     "fedala-weights-of-one": (
-        lambda s: fedala.run(**s, adaptation_batches=further_batches(s), weight_rate=0.0),
+        lambda s: fedala.run(s, adaptation_batches=further_batches(s), weight_rate=0.0),
         "personalized", fedavg_of,
     ),
     "fedala-weights-of-zero": (
         lambda s: fedala.run(
-            **s, adaptation_batches=further_batches(s), top=("hidden", "head"), weight_rate=0.0,
+            s, adaptation_batches=further_batches(s), top=("hidden", "head"), weight_rate=0.0,
             first_weight=0.0,
         ), "personalized", local_of,
     ),
-    "fedamp-no-pull": (lambda s: fedamp.run(**s, proximal_weight=0.0), "personalized", local_of),
+    "fedamp-no-pull": (lambda s: fedamp.run(s, proximal_weight=0.0), "personalized", local_of),
     "heurfedamp-own-weight": (
-        lambda s: fedamp.run(**s, heuristic=True, self_weight=1.0, proximal_weight=0.0),
+        lambda s: fedamp.run(s, heuristic=True, self_weight=1.0, proximal_weight=0.0),
         "personalized", local_of,
     ),
     "fedupdate-no-steps": (
         lambda s: fedupdate.run(
-            **s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
+            s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
         ), "global", fedavg_of,
     ),
     "perfedavg_spfl-one-step": (
-        lambda s: perfedavg_spfl.run(**s, steps=1), "global", fedavg_of,
+        lambda s: perfedavg_spfl.run(s, steps=1), "global", fedavg_of,
     ),
     "perfedavg-no-inner-step": (
         lambda s: perfedavg.run(
-            **{**s, "batches": [[[[b[:0], b] for b in own] for own in t] for t in s["batches"]]},
+            s.but(batches=[[[[b[:0], b] for b in own] for own in t] for t in s.batches]),
             inner_rate=[0.0] * ROUNDS, outer_rate=RATES,
         ), "global", fedavg_of,
     ),
     "fedrep-no-head-steps": (
-        lambda s: fedrep.run(**s, head_batches=NOTHING), "personalized",
-        lambda s: [models["global"] for models in fedbabu.run(**s)],
+        lambda s: fedrep.run(s, head_batches=NOTHING), "personalized",
+        lambda s: [models["global"] for models in fedbabu.run(s)],
     ),
-    "fedproto-no-term": (lambda s: fedproto.run(**s, weight=0.0), "personalized", local_of),
-    "fedfomo-nothing-downloaded": (lambda s: fedfomo.run(**s, downloads=0), "trained", local_of),
-    "fedfomo-no-validation": (lambda s: fedfomo.run(**s), "trained", local_of),
+    "fedproto-no-term": (lambda s: fedproto.run(s, weight=0.0), "personalized", local_of),
+    "fedfomo-nothing-downloaded": (lambda s: fedfomo.run(s, downloads=0), "trained", local_of),
+    "fedfomo-no-validation": (lambda s: fedfomo.run(s), "trained", local_of),
     "ifca-one-model": (
-        lambda s: ifca.run(**{**s, "initial": [s["initial"]]}), "personalized", fedavg_of,
+        lambda s: ifca.run(s.but(initial=[s.initial])), "personalized", fedavg_of,
     ),
     "l2c-one-hot": (
         lambda s: l2c.run(
-            **s, validation_batches=further_batches(s), logits=1e4 * ALONE, logit_rate=0.0
+            s, validation_batches=further_batches(s), logits=1e4 * ALONE, logit_rate=0.0
         ), "personalized", local_of,
     ),
     "l2c-no-neighbours": (
         lambda s: l2c.run(
-            **s, validation_batches=further_batches(s), prune_after=0, neighbours=0
+            s, validation_batches=further_batches(s), prune_after=0, neighbours=0
         ), "personalized", local_of,
     ),
-    "lga-punctual": (lambda s: lga.run(**punctual(s)), "global", fedavg_of),
+    "lga-punctual": (lambda s: lga.run(punctual(s)), "global", fedavg_of),
     "fedasync-punctual": (
-        lambda s: fedasync.run(**punctual(s), alpha=0.3), "global", fedavg_of,
+        lambda s: fedasync.run(punctual(s), alpha=0.3), "global", fedavg_of,
     ),
-    "fedavg_async-punctual": (lambda s: fedavg_async.run(**punctual(s)), "global", fedavg_of),
+    "fedavg_async-punctual": (lambda s: fedavg_async.run(punctual(s)), "global", fedavg_of),
     "fedavg_sync-punctual": (
-        lambda s: fedavg_async.run(**punctual(s), synchronous=True), "global", fedavg_of,
+        lambda s: fedavg_async.run(punctual(s), synchronous=True), "global", fedavg_of,
     ),
     "fedprox_ft-no-term": (
         lambda s: fedprox_ft.run(
-            **s, proximal_weight=0.0, tuning_batches=further_batches(s)
+            s, proximal_weight=0.0, tuning_batches=further_batches(s)
         ), "personalized",
         lambda s: [
             models["personalized"]
-            for models in fedavg_ft.run(**s, tuning_batches=further_batches(s))
+            for models in fedavg_ft.run(s, tuning_batches=further_batches(s))
         ],
     ),
     "feddwa-small-steps": (
         lambda s: feddwa.run(
-            **{**s, "learning_rate": [1e-3] * ROUNDS}, top_k=1,
+            s.but(learning_rate=[1e-3] * ROUNDS), top_k=1,
             guidance_batches=further_batches(s),
-        ), "personalized", lambda s: local_of({**s, "learning_rate": [1e-3] * ROUNDS}),
+        ), "personalized", lambda s: local_of(s.but(learning_rate=[1e-3] * ROUNDS)),
     ),
+    "pfedsim-warm-up": (lambda s: pfedsim.run(s, warm=ROUNDS), "global", fedavg_of),
     "pfedla-retained": (
-        lambda s: pfedla.run(**drawn(s), retained=2), "personalized", local_of,
+        lambda s: pfedla.run(s, **drawn(), retained=2), "personalized", local_of,
     ),
     "pfedme-no-pull": (
-        lambda s: pfedme.run(**s, personal_rate=RATES, proximal_weight=0.0), "global", initial_of,
+        lambda s: pfedme.run(s, personal_rate=RATES, proximal_weight=0.0), "global", initial_of,
     ),
     "pfedme-no-server-rate": (
-        lambda s: pfedme.run(**s, personal_rate=[0.05] * ROUNDS, server_rate=0.0), "global",
+        lambda s: pfedme.run(s, personal_rate=[0.05] * ROUNDS, server_rate=0.0), "global",
         initial_of,
     ),
 }  # fmt: skip
@@ -217,4 +219,4 @@ LIMITS = {
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL], ids=["full", "partial"])
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_limits(setting, limit, cohorts):
-    check(limit, {**setting, "cohorts": cohorts})
+    check(limit, setting.but(cohorts=cohorts))

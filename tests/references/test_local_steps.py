@@ -14,7 +14,7 @@ def pair(setting):
     """(w, v, alpha, x, y): a shared and an own model, and one minibatch."""
     rng = np.random.default_rng(4)
     own = network.random_parameters(rng, 5, 6, 4)
-    return setting["initial"], own, 0.3, setting["x"][9:13], setting["y"][9:13]
+    return setting.initial, own, 0.3, setting.x[9:13], setting.y[9:13]
 
 
 def test_steps_follow_the_slopes_of_the_mixture(pair):
@@ -53,8 +53,8 @@ def test_steps_on_mixed_logits_follow_the_published_code(pair):
 
 
 def test_weights_of_the_mixture_stay_in_the_unit_interval(setting):
-    fast = {**setting, "learning_rate": [8.0] * ROUNDS}
-    alphas = np.array([models["alpha"] for models in apfl.run(**fast, adapt="every_step")])
+    fast = setting.but(learning_rate=[8.0] * ROUNDS)
+    alphas = np.array([models["alpha"] for models in apfl.run(fast, adapt="every_step")])
     assert 0.0 <= alphas.min() <= alphas.max() <= 1.0
     assert {0.0, 1.0} <= set(alphas.ravel())
 
@@ -67,10 +67,10 @@ FIRST = np.array(SIZES) / sum(SIZES)
 
 @pytest.fixture
 def several(setting):
-    """The setting with a core of its own for each client, and without momentum."""
+    """The setting with a core of its own for each client."""
     rng = np.random.default_rng(5)
     cores = [network.random_parameters(rng, 5, 6, 4) for _ in range(COUNT)]
-    return {**setting, "initial": cores, "momentum": 0.0, "relation_momentum": 0.0}
+    return setting.but(initial=cores)
 
 
 def test_penalty_falls_over_the_first_rounds():
@@ -88,10 +88,10 @@ def test_penalty_falls_over_the_first_rounds():
 
 
 def test_gradients_are_those_of_the_objective(several, setting):
-    cores, i, penalty = several["initial"], 2, 0.7
+    cores, i, penalty = several.initial, 2, 0.7
     relations = np.array([0.4, -0.2, 0.9, 0.1])
-    at = setting["clients"][i]["samples"]
-    x, y = setting["x"][at], setting["y"][at]
+    at = setting.clients[i]["samples"]
+    x, y = setting.x[at], setting.y[at]
 
     def objective(core, q):
         mixed = [core if j == i else other for j, other in enumerate(cores)]
@@ -115,7 +115,7 @@ def test_a_strong_pull_leaves_the_personal_model_at_the_local_one(setting):
     gaps = []
     for pull in (1e3, 1e4):
         (models,) = pfedme.run(
-            **{**setting, "rounds": 1, "learning_rate": [0.1 / pull]},
+            setting.but(rounds=1, learning_rate=[0.1 / pull]),
             personal_rate=[1 / pull],
             proximal_weight=pull,
             decay=0.0,
@@ -126,7 +126,7 @@ def test_a_strong_pull_leaves_the_personal_model_at_the_local_one(setting):
 
 
 def test_many_inner_steps_find_the_minimum_of_the_envelope(setting):
-    x, y, start = setting["x"][:9], setting["y"][:9], setting["initial"]
+    x, y, start = setting.x[:9], setting.y[:9], setting.initial
     theta = pfedme.nearby(start, start, x, y, 0.2, 400, 3.0, 0.01)
 
     def objective(vector):
@@ -153,19 +153,14 @@ def steps_of(setting, count, seed=5):
         blocks = [order[k : k + width] for k in range(0, len(order), width)]
         return [[block[2 * m : 2 * m + 2] for m in range(count)] for block in blocks]
 
-    samples = [client["samples"] for client in setting["clients"]]
+    samples = [client["samples"] for client in setting.clients]
     return [[epoch(own) for own in samples] for _ in range(ROUNDS)]
-
-
-def with_steps(setting, variant="first_order", **changes):
-    batches = steps_of(setting, perfedavg.VARIANTS[variant])
-    return {**setting, "batches": batches, "variant": variant, **changes}
 
 
 @pytest.mark.parametrize("product", perfedavg.PRODUCTS)
 def test_meta_gradient_is_that_of_the_loss_after_a_step(setting, product):
     """With the third minibatch equal to the first, of F(w) = f_2(w - alpha grad f_1(w))."""
-    x, y, like, alpha = setting["x"], setting["y"], setting["initial"], 0.8
+    x, y, like, alpha = setting.x, setting.y, setting.initial, 0.8
     first, second = np.arange(9, 13), np.arange(13, 19)
 
     def after_a_step(vector):
@@ -182,11 +177,14 @@ def test_meta_gradient_is_that_of_the_loss_after_a_step(setting, product):
 
 
 def test_differences_are_near_the_exact_product(setting):
-    common = with_steps(setting, "hessian_free")
-    exact = perfedavg.run(**common)[-1]["global"]
-    near = perfedavg.run(**common, product="differences")[-1]["global"]
-    far = perfedavg.run(**common, product="differences", delta=0.3)[-1]["global"]
-    gaps = [np.abs(flat(model) - flat(exact)).max() for model in (near, far)]
+    common = setting.but(batches=steps_of(setting, perfedavg.VARIANTS["hessian_free"]))
+
+    def model(**options):
+        return flat(perfedavg.run(common, variant="hessian_free", **options)[-1]["global"])
+
+    exact, near = model(), model(product="differences")
+    far = model(product="differences", delta=0.3)
+    gaps = [np.abs(other - exact).max() for other in (near, far)]
     assert 0.0 < gaps[0] < 1e-6 < 1e-4 < gaps[1]
 
 
@@ -198,7 +196,7 @@ def three(setting):
     """A model in training, a global and a previous one, and a minibatch."""
     rng = np.random.default_rng(4)
     models = [network.random_parameters(rng, 5, {"b": 4, "a": 6}, 4) for _ in range(3)]
-    return *models, setting["x"][9:16], setting["y"][9:16]
+    return *models, setting.x[9:16], setting.y[9:16]
 
 
 def test_contrast_is_the_softmax_of_two_cosines():
@@ -248,7 +246,7 @@ def random_pair():
 
 @pytest.mark.parametrize("top", [("head",), ALL])
 def test_a_step_of_the_weights_follows_central_differences(setting, top):
-    x, y, (own, received) = setting["x"], setting["y"], random_pair()
+    x, y, (own, received) = setting.x, setting.y, random_pair()
     rng = np.random.default_rng(2)
     first = network.mapped(lambda leaf: rng.uniform(0.4, 0.6, leaf.shape), part_of(received, top))
 

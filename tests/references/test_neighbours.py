@@ -35,7 +35,7 @@ def test_attention_of_a_worked_example():
 
 
 def test_alpha_is_bounded_by_what_keeps_weights_positive(setting):
-    same = [setting["initial"]] * COUNT
+    same = [setting.initial] * COUNT
     bound = fedamp.largest_alpha(2.0, COUNT)
     assert bound == 2.0 / 3.0
     weights = fedamp.attention(same, 2.0, bound)
@@ -43,7 +43,7 @@ def test_alpha_is_bounded_by_what_keeps_weights_positive(setting):
     with pytest.raises(ValueError, match="at most sigma"):
         fedamp.attention(same, 2.0, bound * 1.01)
     with pytest.raises(ValueError, match="at most sigma"):  # FedDWA's setting for 4 clients
-        fedamp.run(**setting, alpha=1.0, sigma=1.0)
+        fedamp.run(setting, alpha=1.0, sigma=1.0)
     np.testing.assert_array_equal(fedamp.attention(same[:1], 2.0, 2.0), [[1.0]])
 
 
@@ -64,16 +64,16 @@ def test_cosine_attention_leaves_the_client_itself_out_of_the_softmax():
 
 def test_fedamp_descends_the_gradient_of_its_objective(setting):
     """One step on all of a client's samples, against central differences."""
-    own = setting["clients"][2]["samples"]
-    batches = [setting["batches"][0], [[], [], [own], []]]
-    common = {**setting, "rounds": 2, "batches": batches}
+    own = setting.clients[2]["samples"]
+    batches = [setting.batches[0], [[], [], [own], []]]
+    common = setting.but(rounds=2, batches=batches)
     sigma, alpha, pull = 5.0, 1.5, 0.45
-    first, second = fedamp.run(**common, sigma=sigma, alpha=alpha, proximal_weight=pull)
+    first, second = fedamp.run(common, sigma=sigma, alpha=alpha, proximal_weight=pull)
     target, begin = second["cloud"][2], first["personalized"][2]
 
     def objective(vector):
         model = network.unflat(vector, begin)
-        loss, _ = network.loss_and_gradient(model, setting["x"][own], setting["y"][own])
+        loss, _ = network.loss_and_gradient(model, setting.x[own], setting.y[own])
         return loss + pull / 2 * network.squared_distance(model, target)
 
     taken = (flat(begin) - flat(second["personalized"][2])) / RATES[1]
@@ -89,10 +89,10 @@ def validating(setting):
     clients = [
         {**client, "validation": other["samples"][:3]}
         for client, other in zip(
-            setting["clients"], [*setting["clients"][1:], setting["clients"][0]], strict=True
+            setting.clients, [*setting.clients[1:], setting.clients[0]], strict=True
         )
     ]
-    return {**setting, "clients": clients}
+    return setting.but(clients=clients)
 
 
 def test_weights_of_a_worked_example():
@@ -107,10 +107,10 @@ def test_weights_of_a_worked_example():
 
 def test_models_that_differ_by_rounding_weigh_nothing(validating):
     """Public code divides by a distance of 0, or by 1e-5 in its place."""
-    start = validating["initial"]
+    start = validating.initial
     near = network.scale(1.0 + 1e-9, start)
     far = network.scale(0.9, start)
-    client, x, y = validating["clients"][0], validating["x"], validating["y"]
+    client, x, y = validating.clients[0], validating.x, validating.y
     for fallback, kept in (("trained", [1.0, 0.0]), ("start", [0.0, 0.0])):
         mixed, share, signed = fedfomo.mix(start, [near, start], client, x, y, fallback=fallback)
         assert mixed is (near if fallback == "trained" else start)
@@ -152,12 +152,6 @@ def test_affinities_rise_by_signed_shares():
 # ---- L2C
 
 
-@pytest.fixture
-def federation(setting):
-    """The setting with validation batches."""
-    return {**setting, "validation_batches": further_batches(setting)}
-
-
 def test_weights_lie_on_the_simplex_of_the_active():
     logits = np.array([800.0, -3.0, 801.0, 1e5])
     weights = l2c.softmax_over(logits, np.array([True, True, True, False]))
@@ -179,14 +173,14 @@ def test_neighbours_to_keep():
     assert np.flatnonzero(tied).tolist() == [0, 1, 2]
 
 
-def test_a_step_of_the_logits_lowers_the_validation_loss(federation):
-    whole = [[[client["samples"]] for client in federation["clients"]]] * ROUNDS
-    (after,) = l2c.run(**{**federation, "rounds": 1, "validation_batches": whole}, logit_rate=1e-3)
-    initial, everyone = federation["initial"], np.ones(COUNT, bool)
+def test_a_step_of_the_logits_lowers_the_validation_loss(setting):
+    whole = [[[client["samples"]] for client in setting.clients]] * ROUNDS
+    (after,) = l2c.run(setting.but(rounds=1), validation_batches=whole, logit_rate=1e-3)
+    initial, everyone = setting.initial, np.ones(COUNT, bool)
     deltas = {i: network.subtract(initial, after["trained"][i]) for i in range(COUNT)}
     for i in range(COUNT):
-        own = federation["clients"][i]["samples"]
-        x, y = federation["x"][own], federation["y"][own]
+        own = setting.clients[i]["samples"]
+        x, y = setting.x[own], setting.y[own]
         losses = [
             network.loss_and_gradient(
                 l2c.mixed(initial, l2c.softmax_over(logits, everyone), deltas), x, y
@@ -223,18 +217,22 @@ def test_updates_have_length_one():
     assert not flat(l2c_encoder.update_of(model, model)).any()
 
 
-def test_only_a_whole_pass_sees_more_than_the_first_validation_batch(federation):
-    first = [[own[:1] for own in of_round] for of_round in federation["validation_batches"]]
-    one = {**federation, "validation_batches": first}
-    whole = l2c.run(**federation, whole_pass=True)[-1]["logits"]
-    for history in (l2c.run(**federation), l2c.run(**one, whole_pass=True)):
-        np.testing.assert_array_equal(history[-1]["logits"], l2c.run(**one)[-1]["logits"])
-        assert (history[-1]["logits"] != whole).any()
+def test_only_a_whole_pass_sees_more_than_the_first_validation_batch(setting):
+    batches = further_batches(setting)
+    first = [[own[:1] for own in of_round] for of_round in batches]
+
+    def logits(validation_batches, whole_pass=False):
+        history = l2c.run(setting, validation_batches=validation_batches, whole_pass=whole_pass)
+        return history[-1]["logits"]
+
+    for result in (logits(batches), logits(first, whole_pass=True)):
+        np.testing.assert_array_equal(result, logits(first))
+        assert (result != logits(batches, whole_pass=True)).any()
 
 
 @pytest.mark.parametrize("heuristic", [False, True])
 def test_a_newcomer_is_one_more_client_in_the_mixing(setting, heuristic):
-    models = fedamp.run(**setting, sigma=9.0, heuristic=heuristic)[-1]["personalized"]
+    models = fedamp.run(setting, sigma=9.0, heuristic=heuristic)[-1]["personalized"]
     if heuristic:
         weights = fedamp.cosine_attention(models, 9.0, 1 / COUNT)
     else:

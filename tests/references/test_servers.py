@@ -30,10 +30,10 @@ from tests.references.small import (
 
 def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeypatch):
     monkeypatch.setattr(fedavgm, "sgd", lambda model, *_: network.mapped(lambda w: w - 1, model))
-    history = fedavgm.run(**setting, server_momentum=0.5, nesterov=False)
+    history = fedavgm.run(setting, server_momentum=0.5, nesterov=False)
     for models, speed in zip(history, (1, 1.5, 1.75), strict=True):
         np.testing.assert_allclose(flat(models["velocity"]), speed, rtol=1e-12)
-    away = flat(setting["initial"]) - flat(history[-1]["global"])
+    away = flat(setting.initial) - flat(history[-1]["global"])
     np.testing.assert_allclose(away, 1 + 1.5 + 1.75, rtol=1e-12)
 
 
@@ -42,8 +42,8 @@ def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeyp
 
 def test_without_memory_and_tau_adam_steps_by_signs(setting):
     options = {"rule": "adam", "server_rate": 0.02, "b1": 0.0, "b2": 0.0, "tau": 0.0}
-    before = flat(setting["initial"])
-    for models in fedopt.run(**setting, **options):
+    before = flat(setting.initial)
+    for models in fedopt.run(setting, **options):
         step = flat(models["global"]) - before
         np.testing.assert_allclose(step, 0.02 * np.sign(flat(models["first"])), rtol=1e-9)
         before = flat(models["global"])
@@ -52,12 +52,12 @@ def test_without_memory_and_tau_adam_steps_by_signs(setting):
 def test_yogi_changes_its_second_moment_by_no_more_than_the_square(setting):
     """Adam forgets a large v at once; yogi's changes are +-(1 - b2) D^2, whatever v is."""
     options = {"server_rate": 0.01, "b1": 0.0, "b2": 0.9, "v0": 1.0}
-    before = np.ones_like(flat(setting["initial"]))
-    for models in fedopt.run(**setting, **options, rule="yogi"):
+    before = np.ones_like(flat(setting.initial))
+    for models in fedopt.run(setting, **options, rule="yogi"):
         square, second = flat(models["first"]) ** 2, flat(models["second"])
         np.testing.assert_allclose(second, before - 0.1 * square, rtol=1e-12)
         before = second
-    (adam, *_) = fedopt.run(**setting, **options, rule="adam")
+    (adam, *_) = fedopt.run(setting, **options, rule="adam")
     assert flat(adam["second"]).max() < 0.95 < flat(models["second"]).min()
 
 
@@ -65,23 +65,23 @@ def test_yogi_changes_its_second_moment_by_no_more_than_the_square(setting):
 def test_bias_correction_scales_the_rate(setting, rule):
     """The same m and v; with v_0 = 0 adam's first step is that of no memory at all."""
     options = {"rule": rule, "server_rate": 0.02, "b2": 0.999, "v0": 0.0, "tau": 0.0}
-    common = {**setting, "rounds": 1}
-    (plain,) = fedopt.run(**common, **options)
-    (corrected,) = fedopt.run(**common, **options, bias_correction=True)
+    common = setting.but(rounds=1)
+    (plain,) = fedopt.run(common, **options)
+    (corrected,) = fedopt.run(common, **options, bias_correction=True)
     np.testing.assert_array_equal(flat(plain["second"]), flat(corrected["second"]))
-    start = flat(setting["initial"])
+    start = flat(setting.initial)
     steps = [flat(models["global"]) - start for models in (plain, corrected)]
     np.testing.assert_allclose(steps[1], steps[0] * np.sqrt(0.001) / 0.1, rtol=1e-10)
     np.testing.assert_allclose(steps[1], 0.02 * np.sign(flat(plain["first"])), rtol=1e-9)
-    before = setting["initial"]
-    for t, models in enumerate(fedopt.run(**setting, **options, bias_correction=True), start=1):
+    before = setting.initial
+    for t, models in enumerate(fedopt.run(setting, **options, bias_correction=True), start=1):
         rate = 0.02 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t)
         step = flat(models["global"]) - flat(before)
         expected = rate * flat(models["first"]) / np.sqrt(flat(models["second"]))
         np.testing.assert_allclose(step, expected, rtol=1e-9)
         before = models["global"]
     with pytest.raises(ValueError, match="no bias"):
-        fedopt.run(**setting, rule="adagrad", server_rate=0.1, bias_correction=True)
+        fedopt.run(setting, rule="adagrad", server_rate=0.1, bias_correction=True)
 
 
 # ---- FedDyn
@@ -92,16 +92,16 @@ def test_bias_correction_scales_the_rate(setting, rule):
 def test_it_is_the_published_codes_form(setting, scaling, cohorts):
     """There d_i adds up the moves, and theta is the cohort's mean and the mean of all d_i."""
     alpha = 0.3
-    history = feddyn.run(**{**setting, "cohorts": cohorts}, alpha=alpha, scaling=scaling)
+    history = feddyn.run(setting.but(cohorts=cohorts), alpha=alpha, scaling=scaling)
     own = [alpha * np.mean(SIZES) / n if scaling == "size" else alpha for n in SIZES]
-    theta, drift = flat(setting["initial"]), np.zeros((COUNT, len(flat(setting["initial"]))))
+    theta, drift = flat(setting.initial), np.zeros((COUNT, len(flat(setting.initial))))
     last = np.tile(theta, (COUNT, 1))
     for t, models in enumerate(history):
         for i in cohorts[t]:
             y = theta.copy()
-            for batch in setting["batches"][t][i]:
-                model = network.unflat(y, setting["initial"])
-                g = network.loss_and_gradient(model, setting["x"][batch], setting["y"][batch])[1]
+            for batch in setting.batches[t][i]:
+                model = network.unflat(y, setting.initial)
+                g = network.loss_and_gradient(model, setting.x[batch], setting.y[batch])[1]
                 # As it is written there: linear in y, with alpha y as the optimizer's weight decay.
                 y = y - RATES[t] * (flat(g) + own[i] * (drift[i] - theta) + own[i] * y)
             drift[i] += y - theta
@@ -116,9 +116,9 @@ def test_it_is_the_published_codes_form(setting, scaling, cohorts):
 
 
 def test_after_exact_local_minima_g_is_the_gradient_there(setting):
-    own, x, y = [client["samples"] for client in setting["clients"]], setting["x"], setting["y"]
-    common = {**setting, "batches": [[[samples] * 150 for samples in own]] * ROUNDS}
-    for models in feddyn.run(**{**common, "learning_rate": [0.25] * ROUNDS}, alpha=2.0):
+    own, x, y = [client["samples"] for client in setting.clients], setting.x, setting.y
+    common = setting.but(batches=[[[samples] * 150 for samples in own]] * ROUNDS)
+    for models in feddyn.run(common.but(learning_rate=[0.25] * ROUNDS), alpha=2.0):
         for i in range(COUNT):
             _, g = network.loss_and_gradient(models["trained"][i], x[own[i]], y[own[i]])
             np.testing.assert_allclose(flat(models["gradients"][i]), flat(g), atol=1e-7)
@@ -129,22 +129,22 @@ def test_after_exact_local_minima_g_is_the_gradient_there(setting):
 
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
 def test_scaffold_mean_gradient_is_option_two(setting, cohorts):
-    common = {**setting, "cohorts": cohorts, "server_rate": 0.7}
-    mean = scaffold.run(**common)
-    second = scaffold.run(**common, control_update="option_two")
+    common = setting.but(cohorts=cohorts)
+    mean = scaffold.run(common, server_rate=0.7)
+    second = scaffold.run(common, server_rate=0.7, control_update="option_two")
     for a, b in zip(mean, second, strict=True):
         assert_same(a["global"], b["global"], rtol=1e-10)
         assert_same(a["control"], b["control"], rtol=1e-10, atol=1e-12)
         for own, other in zip(a["controls"], b["controls"], strict=True):
             assert_same(own, other, rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="Unknown control update"):
-        scaffold.run(**setting, control_update="option_one")
+        scaffold.run(setting, control_update="option_one")
 
 
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
 def test_scaffold_control_is_the_mean_of_the_controls(setting, cohorts):
-    before = np.zeros((COUNT, len(flat(setting["initial"]))))
-    for t, models in enumerate(scaffold.run(**{**setting, "cohorts": cohorts})):
+    before = np.zeros((COUNT, len(flat(setting.initial))))
+    for t, models in enumerate(scaffold.run(setting.but(cohorts=cohorts))):
         controls = stack(models["controls"])
         np.testing.assert_allclose(
             flat(models["control"]), controls.mean(axis=0), rtol=1e-9, atol=1e-13

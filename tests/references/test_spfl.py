@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tests.references import network, perfedavg_spfl, spfl
+from tests.references.setting import Setting
 from tests.references.similarity import cosine, cosine_matrix, softmax_rows
 from tests.references.small import (
     epochs,
@@ -77,22 +78,22 @@ def test_the_literal_equation_cannot_train():
     count, size = 10, 8
     samples = [np.arange(size * i, size * (i + 1)) for i in range(count)]
     y = rng.integers(0, 4, count * size)
-    common = {
-        "initial": network.random_parameters(rng, 5, 6, 4),
-        "clients": [{}] * count,
-        "rounds": 1,
-        "x": rng.normal(size=(count * size, 5)) + np.eye(5)[y],
-        "y": y,
-        "sizes": [size] * count,
-        "cohorts": [list(range(count))],
-        "batches": epochs(rng, samples, 1),
-        "learning_rate": [0.1],
-    }
-    averaged = perfedavg_spfl.run(**common)[0]["global"]
+    common = Setting(
+        initial=network.random_parameters(rng, 5, 6, 4),
+        clients=[{}] * count,
+        rounds=1,
+        x=rng.normal(size=(count * size, 5)) + np.eye(5)[y],
+        y=y,
+        sizes=[size] * count,
+        cohorts=[list(range(count))],
+        batches=epochs(rng, samples, 1),
+        learning_rate=[0.1],
+    )
+    averaged = perfedavg_spfl.run(common)[0]["global"]
     extras = {"routine_batches": epochs(rng, samples, 1), "body": BODY}
-    literal = spfl.run_paper(**common, **extras, server_rate=0.01, data_shares=[size] * count)
-    whole = spfl.run_paper(**common, **extras)
-    origin = flat(common["initial"])
+    literal = spfl.run_paper(common, **extras, server_rate=0.01, data_shares=[size] * count)
+    whole = spfl.run_paper(common, **extras)
+    origin = flat(common.initial)
     distance = np.linalg.norm(flat(averaged) - origin)
     for i in range(count):
         moved = np.linalg.norm(flat(literal[0]["personalized"][i]) - origin)

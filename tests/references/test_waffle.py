@@ -62,10 +62,10 @@ def test_waffle_cut_off_is_smoothed_too():
 
 
 def test_waffle_switched_to_alice_alone_drifts_under_the_literal_rule_only(setting):
-    common = {**longer(setting, 5), "alice": 1}
+    common = longer(setting, 5)
     forced = [np.full(COUNT, 1 / COUNT)] * 2 + [np.eye(COUNT)[1]] * 3
-    rebased = waffle.run(**common, forced=forced)
-    literal = waffle.run(**common, forced=forced, control_rule="literal")
+    rebased = waffle.run(common, alice=1, forced=forced)
+    literal = waffle.run(common, alice=1, forced=forced, control_rule="literal")
 
     def offset(models):
         return flat(models["control"]) - flat(models["controls"][1])
@@ -76,14 +76,14 @@ def test_waffle_switched_to_alice_alone_drifts_under_the_literal_rule_only(setti
         np.testing.assert_array_equal(offset(rebased[t]), 0.0)
         np.testing.assert_allclose(offset(literal[t]), drift, rtol=1e-10, atol=1e-14)
     for t in (3, 4):
-        batches, rate = common["batches"][t][1], common["learning_rate"][t]
-        alone = sgd(rebased[t - 1]["alice"], batches, setting["x"], setting["y"], rate)
+        batches, rate = common.batches[t][1], common.learning_rate[t]
+        alone = sgd(rebased[t - 1]["alice"], batches, setting.x, setting.y, rate)
         assert_same(rebased[t]["alice"], alone, rtol=1e-9, atol=1e-12)
         drifting = sgd(
             literal[t - 1]["alice"],
             batches,
-            setting["x"],
-            setting["y"],
+            setting.x,
+            setting.y,
             rate,
             extra_gradient=lambda params: network.unflat(drift, params),
         )

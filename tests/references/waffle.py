@@ -81,7 +81,7 @@ def run(
 
     Args:
       alice: the client the model is for.
-      total_rounds: R of the schedule; None takes `rounds`.
+      total_rounds: R of the schedule; None takes `s.rounds`.
       delta_omega: as in `personalization`.
       server_rate: eta_g.
       control_rule: "rebased", c <- sum_i abar_i c_i^+; "literal", eq. (1) as SCAFFOLD samples,
