@@ -25,6 +25,7 @@ from tests.algorithms.harness import (
     Case,
     assert_losses,
     assert_steps,
+    network_loss,
     stack,
 )
 from tests.references.setting import Setting
@@ -123,6 +124,7 @@ class Comparison:
     scores: Mapping[str, str]
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
+    loss: Callable
     steps: tuple[str, ...]
     copies: bool
     check: Callable | None
@@ -195,7 +197,7 @@ class Comparison:
         for score, name in self.scores.items():
             models = at(now.wanted, name)
             each = [models] * now.case.num_clients if isinstance(models, dict) else models
-            assert_losses(now.record, now.case, score, each)
+            assert_losses(now.record, now.case, score, each, loss=self.loss)
         for matrix, name in self.matrices.items():
             found = now.record["matrices"][matrix]
             np.testing.assert_allclose(found, at(now.wanted, name), 1e-9, 1e-9, err_msg=matrix)
@@ -226,6 +228,7 @@ def comparison(
     scores=None,
     matrices=None,
     clients=None,
+    loss=network_loss,
     steps=("batches",),
     copies=True,
     check=None,
@@ -249,6 +252,7 @@ def comparison(
       states: fields of the state, and the reference's results that they equal.
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
+      loss: loss(model, x, y) of one of the reference's scored models.
       steps: names of the batches on which a member takes gradients; none checks no steps.
       copies: whether members send and receive one copy of every block.
       check: asserts what else holds, of each `Round`.
@@ -272,6 +276,7 @@ def comparison(
         scores or {},
         matrices or {},
         clients or {},
+        loss,
         tuple(steps),
         copies,
         check,
