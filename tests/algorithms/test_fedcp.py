@@ -8,7 +8,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
 from tests.engine.finals import final_in
@@ -117,19 +117,6 @@ def test_initial_policy_and_what_is_sent():
     np.testing.assert_array_equal(policy["scale"], 1)
     np.testing.assert_array_equal(policy["offset"], 0)
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
-
-
-@pytest.mark.costly
-def test_weight_decay_and_momentum_leave_the_global_head_to_the_server():
-    federation = toy_federation(momentum=0.5, weight_decay=0.1, participation=0.2)
-    before, after = states_of(algorithm(), federation, 1)
-    (member,) = np.flatnonzero(
-        (before.private["params"]["context"] != after.private["params"]["context"]).any(axis=1)
-    )
-    mine = jax.tree.map(lambda leaf: leaf[member], after.private["params"]["personal_head"])
-    old = before.server["params"]["head"]
-    wanted = jax.tree.map(lambda own, common: (own + common) / 2, mine, old)
-    assert_close(after.server["params"]["head"], wanted, "the global head", 1e-12)
 
 
 class Scaled(nn.Module):
