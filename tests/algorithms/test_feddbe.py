@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import Case, assert_steps, network_loss, stack
@@ -116,6 +117,13 @@ def test_training_losses_are_means_over_steps():
     )
     assert len(set(fedavg["local_steps"])) > 1
     np.testing.assert_allclose(ours["train_loss"], fedavg["train_loss"], 1e-6)
+
+
+def test_padding_and_empty_minibatches_leave_the_mean():
+    features, valid = np.array([[1.0, 2], [3, 6], [9, 9]]), np.array([True, True, False])
+    running, mean = jax.jit(FedDBE(mu=0.25).running), np.array([4.0, 8])
+    np.testing.assert_allclose(running(mean, features, valid), [3.5, 7])
+    np.testing.assert_allclose(running(mean, features, valid & False), mean)
 
 
 def test_sums_of_sampled_cohorts_are_refused():
