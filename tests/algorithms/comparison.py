@@ -25,6 +25,7 @@ from tests.algorithms.harness import (
     Case,
     assert_losses,
     assert_steps,
+    network_loss,
     stack,
 )
 from tests.algorithms.norms import everyones
@@ -135,6 +136,7 @@ class Comparison:
     scores: Mapping[str, str]
     matrices: Mapping[str, str]
     clients: Mapping[str, str]
+    loss: Callable
     steps: tuple[str, ...]
     copies: int
     check: Callable | None
@@ -174,13 +176,14 @@ class Comparison:
         return shapes[0] == shapes[1]
 
     def checks(self, matrix: bool):
-        """(algorithm, check) of the contract, for each algorithm of the file."""
+        """(algorithm, check) of the contract; quick ones are those of the row's first algorithm."""
         names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
-        chosen = []
+        first, chosen = next(iter(names)), []
         for name in names:
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
+                    quick = name == first and check in QUICK_CHECKS
+                    marks = () if quick else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 
@@ -212,7 +215,7 @@ class Comparison:
         for score, name in self.scores.items():
             models = at(now.wanted, name)
             each = [models] * now.case.num_clients if isinstance(models, dict) else models
-            assert_losses(now.record, now.case, score, each)
+            assert_losses(now.record, now.case, score, each, loss=self.loss)
         for matrix, name in self.matrices.items():
             found, wanted = now.record["matrices"][matrix], np.asarray(at(now.wanted, name))
             wanted = wanted[None] if wanted.ndim < found.ndim else wanted  # one row of the server
@@ -245,6 +248,7 @@ def comparison(
     scores=None,
     matrices=None,
     clients=None,
+    loss=network_loss,
     steps=("batches",),
     copies=1,
     check=None,
@@ -270,6 +274,7 @@ def comparison(
       joined: the reference's models of all clients: the server's layers with their private ones.
       scores: names of scored models, and the reference's models that have these test losses.
       matrices, clients: likewise, of the record.
+      loss: loss(model, x, y) of one of the reference's scored models.
       steps: names of the batches on which a member takes gradients; none checks no steps.
       copies: of every block, that members send and receive; 0 checks none.
       check: asserts what else holds, of each `Round`.
@@ -295,6 +300,7 @@ def comparison(
         scores or {},
         matrices or {},
         clients or {},
+        loss,
         tuple(steps),
         copies,
         check,

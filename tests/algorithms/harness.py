@@ -61,6 +61,11 @@ def initial_model(federation, key):
     return federation.initial_model(key)
 
 
+def network_loss(model, x, y):
+    """The loss of one of the references' networks."""
+    return loss_and_gradient(model, x, y)[0]
+
+
 class Case:
     """One federation with a reference's inputs, for a number of rounds.
 
@@ -175,14 +180,12 @@ class Case:
     def clients(self):
         return [{"samples": self.samples(i)} for i in range(self.num_clients)]
 
-    def test_losses(self, models):
+    def test_losses(self, models, loss=network_loss):
         """Mean test loss of each client's model, NaN for clients without test samples."""
         losses = []
         for i, model in enumerate(models):
             at = self.samples(i, "test")
-            losses.append(
-                loss_and_gradient(model, self.x[at], self.y[at])[0] if len(at) else np.nan
-            )
+            losses.append(loss(model, self.x[at], self.y[at]) if len(at) else np.nan)
         return np.array(losses)
 
     def assert_one_model(self, record, model):
@@ -233,15 +236,15 @@ def assert_models(actual, models, what):
     assert_close(dict(actual), stack(models), what)
 
 
-def assert_losses(record, case, name, models, alice=None):
+def assert_losses(record, case, name, models, alice=None, loss=network_loss):
     """The models that were scored are the reference's: their test losses agree.
 
-    With `alice`, hers is the only one that is scored.
+    With `alice`, hers is the only one that is scored. The loss of a model is `loss(model, x, y)`.
     """
     assert bool(record["scores"]) == case.scored
     if not case.scored:
         return
-    wanted = case.test_losses(models)
+    wanted = case.test_losses(models, loss)
     if alice is not None:
         wanted[np.arange(len(wanted)) != alice] = np.nan
     np.testing.assert_allclose(

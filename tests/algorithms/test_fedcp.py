@@ -8,14 +8,14 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import PATTERNS, Case, assert_steps, over
+from tests.algorithms.comparison import Variant, comparison
 from tests.engine.finals import final_in
 from tests.references import fedcp
 from tests.references.network import cross_entropy
 
-VARIANTS = {"default": {}, "far": {"weight": 200.0}}
+WEIGHT, DECAY = 200.0, 0.1
 
 
 def algorithm(**settings):
@@ -43,69 +43,73 @@ def noises_of(case, batches, purpose="train"):
     return drawn
 
 
-def named(params):
-    """One model of the library by the reference's names."""
-    params = jax.tree.map(np.asarray, dict(params))
-    return {**params, "context": {"v": params["context"]}}
+def first_model_and_noises(one):
+    """The policy's first parameters are the library's own, and those of the network as usual."""
+    first = shared(one.states[0])
+    assert_close({k: first[k] for k in ("head", "hidden")}, one.case.initial(), "the network's", 0)
+    noises = noises_of(one.case, one.setting.batches)
+    return {"initial": first, "noises": noises, "weight": WEIGHT, "decay": decay_of(one)}
 
 
-def first_model(states):
-    shared = {k: v for k, v in states[0].server["params"].items() if v is not None}
-    return jax.tree.map(np.asarray, {k: v for k, v in shared.items() if k not in fedcp.PRIVATE})
+def decay_of(one):
+    return DECAY if one.variant == "decay" else 0.0
 
 
-@over(PATTERNS, [("partial-map", "far"), ("full-vmap", "default")], VARIANTS)
-def test_reference(pattern, variant):
-    settings, decay = VARIANTS[variant], 0.1 if variant == "far" else 0.0
-    case = Case(**PATTERNS[pattern], weight_decay=decay)
-    common = case.common(decay=decay)
-    states, records = case.run_rounds(algorithm(**settings))
-    initial, noises = first_model(states), noises_of(case, common["batches"])
-    assert_close({k: initial[k] for k in ("head", "hidden")}, case.initial(), "the network's", 0)
-    wanted = fedcp.run(initial, case.clients(), 3, **common, noises=noises, **settings)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        for name, layer in models["global"].items():
-            assert_close(state.server["params"][name], layer, f"{name} in round {t}")
-        for i, model in enumerate(models["personalized"]):
-            own = jax.tree.map(lambda leaf, i=i: leaf[i], state.private["params"])
-            assert_close(own["personal_head"], model["personal_head"], f"head of {i}")
-            assert_close(own["context"], model["context"]["v"], f"context of {i}")
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        frozen = 4 * record["clients"]["local_steps"]  # a network, minibatches of 4
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], frozen)
-        if case.scored:
-            losses = [
-                cross_entropy(fedcp.logits(model, case.x[at]), case.y[at])[0] if len(at) else np.nan
-                for i, model in enumerate(models["personalized"])
-                for at in [case.samples(i, "test")]
-            ]
-            np.testing.assert_allclose(record["scores"]["personalized/test/loss"], losses, 1e-9)
-        share = case.present(t) * case.sizes
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
-    if pattern == "partial-map":
-        assert_new_clients(case, states, settings, decay)
+def shared(state):
+    """The server's part of the model, of which `None` stands for what is personal."""
+    params = {k: v for k, v in state.server["params"].items() if k not in fedcp.PRIVATE}
+    return jax.tree.map(np.asarray, params)
 
 
-def assert_new_clients(case, states, settings, decay):
+def check_costs(now):
+    # A frozen network is passed once with each minibatch of 4.
+    frozen = 4 * now.clients["local_steps"]
+    np.testing.assert_array_equal(now.clients["forward_samples"], frozen)
+    now.case.assert_mean(now.record, now.t)
+
+
+def check_new_clients(one):
     """They train a personal head for a round, from the global one, which stays."""
-    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    if one.variant != "decay":
+        return
+    case = one.case
+    final = final_in(one.states[-1], one.algorithm, case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
-    server = {k: v for k, v in states[-1].server["params"].items() if k not in fedcp.PRIVATE}
-    server = jax.tree.map(np.asarray, server)
-    context = {"v": fedcp.unit(server["head"])}
-    start = {**server, "personal_head": server["head"], "context": context}
-    batches = case.batches("personalize", starts=case.everyone)
-    noises = noises_of(case, batches, "personalize")[-1]
-    for i, own in enumerate(batches[-1]):
-        options = (case.x, case.y, case.rates[-1], settings["weight"], decay)
+    server = shared(one.states[-1])
+    start = {**server, "personal_head": server["head"]}
+    start["context"] = {"v": fedcp.unit(server["head"])}
+    (*_, batches) = case.batches("personalize", starts=case.everyone)
+    (*_, noises) = noises_of(case, [batches] * case.rounds, "personalize")
+    for i, own in enumerate(batches):
+        options = (case.x, case.y, case.rates[-1], WEIGHT, DECAY)
         wanted = fedcp.train(start, own, noises[i], *options)
-        ours = named(jax.tree.map(lambda leaf, i=i: leaf[i], made))
-        wanted = {**wanted, "context": {"v": fedcp.unit(wanted["personal_head"])}}
+        wanted = {**wanted, "context": fedcp.unit(wanted["personal_head"])}
+        ours = jax.tree.map(lambda leaf, i=i: leaf[i], made)
         for name, layer in wanted.items():
             assert_close(ours[name], layer, f"{name} of new client {i}")
 
 
-def test_what_stays_and_what_is_sent():
+test_reference, test_contract = comparison(
+    "fedcp",
+    fedcp.run,
+    settings={"weight": WEIGHT},
+    variants={"base": {}, "decay": Variant(options={"weight_decay": DECAY})},
+    given=first_model_and_noises,
+    states={
+        "server": "global",
+        "private.params.personal_head": "personalized.personal_head",
+        "private.params.context": "personalized.context.v",
+    },
+    scores={"personalized": "personalized"},
+    loss=lambda model, x, y: cross_entropy(fedcp.logits(model, x), y)[0],
+    copies=False,
+    check=check_costs,
+    finish=check_new_clients,
+)
+
+
+@pytest.mark.costly
+def test_initial_policy_and_what_is_sent():
     federation = algorithm().prepare(toy_federation())
     sizes = dict(zip(federation.plan.blocks, federation.plan.shared_block_sizes(), strict=True))
     assert sizes["personal_head"] == sizes["context"] == 0
@@ -113,19 +117,6 @@ def test_what_stays_and_what_is_sent():
     np.testing.assert_array_equal(policy["scale"], 1)
     np.testing.assert_array_equal(policy["offset"], 0)
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
-
-
-@pytest.mark.thorough
-def test_weight_decay_and_momentum_leave_the_global_head_to_the_server():
-    federation = toy_federation(momentum=0.5, weight_decay=0.1, participation=0.2)
-    before, after = states_of(algorithm(), federation, 1)
-    (member,) = np.flatnonzero(
-        (before.private["params"]["context"] != after.private["params"]["context"]).any(axis=1)
-    )
-    mine = jax.tree.map(lambda leaf: leaf[member], after.private["params"]["personal_head"])
-    old = before.server["params"]["head"]
-    wanted = jax.tree.map(lambda own, common: (own + common) / 2, mine, old)
-    assert_close(after.server["params"]["head"], wanted, "the global head", 1e-12)
 
 
 class Scaled(nn.Module):

@@ -1,19 +1,17 @@
-"""FedDBE against its reference, the round before the first, and its limits."""
+"""FedDBE against its reference, and the round before the first."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over, stack
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import Case, assert_steps, network_loss, stack
 from tests.engine.finals import final_in
 from tests.references import feddbe
 from tests.references.network import add
-
-VARIANTS = {"default": {}, "running": {"mu": 0.4, "kappa": 3.0}}
 
 
 def algorithm(**settings):
@@ -27,49 +25,47 @@ def shifted(model):
     return {"hidden": model["hidden"], **add({"head": head}, more)}
 
 
-@over(PATTERNS, [("partial-map", "running"), ("full-vmap", "default")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    common = case.common()
-    first = case.batches("preliminary", starts=case.everyone)[0]
-    consensus, wanted = feddbe.run(
-        case.initial(), case.clients(), 3, **common, first_batches=first, **settings
-    )
-    states, records = case.run_rounds(algorithm(**settings))
-    ones = np.ones((case.num_clients, 1), int)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_close(state.consensus, consensus, "consensus")
-        assert_close(state.server["params"], {**models["global"], "bias_memory": []}, "global")
-        bias = np.stack([model["memory"]["bias"] for model in models["personalized"]])
-        assert_close(state.private["params"]["bias_memory"], bias, "bias")
-        assert_losses(record, case, "personalized", list(map(shifted, models["personalized"])))
-        steps = record["clients"]["local_steps"]
-        if t == 0:
-            record["clients"]["local_steps"] = steps - [len(own) for own in first]
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = case.present(t)[:, None]
-        np.testing.assert_array_equal(record["up"], np.repeat(present, 3, axis=1))
-        np.testing.assert_array_equal(record["down"], np.repeat(present + ones * (t == 0), 3, 1))
-        for name in ("numbers_up", "numbers_down"):
-            np.testing.assert_array_equal(record["clients"][name], 5 * ones[:, 0] * (t == 0))
-        share = present[:, 0] * case.sizes
-        np.testing.assert_allclose(record["matrices"]["mixing"], [share / share.sum()], 1e-9)
-    if pattern == "full-vmap":
-        prepared = algorithm().prepare(case.federation)
-        most = sum(len(own) for own in (*first, *(b for each in common["batches"] for b in each)))
-        assert algorithm().max_gradients(prepared, 3).sum() == most
-    if pattern == "partial-map":
-        assert_new_clients(case, states, consensus, settings)
+def run(s, **options):
+    consensus, history = feddbe.run(s, **options)
+    return [{**models, "consensus": consensus} for models in history]
 
 
-def assert_new_clients(case, states, consensus, settings):
+def first_batches(one):
+    return {"first_batches": one.case.batches("preliminary", starts=one.case.everyone)[0]}
+
+
+def check_costs(now):
+    """In the first round all clients also train for the consensus and send their means."""
+    first, everyone = now.t == 0, np.ones((now.case.num_clients, 1), int)
+    taken = now.clients["local_steps"]
+    if first:
+        taken = taken - [len(own) for own in now.compared.options["first_batches"]]
+    assert_steps({"clients": {"local_steps": taken}}, now.cohort, now.batches())
+    present = now.present[:, None]
+    np.testing.assert_array_equal(now.record["up"], np.repeat(present, 3, axis=1))
+    np.testing.assert_array_equal(now.record["down"], np.repeat(present + first * everyone, 3, 1))
+    for name in ("numbers_up", "numbers_down"):
+        np.testing.assert_array_equal(now.clients[name], 5 * first * everyone[:, 0])
+    now.case.assert_mean(now.record, now.t)
+
+
+def check_end(one):
+    prepared = one.algorithm.prepare(one.case.federation)
+    every = [one.options["first_batches"], *one.setting.batches]
+    most = sum(len(own) for of_round in every for own in of_round)
+    assert one.algorithm.max_gradients(prepared, one.case.rounds).sum() == most
+    if one.pattern == "full-vmap":
+        check_new_clients(one.case, one.states, one.algorithm, one.wanted[-1]["consensus"])
+
+
+def check_new_clients(case, states, ours, consensus):
     """They train for a round from the server's model, without a bias at first."""
-    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    final = final_in(states[-1], ours, case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
     params = states[-1].server["params"]
     start = {name: jax.tree.map(np.asarray, params[name]) for name in ("hidden", "head")}
     start["memory"] = {"bias": np.zeros(5)}
-    options = (case.rates[-1], consensus, settings["kappa"], settings["mu"])
+    options = (case.rates[-1], consensus, ours.kappa, ours.mu)
     batches = case.batches("personalize", starts=case.everyone)[-1]
     wanted = stack([feddbe.train(start, own, case.x, case.y, *options)[0] for own in batches])
     wanted = wanted["params"]
@@ -77,21 +73,41 @@ def assert_new_clients(case, states, consensus, settings):
     assert_close(made, wanted, "new clients")
 
 
-@pytest.mark.thorough
+test_reference, test_contract = comparison(
+    "feddbe",
+    run,
+    settings={"mu": 0.4, "kappa": 3.0},
+    given=first_batches,
+    states={
+        "consensus": "consensus",
+        "server": "global",
+        "private.params.bias_memory": "personalized.memory.bias",
+    },
+    scores={"personalized": "personalized"},
+    loss=lambda model, x, y: network_loss(shifted(model), x, y),
+    steps=(),
+    copies=False,
+    check=check_costs,
+    finish=check_end,
+)
+
+
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{"diverging": 3}, {"stragglers": {3: 1}}], ids=str)
-def test_the_consensus_leaves_out_who_diverges_or_is_late(options):
+def test_consensus_without_diverged_and_late_clients(options):
     case = Case(rounds=1, **options)
+    other = np.asarray(case.federation.data.ids) == 3
     first = case.batches("preliminary", starts=case.everyone)[0]
-    first[3], sizes = [], case.sizes * (np.arange(5) != 3)
-    common = case.common(cohorts=[[]], sizes=sizes)
-    consensus, _ = feddbe.run(case.initial(), case.clients(), 1, **common, first_batches=first)
+    first = [[] if out else own for own, out in zip(first, other, strict=True)]
+    setting = case.setting(cohorts=[[]], sizes=case.sizes * ~other)
+    consensus, _ = feddbe.run(setting, first_batches=first)
     states, (record,) = case.run_rounds(algorithm())
     assert_close(states[-1].consensus, consensus, "consensus")
     if "stragglers" in options:
-        assert not any(record["clients"][k][3] for k in ("numbers_up", "numbers_down"))
+        assert not any(record["clients"][k][other] for k in ("numbers_up", "numbers_down"))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_training_losses_are_means_over_steps():
     """With tiny steps they are those of FedAvg on the same minibatches."""
     federation = toy_federation(learning_rate=1e-9, validation_size=0, model=TanhNetwork())
@@ -104,10 +120,10 @@ def test_training_losses_are_means_over_steps():
 
 
 def test_padding_and_empty_minibatches_leave_the_mean():
-    features, valid = jnp.asarray([[1.0, 2], [3, 6], [9, 9]]), jnp.asarray([True, True, False])
-    one, mean = FedDBE(mu=0.25), jnp.asarray([4.0, 8])
-    np.testing.assert_allclose(one.running(mean, features, valid), [3.5, 7])
-    np.testing.assert_allclose(one.running(mean, features, valid & False), mean)
+    features, valid = np.array([[1.0, 2], [3, 6], [9, 9]]), np.array([True, True, False])
+    running, mean = jax.jit(FedDBE(mu=0.25).running), np.array([4.0, 8])
+    np.testing.assert_allclose(running(mean, features, valid), [3.5, 7])
+    np.testing.assert_allclose(running(mean, features, valid & False), mean)
 
 
 def test_sums_of_sampled_cohorts_are_refused():

@@ -1,5 +1,7 @@
 """FedDPA against its reference: two sets of adapters, and their weights by sample."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,95 +10,80 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms import feddpa as ours
 from fedjax_pfl.testing.toys import (
-    OverflowingNormed,
     TanhNetwork,
     assert_close,
     run_rounds,
     toy_federation,
 )
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, over, sampled_federation
-from tests.algorithms.test_fedex_lora import ADAPTERS, ALPHA, RANK, base_of
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import sampled_federation
+from tests.algorithms.lora import ADAPTERS, ALPHA, RANK, base_of
 from tests.references import feddpa
+from tests.references.network import cross_entropy, logits
 
 FACTOR = ALPHA / RANK
-VARIANTS = {
-    "default": {},
-    "fixed": {
-        "prediction_weights": "fixed",
-        "local_weight": 0.3,
-        "max_weight": 0.8,
-        "weighting": "size",
+
+
+def both_sets(one):
+    """The reference's base, and the clients' first own set as the library draws it."""
+    own = jax.tree.map(lambda leaf: leaf[0], one.states[0].private["params"][ours.LOCAL]["hidden"])
+    assert own["own_a"].shape == (4, RANK) and not own["own_b"].any()
+    assert np.abs(own["own_a"] - one.setting.initial["hidden"]["lora_a"]).min() > 0
+    return {
+        "base": base_of(one.case),
+        "own": {"lora_a": own["own_a"], "lora_b": own["own_b"]},
+        "factor": FACTOR,
+        "local_batches": one.case.batches("local"),
+        "max_weight": one.settings["max_weight"],
+        "by_instance": one.variant == "instance",
+    }
+
+
+def run(s, *, max_weight, by_instance, **options):
+    """The reference, with the functions by which clients predict."""
+    base = options["base"]
+
+    def predictor(models, own, client):
+        if by_instance:
+            anchors = s.x[client["samples"]]
+            return partial(feddpa.predicted, base, models, own, FACTOR, max_weight, anchors)
+        return partial(logits, feddpa.mixed(base, models, own, FACTOR, max_weight))
+
+    history = feddpa.run(s, **options)
+    for known in history:
+        models, owned = known["global"], known["own"]
+        whole = feddpa.mixed(base, models, owned[0], FACTOR, 0.0)
+        known["without own"] = [partial(logits, whole)] * len(owned)
+        known["personalized"] = [
+            predictor(models, own, client) for own, client in zip(owned, s.clients, strict=True)
+        ]
+    return history
+
+
+test_reference, test_contract = comparison(
+    "feddpa",
+    run,
+    settings={"local_weight": 0.3, "weighting": "size"},
+    variants={
+        "fixed": {"prediction_weights": "fixed", "max_weight": 0.8},
+        "instance": {"instances": 100, "max_weight": 0.9},  # all samples of a client
     },
-}
+    options=ADAPTERS,
+    ours=("prediction_weights", "instances"),
+    given=both_sets,
+    states={
+        "server": "global",
+        f"private.params.{ours.LOCAL}.hidden.own_a": "own.lora_a",
+        f"private.params.{ours.LOCAL}.hidden.own_b": "own.lora_b",
+    },
+    scores={"global": "without own", "personalized": "personalized"},
+    loss=lambda predict, x, y: cross_entropy(predict(x), y)[0],
+    steps=("batches", "local_batches"),
+    copies=False,
+)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-def first(case):
-    """(global adapters and head, own set) before the first round."""
-    params = dict(case.initial())
-    own = params.pop(ours.LOCAL)["hidden"]
-    return params, {"lora_a": own["own_a"], "lora_b": own["own_b"]}
-
-
-@over(PATTERNS, [("partial-map", "default"), ("full-vmap", "fixed")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern], **ADAPTERS), VARIANTS[variant]
-    algorithm = pfl.make_algorithm("feddpa", settings)
-    case.federation = algorithm.prepare(case.federation)
-    model, own = first(case)
-    assert own["lora_a"].shape == (4, RANK) and not own["lora_b"].any()
-    assert np.abs(own["lora_a"] - model["hidden"]["lora_a"]).min() > 0
-    more = {"base": base_of(case), "own": own, "factor": FACTOR}
-    more |= {"local_batches": case.batches("local")}
-    more |= {k: settings[k] for k in ("local_weight", "weighting") if k in settings}
-    wanted = feddpa.run(model, case.clients(), 3, **case.common(), **more)
-    states, records = case.run_rounds(algorithm)
-    for state, record, known in zip(states[1:], records, wanted, strict=True):
-        server = {k: part for k, part in state.server["params"].items() if k != ours.LOCAL}
-        assert_close(server, known["global"], "global")
-        kept = state.private["params"][ours.LOCAL]["hidden"]
-        for name, leaf in (("own_a", "lora_a"), ("own_b", "lora_b")):
-            np.testing.assert_allclose(kept[name], [one[leaf] for one in known["own"]], 0, 1e-9)
-        whole = feddpa.mixed(more["base"], known["global"], own, FACTOR, 0.0)
-        assert_losses(record, case, "global", [whole] * case.num_clients)
-        if variant == "fixed":
-            plain = [
-                feddpa.mixed(more["base"], known["global"], one, FACTOR, 0.8)
-                for one in known["own"]
-            ]
-            assert_losses(record, case, "personalized", plain)
-
-
-def test_each_sample_has_its_own_weight():
-    settings = {"instances": 100, "max_weight": 0.9}  # all samples of a client
-    case = Case(**PATTERNS["partial-map"], **ADAPTERS)
-    algorithm = pfl.make_algorithm("feddpa", settings)
-    result = pfl.simulate(algorithm, case.federation, 2)
-    models = jax.tree.map(lambda x: np.asarray(x[0, 1]), result.final.models()["personalized"])
-    params, how = models["params"], models[ours.MIXING]
-    own = params[ours.LOCAL]["hidden"]
-    samples = case.x[case.samples(1)]
-    assert how["valid"].sum() == len(samples)
-    saved = jax.tree.map(lambda x: np.asarray(x[0]), result.final.backbone())["params"]["hidden"]
-    x = np.random.default_rng(0).normal(size=(4, 4))
-    wanted = feddpa.predicted(
-        saved,
-        {"hidden": params["hidden"], "head": params["head"]},
-        {"lora_a": own["own_a"], "lora_b": own["own_b"]},
-        FACTOR,
-        0.9,
-        samples,
-        x,
-    )
-    client = int(case.federation.data.ids[1])
-    np.testing.assert_allclose(result.predict(client, x, outputs=True), wanted, 0, 1e-9)
-
-
+@pytest.mark.costly
 def test_few_instances_are_drawn():
     one = sampled_federation(**ADAPTERS)
     result = pfl.simulate(pfl.make_algorithm("feddpa", {"instances": 2}), one, 1)
@@ -106,6 +93,7 @@ def test_few_instances_are_drawn():
     np.testing.assert_array_equal(how["valid"][0].sum(1), np.minimum(sizes, 2))
 
 
+@pytest.mark.costly
 def test_draws_are_of_the_runs_seed():
     algorithm = pfl.make_algorithm("feddpa", {"instances": 2})
     federation = algorithm.prepare(sampled_federation(**ADAPTERS)).with_backbone(jax.random.key(0))
@@ -126,12 +114,14 @@ def test_padded_instances_do_not_count():
     z, anchors = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
     valid = np.array([True, False, True, False, False])
     unit = [one / np.linalg.norm(one, axis=1, keepdims=True) for one in (z, anchors[valid])]
-    found = ours.similarity(jnp.asarray(z), jnp.asarray(anchors), jnp.asarray(valid))
+    similarity = jax.jit(ours.similarity)
+    found = similarity(z, anchors, valid)
     np.testing.assert_allclose(found, (unit[0] @ unit[1].T).mean(axis=1), 1e-12)
-    none = ours.similarity(jnp.asarray(z), jnp.asarray(anchors), jnp.zeros(5, bool))
+    none = similarity(z, anchors, np.zeros(5, bool))
     np.testing.assert_array_equal(none, 0)
 
 
+@pytest.mark.costly
 def test_training_has_one_weight_for_all_samples():
     federation = pfl.make_algorithm("feddpa").prepare(sampled_federation(**ADAPTERS))
     federation = federation.with_backbone(jax.random.key(0))
@@ -147,23 +137,7 @@ def test_training_has_one_weight_for_all_samples():
     assert np.abs(task.outputs(both, x, False, *mode).logits - wanted).max() > 1e-3
 
 
-@pytest.mark.thorough
-def test_without_weight_it_is_fedavg_of_the_global_set():
-    """Also its running statistics, which are not those of the own sets' training."""
-    one = sampled_federation(model=OverflowingNormed(3, (5,)), freeze="fc_0/kernel", **ADAPTERS)
-    settings = {"prediction_weights": "fixed", "max_weight": 0.0, "weighting": "size"}
-    states, records = run_rounds(pfl.make_algorithm("feddpa", settings), one)
-    plain, wanted = run_rounds(pfl.make_algorithm("fedavg"), one)
-    for record, other in zip(records, wanted, strict=True):
-        assert set(record["scores"]) == set(other["scores"])
-        assert_close(record["scores"], other["scores"], "scores")
-    server, wanted = states[-1].server, plain[-1].server
-    params = {k: part for k, part in server["params"].items() if k != ours.LOCAL}
-    assert_close({**server, "params": params}, wanted, "server")
-    assert wanted["batch_stats"]["bn"]["mean"].any()
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_without_adapters_it_is_fedavg():
     one, algorithm = sampled_federation(), pfl.make_algorithm("feddpa", {"weighting": "size"})
     assert algorithm.remarks(one) == ["no adapters with both factors trained: FedAvg"]
@@ -173,7 +147,7 @@ def test_without_adapters_it_is_fedavg():
     assert_close(states[-1].server, plain[-1].server, "server")
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_new_clients_train_an_own_set():
     trained, new = pfl.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, dtype="float32", **ADAPTERS), 2
@@ -198,7 +172,7 @@ def test_new_clients_train_an_own_set():
         ({"instances": 0}, "instances must be at least 1"),
     ],
 )
-def test_values_that_can_not_be(settings, message):
+def test_values_out_of_range(settings, message):
     with pytest.raises(pfl.InputError, match=message):
         pfl.make_algorithm("feddpa", settings)
 

@@ -1,4 +1,4 @@
-"""FedEM against its reference, what clients predict, new clients; a corner: FedAvg."""
+"""FedEM against its reference, what clients predict, and new clients."""
 
 import flax.linen as nn
 import jax
@@ -15,11 +15,12 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
-from tests.algorithms.harness import PATTERNS, Case, assert_steps, over, sampled_federation
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import Case, sampled_federation
 from tests.engine.finals import final_in
 from tests.references import fedem
 
-VARIANTS = {"default": {}, "two": {"learners": 2, "new_client_passes": 3}}
+COUNT = 2  # learners
 
 
 def algorithm(**settings):
@@ -33,66 +34,62 @@ def learners_of(params):
     return [jax.tree.map(lambda leaf, k=k: np.asarray(leaf[k]), shared) for k in range(count)]
 
 
-@over(PATTERNS, [("partial-map", "two"), ("full-vmap", "default")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    count, common = settings.get("learners", 3), case.common()
-    states, records = case.run_rounds(algorithm(**settings))
-    initial = learners_of(states[0].server["params"])
-    assert_close(initial[0], case.initial(), "learner 0", 0)
-    assert len({float(one["head"]["kernel"].sum()) for one in initial}) == count
-    wanted = fedem.run(initial, case.clients(), 3, **common)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        learners = learners_of(state.server["params"])
-        for k, (ours, learner) in enumerate(zip(learners, models["learners"], strict=True)):
-            assert_close(ours, learner, f"learner {k} in round {t}")
-        weights = state.private["params"]["mixture"]
-        np.testing.assert_allclose(weights, models["weights"], 1e-9, 1e-12)
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        present = case.present(t)
-        # Each learner once for the weights, and on minibatches of 4.
-        passes = count * (4 * record["clients"]["local_steps"] + present * case.sizes)
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)
-        np.testing.assert_array_equal(record["up"].sum(axis=1), present * record["up"].shape[1])
-        if case.scored:
-            losses = [
-                fedem.loss(models["learners"], own, case.x[at], case.y[at]) if len(at) else np.nan
-                for i, own in enumerate(models["weights"])
-                for at in [case.samples(i, "test")]
-            ]
-            np.testing.assert_allclose(record["scores"]["personalized/test/loss"], losses, 1e-9)
-    assert np.ptp(wanted[-1]["weights"], axis=0).max() > 0.05
-    if variant == "two":
-        assert_new_clients(case, states, settings)
+def first_learners(one):
+    initial = learners_of(one.states[0].server["params"])
+    assert_close(initial[0], one.case.initial(), "learner 0", 0)
+    assert len({float(learner["head"]["kernel"].sum()) for learner in initial}) == COUNT
+    return {"initial": initial}
 
 
-def assert_new_clients(case, states, settings):
+def run(s):
+    """The reference, with the clients' mixtures."""
+    history = fedem.run(s)
+    for models in history:
+        models["mixtures"] = [(models["learners"], own) for own in models["weights"]]
+    return history
+
+
+def check_passes(now):
+    # Each learner once for the weights, and on minibatches of 4.
+    passes = COUNT * (4 * now.clients["local_steps"] + now.present * now.case.sizes)
+    np.testing.assert_array_equal(now.clients["forward_samples"], passes)
+
+
+def check_weights(one):
+    assert np.ptp(one.wanted[-1]["weights"], axis=0).max() > 0.05
+    if one.pattern == "full-vmap":
+        check_new_clients(one.case, one.states[-1], one.algorithm)
+
+
+def check_new_clients(case, state, ours):
     """They learn weights of the server's learners, from equal ones, and train nothing."""
-    final = final_in(states[-1], algorithm(**settings), case.federation, case.rounds)
+    final = final_in(state, ours, case.federation, case.rounds)
     made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
-    server = learners_of(states[-1].server["params"])
+    server = learners_of(state.server["params"])
     for i in range(case.num_clients):
-        own, weights = case.samples(i), np.full(len(server), 1 / len(server))
-        for _ in range(settings["new_client_passes"]):
+        own, weights = case.samples(i), np.full(COUNT, 1 / COUNT)
+        for _ in range(ours.new_client_passes):
             weights = fedem.posterior(server, weights, case.x[own], case.y[own]).mean(axis=1)
         np.testing.assert_allclose(made["mixture"][i], weights, 1e-9)
-        ours = learners_of(jax.tree.map(lambda leaf, i=i: leaf[i], made))
-        assert all(map(np.array_equal, *map(jax.tree.leaves, (ours, server))))
+        found = learners_of(jax.tree.map(lambda leaf, i=i: leaf[i], made))
+        assert all(map(np.array_equal, *map(jax.tree.leaves, (found, server))))
 
 
-@pytest.mark.thorough
-def test_one_learner_is_fedavg():
-    federation = sampled_federation()
-    ours = states_of(algorithm(learners=1), federation)[-1]
-    plain = states_of(pfl.make_algorithm("fedavg"), federation)[-1]
-    server = jax.tree.map(lambda leaf: leaf[0], ours.server["params"])
-    assert_close(
-        {name: server[name] for name in plain.server["params"]}, plain.server["params"], ""
-    )
-    np.testing.assert_array_equal(ours.private["params"]["mixture"], 1)
+test_reference, test_contract = comparison(
+    "fedem",
+    run,
+    settings={"learners": COUNT, "new_client_passes": 3},
+    ours=("learners", "new_client_passes"),
+    given=first_learners,
+    states={"server": "learners", "private.params.mixture": "weights"},
+    scores={"personalized": "mixtures"},
+    loss=lambda mixture, x, y: fedem.loss(*mixture, x, y),
+    check=check_passes,
+    finish=check_weights,
+)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_weights_do_not_decay_and_stay_with_clients():
     federation = sampled_federation(weight_decay=0.3, momentum=0.5)
     weights = states_of(algorithm(learners=2), federation, 2)[-1].private["params"]["mixture"]
@@ -101,7 +98,7 @@ def test_weights_do_not_decay_and_stay_with_clients():
     assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))["mixture"] == 0
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_an_e_step_is_over_all_samples_as_they_are():
     """Also with fewer local steps, incomplete batches left out and augmentation; not if late."""
     options = {"local_steps": 1, "drop_last": True, "augment": lambda key, x: x + 1}
@@ -109,10 +106,12 @@ def test_an_e_step_is_over_all_samples_as_they_are():
     (before, after), (record,) = case.run_rounds(algorithm())
     initial = learners_of(before.server["params"])
     mixtures = after.private["params"]["mixture"]
-    np.testing.assert_array_equal(mixtures[1], 1 / 3)
-    passes = 3 * (4 * record["clients"]["local_steps"] + case.sizes * [1, 0, 1, 1, 1])
+    present = case.present(0)
+    assert present.sum() == 4
+    np.testing.assert_array_equal(mixtures[~present], 1 / 3)
+    passes = 3 * (4 * record["clients"]["local_steps"] + case.sizes * present)
     np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)
-    for i in (0, 2, 3, 4):
+    for i in case.cohorts[0]:
         own, weights = case.samples(i), mixtures[i]
         q = fedem.posterior(initial, np.full(3, 1 / 3), case.x[own], case.y[own])
         np.testing.assert_allclose(weights, q.mean(axis=1), 1e-9)
@@ -127,7 +126,7 @@ class Noisy(nn.Module):
         return nn.Dense(3, name="head")(nn.Dropout(0.5, deterministic=not train)(x))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_learners_of_a_network_with_statistics_and_dropout():
     task = Learners(as_task(Noisy()), count=2)
     rng = np.random.default_rng(0)
@@ -156,7 +155,7 @@ def test_learners_of_a_network_with_statistics_and_dropout():
     assert_close(task.predict(shrunk, batch.inputs), task.predict(twins, batch.inputs), "", 1e-6)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_statistics_are_averaged_and_clients_without_samples_keep_their_weights():
     federation = toy_federation((9, 0, 6), model=OverflowingNormed(3, (5,)))
     before, after = states_of(algorithm(), federation, 1)
@@ -167,6 +166,7 @@ def test_statistics_are_averaged_and_clients_without_samples_keep_their_weights(
     assert (weights[::2] != 1 / 3).all()
 
 
+@pytest.mark.costly
 def test_an_initial_model_of_every_parameter_is_refused():
     federation = toy_federation()
     model = federation.initial_model(jax.random.key(0))

@@ -6,77 +6,32 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    FourLayers,
-    assert_losses,
-    over,
-    sampled_federation,
-)
+from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import FourLayers, sampled_federation
+from tests.algorithms.lora import ADAPTERS, ALPHA, RANK, base_of
 from tests.references import fedex_lora
 
-RANK, ALPHA = 2, 3.0
-ADAPTERS = {"lora_rank": RANK, "lora_alpha": ALPHA}
+
+def check_base_and_costs(now):
+    first = now.compared.options["base"]["kernel"]
+    assert np.abs(now.wanted["base"] - first).max() > 1e-4
+    fewer = min(4 * 5, len(now.cohort) * RANK * (4 + 5))
+    np.testing.assert_array_equal(now.clients["numbers_down"], fewer * now.present)
 
 
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+test_reference, test_contract = comparison(
+    "fedex_lora",
+    fedex_lora.run,
+    options=ADAPTERS,
+    given=lambda one: {"base": base_of(one.case), "factor": ALPHA / RANK},
+    states={"server": "global", "base.hidden": "base"},
+    scores={"global": "whole", "personalized": "whole"},
+    copies=False,
+    check=check_base_and_costs,
+)
 
 
-def base_of(case):
-    """The hidden layer that the run of this case begins with."""
-    started = jax.jit(case.federation.with_backbone)(case.key)
-    return jax.tree.map(np.asarray, started.backbone["params"]["hidden"])
-
-
-@over(PATTERNS, ("partial-map", "full-vmap"))
-def test_reference(pattern):
-    case = Case(**PATTERNS[pattern], **ADAPTERS)
-    more = {"base": base_of(case), "factor": ALPHA / RANK}
-    wanted = fedex_lora.run(case.initial(), case.clients(), 3, **case.common(), **more)
-    states, records = case.run_rounds(pfl.make_algorithm("fedex_lora"))
-    for t, (record, known) in enumerate(zip(records, wanted, strict=True)):
-        assert_close(states[t + 1].server["params"], known["global"], "global")
-        np.testing.assert_allclose(states[t + 1].base["hidden"], known["base"], 0, 1e-9)
-        assert np.abs(known["base"] - more["base"]["kernel"]).max() > 1e-4
-        for name in ("global", "personalized"):
-            assert_losses(record, case, name, [known["whole"]] * case.num_clients)
-        members = len(case.cohort(t).rows)
-        fewer = min(4 * 5, members * RANK * (4 + 5))
-        present = case.present(t)
-        np.testing.assert_array_equal(record["clients"]["numbers_down"], fewer * present)
-
-
-def test_the_residual_is_zero():
-    """The network after a round is that of the mean of the members' products."""
-    one = toy_federation(model=TanhNetwork(), validation_size=0, local_steps=3, **ADAPTERS)
-    key, zero = jax.random.key(0), np.int32(0)
-    started = jax.jit(one.with_backbone)(key)
-    ctx = pfl.Context(started, key, zero, zero + 1, None)
-    start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(key, "init")))
-    own = jax.jit(lambda: ctx.train(start, ctx.cohort_of()).models)()["params"]["hidden"]
-    shares = np.asarray(one.data.train.size) / np.sum(one.data.train.size)
-    products = np.einsum("i,iab->ab", shares, own["lora_a"] @ own["lora_b"])
-    result = pfl.simulate(pfl.make_algorithm("fedex_lora"), one, 1)
-    model = result.final.models()["global"].model["params"]["hidden"]
-    after = ALPHA / RANK * model["lora_a"][0] @ model["lora_b"][0]
-    kernel = started.backbone["params"]["hidden"]["kernel"]
-    left = result.final.backbone()["params"]["hidden"]["kernel"][0] + after
-    assert np.abs(after - ALPHA / RANK * products).max() > 1e-3
-    np.testing.assert_allclose(left, kernel + ALPHA / RANK * products, 0, 1e-14)
-
-
-def test_the_base_is_that_of_the_run_with_a_single_client():
-    one = toy_federation((7,), (3,), model=TanhNetwork(), validation_size=0, **ADAPTERS)
-    result = pfl.simulate(pfl.make_algorithm("fedex_lora"), one, 2)
-    kernel = jax.jit(one.with_backbone)(jax.random.key(0)).backbone["params"]["hidden"]["kernel"]
-    np.testing.assert_array_equal(result.final.backbone()["params"]["hidden"]["kernel"][0], kernel)
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_predictions_saved_models_and_new_clients_have_the_base():
     trained, new = pfl.split_new_clients(
         toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS), 1
@@ -103,7 +58,7 @@ def test_predictions_saved_models_and_new_clients_have_the_base():
     np.testing.assert_allclose(scores[1, 0, 0, 0], right.mean())
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
     ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
     plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
@@ -117,7 +72,7 @@ def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
             assert_close(state.server, other.server, "server")
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedex_lora", "flora"])
 def test_layers_with_a_fixed_factor_are_left_out(name):
     """Layers of 4 x 5 and 3 x 4 numbers, or of 18 and 14 in the only member's factors."""
@@ -129,7 +84,7 @@ def test_layers_with_a_fixed_factor_are_left_out(name):
     np.testing.assert_array_equal(record["clients"]["numbers_down"], (18 + 12) * there)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["fedex_lora", "flora"])
 def test_who_diverges_does_not_reach_the_base(name):
     federation = toy_federation(diverging=3, dtype="float32", validation_size=0, **ADAPTERS)
@@ -139,7 +94,7 @@ def test_who_diverges_does_not_reach_the_base(name):
         assert np.isfinite(new).all() and (new != old).any()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_host_memory_and_refusals():
     one = sampled_federation(**ADAPTERS)
     ours = pfl.make_algorithm("fedex_lora")

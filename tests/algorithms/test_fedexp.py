@@ -1,53 +1,46 @@
-"""FedExP against its reference, and its limits."""
+"""FedExP against its reference, and rounds without uploads."""
 
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_steps, over, sampled_federation
-from tests.models.test_normalization import NormNet
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from tests.algorithms.comparison import comparison
+from tests.models.norm_net import NormNet
 from tests.references import fedexp
-
-VARIANTS = {
-    "average": {"epsilon": 1e-4},
-    "last": {"epsilon": 0.0, "average_last": False, "weighting": "uniform"},
-}
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedexp", settings)
 
 
-@over(PATTERNS, [("partial-map", "average"), ("full-vmap", "last")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    common = case.common()
-    known = {name: value for name, value in settings.items() if name != "average_last"}
-    wanted = fedexp.run(case.initial(), case.clients(), 3, **common, **known)
-    states, records = case.run_rounds(algorithm(**settings))
-    scored = "global" if variant == "last" else "average"
-    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
-        assert_close(states[t + 1].server["params"], models["global"], "global")
-        np.testing.assert_allclose(record["scalars"]["server_rate"], models["rate"], 1e-9)
-        case.assert_one_model(record, models[scored])
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        case.assert_whole_models(record, t)
-        case.assert_mean(record, t, 1 if variant == "last" else None)
-    if len(case.cohorts[0]) > 1:
-        assert max(models["rate"] for models in wanted) > 1.01
+def check_rate(now):
+    np.testing.assert_allclose(now.record["scalars"]["server_rate"], now.wanted["rate"], 1e-9)
+    last = now.compared.variant == "last"
+    now.case.assert_one_model(now.record, now.wanted["global" if last else "average"])
+    now.case.assert_mean(now.record, now.t, 1 if last else None)
 
 
-@pytest.mark.thorough
-def test_a_large_epsilon_is_fedavg():
-    federation = sampled_federation()
-    states, _ = run_rounds(algorithm(epsilon=1e9, average_last=False), federation)
-    wanted, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(state.server, other.server, "server")
+def check_longer_steps(one):
+    if len(one.case.cohorts[0]) > 1:
+        assert max(models["rate"] for models in one.wanted) > 1.01
 
 
-@pytest.mark.thorough
+test_reference, test_contract = comparison(
+    "fedexp",
+    fedexp.run,
+    variants={
+        "average": {"epsilon": 1e-4},
+        "last": {"epsilon": 0.0, "average_last": False, "weighting": "uniform"},
+    },
+    ours=("average_last",),
+    states={"server": "global"},
+    check=check_rate,
+    finish=check_longer_steps,
+)
+
+
+@pytest.mark.costly
 def test_rounds_in_which_nobody_arrives_leave_both_models():
     late = dict.fromkeys(range(5), 1)  # on time in every third round alone
     states = states_of(algorithm(), toy_federation(stragglers=late), 5)
@@ -70,7 +63,7 @@ def test_sums_and_robust_rules_are_refused(options, message):
         pfl.Simulation(algorithm(), toy_federation(validation_size=0, **options)).check()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_running_statistics_are_averaged():
     federation = toy_federation(model=NormNet(), batch_norm="shared")
     ours, plain = (

@@ -1,4 +1,4 @@
-"""FedFomo against its reference, what clients download, its limits, and models of new clients."""
+"""FedFomo against its reference, what clients download, and models of new clients."""
 
 import jax
 import jax.numpy as jnp
@@ -12,24 +12,15 @@ from fedjax_pfl.algorithms.fedfomo import State, signed_weights
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
-from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
+from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_models,
-    assert_steps,
-    over,
-)
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case
 from tests.references import fedfomo
 
+LATE = {"participation": 1.0, "stragglers": {1: 1, 3: 2}, "scored": False}
+VALIDATION = 2  # samples of each client
 CHANCE, FALL = 0.6, 0.25  # three rounds explore with 0.6, 0.35 and 0.1
-VARIANTS = {
-    "two": {"downloads": 2},
-    "three-l1-raw": {"downloads": 3, "norm": "l1", "affinity": "raw"},
-    "all-back-to-the-start": {"downloads": 9, "fallback": "start"},
-}
 
 
 def numbers_of(*args):
@@ -50,56 +41,56 @@ def drawn(case, most):
     return draws
 
 
-@over(PATTERNS, [("partial-map", "two"), ("full-vmap", "three-l1-raw")], VARIANTS)
-def test_reference(pattern, variant):
-    settings = VARIANTS[variant]
-    case = Case(rounds=4, validation_size=3, **PATTERNS[pattern])
-    clients = [
-        {**client, "validation": case.samples(i, "validation")}
-        for i, client in enumerate(case.clients())
-    ]
-    common, draws = case.common(), drawn(case, settings["downloads"])
-    wanted = fedfomo.run(case.initial(), clients, 4, **common, **settings, draws=draws)
-    explores = {"exploration": CHANCE, "exploration_decay": FALL}
-    states, records = case.run_rounds(pfl.make_algorithm("fedfomo", {**settings, **explores}))
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_models(state.starts, models["personalized"], f"starts {t}")
-        assert_models(state.trained, models["trained"], f"trained {t}")
-        for name in ("personalized", "trained"):
-            assert_losses(record, case, name, models[name])
-        np.testing.assert_allclose(state.affinity, models["affinity"], 1e-8, 1e-8)
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        weights, seen = models["weights"], record["matrices"]["mixing"]
-        kept = np.eye(case.num_clients) * ~weights.any(axis=1, keepdims=True)  # shown as its own
-        np.testing.assert_allclose(seen, weights + kept, 1e-9, 1e-9)
-        present = case.present(t)
-        np.testing.assert_array_equal(record["up"], np.repeat(present[:, None], 2, axis=1))
-        down = [len(models["downloaded"].get(i, ())) for i in range(case.num_clients)]
-        np.testing.assert_array_equal(record["down"], np.repeat(np.array(down)[:, None], 2, 1))
-        mixed = record["clients"]["mixed_models"]
-        np.testing.assert_array_equal(mixed[present], np.count_nonzero(weights, 1)[present])
-        passes = (2 + min(settings["downloads"], case.num_clients - 1)) * 3 * present
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], passes)
-    # At first a model is where it began: public code divides by that 0, or by 1e-5 in its place.
-    np.testing.assert_array_equal(states[1].affinity, 0.1 * np.eye(case.num_clients))
-    if pattern != "single":
-        assert any(np.count_nonzero(models["weights"], axis=1).max() > 1 for models in wanted)
+def validation(case, i):
+    return {"validation": case.samples(i, "validation")}
 
 
-def test_picks():
-    """With equal affinities, fewer candidates than picks, and clients without any."""
-    rng = np.random.default_rng(0)
-    clients, count, most = 30, 6, 4
-    affinity = rng.integers(-1, 2, (clients, count)) / 2.0
-    candidates = rng.random((clients, count)) < rng.random((clients, 1))
-    explores = rng.random((clients, most)) < 0.5
-    priority, ties = rng.permuted(np.tile(np.arange(count), (2, clients, 1)), axis=2)
-    picks, found = downloads.pick(affinity, candidates, explores, priority, ties.astype(np.uint32))
-    assert not found.all() and found.any(axis=1).any() and not found.any(axis=1).all()
-    for i in range(clients):
-        left = np.flatnonzero(candidates[i])
-        wanted = fedfomo.pick(affinity[i], left, most, explores[i], priority[i], ties[i])
-        assert picks[i][found[i]].tolist() == wanted
+def downloads_and_validation(one):
+    clients = [{**c, **validation(one.case, i)} for i, c in enumerate(one.case.clients())]
+    return {"clients": clients, "draws": drawn(one.case, one.settings["downloads"])}
+
+
+def check_mixture_and_costs(now):
+    weights, present, count = now.wanted["weights"], now.present, now.case.num_clients
+    np.testing.assert_allclose(now.state.affinity, now.wanted["affinity"], 1e-8, 1e-8)
+    if now.t == 0:
+        # A model is where it began: public code divides by that 0, or by 1e-5 in its place.
+        np.testing.assert_array_equal(now.state.affinity, 0.1 * np.eye(count))
+    kept = np.eye(count) * ~weights.any(axis=1, keepdims=True)  # shown as its own
+    np.testing.assert_allclose(now.record["matrices"]["mixing"], weights + kept, 1e-9, 1e-9)
+    np.testing.assert_array_equal(now.record["up"], np.repeat(present[:, None], 2, axis=1))
+    down = np.array([len(now.wanted["downloaded"].get(i, ())) for i in range(count)])
+    np.testing.assert_array_equal(now.record["down"], np.repeat(down[:, None], 2, 1))
+    mixed = now.clients["mixed_models"]
+    np.testing.assert_array_equal(mixed[present], np.count_nonzero(weights, 1)[present])
+    passes = (2 + min(now.settings["downloads"], count - 1)) * VALIDATION * present
+    np.testing.assert_array_equal(now.clients["forward_samples"], passes)
+
+
+def check_models_were_mixed(one):
+    if one.pattern != "single":
+        assert any(np.count_nonzero(models["weights"], axis=1).max() > 1 for models in one.wanted)
+
+
+test_reference, test_contract = comparison(
+    "fedfomo",
+    fedfomo.run,
+    settings={"exploration": CHANCE, "exploration_decay": FALL},
+    variants={
+        "two": {"downloads": 2},
+        "three l1 raw": {"downloads": 3, "norm": "l1", "affinity": "raw"},
+        "all back to the start": {"downloads": 9, "fallback": "start"},
+        "late": Variant({"downloads": 4}, options=LATE),
+    },
+    options={"rounds": 7, "validation_size": VALIDATION},
+    ours=("exploration", "exploration_decay"),
+    given=downloads_and_validation,
+    states={"starts": "personalized", "trained": "trained"},
+    scores={"personalized": "personalized", "trained": "trained"},
+    copies=False,
+    check=check_mixture_and_costs,
+    finish=check_models_were_mixed,
+)
 
 
 def context(algorithm, federation, t=1):
@@ -121,11 +112,7 @@ def listed(models):
     ]
 
 
-def validation(case, i):
-    return {"validation": case.samples(i, "validation")}
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_weights_by_shared_layers_and_not_by_models_that_overflow():
     """Each client puts its own private layers into what it downloads: nobody sends theirs."""
     case = Case(rounds=1, validation_size=3, share="head")
@@ -155,8 +142,8 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
         np.testing.assert_allclose(weights[i][choice[i] != 2], wanted, 1e-9)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("validation_size", [3, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.costly
+@pytest.mark.parametrize("validation_size", [3, 0])
 def test_new_clients_mix_once(validation_size):
     """Their own model with those of random others, by their validation samples."""
     case = Case(rounds=1, validation_size=validation_size)
@@ -189,27 +176,7 @@ def test_new_clients_mix_once(validation_size):
     assert (helped > 0) == (validation_size > 0)
 
 
-@pytest.mark.thorough
-def test_late_clients_download_nothing_and_are_no_candidates_until_they_upload():
-    """Who diverges has downloaded, but uploads nothing."""
-    federation = toy_federation(stragglers={1: 1, 3: 2}, diverging=0)
-    algorithm = pfl.make_algorithm("fedfomo", {"downloads": 4})
-    states, records = run_rounds(algorithm, federation, 3, scored=())
-    before = np.zeros(5, bool)
-    for state, record in zip(states[1:], records, strict=True):
-        came = record["clients"]["participated"]
-        others = before.sum() - (before & came)
-        np.testing.assert_array_equal(record["down"][:, 0], others * came)
-        assert not record["clients"]["forward_samples"][~came].any()
-        weights = record["matrices"]["mixing"]
-        assert not weights[np.ix_(came, ~before)][
-            ~np.eye(5, dtype=bool)[np.ix_(came, ~before)]
-        ].any()
-        before = came & ~record["clients"]["diverged"]
-        assert came[0] and not before[0]
-        np.testing.assert_array_equal(state.last_upload == state.last_upload.max(), before)
-
-
+@pytest.mark.costly
 def test_half_precision_is_traced_without_a_warning():
     """Losses are single precision, affinities are not."""
     algorithm = pfl.make_algorithm("fedfomo")

@@ -1,4 +1,6 @@
-"""FedGen against its reference, and its limit."""
+"""FedGen against its reference, and what its generator draws."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,16 +9,12 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import states_of, toy_federation
 from fedjax_pfl.utils import keys
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_steps, over
-from tests.references import fedavg, fedgen
+from tests.algorithms.comparison import comparison
+from tests.references import fedgen
 
 SMALL = {"noise_width": 2, "hidden_width": 4, "generator_steps": 3, "generator_batch": 6}
-VARIANTS = {
-    "default": {"generator_rate": 0.05},
-    "strong": {"weight": 3.0, "generator_rate": 0.01},
-}
 
 
 def algorithm(**settings):
@@ -26,6 +24,7 @@ def algorithm(**settings):
 def draws_of(case):
     """The reference's `draw`, with what the library draws."""
 
+    @partial(jax.jit, static_argnums=2)
     def drawn(key, counts, size):
         of_class, of_noise = jax.random.split(key)
         chance = jnp.where(
@@ -33,48 +32,48 @@ def draws_of(case):
         )
         labels = jax.random.categorical(of_class, chance, shape=(size,))
         noise = jax.random.uniform(of_noise, (size, SMALL["noise_width"]), jnp.float64)
-        return np.asarray(noise), np.asarray(labels)
+        return noise, labels
 
     def draw(t, i, k, counts):
         counts = jnp.asarray(counts, jnp.int32)
         if i is None:
             key = keys.of_round(case.key, "generator", jnp.int32(t))
             steps = jax.random.split(key, SMALL["generator_steps"])
-            return [drawn(one, counts, SMALL["generator_batch"]) for one in steps]
+            size = SMALL["generator_batch"]
+            return [jax.device_get(drawn(one, counts, size)) for one in steps]
         key = keys.of_round(case.key, "train", jnp.int32(t))
         steps = client_key(key, int(case.federation.data.ids[i]))[1]
         rng = jax.random.fold_in(jax.random.fold_in(steps, k), 7)
-        return drawn(rng, counts, case.federation.schedule.batch_size)
+        return jax.device_get(drawn(rng, counts, case.federation.schedule.batch_size))
 
     return draw
 
 
-@over(PATTERNS, [("partial-map", "default"), ("full-vmap", "strong")], VARIANTS)
-def test_reference(pattern, variant):
-    case, settings = Case(**PATTERNS[pattern]), VARIANTS[variant]
-    states, records = case.run_rounds(algorithm(**settings))
-    first = jax.tree.map(np.asarray, states[0].generator)
-    common = case.common(generator=first, draw=draws_of(case))
-    wanted = fedgen.run(case.initial(), case.clients(), 3, **common, **settings)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        assert_close(state.server["params"], models["global"], f"global in round {t}")
-        assert_close(state.generator, models["generator"], f"generator in round {t}")
-        everyone = [models["global"]] * case.num_clients
-        assert_losses(record, case, "global", everyone)
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        size = (2 + 3) * 4 + 2 * 4 + 4 * 5 + 5
-        present = case.present(t)
-        np.testing.assert_array_equal(record["clients"]["numbers_down"], size * present)
-        np.testing.assert_array_equal(record["clients"]["numbers_up"], 3 * present)
+def generator_and_draws(one):
+    first = jax.tree.map(np.asarray, one.states[0].generator)
+    return {"generator": first, "draw": draws_of(one.case)}
 
 
-def test_without_the_generated_features_it_is_fedavg():
-    case = Case(**PATTERNS["partial-map"])
-    states, _ = case.run_rounds(algorithm(weight=0.0, generator_rate=0.05))
-    wanted = fedavg.run(case.initial(), case.clients(), 3, **case.common())
-    assert_close(states[-1].server["params"], wanted[-1]["global"], "global")
+def check_numbers(now):
+    size = (2 + 3) * 4 + 2 * 4 + 4 * 5 + 5
+    np.testing.assert_array_equal(now.clients["numbers_down"], size * now.present)
+    np.testing.assert_array_equal(now.clients["numbers_up"], 3 * now.present)
 
 
+test_reference, test_contract = comparison(
+    "fedgen",
+    fedgen.run,
+    settings={"weight": 3.0, "generator_rate": 0.05, **SMALL},
+    ours=tuple(SMALL),
+    given=generator_and_draws,
+    states={"server": "global", "generator": "generator"},
+    scores={"global": "global"},
+    copies=False,
+    check=check_numbers,
+)
+
+
+@pytest.mark.costly
 def test_classes_that_nobody_has_are_not_drawn():
     with jax.enable_x64(True):
         ours, key = algorithm(), jax.random.key(0)
@@ -83,7 +82,7 @@ def test_classes_that_nobody_has_are_not_drawn():
     assert set(np.asarray(labels).tolist()) == {1}
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_without_an_update_the_generator_stays():
     federation = toy_federation(dtype="float32", validation_size=0, diverging=0, train_sizes=(5,))
     before, after = states_of(algorithm(generator_rate=0.05), federation, 1)

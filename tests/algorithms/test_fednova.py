@@ -1,4 +1,4 @@
-"""FedNova against its reference, its effective steps, and its limits."""
+"""FedNova against its reference, its effective steps, and running statistics."""
 
 import jax
 import jax.numpy as jnp
@@ -6,37 +6,48 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, Case, assert_steps, over
-from tests.models.test_normalization import NormNet
+from fedjax_pfl.testing.toys import run_rounds, toy_federation
+from tests.algorithms.comparison import Variant, comparison
+from tests.models.norm_net import NormNet
 from tests.references import fednova
-
-VARIANTS = {
-    "plain": ({}, {}),
-    "momentum": ({"proximal_weight": 0.7}, {"momentum": 0.5}),
-    "proximal": ({"proximal_weight": 0.7}, {}),
-    "nesterov": ({}, {"optimizer_options": {"momentum": 0.6, "nesterov": True}}),
-}
-QUICK = [("partial-map", "plain"), ("full-vmap", "momentum")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fednova", settings)
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    settings, local = VARIANTS[variant]
-    case = Case(**PATTERNS[pattern], **local)
-    common, local = case.common(), local.get("optimizer_options", local)
-    wanted = fednova.run(case.initial(), case.clients(), 3, **common, **settings, **local)
-    states, records = case.run_rounds(algorithm(**settings))
-    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
-        assert_close(states[t + 1].server["params"], models["global"], "global")
-        case.assert_one_model(record, models["global"])
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        np.testing.assert_allclose(record["matrices"]["mixing"], models["weights"][None], 1e-9)
-        case.assert_whole_models(record, t)
+def batches_of_slow_clients(one):
+    """The steps that slow clients took."""
+    if one.variant != "slow":
+        return {}
+    work = [record["clients"]["local_steps"].astype(int) for record in one.records]
+    assert len({tuple(steps) for steps in work}) > 1
+    rounds = zip(one.setting.batches, work, strict=True)
+    return {"batches": [[own[:n] for own, n in zip(*of_round, strict=True)] for of_round in rounds]}
+
+
+def check_weights(now):
+    weights = now.wanted["weights"][None]
+    np.testing.assert_allclose(now.record["matrices"]["mixing"], weights, 1e-9)
+
+
+NESTEROV = {"momentum": 0.6, "nesterov": True}
+PULL = {"proximal_weight": 0.7}
+test_reference, test_contract = comparison(
+    "fednova",
+    fednova.run,
+    variants={
+        "proximal": PULL,
+        "plain": {},
+        "momentum": Variant(PULL, PULL | {"momentum": 0.5}, {"momentum": 0.5}),
+        "nesterov": Variant({}, NESTEROV, {"optimizer_options": NESTEROV}),
+        "slow": Variant({"slow_fraction": 0.5}, {}, {"participation": 0.8, "local_epochs": 3}),
+    },
+    given=batches_of_slow_clients,
+    states={"server": "global"},
+    scores={"global": "global", "personalized": "global"},
+    check=check_weights,
+)
 
 
 @pytest.mark.parametrize(("mu", "momentum"), [(0.0, 0.9), (0.5, 0.0)])
@@ -51,30 +62,7 @@ def test_effective_steps_are_those_of_the_papers_formulas(mu, momentum):
     np.testing.assert_allclose(found, wanted, 1e-12)
 
 
-@pytest.mark.thorough
-def test_clients_that_train_as_many_steps_are_averaged_as_in_fedavg():
-    federation = toy_federation(local_steps=3, validation_size=0)
-    ours = states_of(algorithm(), federation, 2)[-1]
-    assert_close(ours.server, states_of(pfl.make_algorithm("fedavg"), federation, 2)[-1].server, "")
-
-
-@pytest.mark.thorough
-def test_slow_clients_count_as_the_others():
-    case = Case(participation=0.8, local_epochs=3)
-    states, records = case.run_rounds(algorithm(slow_fraction=0.5))
-    common = case.common()
-    work = [record["clients"]["local_steps"].astype(int) for record in records]
-    assert len({tuple(steps) for steps in work}) > 1
-    cut = [
-        [own[:count] for own, count in zip(*both, strict=True)]
-        for both in zip(common.pop("batches"), work, strict=True)
-    ]
-    wanted = fednova.run(case.initial(), case.clients(), 3, **common, batches=cut)
-    for state, models in zip(states[1:], wanted, strict=True):
-        assert_close(state.server["params"], models["global"], "global")
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_running_statistics_stay_within_the_clients():
     """They are averaged: the longer step of parameters could make a variance negative."""
     federation = toy_federation(model=NormNet(), batch_norm="shared", validation_size=0)
@@ -92,5 +80,5 @@ def test_momentum_that_is_kept_is_refused():
         algorithm().check(toy_federation(momentum=0.9, **kept))
 
 
-def test_what_a_table_says():
+def test_no_remarks():
     assert algorithm().remarks(toy_federation()) == []

@@ -1,4 +1,4 @@
-"""FedNTD against its reference, its term, and its limits."""
+"""FedNTD against its reference, its term, and its teacher."""
 
 import jax
 import jax.numpy as jnp
@@ -7,41 +7,31 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedntd import not_true_distillation
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import PATTERNS, QUICK, Case, assert_steps, over, sampled_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from tests.algorithms.comparison import comparison
 from tests.references import fedntd
-
-SETTINGS = {"beta": 1.5, "tau": 0.6}
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedntd", settings)
 
 
-@over(PATTERNS, QUICK)
-def test_reference(pattern):
-    case = Case(**PATTERNS[pattern])
-    common = case.common()
-    wanted = fedntd.run(case.initial(), case.clients(), 3, **common, **SETTINGS)
-    states, records = case.run_rounds(algorithm(**SETTINGS))
-    for t, (record, models) in enumerate(zip(records, wanted, strict=True)):
-        assert_close(states[t + 1].server["params"], models["global"], "global")
-        case.assert_one_model(record, models["global"])
-        assert_steps(record, case.cohorts[t], common["batches"][t])
-        frozen = 4 * record["clients"]["local_steps"]  # one network, minibatches of 4
-        np.testing.assert_array_equal(record["clients"]["forward_samples"], frozen)
-        case.assert_whole_models(record, t)
+def check_passes(now):
+    frozen = 4 * now.clients["local_steps"]  # one network, minibatches of 4
+    np.testing.assert_array_equal(now.clients["forward_samples"], frozen)
 
 
-@pytest.mark.thorough
-def test_without_the_term_it_is_fedavg_to_the_bit():
-    federation = sampled_federation()
-    states, _ = run_rounds(algorithm(beta=0), federation)
-    wanted, _ = run_rounds(pfl.make_algorithm("fedavg"), federation)
-    for state, other in zip(states, wanted, strict=True):
-        assert_close(state.server, other.server, "server", 0)
+test_reference, test_contract = comparison(
+    "fedntd",
+    fedntd.run,
+    settings={"beta": 1.5, "tau": 0.6},
+    states={"server": "global"},
+    scores={"global": "global", "personalized": "global"},
+    check=check_passes,
+)
 
 
+@pytest.mark.costly
 def test_the_term_ignores_the_true_class():
     rng = np.random.default_rng(0)
     teacher, student = rng.normal(size=(2, 5, 4)) * 3
@@ -56,7 +46,7 @@ def test_the_term_ignores_the_true_class():
     np.testing.assert_array_equal(two, 0)  # one class is left
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_with_private_leaves_the_teacher_is_the_model_that_a_client_received():
     """It has the client's own biases. Its term has no slope at the model itself."""
     options = {"share": lambda path: "kernel" in path, "batch_size": 6, "local_steps": 1}

@@ -1,4 +1,4 @@
-"""FedPAC against its reference: statistics, combination weights, prototypes, limits."""
+"""FedPAC against its reference: statistics, combination weights, prototypes."""
 
 from dataclasses import replace
 
@@ -7,46 +7,19 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
-from tests.algorithms.harness import (
-    PATTERNS,
-    Case,
-    assert_losses,
-    assert_steps,
-    over,
-    sampled_federation,
-    stack,
-)
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import Case, network_loss, sampled_federation, stack
 from tests.engine.finals import final_in
 from tests.references import fedpac
 from tests.references.local_sgd import sgd
-from tests.references.network import loss_and_gradient
-
-VARIANTS = {
-    "authors": {},
-    "other-settings": {"weight": 3.0, "head_epochs": 2, "head_rate": 0.3, "cutoff": 0.25},
-    "no-head-epochs": {"head_epochs": 0},
-}
-QUICK = [("partial-map", "authors"), ("full-vmap", "other-settings")]
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedpac", settings)
 
 
-@over(PATTERNS, QUICK, VARIANTS)
-def test_reference(pattern, variant):
-    compare(Case(**PATTERNS[pattern]), **VARIANTS[variant])
-
-
-@pytest.mark.thorough
-def test_classes_that_the_last_members_lacked_have_no_prototype():
-    case = Case(participation=0.2, client_execution="vmap", scored=False)
-    exist = compare(case)
-    assert [sum(known) for known in exist] == [2, 3, 2]
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_rounds_in_which_nobody_arrives_leave_the_prototypes():
     late = dict.fromkeys(range(5), 1)  # on time in every third round
     states = states_of(algorithm(), toy_federation(stragglers=late, model=TanhNetwork()), 5)
@@ -55,72 +28,72 @@ def test_rounds_in_which_nobody_arrives_leave_the_prototypes():
     np.testing.assert_array_equal(states[5].means, states[3].means)
 
 
-def compare(case, **settings):
-    """Runs FedPAC and its reference; returns which classes had prototypes after each round."""
-    ours = algorithm(**settings)
-    common, count = case.common(), settings.pop("head_epochs", 1)
-    schedule = replace(case.federation.schedule, epochs=count)
-    heads = case.batches("head", schedule)
-    wanted = fedpac.run(case.initial(), case.clients(), 3, **common, head_batches=heads, **settings)
-    states, records = case.run_rounds(ours)
-    for t, (state, record, models) in enumerate(zip(states[1:], records, wanted, strict=True)):
-        own = jax.tree.map(lambda leaf: np.stack([leaf] * case.num_clients), state.body["params"])
-        own = {**own, "head": state.heads["params"]["head"]}
-        assert_close({"params": own}, stack(models["personalized"]), f"round {t}")
-        np.testing.assert_array_equal(state.exist, models["exists"])
-        found = state.means[models["exists"]]
-        np.testing.assert_allclose(found, models["prototypes"][models["exists"]], 1e-9)
-        members = case.cohorts[t]
-        mixing = record["matrices"]["mixing"][np.ix_(members, members)]
-        np.testing.assert_allclose(mixing, models["weights"], 1e-8, 1e-9)
-        if case.scored:
-            assert_losses(record, case, "personalized", models["personalized"])
-        assert_steps(record, members, common["batches"][t], heads[t])
-        assert_traffic(record, case, members, wanted[t - 1]["exists"] if t else 0)
-    assert_training_loss(case, records[0], heads[0], common["batches"][0], settings)
-    return [models["exists"] for models in wanted]
+def run(s, **options):
+    """The reference, with the body that all clients share."""
+    history = fedpac.run(s, **options)
+    return [{**models, "body": models["personalized"][0]["hidden"]} for models in history]
 
 
-def assert_training_loss(case, record, heads, bodies, settings):
+def head_batches(one):
+    schedule = replace(one.case.federation.schedule, epochs=one.algorithm.head_epochs)
+    return {"head_batches": one.case.batches("head", schedule)}
+
+
+def check_collaboration_and_costs(now):
+    known, members, clients = now.wanted["exists"], now.cohort, now.clients
+    np.testing.assert_array_equal(now.state.exist, known)
+    prototypes = now.wanted["prototypes"][known]
+    np.testing.assert_allclose(now.state.means[known], prototypes, 1e-9)
+    mixing = now.record["matrices"]["mixing"][np.ix_(members, members)]
+    np.testing.assert_allclose(mixing, now.wanted["weights"], 1e-8, 1e-9)
+    classes = np.array([len(np.unique(now.case.y[c["samples"]])) for c in now.case.clients()])
+    before = now.compared.wanted[now.t - 1]["exists"].sum() if now.t else 0
+    numbers = {
+        "numbers_up": 2 * 5 * classes + 1,
+        "numbers_down": 5 * before,
+        "forward_samples": 2 * now.case.sizes,
+    }
+    for name, wanted in numbers.items():
+        np.testing.assert_array_equal(clients[name], wanted * now.present, err_msg=name)
+
+
+def check_training_loss(one):
     """It is the mean over the steps of both phases, without the alignment."""
-    i, losses = case.cohorts[0][0], []
-    model, rates = case.initial(), (settings.get("head_rate", 0.1), case.rates[0])
-    for walk, rate, layer in zip((heads[i], bodies[i]), rates, ("head", "hidden"), strict=True):
+    case, i, losses = one.case, one.case.cohorts[0][0], []
+    model, rates = case.initial(), (one.settings["head_rate"], case.rates[0])
+    walks = one.options["head_batches"][0][i], one.setting.batches[0][i]
+    for walk, rate, layer in zip(walks, rates, ("head", "hidden"), strict=True):
         for at in walk:
-            losses.append(loss_and_gradient(model, case.x[at], case.y[at])[0])
+            losses.append(network_loss(model, case.x[at], case.y[at]))
             model = sgd(model, [at], case.x, case.y, rate, layers=[layer])
-    found = record["clients"]["train_loss"][i]
+    found = one.records[0]["clients"]["train_loss"][i]
     np.testing.assert_allclose(found, np.mean(losses), 1e-9)
+    if one.variant == "alone":  # of one member's, with its classes
+        assert [models["exists"].sum() for models in one.wanted] == [2, 3, 2]
 
 
-def assert_traffic(record, case, members, exists):
-    classes = np.array([len(np.unique(case.y[case.samples(i)])) for i in members])
-    np.testing.assert_array_equal(record["clients"]["numbers_up"][members], 2 * 5 * classes + 1)
-    np.testing.assert_array_equal(record["clients"]["numbers_down"][members], 5 * np.sum(exists))
-    passes = record["clients"]["forward_samples"]
-    np.testing.assert_array_equal(passes[members], 2 * case.sizes[members])
-    absent = np.setdiff1d(np.arange(case.num_clients), members)
-    for name in ("numbers_up", "numbers_down", "forward_samples"):
-        assert not record["clients"][name][absent].any()
+test_reference, test_contract = comparison(
+    "fedpac",
+    run,
+    settings={"weight": 3.0, "head_rate": 0.3, "cutoff": 0.25},
+    variants={
+        "one head epoch": {},
+        "two head epochs": {"head_epochs": 2},
+        "no head epochs": {"head_epochs": 0},
+        "alone": Variant(options={"participation": 0.2, "scored": False}),
+    },
+    ours=("head_epochs",),
+    given=head_batches,
+    states={"body.params.hidden": "body", "heads.params.head": "personalized.head"},
+    scores={"personalized": "personalized"},
+    steps=("batches", "head_batches"),
+    copies=False,
+    check=check_collaboration_and_costs,
+    finish=check_training_loss,
+)
 
 
-@pytest.mark.thorough
-def test_without_alignment_bodies_are_those_of_fedrep():
-    """While heads have not been combined: in the first round."""
-    federation = sampled_federation()
-    rate = np.asarray(federation.training.learning_rate)
-    ours = states_of(algorithm(head_rate=float(rate)), federation, 1)[-1]
-    fedrep = pfl.make_algorithm("fedrep", {"head_epochs": 1, "weighting": "size"})
-    assert_close(ours.body, states_of(fedrep, federation, 1)[-1].server, "bodies")
-
-
-def test_a_cutoff_that_leaves_only_the_largest_weight():
-    """A single client combines only its own head."""
-    federation = sampled_federation(participation=0.2)
-    _, (record, *_) = run_rounds(algorithm(), federation, 1, scored=())
-    np.testing.assert_array_equal(record["matrices"]["mixing"], np.eye(5))
-
-
+@pytest.mark.costly
 def test_a_head_without_weights_stays_as_trained():
     federation = sampled_federation()
     rate = float(np.asarray(federation.training.learning_rate))
@@ -130,15 +103,7 @@ def test_a_head_without_weights_stays_as_trained():
     assert_close(ours.heads["params"]["head"], heads, "heads")
 
 
-@pytest.mark.thorough
-def test_prototypes_stay_in_a_round_without_members():
-    federation = toy_federation(validation_size=0, stragglers=dict.fromkeys(range(5), 1))
-    *_, before, after = states_of(algorithm(), federation, 4)
-    assert np.any(before.means)
-    np.testing.assert_array_equal(before.means, after.means)
-
-
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(("tau", "count"), [(2, 2), (0, 1)])
 def test_new_clients_learn_a_head_on_the_servers_body(tau, count):
     case, ours = Case(), algorithm(head_epochs=tau, head_rate=0.2)

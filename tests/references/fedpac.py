@@ -47,7 +47,7 @@ def run(s, *, head_batches, weight=1.0, head_rate=0.1, cutoff=0.001):
     """Heads are trained on the received body, then bodies under them; heads are combined by a_i.
 
     Args:
-      head_batches: likewise of the head's steps, which come first.
+      head_batches: like `batches`, for the head's steps, which come first.
       weight: lambda.
       head_rate: the head's learning rate.
       cutoff: combination weights up to this become 0.
