@@ -1,6 +1,5 @@
 """The table over finished runs: every number by hand."""
 
-import csv
 import re
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from experiments.figures.run_table import compare_runs
 from experiments.figures.scores import Choice, choice_of, chosen_clients, describe_clients
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 
 
@@ -296,8 +296,7 @@ def test_files(runs, tmp_path, capsys):
     tex = (output / "table.tex").read_text()
     assert r"fedavg & \textbf{65.00} &" in tex and r"Accuracy \%" in tex
     assert tex.count(r"\\") == 3
-    with (output / "seeds.csv").open() as file:
-        seeds = list(csv.DictReader(file))
+    seeds = read_rows(output / "seeds.csv")
     assert [(s["label"], s["seed"]) for s in seeds][:2] == [("fedavg", "0"), ("fedavg", "1")]
     assert compare.main(words) == 2
     assert "nothing is ever overwritten" in capsys.readouterr().err

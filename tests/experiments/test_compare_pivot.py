@@ -1,11 +1,10 @@
 """The table of algorithms by data sets: `--pivot`."""
 
-import csv
-
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
 
@@ -43,8 +42,7 @@ def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
     assert lines[0].endswith("after the last round, mean over clients, %, by dataset")
     tex = (tmp_path / "out" / "table.tex").read_text()
     assert r"\textbf{61.00 $\pm$ 1.00}" in tex and r"\underline{51.00 $\pm$ 1.00}" in tex
-    with (tmp_path / "out" / "seeds.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 15
+    assert len(read_rows(tmp_path / "out" / "seeds.csv")) == 15
     assert "FedDWA (ours)" in capsys.readouterr().out
 
 

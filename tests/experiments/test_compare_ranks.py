@@ -1,13 +1,12 @@
 """Tests over data sets and settings: `--tests`."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.pivots import pivoted
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import write_run
 
 LEVELS = {"local": 0.3, "fedavg": 0.5, "feddwa": 0.6}
@@ -41,8 +40,7 @@ def test_ranks_and_files(runs, tmp_path, capsys):
     assert "Mean ranks over 10 blocks (data0, 5, " in out
     assert "Some blocks share a data set and are not independent" in out
     assert "ranks.md, .csv, .tex, .png" in out
-    with (output / "ranks.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = read_rows(output / "ranks.csv")
     assert [(one["row"], float(one["mean_rank"])) for one in lines] == [
         ("feddwa", 1), ("fedavg", 2), ("local", 3)
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import partition, run
+from tests.experiments.small_runs import read_rows
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +63,7 @@ def test_run_with_a_new_hospital(patients, tmp_path):
     more = ("--algorithms=local", "--model=softmax", "--rounds=2", "--num_seeds=2")
     more += ("--new_clients=1", "--new_client_steps=2", "--compilation_cache=")
     assert run.main(["run", *words(patients, *more), f"--output_dir={out}"]) == 0
-    with (out / "clients.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(out / "clients.csv")
     assert [row["name"] for row in rows] == [f"hospital_{i}" for i in (1, 2, 3, 4)]
     assert [row["train"] for row in rows] == ["22"] * 4
     result = pfl.Result.load(out / "local")
@@ -72,5 +72,4 @@ def test_run_with_a_new_hospital(patients, tmp_path):
     scores = [row["local/accuracy"] for row in rows]
     np.testing.assert_allclose([float(score) for score in scores[:3]], last, rtol=1e-6)
     assert scores[3] == ""  # the new client, which took part in no round
-    with (out / "local" / "new_clients.csv").open(newline="") as file:
-        assert {row["client"] for row in csv.DictReader(file)} == {"3"}
+    assert {row["client"] for row in read_rows(out / "local" / "new_clients.csv")} == {"3"}

@@ -1,6 +1,5 @@
 """Local training of one algorithm in a run: `--set=ALGORITHM.learning_rate=...` and the like."""
 
-import csv
 import json
 
 import numpy as np
@@ -12,6 +11,7 @@ from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
+from tests.experiments.small_runs import read_rows
 
 pytestmark = pytest.mark.thorough  # whole commands
 
@@ -162,8 +162,7 @@ def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
     folder = tmp_path / "sweep"
     assert sweep.main(["sweep", *words, *grid, f"--output_dir={folder}"]) == 0
     assert "4 settings in 2 programs" in capsys.readouterr().out
-    with (folder / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "sweep.csv")
     tried = {(r["algorithm"], r["local.learning_rate"], r["learning_rate"]) for r in rows}
     assert tried == {
         ("fedavg", "", "0.1"), ("fedavg", "", "0.2"), ("local", "0.1", ""), ("local", "0.5", ""),

@@ -1,6 +1,5 @@
 """The planning script: on devices of this machine, and on described ones where compilers are."""
 
-import csv
 import json
 import re
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import plan
 from experiments.planning import plan_table, plans, targets
+from tests.experiments.small_runs import read_rows
 
 SMALL = ["--dataset=digits", "--model=softmax", "--num_clients=4", "--train_samples=20",
          "--num_seeds=1"]  # fmt: skip
@@ -120,7 +120,7 @@ def test_a_plan(here, played, capsys, tmp_path):
 def test_rows_of_a_plan(here, played, capsys, tmp_path):
     words = ["--target=v5e", "--algorithms=fedavg", *SMALL, "--output=p.CSV"]
     assert played(capsys, *words)[0] == 0
-    (row,) = csv.DictReader((tmp_path / "p.CSV").open())
+    (row,) = read_rows(tmp_path / "p.CSV")
     assert (row["algorithm"], row["fits"], row["transfers"]) == ("fedavg", "True", "")
     assert float(row["compile_seconds"]) > 0 and row["step_cycles"] == ""
     assert int(row["memory_bytes"]) > 0
@@ -146,7 +146,7 @@ def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path
     code, out, err = played(capsys, *words)
     assert (code, err) == (0, "")
     assert "ditto keeps clients' state in host memory, up to " in out
-    (row,) = csv.DictReader((tmp_path / "p.csv").open())
+    (row,) = read_rows(tmp_path / "p.csv")
     rows, moved = int(row["host_rows_bytes"]), int(row["host_from_device_bytes"])
     assert rows == 5 * moved  # five rounds of four different clients at most
     assert moved < int(row["host_to_device_bytes"]) < moved + int(row["host_samples_bytes"])

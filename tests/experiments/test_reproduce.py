@@ -1,7 +1,6 @@
 """Papers' tables: the files, a small one from end to end, going on, and what is missing."""
 
 import contextlib
-import csv
 import os
 import signal
 from dataclasses import replace
@@ -18,6 +17,7 @@ from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
+from tests.experiments.small_runs import read_rows
 from tests.experiments.stopped_runs import watching
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,8 +87,7 @@ def call(tables, folder, *words):
 
 
 def rows(folder):
-    with (folder / "table.csv").open() as file:
-        return {(row["column"], row["row"]): row for row in csv.DictReader(file)}
+    return {(row["column"], row["row"]): row for row in read_rows(folder / "table.csv")}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The script as a user calls it, in-process: its files, its flags, going on."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import fedjax_pfl as pfl
 from experiments.run import main
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
+from tests.experiments.small_runs import read_rows
 
 from .conftest import drawing
 
@@ -105,8 +105,7 @@ def test_config(finished):
 
 
 def test_metrics(finished):
-    with (finished / "fedavg" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "fedavg" / "metrics.csv")
     assert list(rows[0]) == ["seed", "round", "metric", "value"]
     values = {(int(r["seed"]), int(r["round"]), r["metric"]): float(r["value"]) for r in rows}
     assert len(values) == len(rows) and np.isfinite(list(values.values())).all()
@@ -169,8 +168,7 @@ def test_models_reproduce_the_accuracies(finished):
 
 
 def test_comparison(finished):
-    with (finished / "comparison.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "comparison.csv")
     assert [row["algorithm"] for row in rows] == ["fedavg", "feddwa"]
     column = "personalized_test_accuracy_last_round_mean_over_clients"
     summary = read(finished / "feddwa" / "summary.json")
@@ -206,8 +204,9 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     old, new = (read(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
     assert new["partition_hash"] == old["partition_hash"]
     assert new["partition"] == "file"
-    with (folder / "metrics.csv").open() as file:
-        values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
+    values = {
+        (int(r["round"]), r["metric"]): float(r["value"]) for r in read_rows(folder / "metrics.csv")
+    }
     with np.load(folder / "clients.npz") as clients:
         assert clients["rounds"].tolist() == [2, 3]
         assert clients["record_rounds"].tolist() == [1, 2, 3]
@@ -224,8 +223,7 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
                 else:
                     assert (number, metric) not in values
     assert np.load(folder / "mixing.npz")["rounds"].tolist() == [2]
-    with (tmp_path / "o" / "comparison.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_rows(tmp_path / "o" / "comparison.csv")
     assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
     out = capsys.readouterr().out
     assert "round 3/3" in out and "fedavg" in out

@@ -1,6 +1,5 @@
 """Algorithms that share different things, in one command and one table."""
 
-import csv
 import json
 
 import flax.linen as nn
@@ -11,6 +10,7 @@ from experiments.run import main
 from fedjax_pfl.models.layers import Dense
 from fedjax_pfl.models.model_registry import MODELS, register_model
 from fedjax_pfl.models.normalization import BatchNorm
+from tests.experiments.small_runs import read_rows
 
 NAMES = ("fedavg", "fedper", "lg_fedavg", "fedbn")
 WORDS = ("--dataset=digits", "--num_clients=5", "--rounds=2", "--num_seeds=1", "--local_steps=2",
@@ -65,8 +65,7 @@ def test_one_table_holds_what_shares_different_things(tmp_path, capsys):
         summary = json.loads((folder / name / "summary.json").read_text())
         size = 4e-6 * sum(shared[name].values())
         assert summary["traffic_mb_per_client_round"] == pytest.approx({"up": size, "down": size})
-        with (folder / name / "new_clients.csv").open() as file:
-            assert [row["local_steps"] for row in csv.DictReader(file)] == ["2"]
+        assert [row["local_steps"] for row in read_rows(folder / name / "new_clients.csv")] == ["2"]
         assert f"\n| {name} |" in (folder / "new_clients.md").read_text()
     capsys.readouterr()
     assert call(folder, *words) == 0  # it is finished: nothing is another run's

@@ -1,6 +1,5 @@
 """Studies from the command: cells, tables, the figure, continuing, and refusals."""
 
-import csv
 import shutil
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from experiments.figures.loading import read
 from experiments.figures.pivots import Pivot
 from experiments.studies import report, sections
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import read_rows
 
 from .conftest import drawing
 from .written_runs import rewrite, write_run
@@ -51,8 +51,7 @@ def finished(tmp_path_factory):
 
 
 def numbers(folder):
-    with (folder / "study.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = read_rows(folder / "study.csv")
     return {
         (one["measure"], one["row"], one["setting"], int(one["seed"])): float(one["value"] or "nan")
         for one in lines
@@ -88,7 +87,7 @@ def test_settings_with_other_clients(tmp_path):
     found, text = numbers(tmp_path), (tmp_path / "study.md").read_text()
     assert "mean over all 6 or all 4 clients after the last round" in text
     gains = {(one["setting"], one["row"]): float(one["win_rate_over_local"])
-             for one in csv.DictReader((tmp_path / "gains.csv").open())
+             for one in read_rows(tmp_path / "gains.csv")
              if one["win_rate_over_local"]}  # fmt: skip
     for setting, place in (("no attack", "no_attack"), ("six", "six")):
         local, fedavg = (
@@ -130,7 +129,7 @@ def test_text(finished):
 
 def test_who_is_harmed(finished):
     """Over the clients that all runs score: client 3 attacks in one of the settings."""
-    lines = list(csv.DictReader((finished / "gains.csv").open()))
+    lines = read_rows(finished / "gains.csv")
     assert [(one["setting"], one["row"]) for one in lines] == [
         ("no attack", "fedavg, median"), ("sign flip", "fedavg, median")
     ]  # fmt: skip

@@ -1,6 +1,5 @@
 """Studies whose rows are tuned alike: the choice, the report, continuing, and refusals."""
 
-import csv
 import re
 import shutil
 
@@ -13,6 +12,7 @@ from experiments.cli import flags
 from experiments.figures.loading import read
 from experiments.studies import report, sections
 from experiments.sweeps.sweep_files import Outcome
+from tests.experiments.small_runs import read_rows
 
 from .conftest import drawing
 
@@ -46,15 +46,13 @@ def finished(tmp_path_factory):
 
 
 def table_of(folder, row):
-    with (folder / "tuning.csv").open() as file:
-        return next(line for line in csv.DictReader(file) if line["row"] == row)
+    return next(line for line in read_rows(folder / "tuning.csv") if line["row"] == row)
 
 
 @pytest.mark.thorough
 def test_each_row_has_the_best_of_as_many_settings(finished):
     for row, algorithm in (("local", "local"), ("ours", "feddwa")):
-        with (finished / "tuning" / "skewed" / row / "sweep.csv").open() as file:
-            tried = list(csv.DictReader(file))
+        tried = read_rows(finished / "tuning" / "skewed" / row / "sweep.csv")
         assert len(tried) == 2 and {one["seed"] for one in tried} == {"0"}
         chosen = max(tried, key=lambda one: float(one["validation_percent"]))
         result = pfl.Result.load(finished / "skewed" / row / algorithm)
@@ -88,8 +86,7 @@ def test_the_report(finished):
     assert page.count('<img src="data:image/png;base64,') == 2
     assert not re.search(r'(src|href)="(?!data:)|<script|<link', page)
     assert (finished / "study.tex").read_text().count(r"\begin{tabular}") == 5
-    with (finished / "costs.csv").open() as file:
-        costs = {one["row"]: one for one in csv.DictReader(file)}
+    costs = {one["row"]: one for one in read_rows(finished / "costs.csv")}
     assert float(costs["local"]["megabytes_up"]) == 0
     assert float(costs["ours"]["megabytes_down"]) == pytest.approx(2 * 650 * 4 / 1e6)
     assert float(costs["ours"]["gflop"]) > 0

@@ -1,7 +1,5 @@
 """Sweeps from the command: what is written, said and refused, and going on."""
 
-import csv
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import algorithms, flags
 from experiments.cli.parsing import CONFLICT
+from tests.experiments.small_runs import read_rows
 
 from .conftest import drawing
 
@@ -57,8 +56,7 @@ def finished(tmp_path_factory):
 
 def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
     """In validation and test accuracy, seed by seed; as many seeds as runs in one program."""
-    with (finished / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "sweep.csv")
     assert len(rows) == (4 + 8) * 2 and {row["seed"] for row in rows} == {"0", "1"}
     mine = [r for r in rows if (r["algorithm"], r["feddwa.top_k"], r["learning_rate"],
                                 r["batch_size"]) == ("feddwa", "1", "0.3", "40")]  # fmt: skip
@@ -94,8 +92,7 @@ def test_data_that_change_while_it_runs(tmp_path, monkeypatch, capsys):
 
 
 def test_ranking_and_chosen_flags(finished):
-    with (finished / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "sweep.csv")
     means = {}
     for row in rows:
         if row["algorithm"] == "feddwa":

@@ -1,7 +1,5 @@
 """New clients of a run, and the table of the models that each algorithm gives them."""
 
-import csv
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,6 +7,7 @@ import pytest
 from experiments import run
 from experiments.cli import new_clients
 from experiments.outputs import run_files
+from tests.experiments.small_runs import read_rows
 
 pytestmark = pytest.mark.thorough  # whole commands
 
@@ -36,8 +35,7 @@ def finished(tmp_path_factory):
 
 
 def rows_of(finished, name):
-    with (finished / name / "new_clients.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_rows(finished / name / "new_clients.csv")
 
 
 def test_every_client_seed_part_and_step(finished):

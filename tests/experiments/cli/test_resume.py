@@ -3,7 +3,6 @@
 `test_kills.py` kills processes; here signals come in this one.
 """
 
-import csv
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from experiments.cli import algorithm_folders, build, identity, run_folder
 from experiments.figures.loading import find
 from experiments.outputs import live, run_files
 from fedjax_pfl.results.model_files import load_models
+from tests.experiments.small_runs import read_rows
 from tests.experiments.stopped_runs import assert_same_arrays, default_folder, killing
 
 ROUNDS = 6
@@ -184,17 +184,15 @@ def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
 
     def looked(self, progress):
         add(self, progress)
-        with (self.folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(self.folder / "metrics.csv")
         numbers = {(row["seed"], row["round"], row["metric"]) for row in rows}
         assert len(numbers) == len(rows)
         counts.append(max(int(row["round"]) for row in rows))
         assert counts[-1] == progress.round
         last = {(row["seed"], row["round"], row["metric"]): row["value"] for row in rows}
         if progress.round == ROUNDS:
-            with (whole / self.folder.name / "metrics.csv").open() as file:
-                wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
-                          for r in csv.DictReader(file)}  # fmt: skip
+            wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
+                      for r in read_rows(whole / self.folder.name / "metrics.csv")}  # fmt: skip
             assert last == wanted
 
     monkeypatch.setattr(live.Live, "add", looked)

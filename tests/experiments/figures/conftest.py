@@ -1,6 +1,5 @@
 """Tiny finished runs, made once: figures are compared with what these wrote."""
 
-import csv
 import shutil
 from collections import defaultdict
 
@@ -9,6 +8,7 @@ import pytest
 
 from experiments.figures import loading
 from experiments.run import main
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import rewrite
 
 SEEDS, ROUNDS, CLIENTS, CLASSES = (0, 1), 3, 4, 10
@@ -86,10 +86,9 @@ def metrics(found):
 
     def read(run, name):
         values = defaultdict(list)
-        with (run.folder / "metrics.csv").open() as file:
-            for row in csv.DictReader(file):
-                if row["metric"] == name:
-                    values[int(row["round"])].append(float(row["value"]))
+        for row in read_rows(run.folder / "metrics.csv"):
+            if row["metric"] == name:
+                values[int(row["round"])].append(float(row["value"]))
         return {number: np.array(each) for number, each in values.items()}
 
     return read

@@ -1,6 +1,5 @@
 """The command, and the table of figures in the documentation."""
 
-import csv
 import re
 import shlex
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.figures.drawing import FIGURES
 from experiments.figures.runs import Run
 from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.results import plots
+from tests.experiments.small_runs import read_rows
 
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
 
@@ -49,8 +49,7 @@ def test_picture_and_numbers(folder, tmp_path, capsys, ending, start):
     words = ("accuracy/rounds", f"--runs={folder / 'main'},{folder / 'iid'}", "--algorithms=fedavg")
     assert call(*words, f"--output={picture}", f"--data={numbers}") == 0
     assert picture.read_bytes().startswith(start)
-    with numbers.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(numbers)
     assert {row["label"] for row in rows} == {"fedavg"} and len(rows) == 6
     assert all(0 <= float(row["accuracy_percent"]) <= 100 for row in rows)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {picture.name, "a.csv"}

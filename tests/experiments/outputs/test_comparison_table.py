@@ -12,6 +12,7 @@ import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import console, flags
 from experiments.outputs import comparison_table, training_line
+from tests.experiments.small_runs import read_rows
 
 WORDS = (
     "--dataset=digits",
@@ -73,8 +74,7 @@ def test_rows_over_different_clients_say_so(mixed, results):
     error = results["local"].measure()._replace(better="lower", fraction=False)
     errors = {name: replace(result, measures=(error,)) for name, result in results.items()}
     assert "Compare rows by 'Common ↓', over client 3" in comparison_table.caption(errors)
-    with (mixed / "comparison.csv").open() as file:
-        table = list(csv.DictReader(file))
+    table = read_rows(mixed / "comparison.csv")
     ids = [row["mean_over_client_ids"] for row in table]
     assert ids == ["0 1 2 3 4 5 6 7 8 9"] * 2 + ["3"]
 
@@ -82,9 +82,8 @@ def test_rows_over_different_clients_say_so(mixed, results):
 def test_measurements_say_over_how_many(mixed):
     """Curves of several algorithms in one TensorBoard are means over different clients too."""
     for name, count in (("fedavg", "10"), ("waffle", "1")):
-        with (mixed / name / "metrics.csv").open() as file:
-            rows = [r for r in csv.DictReader(file)
-                    if r["metric"] == "personalized/test/accuracy_clients"]  # fmt: skip
+        rows = [r for r in read_rows(mixed / name / "metrics.csv")
+                if r["metric"] == "personalized/test/accuracy_clients"]  # fmt: skip
         assert len(rows) == 4 and {float(row["value"]) for row in rows} == {float(count)}
 
 

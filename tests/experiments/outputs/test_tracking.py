@@ -3,7 +3,6 @@
 The services' packages are stood in for by modules that note what is called.
 """
 
-import csv
 import json
 import struct
 import sys
@@ -18,6 +17,7 @@ import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import flags
 from experiments.outputs import tracking
+from tests.experiments.small_runs import read_rows
 
 WORDS = [
     "--dataset=digits",
@@ -44,9 +44,8 @@ def finished(tmp_path_factory):
 
 
 def rows(folder):
-    with (folder / "feddwa" / "metrics.csv").open() as file:
-        return [(int(r["seed"]), int(r["round"]), r["metric"], float(r["value"]))
-                for r in csv.DictReader(file)]  # fmt: skip
+    return [(int(r["seed"]), int(r["round"]), r["metric"], float(r["value"]))
+            for r in read_rows(folder / "feddwa" / "metrics.csv")]  # fmt: skip
 
 
 def events(folder):

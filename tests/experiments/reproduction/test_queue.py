@@ -1,6 +1,5 @@
 """Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from experiments.cli import data_flags, flags
 from experiments.outputs import html_page
 from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
+from tests.experiments.small_runs import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
@@ -65,8 +65,7 @@ def call(tables, output, *words):
 def test_the_report(made):
     code, output, _ = made
     assert code == 2, "one table can't be made, and the others are"
-    with (output / "report.csv").open() as file:
-        rows = {row["table"]: row for row in csv.DictReader(file)}
+    rows = {row["table"]: row for row in read_rows(output / "report.csv")}
     assert list(rows)[-1] == "mine/two", "the table with the most runs is the last"
     assert rows["mine/one"]["state"] == "1 of 1 cells" and rows["mine/two"]["kendall_tau"]
     assert "l2c uses validation samples" in rows["mine/bad"]["state"]

@@ -1,6 +1,5 @@
 """Costs, scores of single clients, relative columns, and how a table agrees with the paper's."""
 
-import csv
 import json
 import textwrap
 from dataclasses import replace
@@ -12,6 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.reproduction import cells, paper_tables, report
 from experiments.reproduction.cells import Section
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import write_run
 
 TABLE = """
@@ -246,8 +246,7 @@ def test_files(made, tmp_path):
     result = json.loads((tmp_path / "table.json").read_text())
     assert result["columns"]["accuracy"]["kendall_tau"] == -1.0
     assert {"column": "mb", "row": "b", "explained_by": ["rate"]} in result["further_off"]
-    with (tmp_path / "table.csv").open() as file:
-        rows = {(row["column"], row["row"]): row for row in csv.DictReader(file)}
+    rows = {(row["column"], row["row"]): row for row in read_rows(tmp_path / "table.csv")}
     assert rows["accuracy", "b"]["explained_by"] == "rate"
     assert rows["accuracy", "a"]["within"] == "True" and rows["mb", "a"]["unit"] == "MiB"
 

@@ -1,0 +1,39 @@
+"""Small commands, and what tests read of their output and folders."""
+
+import csv
+import json
+
+from experiments import run
+
+# A run that compiles in a second or two; later flags override these.
+SMALL = (
+    "--dataset=digits", "--model=softmax", "--num_clients=4", "--num_seeds=2", "--rounds=2",
+    "--compilation_cache=",
+)  # fmt: skip
+
+
+def run_in(folder, *words) -> int:
+    """Call `experiments.run` with an output folder; return its exit code."""
+    return run.main(["run", *words, f"--output_dir={folder}"])
+
+
+def read_rows(path) -> list[dict]:
+    """Read a CSV file, a dictionary for each row."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def error_line(capsys) -> str:
+    """Return the only line on standard error."""
+    lines = [line for line in capsys.readouterr().err.splitlines() if line]
+    assert len(lines) == 1 and lines[0].startswith("error: "), lines
+    return lines[0]
+
+
+def stamps(folder) -> dict:
+    """Return the time of change of every file and folder."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
