@@ -1,7 +1,6 @@
 """Curves and points of accuracy, against the numbers that the runs wrote."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -97,26 +96,6 @@ def test_server_accuracy_is_pooled(found, metrics):
         accuracy.of_models(runs, averages="clients,samples,clients")
     with pytest.raises(InputError, match=r"Unknown average 'sample'. Did you mean 'samples'"):
         accuracy.of_models(runs, averages="sample")
-
-
-def test_pooled_means_count_samples(found, tmp_path):
-    """Sizes differ: a mean over samples is not that over clients."""
-    run = found["main", "local"]
-    values, sizes = run.values().astype(float), np.array([1, 2, 3, 4])
-    replace(run.result, test_sizes=sizes).save(tmp_path)
-    drawn = accuracy.by_round([replace(run, folder=tmp_path)], average="samples")
-    wanted = 100 * (values * sizes / 10).sum(axis=-1).mean(axis=0)
-    np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-6)
-
-
-def test_a_model_scored_once_is_one_marker(found, metrics):
-    run = found["iid", "fedavg"]
-    drawn = accuracy.of_models([run], models="personalized,adapted")
-    once = [line for line in drawn.figure.axes[0].get_lines() if len(line.get_xdata()) == 1]
-    assert [line.get_xdata().tolist() for line in once] == [[ROUNDS]]
-    assert once[0].get_marker() not in ("", "None", None)
-    wanted = percent(metrics(run, "adapted/test/accuracy")).mean()
-    np.testing.assert_allclose(once[0].get_ydata(), [wanted], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("score", "key"), [("final", "final_mean"), ("best", "best_mean")])

@@ -6,17 +6,7 @@ import pytest
 from experiments.figures import feddwa, matrices, pfedla, waffle
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLIENTS, ROUNDS, SEEDS, rows_of
-
-
-def meshes(figure):
-    """Arrays of the heat maps, zeros where they are blank; colour bars are left out."""
-    result = []
-    for axes in figure.axes:
-        for mesh in axes.collections:
-            if hasattr(mesh, "get_coordinates") and axes.get_label() != "<colorbar>":
-                result.append(np.ma.filled(mesh.get_array(), 0))
-    return result
+from .conftest import CLIENTS, ROUNDS, SEEDS, meshes, rows_of
 
 
 def test_weights_by_round_with_alice_in_the_middle(found):

@@ -51,10 +51,10 @@ def test_no_figure_is_forgotten():
 
 
 @pytest.mark.parametrize("name", [name for name, how in DRAWN.items() if how])
-def test_picture(name, folder):
+def test_picture(name, finished):
     comparisons, algorithms, options = DRAWN[name]
     plot = FIGURES[name]
-    runs = find([str(folder / one) for one in comparisons], algorithms) if comparisons else ()
+    runs = find([str(finished / one) for one in comparisons], algorithms) if comparisons else ()
     drawn = plot.draw(runs, **(dict(plot.options) | options))
     assert len(drawn.numbers) and not drawn.numbers.isna().all(axis=None)
     figure = drawn.figure

@@ -17,12 +17,10 @@ from experiments.figures.loading import find
 from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
 from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.core import ALGORITHMS
-from fedjax_pfl.results import plots
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
 
-from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, rows_of
-from .test_matrices import meshes
+from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, meshes, rows_of
 
 
 def shares(folder):
@@ -38,13 +36,19 @@ def norms(kernel):
     return lengths / lengths.sum(axis=-1, keepdims=True)
 
 
+@pytest.fixture
+def copied(found, tmp_path):
+    """Return a copy of local training's run."""
+    folder = shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
+    return find([str(folder / "local")])[0]
+
+
 def test_rebuilt_federation_is_the_runs(found):
     run = found["main", "feddwa"]
     experiment = probes.rebuild(run)
     assert experiment.config.instances["feddwa"].hyperparameters() == run.hyperparameters
-    np.testing.assert_allclose(
-        probes.class_shares(experiment.federation), shares(run.folder.parent), rtol=1e-6
-    )
+    wanted = shares(run.folder.parent)
+    np.testing.assert_allclose(probes.class_shares(experiment.federation), wanted, rtol=1e-6)
     assert experiment.federation.schedule.batch_size == 16
     assert experiment.federation.plan.num_parameters == run.summary["model_parameters"]
 
@@ -125,13 +129,9 @@ def test_similarity_by_layer(found):
     pairs = np.triu_indices(CLIENTS, 1)
     wanted = {}
     for block in ("fc_0", "head"):
-        update = np.concatenate(
-            [
-                (after[block][leaf] - before[block][leaf]).reshape(len(SEEDS), CLIENTS, -1)
-                for leaf in ("kernel", "bias")
-            ],
-            axis=-1,
-        ).astype(float)
+        moved = [after[block][leaf] - before[block][leaf] for leaf in ("kernel", "bias")]
+        flat = [leaf.reshape(len(SEEDS), CLIENTS, -1) for leaf in moved]
+        update = np.concatenate(flat, axis=-1).astype(float)
         update /= np.linalg.norm(update, axis=-1, keepdims=True)
         wanted[block] = np.einsum("sip,sjp->sij", update, update)
     axes = drawn.figure.axes[0]
@@ -162,14 +162,6 @@ def test_class_norms_of_class_models(found, tmp_path):
     np.testing.assert_allclose(meshes(drawn.figure)[0], wanted, rtol=1e-5)
 
 
-def test_more_epochs_than_there_are_markers(found):
-    weights = ",".join(map(str, range(len(plots.MARKERS) + 1)))
-    drawn = cwfedavg.minibatches([found["main", "cwfedavg"]], wdr_weight=weights)
-    assert len(drawn.figure.axes) == len(plots.MARKERS) + 2
-    assert plots.marker(len(plots.MARKERS)) == plots.marker(0)
-    assert plots.colour(len(plots.COLOURS)) == plots.colour(0)
-
-
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
     """Also those whose hyperparameters need a value from Python, and have none."""
     for name, kind in ALGORITHMS.items():
@@ -196,15 +188,13 @@ def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
     federation = probes.federation_of(found["main", "local"])
     begun = federation.with_training(lr_schedule="cosine", learning_rate=0.1)
     ctx = probes.context(begun, 0, 5)
-    np.testing.assert_allclose(
-        ctx.learning_rate, 0.1 * begun.training.rate_factors(5)[4], rtol=1e-6
-    )
+    wanted = 0.1 * begun.training.rate_factors(5)[4]
+    np.testing.assert_allclose(ctx.learning_rate, wanted, rtol=1e-6)
 
 
-def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
-    """Its content is the run's, or nothing is rebuilt; without frozen leaves none is needed."""
-    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
-    (run,) = find([str(tmp_path / "main" / "local")])
+def test_rebuild_with_frozen_leaves(copied, tmp_path):
+    """The file that they began with is the run's; without frozen leaves none is needed."""
+    run = copied
     began = run.config["flags"]["training"]
     began["init_from"] = str(tmp_path / "began.npz")
     assert probes.rebuild(run).federation.num_frozen == 0
@@ -222,13 +212,11 @@ def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
 
 
 @pytest.fixture
-def strangers(found, tmp_path):
+def strangers(copied, tmp_path):
     """Returns a finished run that names a file whose code leaves a mark, and that file."""
-    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
     file = tmp_path / "evil.py"
     file.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    (run,) = find([str(tmp_path / "main" / "local")])
-    return run, file
+    return copied, file
 
 
 def test_code_that_a_folder_names_does_not_run(strangers):
@@ -288,11 +276,9 @@ def test_what_a_probe_needs(found, tmp_path):
         cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
 
 
-def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
+def test_saved_models_of_pairs_of_networks(copied):
     """As apfl's with form=logits: nothing is damaged."""
-    folder = tmp_path / "run"
-    shutil.copytree(found["main", "local"].folder.parent, folder)
-    (run,) = find([str(folder / "local")])
+    run = copied
     federation, path = probes.federation_of(run), run.folder / "models.npz"
     own = load_models(path)["personalized"]
     pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
@@ -302,12 +288,9 @@ def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
     probes.saved_models(run, 0, federation, "global")
 
 
-def test_saved_models_that_are_not_the_runs(found, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(found["main", "local"].folder.parent, folder)
-    (run,) = find([str(folder / "local")])
-    federation = probes.federation_of(run)
-    path = run.folder / "models.npz"
+def test_saved_models_of_another_run(copied):
+    run = copied
+    federation, path = probes.federation_of(run), run.folder / "models.npz"
     models = load_models(path)
     others = (
         jax.tree.map(lambda leaf: leaf[:, 1:], models["personalized"]),
@@ -318,9 +301,8 @@ def test_saved_models_that_are_not_the_runs(found, tmp_path):
     )
     for other in others:
         save_models(path, {"personalized": other, "spare": {"a": np.ones((2, 4))}})
-        with pytest.raises(
-            InputError, match=r"models\.npz is(n't a file of models| damaged)"
-        ) as caught:
+        damaged = r"models\.npz is(n't a file of models| damaged)"
+        with pytest.raises(InputError, match=damaged) as caught:
             probes.saved_models(run, 0, federation, "personalized")
         assert len(str(caught.value)) < 1000
     path.write_bytes(path.read_bytes()[:-40])

@@ -39,32 +39,32 @@ def test_the_devices_of_a_run_are_no_settings(variant):
     assert selection.differing_settings([one, two]) == []
 
 
-def test_a_comparison_gives_its_algorithms_in_their_order(folder):
-    runs = find([str(folder / "main")])
+def test_a_comparison_gives_its_algorithms_in_their_order(finished):
+    runs = find([str(finished / "main")])
     assert [run.algorithm for run in runs] == ALGORITHMS
     assert all(run.seeds == list(SEEDS) and run.num_clients == CLIENTS for run in runs)
 
 
-def test_folders_above_patterns_and_repetitions(folder):
-    everything = {run.folder for run in find([str(folder)])}
+def test_folders_above_patterns_and_repetitions(finished):
+    everything = {run.folder for run in find([str(finished)])}
     assert len(everything) == 8
-    assert {run.folder for run in find([f"{folder}/*"])} == everything
-    one = folder / "main" / "feddwa"
-    runs = find([str(one), str(folder / "main"), str(one)])
+    assert {run.folder for run in find([f"{finished}/*"])} == everything
+    one = finished / "main" / "feddwa"
+    runs = find([str(one), str(finished / "main"), str(one)])
     assert len(runs) == len(ALGORITHMS)
     for name in ("feddwa", "Fed-DWA"):
-        assert [run.algorithm for run in find([str(folder)], [name])] == ["feddwa"]
+        assert [run.algorithm for run in find([str(finished)], [name])] == ["feddwa"]
 
 
-def test_numbers_in_names_are_sorted_as_numbers(folder, tmp_path):
+def test_numbers_in_names_are_sorted_as_numbers(finished, tmp_path):
     for name in ("k10", "k2", "k2.5"):
-        shutil.copytree(folder / "iid" / "fedavg", tmp_path / name / "fedavg")
+        shutil.copytree(finished / "iid" / "fedavg", tmp_path / name / "fedavg")
     for runs in (find([str(tmp_path)]), find([f"{tmp_path}/k*"])):
         assert [run.folder.parent.name for run in runs] == ["k2", "k2.5", "k10"]
 
 
-def test_what_is_no_finished_run(folder, tmp_path):
-    shutil.copytree(folder / "iid" / "fedavg", tmp_path / "x" / "fedavg")
+def test_what_is_no_finished_run(finished, tmp_path):
+    shutil.copytree(finished / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()
     with pytest.raises(InputError, match=r"x is not a finished run: .*summary\.json"):
         find([str(tmp_path / "x")])
@@ -76,7 +76,7 @@ def test_what_is_no_finished_run(folder, tmp_path):
     with pytest.raises(InputError, match=r"No folder matches"):
         find([str(tmp_path / "nowhere*")])
     with pytest.raises(InputError, match=r"Did you mean 'fedavg'"):
-        find([str(folder / "iid")], ["fedagv"])
+        find([str(finished / "iid")], ["fedagv"])
 
 
 def test_settings(found):
