@@ -10,6 +10,11 @@ SMALL = (
     "--dataset=digits", "--model=softmax", "--num_clients=4", "--num_seeds=2", "--rounds=2",
     "--compilation_cache=",
 )  # fmt: skip
+# The same with three local steps in an epoch.
+TINY = (
+    *SMALL, "--partition=iid", "--train_samples=21", "--test_samples=10",
+    "--validation_fraction=0.2", "--devices=1", "--nosave_models",
+)  # fmt: skip
 
 
 def run_in(folder, *words) -> int:

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends with the files of an uninterrupted one.
+"""A run that is killed, once or again and again, ends with the files of an uninterrupted one.
 
 Every kill is sent to its own process, at a moment of five kinds (`MOMENTS`) drawn from a seed;
 then the same command is given again. `-s` shows where each kill fell.
@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import algorithm_folders
-
-pytestmark = pytest.mark.slow
+from tests.experiments.small_runs import SMALL, run_in
+from tests.experiments.stopped_runs import assert_same_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ("fedavg", "scaffold", "feddwa", "fedasync", "pfedla")
@@ -39,12 +39,7 @@ MOMENTS = {
     "files": (".part-{name}", 0.5),
     "table": (".part-comparison*", 0.15),
 }
-EACH = (
-    "start",
-    "rounds",
-    "checkpoint",
-    "files",
-)  # once for each algorithm; "table" once at the end
+EACH = ("start", "rounds", "checkpoint", "files")  # for each algorithm; "table" at the end
 TIMINGS = ("seconds_per_round", "compile_seconds")
 
 
@@ -83,13 +78,10 @@ def one_try(folder, cache, number, wanted, moment, lots, log):
 
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(folder, cache),
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            command(folder, cache), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
             # Else a suite in the background would hand down that SIGINT is ignored.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+        )  # fmt: skip
         try:
             while process.poll() is None and not awaited():
                 time.sleep(0.001)
@@ -131,6 +123,36 @@ def assert_same_files(folder, uninterrupted):
         assert ours == theirs, name
 
 
+ONCE = (
+    *SMALL, "--num_seeds=1", "--num_clients=20", "--participation=0.2", "--partition=iid",
+    "--train_samples=10", "--algorithms=fedavg,ditto", f"--rounds={ROUNDS}", "--devices=1",
+    f"--matrix_rounds={','.join(map(str, range(1, ROUNDS + 1)))}",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("state", ["device", pytest.param("host", marks=pytest.mark.costly)])
+def test_run_continues_after_a_kill(tmp_path, state):
+    folder, words = tmp_path / "out", (*ONCE, f"--client_state={state}")
+    given = [*words, "--checkpoint_seconds=0", f"--output_dir={folder}"]
+    process = subprocess.Popen([sys.executable, "-m", "experiments.run", *given], cwd=ROOT)
+    try:
+        while process.poll() is None and not [*folder.glob("checkpoints/ditto/[3-9]")]:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(timeout=300) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    kept = (folder / "fedavg" / "summary.json").stat().st_mtime_ns
+    assert 3 <= steps(folder, "ditto")[-1] < ROUNDS
+    assert run_in(folder, *words) == run_in(tmp_path / "whole", *words) == 0
+    assert (folder / "fedavg" / "summary.json").stat().st_mtime_ns == kept
+    for name in ("fedavg", "ditto"):
+        ours, theirs = (tmp_path / place / name / "metrics.csv" for place in ("out", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert_same_arrays(folder, tmp_path / "whole", ("fedavg", "ditto"), ["models.npz"])
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -143,6 +165,7 @@ def uninterrupted(tmp_path_factory, cache):
     return folder
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
 )

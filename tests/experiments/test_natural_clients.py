@@ -1,26 +1,23 @@
 """Natural clients from the command line: a table of patients, partitioned by hospital."""
 
-import csv
-
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import partition, run
-from tests.experiments.small_runs import read_rows
+from tests.experiments.small_runs import read_rows, run_in
 
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory):
     path = tmp_path_factory.mktemp("patients") / "patients.csv"
     rng = np.random.default_rng(0)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["hospital", "age", "dose", "label"])
-        for i in range(120):
-            age, dose = rng.normal(50, 10), rng.normal()
-            writer.writerow([i % 4 + 1, age, dose, int(age > 50)])
-        writer.writerow([9, 50, 0, 1])
+    age, dose = rng.normal(50, 10, 120), rng.normal(size=120)
+    table = {"hospital": np.arange(120) % 4 + 1, "age": age, "dose": dose, "label": age > 50}
+    table = pd.DataFrame(table | {"label": table["label"].astype(int)})
+    table.loc[120] = [9, 50, 0, 1]
+    table.astype({"hospital": int, "label": int}).to_csv(path, index=False)
     return path
 
 
@@ -57,12 +54,12 @@ def test_refusals(patients, given, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_run_with_a_new_hospital(patients, tmp_path):
     out = tmp_path / "out"
     more = ("--algorithms=local", "--model=softmax", "--rounds=2", "--num_seeds=2")
     more += ("--new_clients=1", "--new_client_steps=2", "--compilation_cache=")
-    assert run.main(["run", *words(patients, *more), f"--output_dir={out}"]) == 0
+    assert run_in(out, *words(patients, *more)) == 0
     rows = read_rows(out / "clients.csv")
     assert [row["name"] for row in rows] == [f"hospital_{i}" for i in (1, 2, 3, 4)]
     assert [row["train"] for row in rows] == ["22"] * 4

@@ -1,7 +1,6 @@
 """The papers' tables as files: damaged ones, and every cell of ours can be built."""
 
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from experiments.cli import algorithms, build, data_flags, flags
 from experiments.reproduction import cells, datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.test_reproduce import TABLE
+from tests.experiments.reproduction.small_table import TABLE
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,21 +39,9 @@ NAMES = reproduce_tables.names()
         ('title = "DWA"', 'titel = "DWA"', "row 3 has an unknown key 'titel'"),
         ("stand_in = true", "stand_in = 1", "stand_in of column 2 must be true or false, got 1"),
         ('score = "best"', "score = 3", "score must be text, got 3"),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nclient = "a"',
-            "client of row 1 must be a whole",
-        ),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nreading.code = "x"',
-            "of row 1 must be a table",
-        ),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nreading.code.seys = "x"',
-            "unknown key 'seys'",
-        ),
+        ("paper = [90", 'client = "a"\npaper = [90', "client of row 1 must be a whole"),
+        ("paper = [90", 'reading.code = "x"\npaper = [90', "of row 1 must be a table"),
+        ("paper = [90", 'reading.code.seys = "x"\npaper = [90', "unknown key 'seys'"),
         ('["feddwa.top_k=1"]', '["top_k=1"]', "has the setting 'top_k=1': write feddwa.NAME="),
         ("small = [", "small = [3, ", "small 1 must be text, got 3"),
         ("[[column]]", "[[colunm]]", "the file has an unknown key 'colunm'"),
@@ -169,15 +156,16 @@ def test_a_table_without_network_scale_is_refused(capsys):
     assert "waffle/4 has no --scale=network" in capsys.readouterr().err
 
 
-def test_all_tables_are_those_with_the_scale():
+@pytest.mark.costly
+def test_all_tables_with_network_scale():
     own, more = reproduce.parse(["reproduce", "--all", "--scale=network", "--output_dir=o"])
     queue = reproduce.queue_of(own, more)
     assert [one.table.name for one in queue.requests] != NAMES
-    assert {one.table.name for one in queue.requests} == {
-        name for name in NAMES if reproduce_tables.load(name).network
-    }
+    there = {name for name in NAMES if reproduce_tables.load(name).network}
+    assert {one.table.name for one in queue.requests} == there
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "scale"),
     [(n, s) for n in NAMES for s in ("small", "medium", "network")
@@ -192,15 +180,9 @@ def test_the_data_set_is_large_enough_for_the_clients(name, scale):
             data_flags.make_partition(args, datasets.blank(args.dataset))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "scale",
-    [
-        "small",
-        pytest.param("medium", marks=pytest.mark.thorough),
-        pytest.param("full", marks=pytest.mark.thorough),
-    ],
-)
+@pytest.mark.parametrize("scale", ["small", "medium", "full"])
 def test_every_cell_can_be_asked_for(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
@@ -209,29 +191,26 @@ def test_every_cell_can_be_asked_for(name, scale):
     assert lines, "a table without an algorithm is none"
     for column in asked.table.column:
         runs = list(asked.cells(column))
-        assert {cell.line for cell in runs} == {
-            line for line in lines if asked.table.has_run(line, column)
-        }
+        there = {line for line in lines if asked.table.has_run(line, column)}
+        assert {cell.line for cell in runs} == there
         for cell in runs:
             args = cell.args()
             assert args.algorithms == [cell.line.algorithm]
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
-            assert set(given) >= {
-                planning._filled(word, column.values) for word in cell.line.settings
-            }
+            settings = {planning._filled(word, column.values) for word in cell.line.settings}
+            assert settings <= set(given)
             (algorithm,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             for setting in cell.line.settings:  # the algorithm's, not one of local training
                 assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
             preset = settings_table.read(column.preset_of())
-            changed = {
-                n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
-            }
+            changed = [n for n in preset.flags() if preset.args[n].value != args[n].value]
             assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
 
 
 READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "reading"), READINGS)
 def test_every_reading_changes_runs_that_exist(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
@@ -273,28 +252,17 @@ def blank(monkeypatch):
     data_flags.last_loaded.cache_clear()
 
 
-# A column whose rows need validation samples, and one whose row needs batch-norm.
-QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "feddwa/1",
-        pytest.param("pfedla/1", marks=pytest.mark.thorough),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES),
-    ],
-)
-def test_every_small_run_can_begin(blank, name, tmp_path, request):
+@pytest.mark.costly
+@pytest.mark.parametrize("name", NAMES)
+def test_every_small_run_can_begin(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
     asked = reproduce.request_of(own, more)
     for column in asked.table.column:
-        if request.node.get_closest_marker("slow") or column.name == QUICK[name]:
-            for cell in asked.cells(column):
-                cell.check()
+        for cell in asked.cells(column):
+            cell.check()
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
 def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
@@ -304,15 +272,7 @@ def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tm
             build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
 
 
-def test_the_page_names_every_table_and_its_commands_parse():
+def test_page_names_every_table():
+    """`tests/docs/test_commands.py` parses its commands."""
     text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
-    lines = text.replace("\\\n", " ").splitlines()
-    lines = [shlex.split(line) for line in lines if line.startswith("python -m")]
-    assert len(lines) >= 3
-    for words in lines:
-        own, more = reproduce.parse(words[2:])
-        if own["all"].value:
-            assert len(reproduce.queue_of(own, more).requests) == len(NAMES)
-        else:
-            assert own.list or [reproduce.request_of(own, more).table.name] == own.table

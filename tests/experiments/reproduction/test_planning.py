@@ -9,7 +9,7 @@ from experiments.cli import flags
 from experiments.reproduction import datasets, planning
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.test_reproduce import TABLE, call
+from tests.experiments.reproduction.small_table import TABLE, call
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
+"""Several tables in one queue: the order, going on, what can't be made, the report, costs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished(tmp_path_factory):
     """(exit code, the queue's folder, that of the tables)."""
     folder = tmp_path_factory.mktemp("queue")
     (folder / "tables" / "mine").mkdir(parents=True)
@@ -61,9 +61,8 @@ def call(tables, output, *words):
     return reproduce.main(["reproduce", *own, *words])
 
 
-@pytest.mark.thorough
-def test_the_report(made):
-    code, output, _ = made
+def test_the_report(finished):
+    code, output, _ = finished
     assert code == 2, "one table can't be made, and the others are"
     rows = {row["table"]: row for row in read_rows(output / "report.csv")}
     assert list(rows)[-1] == "mine/two", "the table with the most runs is the last"
@@ -78,18 +77,18 @@ def test_the_report(made):
     assert page.count("<table>") == text.count("| --- |") and "<script" not in page
 
 
-def test_passes_of_a_finished_run(made):
+def test_passes_of_a_finished_run(finished):
     """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
-    _, output, _ = made
+    _, output, _ = finished
     folders = {row: output / "mine-two" / "digits_quick" / row / "local"
                for row in ("local", "local_again")}  # fmt: skip
     assert [full_cost.passes(folders, row) for row in folders] == pytest.approx([1, 1])
     assert full_cost.passes(folders, "none") is None
 
 
-def test_it_goes_on(made, monkeypatch):
+def test_it_goes_on(finished, monkeypatch):
     """Nothing finished is run again; other flags are refused."""
-    _, output, tables = made
+    _, output, tables = finished
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
     (output / "report.md").unlink()
     assert call(tables, output) == 2 and (output / "report.md").exists()
@@ -115,9 +114,9 @@ def test_bad_input(tmp_path, capsys, words, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_tables_without_the_scale(made, capsys):
-    assert call(made[2], made[1], "--scale=network") == 2
-    assert f"No table in {made[2]} has --scale=network." in capsys.readouterr().err
+def test_tables_without_the_scale(finished, capsys):
+    assert call(finished[2], finished[1], "--scale=network") == 2
+    assert f"No table in {finished[2]} has --scale=network." in capsys.readouterr().err
 
 
 def test_a_reading_is_taken_where_there_is_one():
@@ -126,6 +125,7 @@ def test_a_reading_is_taken_where_there_is_one():
     assert asked["feddwa/1"].reading == "paper" and asked["feddwa/5"].reading is None
 
 
+@pytest.mark.costly
 def test_costs_at_full_scale():
     """Of plain training, by the steps of the paper's clients; seeds and rounds multiply."""
     words = ("--preset=pfedla/table1_fashion_mnist_10", "--model=softmax")
@@ -147,6 +147,7 @@ def settings_held(words):
     return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()
 
 
+@pytest.mark.costly
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
     """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
     monkeypatch.setattr(datasets, "LARGEST", 2_000_000)
