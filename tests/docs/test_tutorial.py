@@ -29,7 +29,8 @@ def test_its_links_lead_somewhere():
         assert (PATH.parent / link).exists(), link
 
 
-def test_every_cell(tmp_path, monkeypatch, capsys):
+@pytest.mark.costly
+def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     known = dict(pfl.core.ALGORITHMS)
     names, shown = {"__name__": "tutorial"}, {}

@@ -91,8 +91,8 @@ def test_full_disk_below_clients_state(tmp_path, monkeypatch, capsys):
     """Rows are in a file, in which the clients of the higher numbers have no room."""
     folder = tmp_path / "out"
     words = (*SMALL, "--num_clients=40", "--participation=0.2", "--num_seeds=1", "--model=mlp",
-             "--partition=iid", "--train_samples=10", "--algorithms=fedavg,ditto", "--rounds=4",
-             "--client_state=host", "--devices=1")  # fmt: skip
+             "--partition=iid", "--train_samples=10", "--algorithms=fedavg,ditto", "--rounds=12",
+             "--matrix_rounds=1,2,3,4,5,6", "--client_state=host", "--devices=1")  # fmt: skip
     with monkeypatch.context() as patch, limited(400_000):
         patch.setattr(state_store, "MEMORY", 0)
         assert run_in(folder, *words) == 1

@@ -15,21 +15,13 @@ from experiments.figures.loading import read
 from experiments.figures.pivots import Pivot
 from experiments.studies import report, sections
 from fedjax_pfl.utils.errors import InputError
-from tests.experiments.small_runs import read_rows
+from tests.experiments.small_runs import SMALL, read_rows
 
 from .conftest import drawing
 from .written_runs import rewrite, write_run
 
-WORDS = [
-    "--dataset=digits",
-    "--model=softmax",
-    "--num_clients=4",
-    "--rounds=2",
-    "--num_seeds=2",
-    "--eval_every=2",
-    "--compilation_cache=",
-    "--measures=accuracy,worst_decile,attackers_weight,megabytes_up",
-]
+WORDS = (*SMALL, "--eval_every=2",
+         "--measures=accuracy,worst_decile,attackers_weight,megabytes_up")  # fmt: skip
 SETTINGS = ["--setting=no attack:", "--setting=sign flip: --attack=sign_flip --attackers=3"]
 ROWS = [
     "--row=fedavg: --algorithms=fedavg",
@@ -78,7 +70,7 @@ def test_numbers(finished):
                     assert np.isnan(weight)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_settings_with_other_clients(tmp_path):
     """Numbers of clients may differ, and so may the clients that are scored."""
     words = "--algorithms=local,fedavg", "--setting=six: --num_clients=6", "--measures=accuracy"
@@ -239,15 +231,12 @@ def test_a_figure_against_a_measure(finished):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
 
 
-def test_numbers_that_only_describe(tmp_path):
+@pytest.mark.costly
+def test_measures_that_only_describe(tmp_path):
     """They have no percent, no direction and no best row; a cost of 0 has its place in a figure."""
-    words = (
-        "--algorithms=local,cfl,fedavg",
-        SETTINGS[0],
-        "--measures=clusters,megabytes_up,accuracy",
-    )
+    words = ("--algorithms=local,cfl,fedavg", "--measures=clusters,megabytes_up,accuracy")
     with drawing():
-        assert call(*words, "--x=megabytes_up", f"--output_dir={tmp_path}") == 0
+        assert call(*words, SETTINGS[0], "--x=megabytes_up", f"--output_dir={tmp_path}") == 0
     text = (tmp_path / "study.md").read_text()
     table = text.partition("Clusters: mean over the rounds")[2].partition("##")[0]
     assert [line for line in table.splitlines() if "cfl" in line] == ["| cfl | 1 |"]
@@ -301,7 +290,16 @@ def test_refusals(words, text, tmp_path, capsys):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", presets.studies())
+LARGE = ("study/attacks", "study/attacks_100", "study/privacy")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.costly] if name in LARGE else [])
+        for name in presets.studies()
+    ],
+)
 def test_presets(name, tmp_path):
     """Every cell of a study of this package has valid flags and one algorithm."""
     argv = ["study", f"--preset={name}"]

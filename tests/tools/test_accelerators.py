@@ -34,7 +34,6 @@ def compiled(monkeypatch):
     return result
 
 
-@pytest.mark.thorough
 def test_what_is_there_is_not_compiled_again(compiled, tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE)

@@ -3,9 +3,9 @@
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import devices
 from fedjax_pfl.execution import processes
+from tests.experiments.small_runs import SMALL, run_in
 
 START = devices._start  # which the tests of commands replace
 
@@ -57,14 +57,12 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
         devices.prepare("4", 20)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_two_devices_give_the_bits_of_one(tmp_path):
-    words = ["run", "--dataset=digits", "--num_clients=3", "--model=softmax", "--rounds=2",
-             "--algorithms=fedavg", "--compilation_cache=", "--nosave_models"]  # fmt: skip
-    results = []
+    words, results = (*SMALL, "--num_clients=3", "--algorithms=fedavg", "--nosave_models"), []
     for count in ("1", "2"):
         folder = tmp_path / count
-        assert run.main([*words, f"--devices={count}", f"--output_dir={folder}"]) == 0
+        assert run_in(folder, *words, f"--devices={count}") == 0
         results.append(pfl.Result.load(folder / "fedavg"))
     one, two = results
     assert (one.execution, two.execution) == ("map", "map on each of 2 devices")

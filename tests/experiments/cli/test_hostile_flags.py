@@ -7,6 +7,7 @@ import pytest
 
 from experiments.cli import flags
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import error_line
 
 SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__", "benchmark",
            "plan"]  # fmt: skip
@@ -35,8 +36,7 @@ def test_flagfiles_are_small_regular_files_of_text(script, main, tmp_path, capsy
         "a\0b": "--flagfile must be a path in UTF-8 without NUL",
     }.items():
         assert main(script, f"--flagfile={name}") == 2
-        err = capsys.readouterr().err
-        assert err.startswith("error: ") and said in err and err.count("\n") == 1, (name, err)
+        assert said in error_line(capsys), name
     assert sorted(os.listdir()) == before
 
 

@@ -4,33 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import run
 from experiments.cli import new_clients
 from experiments.outputs import run_files
-from tests.experiments.small_runs import read_rows
+from tests.experiments.small_runs import SMALL, read_rows, run_in
 
-pytestmark = pytest.mark.thorough  # whole commands
-
-WORDS = (
-    "--dataset=digits",
-    "--algorithms=fedavg",
-    "--rounds=2",
-    "--num_clients=5",
-    "--num_seeds=2",
-    "--model=softmax",
-    "--compilation_cache=",
-)
-
-
-def call(*words):
-    return run.main(["run", *WORDS, *words])
+WORDS = (*SMALL, "--algorithms=fedavg", "--num_clients=5")
+NEW = (*WORDS, "--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("new") / "out"
-    words = ("--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
-    assert call(*words, f"--output_dir={folder}") == 0
+    assert run_in(folder, *NEW) == 0
     return folder
 
 
@@ -60,8 +45,7 @@ def test_the_table_is_their_mean(finished):
 
 
 def test_the_same_command_prints_the_table_again(finished, capsys):
-    words = ("--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
-    assert call(*words, f"--output_dir={finished}") == 0
+    assert run_in(finished, *NEW) == 0
     assert (finished / "new_clients.md").read_text() in capsys.readouterr().out
 
 
@@ -88,6 +72,6 @@ def test_the_heading_of_one_step(tmp_path):
     ],
 )
 def test_bad_input(words, said, tmp_path, capsys):
-    assert call(*words, f"--output_dir={tmp_path / 'o'}") == 2
+    assert run_in(tmp_path / "o", *WORDS, *words) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "o").exists()

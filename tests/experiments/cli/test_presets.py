@@ -24,6 +24,7 @@ def parsed(*words):
     return flags.parse(["run", *words])
 
 
+@pytest.mark.costly
 def test_every_preset_is_the_same_from_anywhere(monkeypatch):
     assert len(presets.complete_presets()) > 80
     for name in set(presets.names()) - set(presets.studies()):
@@ -41,14 +42,10 @@ def test_every_preset_is_the_same_from_anywhere(monkeypatch):
 
 # Defaults of version 0.3 that have changed since, FedAMP's apart, which depended on N.
 BEFORE_0_4 = [
-    "feddwa.guidance_epochs=1",
-    "fedavgm.server_momentum=0.1",
-    "apple.initial=independent",
-    "fedproto.eligible=own",
-    "fedrep.head_epochs=1",
-    "fedrep.weighting=size",
+    "feddwa.guidance_epochs=1", "fedavgm.server_momentum=0.1", "apple.initial=independent",
+    "fedproto.eligible=own", "fedrep.head_epochs=1", "fedrep.weighting=size",
     "pfedme.participants=sampled",
-]
+]  # fmt: skip
 
 
 def test_the_way_back_to_the_defaults_of_0_3():
@@ -58,9 +55,8 @@ def test_the_way_back_to_the_defaults_of_0_3():
     before = parse_algorithms(args.algorithms, args.set)
     for word in BEFORE_0_4:
         name, _, key = word.partition("=")[0].partition(".")
-        assert (
-            before[name].hyperparameters()[key] != pfl.make_algorithm(name).hyperparameters()[key]
-        )
+        now = pfl.make_algorithm(name).hyperparameters()
+        assert before[name].hyperparameters()[key] != now[key]
     assert parsed("--preset=defaults_0_3", "--algorithms=local,fedavg").set == []
 
 

@@ -19,6 +19,7 @@ from experiments import compare, run
 from experiments.cli import console as shown
 from experiments.cli import shell
 from fedjax_pfl.results.table import Table
+from tests.experiments.small_runs import error_line
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -162,11 +163,7 @@ def test_what_is_no_file_is_left_alone(streams):
     [
         (pfl.InputError("no such thing"), 2, "error: no such thing\n"),
         (pfl.OutputError("a can't be written: full."), 1, "error: a can't be written: full.\n"),
-        (
-            PermissionError(13, "Permission denied", "data/x"),
-            1,
-            "error: data/x: Permission denied.\n",
-        ),
+        (PermissionError(13, "Denied", "data/x"), 1, "error: data/x: Denied.\n"),
         (KeyboardInterrupt(), None, "Interrupted.\n"),
     ],
 )
@@ -187,7 +184,7 @@ def test_long_values_are_not_printed_whole(capsys, word):
     assert len(capsys.readouterr().err) < 2100
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @needs_full
 def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
     """In its own process: ASCII only, a reader that leaves, and a full disk for errors."""
@@ -206,7 +203,8 @@ def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
     assert compare.main(["compare", f"--runs={tmp_path / 'out'}"]) == 0
 
 
-def test_the_help_of_a_script_for_a_reader_that_leaves():
+@pytest.mark.costly
+def test_help_for_a_reader_that_leaves():
     with closed_pipe() as pipe:
         done = subprocess.run(
             [sys.executable, "-m", "experiments.sweep", "--help"],
@@ -219,9 +217,7 @@ def test_the_help_of_a_script_for_a_reader_that_leaves():
 def test_what_a_flag_refuses_is_one_line(capsys):
     for word in ("--target=a\nb", "--nothing\nat all=1", "--flagfile=no\nfile"):
         assert compare.main(["compare", word]) == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("error: ")
-        assert "Errno" not in lines[0]
+        assert "Errno" not in error_line(capsys)
 
 
 def test_warnings_of_this_package_are_a_line():
@@ -235,8 +231,6 @@ def test_warnings_of_this_package_are_a_line():
         return 0
 
     assert main(["main"]) == 0
-    assert (
-        messages[0] == "warning: it begins again\n"
-        and "test_shell.py:7: UserWarning" in messages[1]
-    )
+    ours, others = messages
+    assert ours == "warning: it begins again\n" and "test_shell.py:7: UserWarning" in others
     assert "UserWarning" in warnings.formatwarning("it", UserWarning, pfl.__file__, 7)

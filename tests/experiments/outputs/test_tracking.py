@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -17,19 +18,10 @@ import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import flags
 from experiments.outputs import tracking
-from tests.experiments.small_runs import read_rows
+from tests.experiments.small_runs import SMALL, read_rows, stamps
 
-WORDS = [
-    "--dataset=digits",
-    "--num_clients=3",
-    "--num_seeds=2",
-    "--model=softmax",
-    "--rounds=2",
-    "--eval_every=2",
-    "--validation_fraction=0.2",
-    "--compilation_cache=",
-    "--nosave_models",
-]
+WORDS = (*SMALL, "--num_clients=3", "--eval_every=2", "--validation_fraction=0.2",
+         "--nosave_models")  # fmt: skip
 
 
 def call(*words):
@@ -91,12 +83,13 @@ def test_event_files_are_the_table(finished, capsys):
     names = {name for _, name in result}
     assert names >= {"personalized/test/accuracy", "personalized/test/accuracy_worst_decile",
                      "train_loss", "traffic/up_bytes"}  # fmt: skip
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    before = stamps(finished)
     assert call(*words) == 0
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    assert stamps(finished) == before
 
 
-def test_a_sweep_names_its_settings(tmp_path):
+@pytest.mark.costly
+def test_event_files_of_a_sweep(tmp_path):
     """Two settings of one seed: the program of the run's two seeds."""
     pytest.importorskip("tensorboardX", reason="needs the extra 'tensorboard'")
     out = tmp_path / "out"
@@ -204,14 +197,11 @@ def streams(folder, *words):
 
 def first(result, rounds):
     """The result of its first rounds, two at most, of which only the second is scored."""
-    done = {name: values[:, :, :rounds] for name, values in result.clients.items()}
+    whole = {"clients": result.clients, "scalars": result.scalars,
+             "copies_up": result.copies_up, "copies_down": result.copies_down}  # fmt: skip
+    parts = jax.tree.map(lambda values: values[:, :, :rounds], whole)
     scores = {name: values[:, :, : rounds // 2] for name, values in result.scores.items()}
-    scalars = {name: values[:, :, :rounds] for name, values in result.scalars.items()}
-    ways = {
-        f"copies_{way}": getattr(result, f"copies_{way}")[:, :, :rounds] for way in ("up", "down")
-    }
-    scored = result.eval_rounds[: rounds // 2]
-    return replace(result, clients=done, scores=scores, scalars=scalars, eval_rounds=scored, **ways)
+    return replace(result, scores=scores, eval_rounds=result.eval_rounds[: rounds // 2], **parts)
 
 
 def test_a_service_gets_every_row_once(finished, tmp_path, service):
