@@ -9,11 +9,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
-from experiments.cli import algorithms, build, data_flags, flags
+from experiments.cli import algorithms, data_flags, flags
 from experiments.reproduction import cells, datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.reproduction.small_table import TABLE
+from tests.experiments.reproduction.small_table import TABLE, write_table
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,8 +50,7 @@ NAMES = reproduce_tables.names()
 )
 def test_damaged_tables(tmp_path, before, after, said):
     assert before in TABLE
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "1.toml").write_text(TABLE.replace(before, after, 1))
+    write_table(tmp_path, TABLE.replace(before, after, 1))
     with pytest.raises(pfl.InputError) as error:
         reproduce_tables.load("mine/1", tmp_path)
     assert said in str(error.value)
@@ -260,16 +259,6 @@ def test_every_small_run_can_begin(blank, name, tmp_path):
     for column in asked.table.column:
         for cell in asked.cells(column):
             cell.check()
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", NAMES)
-def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
-    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.request_of(own, more)
-    for column in asked.table.column:
-        if column.stand_in:
-            build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
 
 
 def test_page_names_every_table():

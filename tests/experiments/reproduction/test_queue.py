@@ -1,5 +1,6 @@
 """Several tables in one queue: the order, going on, what can't be made, the report, costs."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,34 +12,24 @@ from experiments.cli import data_flags, flags
 from experiments.outputs import html_page
 from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
+from tests.experiments.reproduction.small_table import column, row, table_text, write_table
 from tests.experiments.small_runs import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
-HEAD = """
-paper = "Mine"
-table = "Table {number}"
-caption = "digits & <more>"
-score = "final"
-average = "samples"
-flags = ["--compilation_cache="]
-small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax", "--eval_every=1"]
+LOCAL = row("Local", "local", 90)
 
-[[column]]
-name = "digits"
-title = "digits"
-preset = "digits_quick"
 
-[[row]]
-title = "Local"
-algorithm = "local"
-paper = [90]
-"""
+def text(number, *more, line=LOCAL, **facts):
+    named = {"table": f"Table {number}", "caption": "digits & <more>", "score": "final"}
+    flags = ["--compilation_cache=", "--eval_every=1"]
+    return table_text([column("digits", **facts)], [line, *more], flags=flags, **named)
+
+
 TABLES = {
-    "two": HEAD.format(number=2) + '\n[[row]]\ntitle = "Local again"\nalgorithm = "local"\n'
-    "flags = ['--batch_size=9']\npaper = [80]\n",
-    "one": HEAD.format(number=1),
-    "bad": HEAD.format(number=3).replace('algorithm = "local"', 'algorithm = "l2c"'),
-    "gone": HEAD.format(number=4).replace("digits_quick", "pfedla/table1_cifar10_10"),
+    "two": text(2, row("Local again", "local", 80, flags=["--batch_size=9"])),
+    "one": text(1),
+    "bad": text(3, line=row("Local", "l2c", 90)),
+    "gone": text(4, preset="pfedla/table1_cifar10_10"),
 }
 
 
@@ -46,14 +37,10 @@ TABLES = {
 def finished(tmp_path_factory):
     """(exit code, the queue's folder, that of the tables)."""
     folder = tmp_path_factory.mktemp("queue")
-    (folder / "tables" / "mine").mkdir(parents=True)
-    for name, text in TABLES.items():
-        (folder / "tables" / "mine" / f"{name}.toml").write_text(text)
-    patch = pytest.MonkeyPatch()
-    patch.chdir(ROOT)
-    code = call(folder / "tables", folder / "out")
-    patch.undo()
-    return code, folder / "out", folder / "tables"
+    for name, content in TABLES.items():
+        write_table(folder / "tables", content, f"mine/{name}")
+    with contextlib.chdir(ROOT):
+        return call(folder / "tables", folder / "out"), folder / "out", folder / "tables"
 
 
 def call(tables, output, *words):
@@ -80,9 +67,9 @@ def test_the_report(finished):
 def test_passes_of_a_finished_run(finished):
     """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
     _, output, _ = finished
-    folders = {row: output / "mine-two" / "digits_quick" / row / "local"
-               for row in ("local", "local_again")}  # fmt: skip
-    assert [full_cost.passes(folders, row) for row in folders] == pytest.approx([1, 1])
+    names = ("local", "local_again")
+    folders = {name: output / "mine-two" / "digits_quick" / name / "local" for name in names}
+    assert [full_cost.passes(folders, name) for name in names] == pytest.approx([1, 1])
     assert full_cost.passes(folders, "none") is None
 
 
@@ -137,8 +124,8 @@ def test_costs_at_full_scale():
     samples = 1e9 * result / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
     assert 1 < samples / settings_held(words).sum() < 1.1
     assert full_cost.training(("--dataset=digits",)) is None
-    assert full_cost.steps(flags.parse(["run", "--batch_size=10", "--drop_last"]),
-                           np.array([9, 25])).tolist() == [0, 2]  # fmt: skip
+    dropping = flags.parse(["run", "--batch_size=10", "--drop_last"])
+    assert full_cost.steps(dropping, np.array([9, 25])).tolist() == [0, 2]
 
 
 def settings_held(words):

@@ -17,7 +17,7 @@ from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
-from tests.experiments.reproduction.small_table import TABLE, call
+from tests.experiments.reproduction.small_table import TABLE, call, write_table
 from tests.experiments.small_runs import read_rows, stamps
 from tests.experiments.stopped_runs import watching
 from tests.experiments.written_runs import write_run
@@ -27,10 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tables")
-    (folder / "mine").mkdir()
-    (folder / "mine" / "1.toml").write_text(TABLE)
-    return folder
+    return write_table(tmp_path_factory.mktemp("tables"))
 
 
 def rows(folder):
@@ -199,9 +196,7 @@ def test_bad_input(tables, tmp_path, capsys, words, said):
 
 
 def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch, capsys):
-    (tmp_path / "mine").mkdir()
-    changed = TABLE.replace('"nobody"', '"l2c"')  # its last row needs validation samples
-    (tmp_path / "mine" / "1.toml").write_text(changed)
+    write_table(tmp_path, TABLE.replace('"nobody"', '"l2c"'))  # which needs validation samples
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("something was run"))
     assert call(tmp_path, tmp_path / "out", "--columns=digits") == 2
     assert "l2c uses validation samples" in capsys.readouterr().err

@@ -8,39 +8,14 @@ from experiments.outputs.run_files import write_json
 from experiments.reproduction import saved_cells
 from experiments.reproduction.paper_tables import PaperTable
 from experiments.reproduction.planning import Request
+from tests.experiments.reproduction.small_table import column, row, table_text, write_table
 from tests.experiments.small_runs import read_json
 
-TABLE = """
-paper = "Mine"
-table = "Table 1"
-caption = "digits"
-score = "best"
-average = "samples"
-flags = ["--compilation_cache="]
-small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax", "--eval_every=1"]
-
-[[column]]
-name = "digits"
-title = "digits"
-preset = "digits_quick"
-
-[[column]]
-name = "traffic"
-title = "traffic"
-preset = "digits_quick"
-quantity = "traffic"
-relative = "fedavg"
-
-[[row]]
-title = "Local"
-algorithm = "local"
-paper = [90, 1]
-
-[[row]]
-title = "FedAvg"
-algorithm = "fedavg"
-paper = [80, 2]
-"""
+TABLE = table_text(
+    [column("digits"), column("traffic", quantity="traffic", relative="fedavg")],
+    [row("Local", "local", 90, 1), row("FedAvg", "fedavg", 80, 2)],
+    flags=["--compilation_cache=", "--eval_every=1"],
+)
 
 
 class Counted:
@@ -66,8 +41,7 @@ def numbers(folder, output):
 
 @pytest.mark.costly
 def test_kept_cells(tmp_path, monkeypatch):
-    (tmp_path / "tables" / "mine").mkdir(parents=True)
-    (tmp_path / "tables" / "mine" / "1.toml").write_text(TABLE)
+    write_table(tmp_path / "tables", TABLE)
     (tmp_path / "kept").mkdir()
     path = tmp_path / "kept" / "mine-1.json"
     others = {"table": "mine/1", "scale": "small", "reading": None, "superseded": []}
