@@ -5,6 +5,7 @@ for tests of the pictures' files.
 """
 
 import contextlib
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,9 @@ QUICK = (
 def pytest_collection_modifyitems(items):
     """Mark tests of the fixture `finished`, which runs whole commands, as costly."""
     for item in items:
-        if "finished" in item.fixturenames and not any(name in item.nodeid for name in QUICK):
+        ours = Path(__file__).parent in item.path.parents
+        quick = any(name in item.nodeid for name in QUICK)
+        if ours and "finished" in item.fixturenames and not quick:
             item.add_marker(pytest.mark.costly)
 
 

@@ -3,7 +3,10 @@
 import csv
 import json
 
+import pytest
+
 from experiments import run
+from fedjax_pfl.utils.errors import InputError
 
 # A run that compiles in a second or two; later flags override these.
 SMALL = (
@@ -37,6 +40,18 @@ def error_line(capsys) -> str:
     lines = [line for line in capsys.readouterr().err.splitlines() if line]
     assert len(lines) == 1 and lines[0].startswith("error: "), lines
     return lines[0]
+
+
+def assert_refused(code, text, capsys) -> None:
+    """A command ended with exit code 2 and one line that has the text."""
+    assert code == 2
+    assert text in error_line(capsys)
+
+
+def assert_input_error(pattern, function, *args, **options) -> None:
+    """The call raises an `InputError` with the pattern."""
+    with pytest.raises(InputError, match=pattern):
+        function(*args, **options)
 
 
 def stamps(folder) -> dict:

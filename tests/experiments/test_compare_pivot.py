@@ -4,7 +4,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare
-from tests.experiments.small_runs import read_rows
+from tests.experiments.small_runs import assert_refused, read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
 
@@ -76,8 +76,7 @@ def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
         (["--spread=std"], "--spread is for --pivot"),
         (["--pivot=seed"], "over which cells average, got 'seed'"),
     ):
-        assert compare.main(["compare", f"--runs={by_data}", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert_refused(compare.main(["compare", f"--runs={by_data}", *words]), said, capsys)
     write_run(tmp_path / "again" / "fedavg", "fedavg", [[[0.1] * 2]], [0],
               words=["--dataset=mnist", "--model=cnn"],
               dataset="mnist", dataset_hash="mnist", partition_hash="p")  # fmt: skip

@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import build, flags
-from tests.experiments.small_runs import TINY, read_json, run_in
+from tests.experiments.small_runs import TINY, assert_input_error, assert_refused, read_json, run_in
 
 WORDS = (*TINY, "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
 
@@ -34,8 +34,7 @@ def test_run_with_init_from_and_freeze(tmp_path, capsys):
     assert run_in(folder, *words) == 0  # finished
     write(file, 0.25)
     capsys.readouterr()
-    assert run_in(folder, *words) == 2
-    assert "content of the initial model was" in capsys.readouterr().err
+    assert_refused(run_in(folder, *words), "content of the initial model was", capsys)
 
 
 def test_adapters_by_flags(tmp_path):
@@ -55,5 +54,4 @@ def test_adapters_by_flags(tmp_path):
 )
 def test_what_can_not_be(words, message, tmp_path):
     args = flags.parse(["run", *WORDS, *words])
-    with pytest.raises(pfl.InputError, match=message):
-        build.prepare(build.load_inputs(args))
+    assert_input_error(message, build.prepare, build.load_inputs(args))

@@ -6,7 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import partition, run
-from tests.experiments.small_runs import read_rows, run_in
+from tests.experiments.small_runs import assert_refused, read_rows, run_in
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +50,7 @@ def test_partition(patients, tmp_path, capsys):
     ],
 )
 def test_refusals(patients, given, message, capsys):
-    assert run.main(["run", *words(patients), *given]) == 2
-    assert message in capsys.readouterr().err
+    assert_refused(run.main(["run", *words(patients), *given]), message, capsys)
 
 
 @pytest.mark.costly

@@ -9,7 +9,7 @@ from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
-from tests.experiments.small_runs import TINY, read_json, read_rows, run_in
+from tests.experiments.small_runs import TINY, assert_refused, read_json, read_rows, run_in
 
 OWN = ("--set=local.learning_rate=0.5", "--set=local.batch_size=4")
 
@@ -128,8 +128,7 @@ def test_epochs_take_the_place_of_steps():
 )
 def test_settings_that_can_not_be(words, message, capsys, tmp_path):
     words = [*TINY, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
-    assert run.main(["run", *words]) == 2
-    assert message in capsys.readouterr().err
+    assert_refused(run.main(["run", *words]), message, capsys)
     assert not (tmp_path / "o").exists()
 
 

@@ -6,6 +6,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.partition import main
+from tests.experiments.small_runs import assert_refused
 
 
 def call(*words):
@@ -122,8 +123,7 @@ def test_refusals(words, message, tmp_path, capsys):
 
 
 def test_never_overwrites(tmp_path, capsys):
-    assert call(f"--output_dir={tmp_path}") == 2
-    assert "nothing is ever overwritten" in capsys.readouterr().err
+    assert_refused(call(f"--output_dir={tmp_path}"), "nothing is ever overwritten", capsys)
     assert names(tmp_path) == set()
 
 

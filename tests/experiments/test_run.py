@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments.run import main
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
-from tests.experiments.small_runs import SMALL, read_json, read_rows, stamps
+from tests.experiments.small_runs import SMALL, assert_refused, read_json, read_rows, stamps
 
 from .conftest import drawing
 
@@ -164,8 +164,7 @@ def test_comparison(finished):
 
 def test_existing_folder_is_refused_and_untouched(finished, capsys):
     before = stamps(finished)
-    assert call(*QUICK, f"--output_dir={finished}") == 2
-    assert "--seed was 7 and is 0" in capsys.readouterr().err
+    assert_refused(call(*QUICK, f"--output_dir={finished}"), "--seed was 7 and is 0", capsys)
     assert stamps(finished) == before
 
 
@@ -245,5 +244,4 @@ def test_flagfile_and_presets(tmp_path, capsys):
     assert presets
     for preset in presets:
         # A preset is complete and right up to what comes after it.
-        assert call(f"--flagfile={preset}", "--set=nonsense") == 2
-        assert "--set must read" in capsys.readouterr().err
+        assert_refused(call(f"--flagfile={preset}", "--set=nonsense"), "--set must read", capsys)

@@ -12,7 +12,7 @@ from experiments.cli import flags
 from experiments.figures.loading import read
 from experiments.studies import report, sections
 from experiments.sweeps.sweep_files import Outcome
-from tests.experiments.small_runs import SMALL, error_line, read_rows
+from tests.experiments.small_runs import SMALL, assert_refused, read_rows
 
 from .conftest import drawing
 
@@ -115,8 +115,7 @@ def test_a_killed_study_continues(finished, tmp_path, monkeypatch, capsys):
 ])  # fmt: skip
 def test_refusals(words, said, tmp_path, capsys):
     folder = tmp_path / "out"
-    assert call(*words, f"--output_dir={folder}") == 2
-    assert said in error_line(capsys)
+    assert_refused(call(*words, f"--output_dir={folder}"), said, capsys)
     assert not folder.exists()
 
 

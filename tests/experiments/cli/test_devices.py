@@ -5,7 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.cli import devices
 from fedjax_pfl.execution import processes
-from tests.experiments.small_runs import SMALL, run_in
+from tests.experiments.small_runs import SMALL, assert_input_error, run_in
 
 START = devices._start  # which the tests of commands replace
 
@@ -24,8 +24,7 @@ def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5"])
 def test_refused(word):
-    with pytest.raises(pfl.InputError, match="--devices must be 'auto' or a whole number"):
-        devices.prepare(word, 20)
+    assert_input_error("--devices must be 'auto' or a whole number", devices.prepare, word, 20)
 
 
 def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
@@ -48,8 +47,7 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
                   ("auto", "auto", 2, 5), ("2", "auto", 2, 20)):  # fmt: skip
         devices.start_share(*words)
     assert started == [3, 2, 4, 3]  # one device is there in any case
-    with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
-        devices.start_share("3", "auto", 2, 20)
+    assert_input_error("'auto' or a multiple of 2", devices.start_share, "3", "auto", 2, 20)
     with pytest.raises(pfl.InputError, match="--mesh must take a multiple of 2 devices"):
         devices.start_share("auto", "clients:3", 2, 20)
     monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments.cli import distributed
+from tests.experiments.small_runs import assert_input_error
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,7 @@ from experiments.cli import distributed
     ],
 )
 def test_words_that_name_no_process(word, said):
-    with pytest.raises(pfl.InputError, match=said):
-        distributed.start(word)
+    assert_input_error(said, distributed.start, word)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
@@ -31,8 +30,7 @@ def test_a_number_has_one_process_at_an_address(monkeypatch):
     host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be
     for number in (1, 2):
         distributed._reserve(host, 1234, number)
-    with pytest.raises(pfl.InputError, match="process 1 of a run that meets at"):
-        distributed._reserve(host, 1234, 1)
+    assert_input_error("process 1 of a run that meets at", distributed._reserve, host, 1234, 1)
     for each in held:
         each.close()
     distributed._reserve(host, 1234, 1)

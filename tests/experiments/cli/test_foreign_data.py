@@ -2,13 +2,13 @@
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import build, data_flags, flags, identity
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from tests.data.partitions.test_foreign import exported, write_flbench
 from tests.data.partitions.test_importers import DATA, write_pfllib
+from tests.experiments.small_runs import assert_input_error
 
 
 @pytest.fixture
@@ -67,8 +67,7 @@ def test_names_of_data_sets_are_no_folders(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename(folder.parent / "digits")
     assert parsed("--dataset=digits").dataset == "digits"
-    with pytest.raises(pfl.InputError, match="Unknown data set"):
-        data_flags.load_dataset(parsed("--dataset=nowhere"))
+    assert_input_error("Unknown data set", data_flags.load_dataset, parsed("--dataset=nowhere"))
 
 
 RULED = "--partition=dirichlet\n--alpha=0.1\n--min_size=4\n--num_clients=2\n--learning_rate=0.005\n"

@@ -13,7 +13,12 @@ import fedjax_pfl as pfl
 from experiments.cli import algorithm_folders, identity, run_folder
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
-from tests.experiments.small_runs import SMALL, error_line, run_in
+from tests.experiments.small_runs import (
+    SMALL,
+    assert_input_error,
+    assert_refused,
+    run_in,
+)
 from tests.experiments.stopped_runs import killing
 
 WORDS = (*SMALL, "--rounds=3", "--checkpoint_seconds=0")
@@ -110,8 +115,7 @@ def test_replaced_tables_are_kept(grown):
 def test_what_is_no_growth_is_refused(finished, words, said, capsys):
     words = ["--algorithms=local,fedavg", "--num_seeds=3", "--new_clients=1",
              "--new_client_steps=0,2", *words]  # fmt: skip
-    assert call(finished, *words) == 2
-    assert said in error_line(capsys)
+    assert_refused(call(finished, *words), said, capsys)
 
 
 def flags_of(**changed):
@@ -186,8 +190,7 @@ def test_finished_parts_are_taken_at_once(tmp_path):
 
 def test_results_with_a_seed_in_common_are_not_joined(finished):
     one = pfl.Result.load(finished / "local")
-    with pytest.raises(pfl.InputError, match="seeds in common"):
-        join_seeds([one, one])
+    assert_input_error("seeds in common", join_seeds, [one, one])
     other = replace(one, seeds=(7, 8, 9))
     assert join_seeds([one, other]).seeds == (0, 1, 2, 7, 8, 9)
     fewer = replace(other, matrix_rounds=np.array([1, 2]))

@@ -14,6 +14,7 @@ import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import build, flags, identity, run_folder
 from tests.experiments import small_runs
+from tests.experiments.small_runs import assert_refused
 from tests.experiments.stopped_runs import watching
 
 SMALL = (*small_runs.SMALL, "--dataset=npz", "--num_clients=3", "--num_seeds=1", "--partition=iid",
@@ -60,8 +61,7 @@ def test_another_data_set_is_another_run(here, capsys):
     hashes = [{one[key] for one in summaries().values()} for key in ("dataset", "dataset_hash")]
     assert list(map(len, hashes)) == [2, 2]
     (folder,) = [name for name, one in summaries().items() if one["dataset"] == "easy"]
-    assert call("--data_dir=hard.npz", f"--output_dir=runs/{folder}") == 2
-    assert CONTENT in capsys.readouterr().err
+    assert_refused(call("--data_dir=hard.npz", f"--output_dir=runs/{folder}"), CONTENT, capsys)
     path = Path("runs") / folder / "run.json"  # as of a version without content
     content = json.loads(path.read_text())
     del content["flags"][identity.DATA]

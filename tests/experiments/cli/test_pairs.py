@@ -7,6 +7,7 @@ from experiments.cli import flags, identity
 from experiments.cli.algorithms import parse_algorithms
 from experiments.cli.parsing import parse_pairs
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
 
 def parsed(*words):
@@ -61,5 +62,4 @@ def test_a_files_settings_of_other_algorithms_are_passed_over(tmp_path):
         parse_algorithms(typed.algorithms, typed.set)
     file.write_text("--set=fedwda.top_k=2\n")
     unknown = flags.parse(["run", f"--flagfile={file}", "--algorithms=local"])
-    with pytest.raises(InputError, match="fedwda"):
-        parse_algorithms(unknown.algorithms, unknown.set)
+    assert_input_error("fedwda", parse_algorithms, unknown.algorithms, unknown.set)

@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run, sweep
 from experiments.cli import flags, identity, plugins
 from fedjax_pfl.testing.suite import check_algorithm
-from tests.experiments.small_runs import SMALL, run_in
+from tests.experiments.small_runs import SMALL, assert_refused, run_in
 from tests.experiments.stopped_runs import default_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -270,7 +270,6 @@ def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
         ("first=a", "first must be a whole number, got 'a'"),
         ("first", "--partition_option must read NAME=VALUE"),
     ):
-        assert run_in(folder, *words, f"--partition_option={bad}") == 2
-        assert said in capsys.readouterr().err
+        assert_refused(run_in(folder, *words, f"--partition_option={bad}"), said, capsys)
     assert run_in(folder, *words, "--partition_option=first=2") == 2  # another run's folder
     assert "partition_option" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from experiments.figures import comparison
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 from tests.experiments.written_runs import rewrite
 
 from .conftest import CLIENTS, ROUNDS, rows_of
@@ -64,10 +65,8 @@ def test_every_client_is_a_point(found):
 
 
 def test_bad_input(found):
-    with pytest.raises(InputError, match="give at least two"):
-        comparison.scatter([found["main", "local"]])
-    with pytest.raises(InputError, match="x"):
-        comparison.by_cost([found["main", "local"]], x="flops")
+    assert_input_error("give at least two", comparison.scatter, [found["main", "local"]])
+    assert_input_error("x", comparison.by_cost, [found["main", "local"]], x="flops")
 
 
 def test_equal_clients_are_neither_better_nor_worse(found):
@@ -98,8 +97,7 @@ def test_sorted_gains(found):
     assert spelled.figure.axes[0].get_ylabel() == "gain over local, points"
     with pytest.raises(InputError, match=r"Unknown baseline 'fedavg'. Valid: feddwa, local"):
         comparison.sorted_gains([local, feddwa], baseline="fedavg")
-    with pytest.raises(InputError, match="needs other runs beside those of 'local'"):
-        comparison.sorted_gains([local])
+    assert_input_error("needs other runs beside those of 'local'", comparison.sorted_gains, [local])
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.sorted_gains([local, found["iid", "fedavg"]])
 

@@ -13,7 +13,7 @@ from experiments.figures.loading import find, read
 from experiments.reproduction import cells
 from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
-from tests.experiments.small_runs import SMALL, error_line, run_in
+from tests.experiments.small_runs import SMALL, assert_input_error, error_line, run_in
 from tests.experiments.written_runs import write_run
 
 # Two seeds, or two settings of one: one program of local for both.
@@ -199,8 +199,7 @@ def test_values_of_another_form(runs, capsys):
                 path.write_bytes(whole)
             if key != "partition_hash":
                 edited(path, lambda content, k=key: content.pop(k))
-                with pytest.raises(InputError, match="is damaged"):
-                    read(path.parent)
+                assert_input_error("is damaged", read, path.parent)
                 path.write_bytes(whole)
     edited(runs / "fedavg" / "config.json", lambda content: content.pop("seeds"))
     refused(runs, capsys, "config.json is damaged: it lacks seeds, perhaps as another version's")

@@ -19,6 +19,7 @@ from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
 from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, meshes, rows_of
 
@@ -88,8 +89,7 @@ def test_the_regularizer_draws_norms_to_the_truth(found):
     assert drawn_near < 0.8 * free
     with pytest.raises(InputError, match=r"--wdr_weight must be numbers"):
         cwfedavg.minibatches([run], wdr_weight="big")
-    with pytest.raises(InputError, match=r"at least 0"):
-        cwfedavg.minibatches([run], wdr_weight="-1")
+    assert_input_error(r"at least 0", cwfedavg.minibatches, [run], wdr_weight="-1")
 
 
 def test_class_norms_of_models(found):
@@ -149,8 +149,7 @@ def test_class_norms_of_class_models(found, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(found["main", "cwfedavg"].folder.parent, folder)
     (run,) = find([str(folder / "cwfedavg")])
-    with pytest.raises(InputError, match=r"class_0.*score_class_models=true"):
-        cwfedavg.norms_of_class_models([run])
+    assert_input_error(r"class_0.*score_class_models=true", cwfedavg.norms_of_class_models, [run])
     models = load_models(run.folder / "models.npz")
     for c in (0, 1, 10):  # as a run with score_class_models saves them: without a client axis
         part = jax.tree.map(lambda leaf, c=c: leaf[:, c % CLIENTS] + c, models["personalized"])
@@ -199,16 +198,14 @@ def test_rebuild_with_frozen_leaves(copied, tmp_path):
     began["init_from"] = str(tmp_path / "began.npz")
     assert probes.rebuild(run).federation.num_frozen == 0
     began["freeze"], run.config["model"]["frozen"] = "fc_0", 1040
-    with pytest.raises(InputError, match=r"began\.npz can't be read"):
-        probes.rebuild(run)
+    assert_input_error(r"began\.npz can't be read", probes.rebuild, run)
     np.savez(began["init_from"], **{"params/fc_0/bias": np.ones(16, np.float32)})
     assert probes.rebuild(run).federation.num_frozen == 1040
     record = tmp_path / "main" / "run.json"
     known = json.loads(record.read_text())
     known["flags"]["content of the initial model"] = "of another file"
     record.write_text(json.dumps(known))
-    with pytest.raises(InputError, match=r"began\.npz has changed since .*local began with it"):
-        probes.rebuild(run)
+    assert_input_error(r"began\.npz has changed since .*local began with it", probes.rebuild, run)
 
 
 @pytest.fixture
@@ -238,13 +235,11 @@ def test_code_that_a_folder_names_does_not_run(strangers):
         (f"trust_flagfiles=1 --flagfile={preset}", "x"),
     ):
         asked |= {"trust_flagfiles": "true", name: value}
-        with pytest.raises(InputError, match="is not a flag of a run"):
-            probes.rebuild(run)
+        assert_input_error("is not a flag of a run", probes.rebuild, run)
         del asked[name]
     for name, value in (("code", "evil.py"), ("code", [1])):
         run.config[name] = value
-        with pytest.raises(InputError, match="code must be a list of texts"):
-            probes.rebuild(run)
+        assert_input_error("code must be a list of texts", probes.rebuild, run)
     assert not file.with_name("ran").exists()
 
 
@@ -254,8 +249,7 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
     run.config["code"] = plugins.digests([str(file)])
     probes.rebuild(run)
     run.config["code"] = ["evil.py 0123456789abcdef"]  # other contents
-    with pytest.raises(InputError, match="made with code of its user's, evil"):
-        probes.rebuild(run)
+    assert_input_error("made with code of its user's, evil", probes.rebuild, run)
     other = file.with_name("fails.py")
     other.write_text("1 / 0\n")
     for main in (figures.main, partition.main):
@@ -270,8 +264,7 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
 def test_what_a_probe_needs(found, tmp_path):
     shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
     (run,) = find([str(tmp_path / "alone")])
-    with pytest.raises(InputError, match=r"has no partition\.npz"):
-        spfl.similarity([run])
+    assert_input_error(r"has no partition\.npz", spfl.similarity, [run])
     with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
         cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
 
@@ -306,5 +299,4 @@ def test_saved_models_of_another_run(copied):
             probes.saved_models(run, 0, federation, "personalized")
         assert len(str(caught.value)) < 1000
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"models\.npz"):
-        probes.saved_models(run, 0, federation, "personalized")
+    assert_input_error(r"models\.npz", probes.saved_models, run, 0, federation, "personalized")

@@ -11,6 +11,7 @@ import pytest
 from experiments.figures import accuracy, selection, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
@@ -66,17 +67,12 @@ def test_numbers_in_names_are_sorted_as_numbers(finished, tmp_path):
 def test_what_is_no_finished_run(finished, tmp_path):
     shutil.copytree(finished / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()
-    with pytest.raises(InputError, match=r"x is not a finished run: .*summary\.json"):
-        find([str(tmp_path / "x")])
+    assert_input_error(r"x is not a finished run: .*summary\.json", find, [str(tmp_path / "x")])
     (tmp_path / "x" / "fedavg" / "summary.json").write_text("{")
-    with pytest.raises(InputError, match=r"can't be read"):
-        find([str(tmp_path / "x")])
-    with pytest.raises(InputError, match=r"No folder .*nowhere"):
-        find([str(tmp_path / "nowhere")])
-    with pytest.raises(InputError, match=r"No folder matches"):
-        find([str(tmp_path / "nowhere*")])
-    with pytest.raises(InputError, match=r"Did you mean 'fedavg'"):
-        find([str(finished / "iid")], ["fedagv"])
+    assert_input_error(r"can't be read", find, [str(tmp_path / "x")])
+    assert_input_error(r"No folder .*nowhere", find, [str(tmp_path / "nowhere")])
+    assert_input_error(r"No folder matches", find, [str(tmp_path / "nowhere*")])
+    assert_input_error(r"Did you mean 'fedavg'", find, [str(finished / "iid")], ["fedagv"])
 
 
 def test_settings(found):
@@ -97,8 +93,7 @@ def test_arrays(found, layered):
     run, alpha = layered
     np.testing.assert_array_equal(run.matrix("alpha"), alpha)
     assert [*run.result.matrices] == ["alpha"]
-    with pytest.raises(InputError, match="no matrix 'rounds'"):
-        run.matrix("rounds")
+    assert_input_error("no matrix 'rounds'", run.matrix, "rounds")
     assert run.blocks(2) == ["fc_0", "head"] and run.blocks(1) == ["model"]
     one = found["iid", "fedavg"].matrix("mixing")
     assert one.shape == (len(SEEDS), ROUNDS, 1, CLIENTS, CLIENTS)
@@ -118,12 +113,10 @@ def test_runs_without_what_a_figure_needs(found, tmp_path):
         selection.with_record(local, "weight")
     with pytest.raises(InputError, match=r"'adapted' .*--adapt_steps=10 --adapt_when=last"):
         selection.with_scores(local, ["adapted"])
-    with pytest.raises(InputError, match=r"feddwa\.score_guidance=true"):
-        selection.with_scores(local, ["guidance"])
+    assert_input_error(r"feddwa\.score_guidance=true", selection.with_scores, local, ["guidance"])
     with pytest.raises(InputError, match=r"--validation_fraction"):
         selection.with_scores(local, ["personalized"], "validation")
-    with pytest.raises(InputError, match=r"matrix 'alpha'.*--matrix_rounds"):
-        selection.with_matrix(local, "alpha")
+    assert_input_error(r"matrix 'alpha'.*--matrix_rounds", selection.with_matrix, local, "alpha")
     shutil.copytree(local[0].folder, tmp_path / "local")
     (tmp_path / "local" / "models.npz").unlink()
     with pytest.raises(InputError, match=r"saved models .*run with --save_models"):
@@ -146,8 +139,7 @@ def test_what_varies_and_labels(found, variant):
     main = [found["main", algorithm] for algorithm in ALGORITHMS]
     assert selection.labels(main) == ALGORITHMS  # other hyperparameters are no difference
     assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
-    with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
-        selection.with_setting([a, b], "topk")
+    assert_input_error(r"Did you mean 'top_k'", selection.with_setting, [a, b], "topk")
 
 
 def test_own_code_is_a_difference_within_an_algorithm_only(found):
@@ -169,9 +161,7 @@ def test_two_names_need_two_labels(found):
         both = r"--labels makes both 'local' and 'feddwa' '\w+': give them different labels"
         with selection.with_labels(given):
             for draw in (selection.labels, accuracy.by_round):
-                with pytest.raises(InputError, match=both):
-                    draw(runs)
-            with pytest.raises(InputError, match=both):
-                settings.against_setting(runs, x="rounds")
+                assert_input_error(both, draw, runs)
+            assert_input_error(both, settings.against_setting, runs, x="rounds")
     with selection.with_labels({"local": "feddwa", "feddwa": "local"}):
         assert selection.labels(runs) == ["feddwa", "local"]

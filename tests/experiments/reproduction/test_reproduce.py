@@ -18,7 +18,7 @@ from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
 from tests.experiments.reproduction.small_table import TABLE, call, write_table
-from tests.experiments.small_runs import read_rows, stamps
+from tests.experiments.small_runs import assert_refused, read_rows, stamps
 from tests.experiments.stopped_runs import watching
 from tests.experiments.written_runs import write_run
 
@@ -190,8 +190,7 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     ],
 )
 def test_bad_input(tables, tmp_path, capsys, words, said):
-    assert call(tables, tmp_path / "out", *words) == 2
-    assert said in capsys.readouterr().err
+    assert_refused(call(tables, tmp_path / "out", *words), said, capsys)
     assert not (tmp_path / "out").exists()
 
 
@@ -204,8 +203,7 @@ def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch
 
 
 def test_without_a_table(capsys):
-    assert reproduce.main(["reproduce"]) == 2
-    assert "--table=PAPER/TABLE" in capsys.readouterr().err
+    assert_refused(reproduce.main(["reproduce"]), "--table=PAPER/TABLE", capsys)
     assert reproduce.main(["reproduce", "--tabel=pfedla/1"]) == 2
     assert "Unknown command line flag 'tabel'" in capsys.readouterr().err
 
