@@ -104,18 +104,6 @@ def test_full_disk_below_clients_state(tmp_path, monkeypatch, capsys):
     assert (folder / "ditto" / "summary.json").exists()
 
 
-def test_a_limit_on_the_size_of_files(finished, tmp_path, capsys):
-    folder = tmp_path / "out"
-    sizes = {path.name: path.stat().st_size for path in finished.iterdir()}
-    for name in ("run.json", "partition.npz", "partition.png", "accuracy.png"):
-        with drawing(), limited(sizes[name] - 1):
-            assert call(folder) == 1
-        assert "can't be written: File too large." in error_line(capsys)
-    assert (folder / "feddwa" / "summary.json").exists()
-    assert call(folder) == 0
-    assert_same(folder, finished)
-
-
 @pytest.mark.parametrize("kept", [60, 0])
 def test_a_folder_deleted_during_the_run(finished, tmp_path, capsys, kept):
     folder, words = tmp_path / "out", f"--checkpoint_seconds={kept}"

@@ -115,17 +115,12 @@ def test_epochs_take_the_place_of_steps():
         (("--set=local.batch_size=0",), "local.batch_size must be a whole number of at least 1"),
         (("--set=local.drop_last=maybe",), "local.drop_last must be true or false"),
         (("--set=local.augment=flip",), "Unknown hyperparameter of 'local' 'augment'"),
-        (
-            ("--set=local.drop_last=1", "--set=local.batch_size=99"),
-            "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a ",
-        ),
-        (
-            ("--set=local.local_epochs=2", "--set=local.local_steps=3"),
-            "With --set=local.local_epochs=2 --set=local.local_steps=3: local_epochs and "
-            "local_steps can't both be given: steps take the place of epochs",
-        ),
+        (("--set=local.drop_last=1", "--set=local.batch_size=99"),
+         "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a "),
+        (("--set=local.local_epochs=2", "--set=local.local_steps=3"),
+         "local_epochs and local_steps can't both be given: steps take the place of epochs"),
     ],
-)
+)  # fmt: skip
 def test_settings_that_can_not_be(words, message, capsys, tmp_path):
     words = [*TINY, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
     assert_refused(run.main(["run", *words]), message, capsys)

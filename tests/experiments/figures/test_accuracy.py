@@ -70,16 +70,6 @@ def test_all_are_scored_by_whom_an_algorithm_serves(found):
         accuracy.by_round(runs[:1], clients="0,4")
 
 
-def test_one_axes_for_each_value_of_a_setting(found):
-    runs = [found["main", "cwfedavg"], found["free", "cwfedavg"], found["iid", "fedavg"]]
-    drawn = accuracy.by_round(runs, panel="partition")
-    titles = [axes.get_title() for axes in drawn.figure.axes]
-    assert titles == ["partition = grouped", "partition = iid"]
-    assert [len(lines(axes)) for axes in drawn.figure.axes] == [2, 1]
-    with pytest.raises(InputError, match=r"Unknown setting 'partitoin'. Did you mean 'partition'"):
-        accuracy.by_round(runs, panel="partitoin")
-
-
 def test_server_accuracy_is_pooled(found, metrics):
     """The "server" column of the asynchronous algorithms: all test samples alike."""
     runs = [found["iid", "fedavg"]]

@@ -69,14 +69,6 @@ def test_bad_input(found):
     assert_input_error("x", comparison.by_cost, [found["main", "local"]], x="flops")
 
 
-def test_equal_clients_are_neither_better_nor_worse(found):
-    run = found["main", "local"]
-    drawn = comparison.scatter([run, run])
-    (points,) = drawn.figure.axes[0].collections
-    assert f"0 better, 0 worse, {CLIENTS} equal" in drawn.figure.axes[0].get_title()
-    np.testing.assert_allclose(points.get_facecolors()[:, :3], 0.45)
-
-
 def test_client_against_client_needs_the_same_samples(found):
     """Four clients each, of different partitions: no client is the same."""
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
