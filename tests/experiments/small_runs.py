@@ -45,7 +45,7 @@ def error_line(capsys) -> str:
 def assert_refused(code, text, capsys) -> None:
     """A command ended with exit code 2 and one line that has the text."""
     assert code == 2
-    assert text in error_line(capsys)
+    assert text in f"{error_line(capsys)}\n"
 
 
 def assert_input_error(pattern, function, *args, **options) -> None:

@@ -31,6 +31,7 @@ def runs(tmp_path_factory):
     return blocks(tmp_path_factory.mktemp("blocks"))
 
 
+@pytest.mark.costly
 def test_ranks_and_files(runs, tmp_path, capsys):
     output = tmp_path / "out"
     words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests", "--baseline=FedAvg"]
@@ -59,6 +60,7 @@ def test_scores_are_means_over_seeds(runs):
     assert len(notes) == 1
 
 
+@pytest.mark.costly
 def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
     folder = blocks(tmp_path / "all", 6)
     for path in (folder / "0-5" / "local").iterdir():
@@ -92,6 +94,7 @@ def test_refusals(runs, words, said, capsys, tmp_path):
     assert not output.exists()
 
 
+@pytest.mark.costly
 def test_a_baseline_by_its_own_name_or_its_label(runs, tmp_path, capsys):
     (tmp_path / "labels.txt").write_text("local=Local 100%\n")
     words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests"]

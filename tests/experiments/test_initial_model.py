@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import build, flags
-from tests.experiments.small_runs import TINY, assert_input_error, assert_refused, read_json, run_in
+from tests.experiments.small_runs import TINY, assert_refused, read_json, run_in
 
 WORDS = (*TINY, "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
 
@@ -54,4 +54,5 @@ def test_adapters_by_flags(tmp_path):
 )
 def test_what_can_not_be(words, message, tmp_path):
     args = flags.parse(["run", *WORDS, *words])
-    assert_input_error(message, build.prepare, build.load_inputs(args))
+    with pytest.raises(pfl.InputError, match=message):
+        build.prepare(build.load_inputs(args))

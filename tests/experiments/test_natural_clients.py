@@ -25,6 +25,7 @@ def words(patients, *more):
     return (f"--dataset=table:{patients}", "--partition=by_column", "--column=hospital", *more)
 
 
+@pytest.mark.costly
 def test_partition(patients, tmp_path, capsys):
     out = tmp_path / "out"
     assert partition.main(["partition", *words(patients), f"--output_dir={out}"]) == 0

@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import build, flags
-from tests.experiments.small_runs import TINY, assert_input_error, read_json, run_in
+from tests.experiments.small_runs import TINY, read_json, run_in
 
 GIVEN = (
     "--optimizer=adam", "--optimizer_option=b1=0.8", "--learning_rate=0.01", "--lr_schedule=cosine",
@@ -35,6 +35,7 @@ def test_a_run_by_flags(tmp_path, capsys):
     assert own["training"] == {"optimizer": "sgd", "lr_schedule": "constant", "momentum": 0.5}
 
 
+@pytest.mark.costly
 def test_flags_and_python_make_the_same_federation():
     one = federation_of("fedavg", *GIVEN, "--algorithms=fedavg")
     assert one.training.numbers() == pfl.LocalTraining(
@@ -63,4 +64,5 @@ def test_flags_and_python_make_the_same_federation():
 )
 def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
     args = flags.parse(["run", *TINY, "--algorithms=local", *words])
-    assert_input_error(message, build.prepare, build.load_inputs(args))
+    with pytest.raises(pfl.InputError, match=message):
+        build.prepare(build.load_inputs(args))

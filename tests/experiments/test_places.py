@@ -1,5 +1,7 @@
 """Places and names that can't be are refused before anything is made."""
 
+import pytest
+
 import fedjax_pfl as pfl
 from experiments import compare, partition, run, sweep
 from tests.experiments.small_runs import SMALL, error_line
@@ -7,6 +9,7 @@ from tests.experiments.small_runs import SMALL, error_line
 WORDS = ("--algorithms=local,feddwa", *SMALL)
 
 
+@pytest.mark.costly
 def test_output_folders_that_can_not_be(tmp_path, capsys):
     """Said before anything is made, by all scripts that write."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")

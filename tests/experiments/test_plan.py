@@ -194,6 +194,7 @@ class Failing:
         raise jax.errors.JaxRuntimeError(f"{self.said}\nmore")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("said", "code", "shown"),
     [("RESOURCE_EXHAUSTED: 23G exceeds 15G", 0, "no"), ("INTERNAL: not today", 1, "failed")],
@@ -212,6 +213,7 @@ def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch
     assert said in out and "more" not in out
 
 
+@pytest.mark.costly
 def test_data_and_states_beyond_the_device(here, played, capsys, monkeypatch):
     """Fewer lanes take no less: nothing more is compiled, and the table has what it takes."""
     chip, compiled = targets.chips()["v5e"], []

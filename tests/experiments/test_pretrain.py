@@ -69,6 +69,7 @@ def test_clients_that_hold_seen_samples_are_noted(finished):
     assert note.startswith("the initial model was trained on") and note.endswith("of the clients")
 
 
+@pytest.mark.costly
 def test_the_head_is_written_on_request(tmp_path):
     path = tmp_path / "whole.safetensors"
     words = (*DATA, "--public=share:0.5", "--epochs=1", "--with_head", f"--output={path}")

@@ -60,6 +60,7 @@ def test_table_of_algorithms_that_share_different_layers(tmp_path, capsys):
     assert "This run is finished" in capsys.readouterr().out
 
 
+@pytest.mark.costly
 def test_batch_norm_where_there_is_none(tmp_path, capsys):
     assert run_in(tmp_path / "out", *WORDS, "--algorithms=fedavg,fedbn", "--model=mlp") == 2
     assert "this network has none: it would be fedavg" in capsys.readouterr().err

@@ -290,7 +290,7 @@ def test_refusals(words, text, tmp_path, capsys):
     assert not folder.exists()
 
 
-LARGE = ("study/attacks", "study/attacks_100", "study/privacy")
+LARGE = ("study/attacks", "study/attacks_100", "study/compression", "study/privacy")
 
 
 @pytest.mark.parametrize(

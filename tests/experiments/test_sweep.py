@@ -12,7 +12,7 @@ from tests.experiments.small_runs import SMALL, assert_refused, error_line, read
 from .conftest import drawing
 
 WORDS = (*SMALL, "--rounds=3", "--eval_every=3", "--algorithms=fedavg,feddwa")
-GRID = ("--grid=feddwa.top_k=1,3", "--grid=learning_rate=0.03,0.3", "--grid=batch_size=10,40")
+GRID = ("--grid=feddwa.top_k=1,3", "--grid=learning_rate=0.03,0.3")
 
 
 def call(*words):
@@ -31,12 +31,12 @@ def finished(tmp_path_factory):
 def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
     """In validation and test accuracy, seed by seed; as many seeds as runs in one program."""
     rows = read_rows(finished / "sweep.csv")
-    assert len(rows) == (4 + 8) * 2 and {row["seed"] for row in rows} == {"0", "1"}
-    mine = [r for r in rows if (r["algorithm"], r["feddwa.top_k"], r["learning_rate"],
-                                r["batch_size"]) == ("feddwa", "1", "0.3", "40")]  # fmt: skip
+    assert len(rows) == (2 + 4) * 2 and {row["seed"] for row in rows} == {"0", "1"}
+    chosen = ("feddwa", "1", "0.3")
+    mine = [r for r in rows
+            if (r["algorithm"], r["feddwa.top_k"], r["learning_rate"]) == chosen]  # fmt: skip
     words = [*WORDS, "--algorithms=feddwa", "--set=feddwa.top_k=1", "--learning_rate=0.3"]
-    words += ["--batch_size=40", "--validation_fraction=0.2", "--num_seeds=8"]
-    words += [f"--output_dir={tmp_path / 'one'}"]
+    words += ["--validation_fraction=0.2", "--num_seeds=4", f"--output_dir={tmp_path / 'one'}"]
     assert run.main(["run", *words]) == 0
     alone = pfl.Result.load(tmp_path / "one" / "feddwa")
     for name in ("validation", "test"):
@@ -67,24 +67,23 @@ def test_ranking_and_chosen_flags(finished):
     means = {}
     for row in rows:
         if row["algorithm"] == "feddwa":
-            key = (row["feddwa.top_k"], row["learning_rate"], row["batch_size"])
+            key = (row["feddwa.top_k"], row["learning_rate"])
             means.setdefault(key, []).append(float(row["validation_percent"]))
     best = max(means, key=lambda key: np.mean(means[key]))
     lines = (finished / "sweep.md").read_text().splitlines()
     first = next(line for line in lines if line.startswith("| **feddwa**"))
-    assert f"**batch_size={best[2]}, feddwa.top_k={best[0]}, learning_rate={best[1]}**" in first
+    assert f"**feddwa.top_k={best[0]}, learning_rate={best[1]}**" in first
     listed = [float(line.split("|")[3].strip(" *").split(" ")[0])
               for line in lines if "feddwa" in line and line.startswith("|")]  # fmt: skip
     assert listed == sorted(listed, reverse=True)
     args = flags.parse(["run", f"--flagfile={finished / 'feddwa.flags'}"])
     assert args["set"].value == [f"feddwa.top_k={best[0]}"] and args.algorithms == ["feddwa"]
-    assert (args.learning_rate, args.batch_size) == (float(best[1]), int(best[2]))
+    assert args.learning_rate == float(best[1])
     assert (finished / "fedavg.flags").exists()
     args = flags.parse(["run", f"--flagfile={finished / 'chosen.flags'}"])
     assert args.algorithms == ["fedavg", "feddwa"]
     own = args.training_of["feddwa"]
-    chosen = [own.get(name, args[name].value) for name in ("learning_rate", "batch_size")]
-    assert chosen == [float(best[1]), int(best[2])]
+    assert own.get("learning_rate", args.learning_rate) == float(best[1])
     made = algorithms.parse_algorithms(args.algorithms, args["set"].value)
     assert made["feddwa"].top_k == int(best[0])
 
@@ -116,9 +115,9 @@ def test_the_same_command_shows_what_is_finished(finished, monkeypatch, capsys):
     text = "With 2 seeds a 95 % interval has 1 degree of freedom and extends 12.7 standard errors"
     assert text in out and text in (finished / "sweep.md").read_text()
     # What the grid varies has no one value.
-    line = "Training: 1 local epoch, participation 1 (all 4 clients in a round)."
+    line = "Training: 1 local epoch, minibatches of 10, participation 1 (all 4 clients in a round)."
     assert line in out and line in (finished / "sweep.md").read_text()
-    assert_refused(call(*GRID[:2], f"--output_dir={finished}"), "--grid was", capsys)
+    assert_refused(call(GRID[0], f"--output_dir={finished}"), "--grid was", capsys)
 
 
 @pytest.mark.costly

@@ -6,8 +6,7 @@ from experiments import run
 from experiments.cli import build, data_flags, flags, identity
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from tests.data.partitions.test_foreign import exported, write_flbench
-from tests.data.partitions.test_importers import DATA, write_pfllib
+from tests.data.partitions.saved_splits import DATA, exported, write_flbench, write_pfllib
 from tests.experiments.small_runs import assert_input_error
 
 

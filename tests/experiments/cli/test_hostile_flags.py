@@ -60,10 +60,8 @@ def test_flagfiles_that_include_others_twice_are_bounded(tmp_path, monkeypatch):
         ("partition", ["--partition_file=~nobody_here/a"], "--partition_file"),
         ("partition", ["--import_split=flower:~nobody_here/a"], "Path of a split"),
         ("compare", ["--runs=~nobody_here/a"], "The folder of a run"),
-        ("sweep", ["--validation_fraction=0.2", "--grid=learning_rate=0.1",
-                   "--output_dir=~nobody_here/a"], "--output_dir"),
     ],
-)  # fmt: skip
+)
 def test_homes_that_nobody_has(script, words, flag, main, tmp_path, capsys):
     assert main(script, *words) == 2
     text = f"error: {flag} is '~nobody_here/a', but there is no such home folder.\n"

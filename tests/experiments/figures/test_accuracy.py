@@ -25,7 +25,6 @@ def percent(by_round):
     return 100 * np.array(list(by_round.values())).T
 
 
-@pytest.mark.thorough
 def test_curves_are_the_means_of_metrics_csv(found, metrics):
     runs = [found["main", "local"], found["main", "feddwa"]]
     drawn = accuracy.by_round(runs)
