@@ -81,7 +81,7 @@ def test_pages_count_and_list_what_is_registered():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_nothing_is_left_to_do(name):
+def test_no_todo_is_left(name):
     places = [f"docs/algorithms/{name}.md", f"tests/references/{name}.py",
               pfl.core.ALGORITHMS[name].__module__.replace(".", "/") + ".py"]  # fmt: skip
     for place in (ROOT / one for one in places):

@@ -59,7 +59,7 @@ def test_flags_are_answered_as_the_page_says(row, known):
             assert said.startswith("It is not needed here: "), (name, said, why)
 
 
-def test_there_are_rows_of_all_three():
+def test_page_has_many_flags():
     assert len(FLAGS) > 40
     assert sum(len(names(row[0])) for row in FLAGS) > 70
 

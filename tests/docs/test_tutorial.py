@@ -18,13 +18,13 @@ TEXT = "".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdow
 SMALLER = {"rounds=40": "rounds=2", '"cnn"': '"softmax"', "seeds=(0, 1, 2)": "seeds=(0,)"}
 
 
-def test_it_is_committed_without_outputs():
+def test_tutorial_has_no_outputs():
     cells = [cell for cell in CELLS if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
     assert len({cell["id"] for cell in CELLS}) == len(CELLS)
 
 
-def test_its_links_lead_somewhere():
+def test_links_of_the_tutorial():
     for link in re.findall(r"\]\(([^)#]+)", TEXT):
         assert (PATH.parent / link).exists(), link
 

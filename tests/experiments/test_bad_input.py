@@ -157,7 +157,7 @@ def test_several_unknown_flags(capsys):
     )
 
 
-def test_a_complete_pfllib_command(capsys):
+def test_command_of_pfllib(capsys):
     words = [
         "-data",
         "MNIST",

@@ -124,7 +124,7 @@ def test_cases_are_listed(capsys):
         ("a", "'a' is not a flag: write --NAME=VALUE."),
     ],
 )
-def test_refused(word, sentence, capsys):
+def test_benchmark_refused(word, sentence, capsys):
     assert_refused(benchmark.main(["benchmark", word, "--quick"]), sentence, capsys)
 
 

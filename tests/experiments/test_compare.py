@@ -32,7 +32,7 @@ def row_of(rows, label):
     return next(row for row in rows if row["label"] == label)
 
 
-def test_every_number(runs):
+def test_numbers_of_compare_runs(runs):
     table, said = compare_runs(runs, baseline="fedavg", target=60.0)
     assert said == "personalized model, test samples, after the last round, mean over clients"
     assert table.notes[0].startswith("Difference: over the seeds that a run has in common")
@@ -111,7 +111,7 @@ def test_best_and_single_clients(runs):
     assert "Difference" not in table.to_markdown() and "Reached" not in table.to_markdown()
 
 
-def test_over_samples(runs):
+def test_mean_over_samples(runs):
     table, _ = compare_runs(runs, Choice(average="samples"))
     wanted = 50 * sum((a + 2 * b) / 3 for a, b in ((0.6, 0.8), (0.5, 0.7)))
     assert row_of(table.rows, "fedavg")["accuracy"] == pytest.approx(wanted)
@@ -132,7 +132,7 @@ def test_over_samples(runs):
         (["rubbish"], "'rubbish' is not a flag"),
     ],
 )
-def test_bad_input_is_one_sentence(runs, words, said, capsys):
+def test_compare_refused(runs, words, said, capsys):
     folder = str(runs[0].folder.parent)
     assert_refused(compare.main(["compare", f"--runs={folder}", *words]), said, capsys)
 
@@ -208,7 +208,7 @@ def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     assert said.endswith("mean over clients, not the same ones in all runs")
 
 
-def test_what_the_labels_do_not_say(tmp_path, capsys):
+def test_notes_on_differing_runs(tmp_path, capsys):
     """Other rounds, remarks, too many settings for a name, intervals beyond the scale."""
     words = ("--batch_size=5", "--learning_rate=1", "--momentum=0.5", "--weight_decay=1")
     remarks = ["all clients train in every round, drawn or not"]
@@ -242,7 +242,7 @@ def test_runs_that_are_left_out_are_named(tmp_path):
     assert left in table.notes
 
 
-def test_titles_say_how_many(tmp_path):
+def test_describe_clients(tmp_path):
     write_run(tmp_path / "a" / "local", "local", finals([0.1, 0.2, np.nan]), [0], **SAME)
     (run,) = find([str(tmp_path)])
     rows = chosen_clients([run], "", "personalized", "test")
@@ -291,7 +291,7 @@ def test_a_headline_is_score_and_average(runs, capsys):
     assert_refused(compare.main(["compare", *words]), "--headline says what --score does", capsys)
 
 
-def test_a_file_of_ones_own_is_imported(runs, tmp_path, capsys):
+def test_import_file_of_compare(runs, tmp_path, capsys):
     own = tmp_path / "own.py"
     own.write_text("print('imported')\n")
     folder = f"--runs={tmp_path / 'r'}"

@@ -46,7 +46,7 @@ def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
     assert "FedDWA (ours)" in capsys.readouterr().out
 
 
-def test_a_path_is_no_heading(tmp_path, capsys):
+def test_pivot_by_paths_of_data_sets(tmp_path, capsys):
     for at, (path, name) in enumerate([("a/mine", "mine"), ("b/two", "same"), ("c/two", "same")]):
         write_run(
             tmp_path / str(at), "local", [[[0.5] * 2]], [0],
@@ -67,7 +67,7 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     assert "* extends beyond the scale: such an interval is uninformative" in out and "* |" in out
 
 
-def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
+def test_pivot_refused(by_data, tmp_path, capsys):
     for words, said in (
         (["--pivot=datset"], "Unknown setting 'datset'. Did you mean 'dataset'?"),
         (["--pivot=dataset", "--target=50"], "--target has no column in the table of --pivot"),

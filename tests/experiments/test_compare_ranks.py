@@ -84,7 +84,7 @@ def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
     (["--tests", "--pivot=dataset,batch_siz"], "Did you mean 'batch_size'?"),
     (["--pivot="], "Unknown setting ''"),
 ])  # fmt: skip
-def test_refusals(runs, words, said, capsys, tmp_path):
+def test_ranks_refused(runs, words, said, capsys, tmp_path):
     folder = f"--runs={runs}"
     if words[1:2] == ["--pivot=batch_size"]:
         folder = f"--runs={runs}/0-*"

@@ -230,7 +230,7 @@ def test_folders_without_permission(tmp_path, bound, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_lost_its_permissions(finished, tmp_path, bound, capsys):
+def test_run_folder_without_permission(finished, tmp_path, bound, capsys):
     folder = tmp_path / "out"
     shutil.copytree(finished, folder)
     (folder / "comparison.md").unlink()

@@ -52,7 +52,7 @@ def test_adapters_by_flags(tmp_path):
         (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
     ],
 )
-def test_what_can_not_be(words, message, tmp_path):
+def test_init_from_refused(words, message, tmp_path):
     args = flags.parse(["run", *WORDS, *words])
     with pytest.raises(pfl.InputError, match=message):
         build.prepare(build.load_inputs(args))

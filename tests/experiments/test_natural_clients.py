@@ -26,7 +26,7 @@ def words(patients, *more):
 
 
 @pytest.mark.costly
-def test_partition(patients, tmp_path, capsys):
+def test_partition_by_column(patients, tmp_path, capsys):
     out = tmp_path / "out"
     assert partition.main(["partition", *words(patients), f"--output_dir={out}"]) == 0
     assert "4 clients by rule 'by_column'" in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_partition(patients, tmp_path, capsys):
         (("--partition=iid",), "--column is not an option of partition rule 'iid'"),
     ],
 )
-def test_refusals(patients, given, message, capsys):
+def test_natural_clients_refused(patients, given, message, capsys):
     assert_refused(run.main(["run", *words(patients), *given]), message, capsys)
 
 

@@ -62,7 +62,7 @@ def test_flags_and_python_make_the_same_federation():
         (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
     ],
 )
-def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
+def test_optimizer_flags_refused(words, message, tmp_path):
     args = flags.parse(["run", *TINY, "--algorithms=local", *words])
     with pytest.raises(pfl.InputError, match=message):
         build.prepare(build.load_inputs(args))

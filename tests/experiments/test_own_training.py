@@ -45,7 +45,7 @@ def test_only_that_algorithm_trains_otherwise(finished):
     assert metrics(finished["own"], "fedavg", file) == metrics(finished["plain"], "fedavg", file)
 
 
-def test_the_output_says_it(finished):
+def test_output_names_own_training(finished):
     config, other = (
         read_json(finished["own"] / name / "config.json") for name in ("local", "fedavg")
     )
@@ -85,7 +85,7 @@ def test_a_setting_that_the_flags_have_already_changes_nothing():
     assert identity("--algorithms=local", "--set=local.learning_rate=0.2") != plain
 
 
-def test_comparisons_and_figures_know_it(finished):
+def test_comparisons_and_figures_with_own_training(finished):
     result = find([str(finished["own"])])
     table, _ = compare_runs(result)
     assert [row["label"] for row in table.rows] == [
@@ -121,7 +121,7 @@ def test_epochs_take_the_place_of_steps():
          "local_epochs and local_steps can't both be given: steps take the place of epochs"),
     ],
 )  # fmt: skip
-def test_settings_that_can_not_be(words, message, capsys, tmp_path):
+def test_own_training_refused(words, message, capsys, tmp_path):
     words = [*TINY, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
     assert_refused(run.main(["run", *words]), message, capsys)
     assert not (tmp_path / "o").exists()
@@ -152,7 +152,7 @@ def test_sweep_over_the_rate_of_one_algorithm(tmp_path, capsys):
     assert args.training_of.keys() == {"local"}
 
 
-def test_what_is_of_its_own_wins_over_the_grid():
+def test_own_training_over_the_grid():
     made = {name: pfl.make_algorithm(name) for name in ("fedavg", "local")}
     grid = {"batch_size": ["4", "8"]}
     queue = sweep.cells(made, grid, {"local.batch_size"})

@@ -113,7 +113,7 @@ def test_options_of_the_data_set(tmp_path):
         (["stray"], "'stray' is not a flag"),
     ],
 )
-def test_refusals(words, message, tmp_path, capsys):
+def test_partition_refused(words, message, tmp_path, capsys):
     out = tmp_path / "out"
     assert call(*words, f"--output_dir={out}") == 2
     shown = capsys.readouterr().err

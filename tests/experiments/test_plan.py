@@ -73,7 +73,7 @@ def here(monkeypatch):
         (["--targt=v5e"], "Did you mean --target?"),
     ],
 )
-def test_what_is_refused(words, said, played, capsys, tmp_path, monkeypatch, request):
+def test_plan_refused(words, said, played, capsys, tmp_path, monkeypatch, request):
     (tmp_path / "old.json").write_text("")
     if said.startswith("needs"):
         monkeypatch.setattr(targets, "_found", lambda module: False)
@@ -199,7 +199,7 @@ class Failing:
     ("said", "code", "shown"),
     [("RESOURCE_EXHAUSTED: 23G exceeds 15G", 0, "no"), ("INTERNAL: not today", 1, "failed")],
 )
-def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch):
+def test_errors_of_compilers(said, code, shown, here, played, capsys, monkeypatch):
     lower = pfl.Simulation.lower
 
     def failing(*args, **options):

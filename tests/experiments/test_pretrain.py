@@ -30,7 +30,7 @@ def prepared(*words):
     return build.prepare(build.load_inputs(flags.parse(["run", *DATA, *words])))
 
 
-def test_file(finished):
+def test_file_of_a_base_model(finished):
     arrays = safetensors.numpy.load_file(finished)
     assert set(arrays) == {"params/fc_0/kernel", "params/fc_0/bias", SEEN}
     content = finished.read_bytes()
@@ -87,7 +87,7 @@ def test_the_head_is_written_on_request(tmp_path):
         (("--output=b.safetensors", "--epochs=0"), "--epochs must be a whole number of at least 1"),
     ],
 )
-def test_refusals(words, message, tmp_path, monkeypatch, capsys):
+def test_pretrain_refused(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert_refused(pretrain.main(["pretrain", *DATA, *words]), message, capsys)
     assert not list(tmp_path.iterdir())
@@ -99,7 +99,7 @@ def test_an_existing_file_is_kept(finished, capsys):
     assert "exists already" in capsys.readouterr().err and finished.read_bytes() == before
 
 
-def test_facts_that_are_none_are_refused(finished, tmp_path):
+def test_damaged_facts_of_a_base_model(finished, tmp_path):
     path = tmp_path / "bad.safetensors"
     arrays = {"fc_0/kernel": np.ones((64, 6), np.float32), SEEN: np.ones(3, np.float32)}
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{}"}))

@@ -221,7 +221,7 @@ def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
     ],
     ids=["flags", "mesh", "devices", "data"],
 )
-def test_errors_are_those_of_all(tmp_path, words, own, said):
+def test_errors_of_all_processes(tmp_path, words, own, said):
     folder = tmp_path / "pair"
     with Started(tmp_path, *words, f"--output_dir={folder}", own=own) as pair:
         assert pair.codes() == [2, 2], pair.said(0) + pair.said(1)

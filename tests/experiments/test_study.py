@@ -50,7 +50,7 @@ def numbers(folder):
     }
 
 
-def test_numbers(finished):
+def test_numbers_of_a_study(finished):
     """Each number is that of the cell's run, over the clients that all runs score."""
     found = numbers(finished)
     assert len(found) == 4 * 2 * 2 * 2
@@ -105,7 +105,7 @@ def test_no_client_is_scored_in_all_runs(finished):
     assert seen["a", 0] == pytest.approx(100 * scores[0, 0, -1, 3])
 
 
-def test_text(finished):
+def test_text_of_a_study(finished):
     text = (finished / "study.md").read_text()
     assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
     assert "|  | no attack | sign flip |" in text
@@ -119,7 +119,7 @@ def test_text(finished):
         assert latex.count(rf"\begin{{{kind}}}") == latex.count(rf"\end{{{kind}}}") > 0
 
 
-def test_who_is_harmed(finished):
+def test_gains_of_clients(finished):
     """Over the clients that all runs score: client 3 attacks in one of the settings."""
     lines = read_rows(finished / "gains.csv")
     assert [(one["setting"], one["row"]) for one in lines] == [
@@ -283,7 +283,7 @@ def test_ranks_without_a_score_of_the_first_baseline():
     (["--setting=a:", "--setting=b: --dataset=diabetes --model=mlp --partition=iid",
       "--measures="], "different main metrics, accuracy and mse"),
 ])  # fmt: skip
-def test_refusals(words, text, tmp_path, capsys):
+def test_study_refused(words, text, tmp_path, capsys):
     folder = tmp_path / "out"
     assert call("--algorithms=local,fedavg", *words, f"--output_dir={folder}") == 2
     assert text in capsys.readouterr().err
@@ -300,7 +300,7 @@ LARGE = ("study/attacks", "study/attacks_100", "study/compression", "study/priva
         for name in presets.studies()
     ],
 )
-def test_presets(name, tmp_path):
+def test_presets_of_studies(name, tmp_path):
     """Every cell of a study of this package has valid flags and one algorithm."""
     argv = ["study", f"--preset={name}"]
     config = flags.parse(argv, study.define)

@@ -62,7 +62,7 @@ def test_each_row_has_the_best_of_as_many_settings(finished):
         assert "personalized/validation/accuracy" in result.scores
 
 
-def test_the_report(finished):
+def test_report_of_a_tuned_study(finished):
     text = (finished / "study.md").read_text()
     headings = re.findall("^## (.+)$", text, re.MULTILINE)
     assert headings[2:] == ["By setting", "Clients against local", "Tuning", "Costs"]
@@ -113,7 +113,7 @@ def test_a_killed_study_continues(finished, tmp_path, monkeypatch, capsys):
     (["--algorithms=local", "--tuning_seeds=0"], "--tuning_seeds must be a whole number of at"),
     (["--algorithms=local", "--budget=3.5"], "--budget must be a whole number of at least 1"),
 ])  # fmt: skip
-def test_refusals(words, said, tmp_path, capsys):
+def test_tuning_refused(words, said, tmp_path, capsys):
     folder = tmp_path / "out"
     assert_refused(call(*words, f"--output_dir={folder}"), said, capsys)
     assert not folder.exists()

@@ -45,7 +45,7 @@ def test_a_setting_of_the_sweep_is_the_single_run(finished, tmp_path):
         np.testing.assert_allclose(measured, wanted, rtol=1e-5)
 
 
-def test_data_that_change_while_it_runs(tmp_path, monkeypatch, capsys):
+def test_sweep_of_changing_data(tmp_path, monkeypatch, capsys):
     """Every program loads its data again: another file of that name is not the sweep's."""
     file, y = tmp_path / "d.npz", np.arange(60) % 3
     np.savez(file, x_train=np.eye(3)[y], y_train=y)
@@ -175,6 +175,6 @@ def test_validation_samples_of_a_partitions_file(tmp_path):
         (["--grid=validation_fraction=0,0.5"], "--validation_fraction must be above 0"),
     ],
 )
-def test_bad_input(words, said, tmp_path, capsys):
+def test_sweep_refused(words, said, tmp_path, capsys):
     assert_refused(call(*words, f"--output_dir={tmp_path / 'o'}"), said, capsys)
     assert not (tmp_path / "o").exists()

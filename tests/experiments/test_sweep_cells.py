@@ -101,7 +101,7 @@ def test_different_settings_have_different_folders(found):
         assert len(name.encode()) <= 200 and name[0] not in "." and Path(name).name == name
 
 
-def test_which_names_change_the_data():
+def test_changing_data():
     names = ["alpha", "num_clients", "learning_rate", "feddwa.top_k", "input_scaling", "rounds"]
     names += ["drift_share", "attackers"]
     assert sweep.changing_data(names) == ["alpha", "num_clients", "drift_share"]

@@ -43,7 +43,7 @@ def old(finished, tmp_path):
     return folder
 
 
-def test_a_run_does_not_go_on(old, capsys):
+def test_run_of_0_2_does_not_go_on(old, capsys):
     assert run_in(old, *WORDS) == 2
     assert f"{old / 'run.json'} was written by fedjax_pfl 0.2, and {pfl.__version__} reads" in (
         capsys.readouterr().err
@@ -70,7 +70,7 @@ def test_checkpoints_are_not_gone_on_with(tmp_path):
         check_same(now | {JAX: "0.1"}, now | {JAX: "0.2"}, tmp_path)
 
 
-def test_this_version_goes_on(finished, capsys):
+def test_run_of_this_version_goes_on(finished, capsys):
     assert run_in(finished, *WORDS) == 0
     assert compare.main(["compare", f"--runs={finished}"]) == 0
     assert pfl.Result.load(finished / "local").algorithm == "local"

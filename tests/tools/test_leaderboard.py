@@ -177,6 +177,6 @@ def test_the_page_states_the_preset():
     assert given == list(leaderboard_cells.SETTINGS)
 
 
-def test_without_any_run(tmp_path):
+def test_leaderboard_without_runs(tmp_path):
     with pytest.raises(pfl.InputError, match="has no finished cell"):
         leaderboard_cells.load([tmp_path])

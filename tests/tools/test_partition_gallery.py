@@ -17,7 +17,7 @@ def drawn():
         return partition_gallery.figures()
 
 
-def test_the_page_shows_all_of_them(drawn):
+def test_page_shows_every_picture(drawn):
     text = (ROOT / "docs" / "partitions.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\(images/(\w+)\.png\)", text)) == sorted(drawn)
     for name in drawn:

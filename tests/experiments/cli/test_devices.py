@@ -10,11 +10,11 @@ from tests.experiments.small_runs import SMALL, assert_input_error, run_in
 START = devices._start  # which the tests of commands replace
 
 
-def test_auto_is_one_where_jax_runs_already():
+def test_devices_auto_where_jax_runs():
     assert devices.prepare("auto", 20) == 1
 
 
-def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
+def test_devices_auto_by_cores_and_clients(monkeypatch):
     monkeypatch.setattr(devices, "_start", lambda count: True)
     monkeypatch.setattr(devices, "cores", lambda: 6)
     assert devices.prepare("auto", 20) == 6
@@ -23,11 +23,11 @@ def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5"])
-def test_refused(word):
+def test_devices_refused(word):
     assert_input_error("--devices must be 'auto' or a whole number", devices.prepare, word, 20)
 
 
-def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
+def test_mesh_of_too_many_devices(monkeypatch):
     monkeypatch.setattr(devices, "_start", START)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     for mesh in ("clients:100000", "runs:1000000"):
@@ -56,7 +56,7 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
 
 
 @pytest.mark.costly
-def test_two_devices_give_the_bits_of_one(tmp_path):
+def test_run_on_two_devices_has_the_bits_of_one(tmp_path):
     words, results = (*SMALL, "--num_clients=3", "--algorithms=fedavg", "--nosave_models"), []
     for count in ("1", "2"):
         folder = tmp_path / count

@@ -19,12 +19,12 @@ from tests.experiments.small_runs import assert_input_error
         ("AUTO", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
     ],
 )
-def test_words_that_name_no_process(word, said):
+def test_distributed_refused(word, said):
     assert_input_error(said, distributed.start, word)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
-def test_a_number_has_one_process_at_an_address(monkeypatch):
+def test_process_number_is_reserved(monkeypatch):
     held: list[socket.socket] = []
     monkeypatch.setattr(distributed, "_reserved", held)
     host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be

@@ -112,7 +112,7 @@ def test_replaced_tables_are_kept(grown):
         (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),
     ],
 )
-def test_what_is_no_growth_is_refused(finished, words, said, capsys):
+def test_growth_refused(finished, words, said, capsys):
     words = ["--algorithms=local,fedavg", "--num_seeds=3", "--new_clients=1",
              "--new_client_steps=0,2", *words]  # fmt: skip
     assert_refused(call(finished, *words), said, capsys)
@@ -142,12 +142,12 @@ def flags_of(**changed):
         ({"num_seeds": 4, "patience": 3}, None),
     ],
 )
-def test_the_way_in_which_a_run_grows(changed, way):
+def test_growth_of_a_run(changed, way):
     assert identity.growth(flags_of(), flags_of(**changed)) == way
     assert identity.growth(flags_of(), flags_of(**changed), ways=()) is None
 
 
-def test_seeds_that_stop_together_are_not_added():
+def test_growth_with_patience():
     before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
     assert identity.growth(before, now) is None
 
@@ -166,7 +166,7 @@ def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
     assert not here & {"fedavg", "comparison.md"}
 
 
-def test_parts_follow_the_commands():
+def test_seed_parts():
     record = {"flags": flags_of()}
     assert algorithm_folders.seed_parts(None, flags_of()) == [3]
     assert algorithm_folders.seed_parts(record, flags_of()) == [3]
@@ -175,7 +175,7 @@ def test_parts_follow_the_commands():
     assert algorithm_folders.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
 
 
-def test_finished_parts_are_taken_at_once(tmp_path):
+def test_plan_of_finished_parts(tmp_path):
     def finish(seeds, rounds=5):
         folder = algorithm_folders.part_folder(tmp_path, "fedavg", seeds, rounds)
         folder.mkdir(parents=True)

@@ -62,7 +62,7 @@ def test_flagfiles_that_include_others_twice_are_bounded(tmp_path, monkeypatch):
         ("compare", ["--runs=~nobody_here/a"], "The folder of a run"),
     ],
 )
-def test_homes_that_nobody_has(script, words, flag, main, tmp_path, capsys):
+def test_home_of_an_unknown_user(script, words, flag, main, tmp_path, capsys):
     assert main(script, *words) == 2
     text = f"error: {flag} is '~nobody_here/a', but there is no such home folder.\n"
     assert capsys.readouterr().err == text

@@ -106,7 +106,7 @@ def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
 
 
 @pytest.mark.costly
-def test_a_partition_file_counts_by_what_it_holds(here, capsys):
+def test_content_of_a_partition_file_is_part_of_the_identity(here, capsys):
     dataset = pfl.load_dataset("npz", "easy.npz")
     for seed in (0, 1):
         pfl.make_partition("iid", dataset, 3, seed).save(here / f"{seed}.npz")
@@ -130,7 +130,7 @@ def record(*words):
     return build.load_inputs(args).identity
 
 
-def test_defaults_of_the_package_count(here, monkeypatch):
+def test_defaults_are_part_of_the_identity(here, monkeypatch):
     words = ("--algorithms=feddwa,local",)
     before = record(*words)
     assert before["feddwa.top_k"] == 5
@@ -152,7 +152,7 @@ def test_defaults_of_the_package_count(here, monkeypatch):
     assert identity.MODEL in identity.difference(plain, other)
 
 
-def test_every_part_of_the_data_counts(here):
+def test_fingerprint_of_a_data_set(here):
     """Also facts that a network never sees, such as their number of classes."""
     x, y = np.random.default_rng(0).random((40, 4), np.float32), np.arange(40) % 4
     parts = {"train_x": x, "train_y": y, "test_x": x[:8], "test_y": y[:8], "num_classes": 4}
@@ -162,7 +162,7 @@ def test_every_part_of_the_data_counts(here):
     assert len({one.fingerprint() for one in made}) == len(changes)
 
 
-def test_names_of_classes_and_clients_count(here):
+def test_names_are_part_of_the_identity(here):
     """Equal arrays with other names are other data."""
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", "--algorithms=local"])
     made = build.load_inputs(args)
@@ -203,7 +203,7 @@ def test_a_sweep_holds_the_content_of_every_program(here, capsys):
     assert capsys.readouterr().out != text
 
 
-def test_differences_are_told_in_short():
+def test_difference_is_short():
     before = {"a": "x" * 400, **{f"k{i}": 0 for i in range(20)}}
     said = identity.difference(before, dict.fromkeys(before, 1))
     assert len(said) < 400 and said.endswith("and 15 more")
@@ -214,7 +214,7 @@ def test_differences_are_told_in_short():
 
 
 @pytest.mark.parametrize("kind", [list, "".join])
-def test_long_values_that_differ_late_are_told_from_there(kind):
+def test_difference_of_long_values(kind):
     letters = ["abcdefgh"[at % 8] for at in range(900)]
     others = [*letters[:450], "z", *letters[451:]]
     told = identity.difference({"ids": kind(letters)}, {"ids": kind(others)})
@@ -225,7 +225,7 @@ def test_long_values_that_differ_late_are_told_from_there(kind):
 
 
 @pytest.mark.costly
-def test_only_another_way_to_convolve_is_recorded(here):
+def test_record_of_convolutions(here):
     """Runs from before the flag existed, whose records do not name it, can be continued."""
     for words, recorded in (((), None), (("--convolutions=xla",), "xla")):
         output = here / f"run{len(words)}"

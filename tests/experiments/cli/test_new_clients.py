@@ -23,7 +23,7 @@ def rows_of(finished, name):
     return read_rows(finished / name / "new_clients.csv")
 
 
-def test_every_client_seed_part_and_step(finished):
+def test_rows_of_new_clients(finished):
     rows = rows_of(finished, "fedavg")
     assert {row["client"] for row in rows} == {"3", "4"}
     points = {(r["seed"], r["part_of_samples"], r["local_steps"]) for r in rows}
@@ -33,7 +33,7 @@ def test_every_client_seed_part_and_step(finished):
         assert file["personalized/test/accuracy"].shape[-1] == 3  # only the clients that took part
 
 
-def test_the_table_is_their_mean(finished):
+def test_table_of_new_clients(finished):
     lines = (finished / "new_clients.md").read_text().splitlines()
     heading = next(line for line in lines if line.startswith("| Algorithm"))
     cells = [cell.strip() for cell in heading.strip("|").split("|")]
@@ -44,12 +44,12 @@ def test_the_table_is_their_mean(finished):
     assert float(line.strip("|").split("|")[at]) == pytest.approx(100 * np.mean(values), abs=0.01)
 
 
-def test_the_same_command_prints_the_table_again(finished, capsys):
+def test_finished_run_prints_new_clients(finished, capsys):
     assert run_in(finished, *NEW) == 0
     assert (finished / "new_clients.md").read_text() in capsys.readouterr().out
 
 
-def test_the_heading_of_one_step(tmp_path):
+def test_heading_of_new_clients(tmp_path):
     (tmp_path / "fedavg").mkdir()
     rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.125, 2, 0.75)]
     columns = [*new_clients.COLUMNS, "accuracy"]
@@ -71,6 +71,6 @@ def test_the_heading_of_one_step(tmp_path):
         (["--new_clients=1", "--stragglers=4:1"], "client 4 of them is a straggler"),
     ],
 )
-def test_bad_input(words, said, tmp_path, capsys):
+def test_new_clients_refused(words, said, tmp_path, capsys):
     assert_refused(run_in(tmp_path / "o", *WORDS, *words), said, capsys)
     assert not (tmp_path / "o").exists()

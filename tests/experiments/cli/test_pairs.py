@@ -17,7 +17,7 @@ def parsed(*words):
     return parse_pairs(values, "option", ["column"])
 
 
-def test_a_later_pair_wins(tmp_path):
+def test_later_pair_wins(tmp_path):
     """Texts stay texts; names of algorithms in any spelling are the same one."""
     assert parsed("column=1", "size=2", "column=1", "size=3") == {"column": "1", "size": 3}
     inner, outer = tmp_path / "inner", tmp_path / "outer"
@@ -33,7 +33,7 @@ def test_a_later_pair_wins(tmp_path):
     assert args.set == ["fedavg.learning_rate=1", "feddwa.top_k=2"]
 
 
-def test_the_order_of_pairs_is_no_other_run():
+def test_order_of_pairs_is_no_part_of_the_identity():
     words = ["--data_option=a=1", "--data_option=b=2", "--set=fedavg.x=1", "--set=fedavg.y=2"]
     before, now, other = (
         identity.run_identity(flags.parse(["run", *some]))

@@ -50,12 +50,12 @@ def test_the_example_passes_the_suite(check):
     check_algorithm(pfl.make_algorithm("kept_average"), only=check)
 
 
-def test_an_unknown_check():
+def test_check_algorithm_with_an_unknown_check():
     with pytest.raises(pfl.InputError, match=r"Unknown check 'permutations'\. Did you mean"):
         check_algorithm(pfl.make_algorithm("local"), only="permutations")
 
 
-def test_another_content_is_another_run(tmp_path, own_code_is_forgotten):
+def test_import_file_is_part_of_the_identity(tmp_path, own_code_is_forgotten):
     file = tmp_path / "mine.py"
     file.write_text("RATE = 1\n")
     words = ["run", f"--import_file={file}"]
@@ -96,7 +96,7 @@ def neighbours(tmp_path):
     return tmp_path
 
 
-def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_is_forgotten):
+def test_imported_neighbours_are_part_of_the_identity(neighbours, own_code_is_forgotten):
     def found():
         own_code_is_forgotten()
         args = flags.parse(["run", f"--import_file={neighbours / 'mine.py'}"])
@@ -118,7 +118,7 @@ def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_i
     assert found() == before
 
 
-def test_a_neighbour_of_a_name_that_is_taken(neighbours, tmp_path):
+def test_neighbour_whose_name_is_taken(neighbours, tmp_path):
     plugins.load([str(neighbours / "mine.py")])
     other = tmp_path / "other"
     other.mkdir()
@@ -136,7 +136,7 @@ def test_an_error_in_a_neighbour_names_its_line(neighbours):
     plugins.load([str(neighbours / "mine.py")])  # nothing of the failure is left
 
 
-def test_files_that_registered_other_algorithms_are_not_an_algorithms(tmp_path):
+def test_digests_of_an_algorithms_files(tmp_path):
     text = "from fedjax_pfl.core import ALGORITHMS, algorithm\n\n@algorithm('{0}')\n"
     text += "class Own(ALGORITHMS['fedavg']):\n    pass\n"
     for name in ("one", "two"):
@@ -232,7 +232,7 @@ def test_a_table_runs_no_code(strangers, capsys):
         ("ends.py", "import sys\nsys.exit()", "does not run: SystemExit in line 2: it ends the"),
     ],
 )
-def test_files_that_can_not_be(name, content, message, tmp_path, capsys):
+def test_import_file_refused(name, content, message, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_text(content)
     assert run.main(["run", f"--import_file={tmp_path / name}"]) == 2
@@ -257,7 +257,7 @@ def dealt_in_turn(samples, num_clients, rng, *, first: int = 0):
 
 
 @pytest.mark.costly
-def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
+def test_options_of_a_users_partition_rule(tmp_path, capsys, own_code_is_forgotten):
     (tmp_path / "rule.py").write_text(RULE)
     words = (*SMALL, "--algorithms=local", f"--import_file={tmp_path / 'rule.py'}")
     words, folder = (*words, "--partition=dealt_in_turn"), tmp_path / "out"

@@ -48,7 +48,7 @@ BEFORE_0_4 = [
 ]  # fmt: skip
 
 
-def test_the_way_back_to_the_defaults_of_0_3():
+def test_preset_of_the_defaults_of_0_3():
     names = {word.partition(".")[0] for word in BEFORE_0_4}
     args = parsed("--preset=defaults_0_3", f"--algorithms={','.join(names)}")
     assert args.set == BEFORE_0_4
@@ -144,7 +144,7 @@ def test_an_example_by_name(capsys):
     assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in text
 
 
-def test_an_example_is_code_too(tmp_path, capsys):
+def test_example_in_a_flagfile(tmp_path, capsys):
     assert plugins.examples().keys() == {"kept_average", "sensor_network"}
     (tmp_path / "mine.flags").write_text(
         "--preset=digits_quick\n--import_file=example:kept_average"

@@ -78,7 +78,7 @@ def test_other_flags_are_refused_with_the_difference(finished, capsys):
     assert text.count(" was ") == 2
 
 
-def test_a_folder_that_is_no_run(tmp_path, capsys):
+def test_resume_in_a_folder_that_is_no_run(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
     assert_refused(call(TWO, f"--output_dir={tmp_path}"), "is not a run to continue", capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
@@ -99,7 +99,7 @@ def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
     assert f"Another process is writing to {folder}" in capsys.readouterr().err
 
 
-def test_the_default_folder_follows_from_the_flags():
+def test_default_folder():
     def name(*words):
         return default_folder(["run", *WORDS, *words])
 
@@ -108,7 +108,7 @@ def test_the_default_folder_follows_from_the_flags():
     assert str(name()).startswith("runs/digits-dirichlet-")
 
 
-def test_killed_before_it_said_which_run_it_is(tmp_path):
+def test_resume_without_a_record(tmp_path):
     """An empty folder, or one with no more than its lock, is taken; any other is not."""
     args = run.flags.parse(["run", *WORDS, TWO])
     for name in ("", ".lock", ".part-run.json"):
@@ -120,7 +120,7 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
         run_folder.check(tmp_path, identity.run_identity(args))
 
 
-def test_the_file_that_says_finished_comes_last(finished, tmp_path, monkeypatch):
+def test_comparison_is_written_last(finished, tmp_path, monkeypatch):
     results = {"local": pfl.Result.load(finished / "local")}
 
     def killed(*arguments, **options):
@@ -138,7 +138,7 @@ def test_the_file_that_says_finished_comes_last(finished, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_finished_run_is_lengthened(finished, tmp_path, capsys, kept):
+def test_more_rounds_of_a_finished_run(finished, tmp_path, capsys, kept):
     """From its last state or from the beginning: the same bits as one long run, and the shorter
     run's results are kept beside it."""
     folder = tmp_path / "out"
@@ -166,7 +166,7 @@ def test_a_finished_run_is_lengthened(finished, tmp_path, capsys, kept):
     assert f"--rounds was {ROUNDS} and is 4" in capsys.readouterr().err
 
 
-def test_metrics_grow_while_it_runs(finished, tmp_path, monkeypatch):
+def test_live_metrics(finished, tmp_path, monkeypatch):
     """As many rounds as are done; stopped, the file stays, and the next process begins it anew."""
     folder, counts = tmp_path / "out", []
     monkeypatch.setattr(live, "EVERY", 0.0)
@@ -195,7 +195,7 @@ def test_metrics_grow_while_it_runs(finished, tmp_path, monkeypatch):
 
 
 @pytest.mark.costly
-def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
+def test_patience_of_a_run(tmp_path, capsys):
     words = (TWO, f"--output_dir={tmp_path / 'out'}", "--rounds=60", "--patience=4")
     assert_refused(call(*words), "no client has validation samples", capsys)
     assert not (tmp_path / "out").exists()
@@ -217,7 +217,7 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
         lambda record: record.update(digest=5),
     ],
 )
-def test_a_record_that_was_changed(finished, tmp_path, change):
+def test_resume_with_a_changed_record(finished, tmp_path, change):
     folder = tmp_path / "out"
     folder.mkdir()
     record = json.loads((finished / run_folder.RECORD).read_text())

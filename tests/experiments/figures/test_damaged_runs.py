@@ -157,12 +157,12 @@ def refused(folder, capsys, *parts) -> None:
     assert not (folder.parent / "picture.png").exists()
 
 
-def test_they_are_read_when_whole(runs, capsys):
+def test_whole_files_are_read(runs, capsys):
     assert called(runs, runs.parent / "picture") == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "result.json", "result.npz"])
-def test_files_that_are_none(runs, capsys, name):
+def test_damaged_files_of_a_run(runs, capsys, name):
     path = runs / "fedavg" / name
     whole = path.read_bytes()
     for damage in ("empty", "cut", "list", "null", "deep", "folder"):
@@ -186,7 +186,7 @@ OTHER = {
 }
 
 
-def test_values_of_another_form(runs, capsys):
+def test_values_of_another_form_in_a_run(runs, capsys):
     for name, values in OTHER.items():
         path = runs / "fedavg" / name
         whole = path.read_bytes()

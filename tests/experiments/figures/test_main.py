@@ -102,7 +102,7 @@ BAD_WITH_RUNS = {
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
-def test_bad_input(words, tmp_path, monkeypatch, capsys):
+def test_figures_refused(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert_refused(call(*words, "--output=out.png"), BAD[words], capsys)
     assert list(tmp_path.iterdir()) == []

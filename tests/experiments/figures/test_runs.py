@@ -64,7 +64,7 @@ def test_numbers_in_names_are_sorted_as_numbers(finished, tmp_path):
         assert [run.folder.parent.name for run in runs] == ["k2", "k2.5", "k10"]
 
 
-def test_what_is_no_finished_run(finished, tmp_path):
+def test_find_of_unfinished_runs(finished, tmp_path):
     shutil.copytree(finished / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()
     assert_input_error(r"x is not a finished run: .*summary\.json", find, [str(tmp_path / "x")])
@@ -75,7 +75,7 @@ def test_what_is_no_finished_run(finished, tmp_path):
     assert_input_error(r"Did you mean 'fedavg'", find, [str(finished / "iid")], ["fedagv"])
 
 
-def test_settings(found):
+def test_settings_of_a_run(found):
     settings = found["main", "feddwa"].settings
     assert settings["feddwa.top_k"] == settings["top_k"] == 3
     assert settings["algorithm"] == "feddwa" and settings["groups"] == 2
@@ -89,7 +89,7 @@ def test_settings(found):
     assert found["main", "feddwa"].alice is None
 
 
-def test_arrays(found, layered):
+def test_arrays_of_a_run(found, layered):
     run, alpha = layered
     np.testing.assert_array_equal(run.matrix("alpha"), alpha)
     assert [*run.result.matrices] == ["alpha"]
@@ -155,7 +155,7 @@ def test_own_code_is_a_difference_within_an_algorithm_only(found):
     assert selection.differing_settings([feddwa, other]) == ["code"]
 
 
-def test_two_names_need_two_labels(found):
+def test_equal_labels_refused(found):
     runs = [found["main", "local"], found["main", "feddwa"]]
     for given in ({"local": "X", "feddwa": "X"}, {"local": "feddwa"}):
         both = r"--labels makes both 'local' and 'feddwa' '\w+': give them different labels"

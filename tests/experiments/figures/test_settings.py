@@ -96,7 +96,7 @@ def test_repetitions_are_more_seeds(found, ablation):
     assert "mean of 2 to 4 seeds" in drawn.figure.get_suptitle().replace("\n", " ")
 
 
-def test_what_cannot_be_compared(found, ablation):
+def test_against_setting_refused(found, ablation):
     run = found["main", "feddwa"]
     one, two = ablation(run, "one", guidance_epochs=1), ablation(run, "two", guidance_epochs=2)
     with pytest.raises(InputError, match=r"same top_k \(3\) .*differ in feddwa.guidance_epochs"):
@@ -131,6 +131,6 @@ def test_a_flag_and_a_hyperparameter_of_one_name(found):
         ([("A", 1), ("A", 2)], [0, 1], "places"),
     ],
 )
-def test_axis(keys, places, scale):
+def test_axis_of_settings(keys, places, scale):
     where, kind = settings._axis(keys)
     assert list(where.values()) == places and kind == scale

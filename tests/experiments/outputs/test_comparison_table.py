@@ -64,7 +64,7 @@ def test_rows_over_different_clients_say_so(finished, results):
     assert ids == ["0 1 2 3 4 5 6 7 8 9"] * 2 + ["3"]
 
 
-def test_measurements_say_over_how_many(finished):
+def test_metrics_name_the_number_of_clients(finished):
     """Curves of several algorithms in one TensorBoard are means over different clients too."""
     for name, count in (("fedavg", "10"), ("waffle", "1")):
         rows = [r for r in read_rows(finished / name / "metrics.csv")
@@ -96,7 +96,7 @@ def test_rows_without_a_common_client(results):
     assert list(comparison_table.labelled(both)) == ["waffle (client 3)", "other (client 4)"]
 
 
-def test_what_is_said_below(finished, results, capsys):
+def test_notes_below_the_table(finished, results, capsys):
     wanted = [
         "local: all clients train in every round, drawn or not.",
         "All rows: client 5 took part without a local step.",
@@ -151,11 +151,11 @@ def test_the_header_and_the_file_say_how_clients_train(finished, tmp_path, monke
         (["--participation=0.5", "--sampling=poisson"], "(3.5 of 7 in a round on average), sampl"),
     ],
 )
-def test_training_in_words(words, said):
+def test_describe_training(words, said):
     assert said in training_line.describe_training(flags.parse(["run", *words]), 7)
 
 
-def test_every_flag_of_training_is_said():
+def test_describe_training_names_every_flag():
     """Those left out have a place of their own in the header or the notes."""
     config = flags.parse(["run"])
     elsewhere = {"model", "model_option", "objective", "rounds"}
@@ -164,7 +164,7 @@ def test_every_flag_of_training_is_said():
     assert set(config.by_group()["training"]) - said == elsewhere
 
 
-def test_what_varies_is_left_out():
+def test_describe_training_without_what_varies():
     args = flags.parse(["run", "--momentum=0.5"])
     said = training_line.describe_training(args, 7, ("learning_rate", "momentum", "local_epochs"))
     assert said == "minibatches of 10, participation 1 (all 7 clients in a round)"
@@ -187,7 +187,7 @@ def test_intervals_wider_than_the_scale_are_marked(results):
     assert "*" not in comparison_table.comparison(only).notes[-1]  # two seeds, and within the scale
 
 
-def test_what_marks_a_row_is_never_left_out(results, capsys):
+def test_columns_of_a_narrow_terminal(results, capsys):
     table = comparison_table.comparison(results)
     narrow = console.Console(width=80, force_terminal=True, color_system=None)
     console.print_comparison(narrow, table)
@@ -203,7 +203,7 @@ def test_what_marks_a_row_is_never_left_out(results, capsys):
     assert "Diverged" in out and "10 clients" in out and "…" not in out
 
 
-def test_another_headline_leads_the_table(finished, results, capsys):
+def test_headline_of_the_table(finished, results, capsys):
     """Of a finished run: nothing is written."""
     before = stamps(finished)
     assert run_in(finished, *MIXED, "--headline=pfllib") == 0

@@ -101,7 +101,7 @@ def test_event_files_of_a_sweep(tmp_path):
     assert all(events(folder / name) for name in result)
 
 
-def test_without_the_package(tmp_path, monkeypatch, capsys):
+def test_tracking_without_its_package(tmp_path, monkeypatch, capsys):
     """One sentence, before anything is written."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -252,7 +252,7 @@ def test_names_of_services_are_checked(tmp_path, service, capsys):
     [[], {"s": []}, {"s": {"id": 5, "rounds": {}, "whole": True}}, {"s": {"id": None}},
      {"s": {"id": None, "rounds": {"m": "x"}, "whole": False}}],
 )  # fmt: skip
-def test_a_record_of_another_form(tmp_path, entry):
+def test_damaged_record_of_tracking(tmp_path, entry):
     (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": entry}))
     with pytest.raises(pfl.InputError, match=r"is damaged: its entry 'tensorboard' doesn't tell"):
         tracking._checked(tmp_path / tracking.RECORD)

@@ -9,7 +9,7 @@ from fedjax_pfl.testing.toys import toy_federation
 from tests.experiments.planning.programs import PROGRAM
 
 
-def test_a_round():
+def test_costs_of_a_round():
     result = costs.count(hlo.parse(PROGRAM))
     step = 7 + 4 * 5
     assert (result.step, result.steps) == (step, 2 * 3)

@@ -10,7 +10,7 @@ from experiments.planning import targets
 from tests.experiments.small_runs import assert_input_error
 
 
-def test_names():
+def test_target_names():
     one, four = targets.parse("v5e"), targets.parse("V5E:2X2")
     assert one.single and not four.single
     assert targets.parse("v5e:1x1") == replace(one, name="v5e:1x1")
@@ -52,7 +52,7 @@ def test_a_module_in_a_package_that_is_not_there():
 
 
 @pytest.mark.parametrize("chip", targets.chips().values(), ids=lambda chip: chip.name)
-def test_facts(chip):
+def test_facts_of_chips(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
     assert chip.source and chip.memory > 2**32
     assert (chip.clock is not None) == (chip.platform == "tpu") == (chip.bandwidth is not None)

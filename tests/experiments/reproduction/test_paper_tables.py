@@ -57,7 +57,7 @@ def test_damaged_tables(tmp_path, before, after, said):
 
 
 @pytest.mark.parametrize("name", ["feddwa/1", "feddwa/2"])
-def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
+def test_row_beside_the_papers(name):
     table = reproduce_tables.load(name)
     (line,) = (line for line in table.row if line.beside)
     assert line.settings == ("feddwa.guidance_epochs=4",)
@@ -113,7 +113,7 @@ def test_printed_deviations_are_there(name):
         assert printed == {c for c in known if name != "waffle/1" or "mnist" in c}
 
 
-def test_the_default_folder():
+def test_default_folder_of_a_table():
     def name(*words):
         return str(planning.output_folder("feddwa-1", "small", flags.parse(["run", *words])))
 
@@ -170,7 +170,7 @@ def test_all_tables_with_network_scale():
     [(n, s) for n in NAMES for s in ("small", "medium", "network")
      if reproduce_tables.load(n).has_scale(s)],
 )  # fmt: skip
-def test_the_data_set_is_large_enough_for_the_clients(name, scale):
+def test_data_sets_are_large_enough(name, scale):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
     asked = reproduce.request_of(own, more)
     for column in asked.table.column:
@@ -182,7 +182,7 @@ def test_the_data_set_is_large_enough_for_the_clients(name, scale):
 @pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("scale", ["small", "medium", "full"])
-def test_every_cell_can_be_asked_for(name, scale):
+def test_flags_of_every_cell(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
     asked = reproduce.request_of(own, more)
@@ -211,7 +211,7 @@ READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name)
 
 @pytest.mark.costly
 @pytest.mark.parametrize(("name", "reading"), READINGS)
-def test_every_reading_changes_runs_that_exist(name, reading):
+def test_flags_of_every_reading(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
     words = ["reproduce", f"--table={name}", "--scale=full"]
     plain = reproduce.request_of(*reproduce.parse(words))
@@ -226,7 +226,7 @@ def test_every_reading_changes_runs_that_exist(name, reading):
     assert changed and asked.table.differences(reading)
 
 
-def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
+def test_reading_without_effect_at_a_scale(capsys):
     """The small rate takes the place of the code's; what remains is said."""
     table = reproduce_tables.load("cwfedavg/1")
     assert "learning rate 0.005" in table.differences("code")

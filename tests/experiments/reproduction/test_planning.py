@@ -33,7 +33,7 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
     assert section.other_data and "on digits" in section.title
 
 
-def test_a_row_of_a_client_that_is_not_there(folder, tmp_path, monkeypatch, capsys):
+def test_row_of_an_unknown_client(folder, tmp_path, monkeypatch, capsys):
     for client, said in ((3, "The row 'Local' is client 3, and there are clients 0..2."), (2, "")):
         changed = TABLE.replace('algorithm = "local"', f'algorithm = "local"\nclient = {client}')
         write_table(folder, changed)

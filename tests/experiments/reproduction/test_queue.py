@@ -48,7 +48,7 @@ def call(tables, output, *words):
     return reproduce.main(["reproduce", *own, *words])
 
 
-def test_the_report(finished):
+def test_report_of_a_queue(finished):
     code, output, _ = finished
     assert code == 2, "one table can't be made, and the others are"
     rows = {row["table"]: row for row in read_rows(output / "report.csv")}
@@ -73,7 +73,7 @@ def test_passes_of_a_finished_run(finished):
     assert full_cost.passes(folders, "none") is None
 
 
-def test_it_goes_on(finished, monkeypatch):
+def test_queue_continues(finished, monkeypatch):
     """Nothing finished is run again; other flags are refused."""
     _, output, tables = finished
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
@@ -95,7 +95,7 @@ def test_it_goes_on(finished, monkeypatch):
         (["--all", "--stand_in=mnist:digits,mnist:digits"], "names two data sets for mnist"),
     ],
 )
-def test_bad_input(tmp_path, capsys, words, said):
+def test_queue_refused(tmp_path, capsys, words, said):
     assert reproduce.main(["reproduce", *words, f"--output_dir={tmp_path / 'out'}"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

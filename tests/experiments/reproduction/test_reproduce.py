@@ -68,7 +68,7 @@ def test_numbers_beside_the_papers(finished):
         assert result.hyperparameters["top_k"] == top_k
 
 
-def test_what_the_numbers_do_not_say(finished):
+def test_notes_on_the_numbers(finished):
     """Two seeds; and, of rows of another origin, other clients and remarks."""
     note = "With 2 seeds a 95 % interval has 1 degree of freedom"
     assert note in (finished / "table.md").read_text()
@@ -91,7 +91,7 @@ def test_what_the_numbers_do_not_say(finished):
     assert report.footnotes(section, compared(own | {"scores": None})) == []
 
 
-def test_what_is_missing_is_said(finished):
+def test_missing_cells(finished):
     table = rows(finished)
     assert table["digits", "nobody"]["state"] == "not in this version"
     assert float(table["digits", "nobody"]["paper"]) == 99
@@ -189,12 +189,12 @@ def test_another_data_set_stands_in(tables, finished, capsys):
         (["--columns=cifar", "--stand_in=cifar100"], "Data set 'cifar100' was not found"),
     ],
 )
-def test_bad_input(tables, tmp_path, capsys, words, said):
+def test_reproduce_refused(tables, tmp_path, capsys, words, said):
     assert_refused(call(tables, tmp_path / "out", *words), said, capsys)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch, capsys):
+def test_run_that_can_not_begin(tmp_path, monkeypatch, capsys):
     write_table(tmp_path, TABLE.replace('"nobody"', '"l2c"'))  # which needs validation samples
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("something was run"))
     assert call(tmp_path, tmp_path / "out", "--columns=digits") == 2
@@ -202,7 +202,7 @@ def test_a_run_that_can_not_begin_is_told_before_the_first(tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
-def test_without_a_table(capsys):
+def test_reproduce_without_a_table(capsys):
     assert_refused(reproduce.main(["reproduce"]), "--table=PAPER/TABLE", capsys)
     assert reproduce.main(["reproduce", "--tabel=pfedla/1"]) == 2
     assert "Unknown command line flag 'tabel'" in capsys.readouterr().err

@@ -95,7 +95,7 @@ def test_kept_cells(tmp_path, monkeypatch):
         call(tmp_path, "six", "--learning_rate=0.3")
 
 
-def test_the_reading_of_the_file(tmp_path):
+def test_saved_cells_of_another_reading(tmp_path):
     table = PaperTable("feddwa/1", "", "", "", "best", "samples", (), ())
     (tmp_path / "feddwa-1-medium.json").write_text('{"reading": "code"}')
     with pytest.raises(pfl.InputError, match="keeps cells of the reading code"):

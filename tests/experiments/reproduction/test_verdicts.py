@@ -77,7 +77,7 @@ def test_scores_and_costs(made):
     assert (b["ours"], b["paper"], b["printed"], b["own"]) == (2.0, 2.5, 25, 4.0)  # times row A's
 
 
-def test_the_verdict(made):
+def test_verdict_of_a_column(made):
     """Order, distances and what explains them."""
     order = ("kendall_tau", "rows")
     near = ("within", "compared", "unexplained")
@@ -169,7 +169,7 @@ def kendall(paper, ours):
     return cells.kendall(pd.Series(paper), pd.Series(ours))
 
 
-def test_ties():
+def test_kendall_with_ties():
     assert kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
     assert kendall([1], [1]) is None and kendall([1, 1], [1, 2]) is None
 
@@ -200,7 +200,7 @@ def test_notes_on_runs_are_those_of_means(made):
         assert report.footnotes(section, frame) == notes
 
 
-def test_files(made, tmp_path):
+def test_files_of_a_report(made, tmp_path):
     report.write(tmp_path, made)
     text = (tmp_path / "table.md").read_text()
     assert "4 of 7 cells (57 %) are within 2 points" in text and "- **rate**: it is not" in text
