@@ -246,21 +246,6 @@ def test_another_run_at_the_same_address_is_refused_and_harms_none(tmp_path):
         assert pair.codes() == [128 + signal.SIGTERM] * 2, pair.said(0) + pair.said(1)
 
 
-IMPATIENT = """import sys
-from experiments.cli import distributed
-distributed.LATE = 15
-sys.exit(run.main(["run", *sys.argv[1:]]))
-"""
-
-
-def test_processes_that_never_meet(tmp_path):
-    """Each says how long it waits, and JAX ends it."""
-    with Started(tmp_path, count=2, counts=(3, 3), script=IMPATIENT) as pair:
-        assert all(code != 0 for code in pair.codes())
-    for k in (0, 1):
-        assert "meeting the other processes at 127.0.0.1:" in pair.said(k)
-
-
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""

@@ -57,7 +57,10 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
 
 @pytest.mark.costly
 def test_run_on_two_devices_has_the_bits_of_one(tmp_path):
-    words, results = (*SMALL, "--num_clients=3", "--algorithms=fedavg", "--nosave_models"), []
+    words, results = (
+        (*SMALL, "--num_clients=3", "--num_seeds=3", "--algorithms=fedavg", "--nosave_models"),
+        [],
+    )
     for count in ("1", "2"):
         folder = tmp_path / count
         assert run_in(folder, *words, f"--devices={count}") == 0
