@@ -97,7 +97,7 @@ def test_full_disk_below_clients_state(tmp_path, monkeypatch, capsys):
         patch.setattr(state_store, "MEMORY", 0)
         assert run_in(folder, *words) == 1
     error = error_line(capsys)
-    assert "What clients keep can't be written to " in error and "File too large." in error
+    assert "The state of the clients can't be written to " in error and "File too large." in error
     kept = (folder / "fedavg" / "summary.json").stat().st_mtime_ns
     assert run_in(folder, *words) == 0
     assert (folder / "fedavg" / "summary.json").stat().st_mtime_ns == kept

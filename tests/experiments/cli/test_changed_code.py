@@ -46,7 +46,7 @@ def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
         assert mine(*words) == 2
         said = capsys.readouterr().err
         assert "out was made with other code: " in said and "import_file was " in said
-        assert "Give --accept_changed_code to go on" in said and said.count("\n") == 1
+        assert "Give --accept_changed_code to continue with" in said and said.count("\n") == 1
     assert mine("--accept_changed_code", "--learning_rate=0.3") == 2  # which is not code
     assert "--learning_rate was" in capsys.readouterr().err
     assert (tmp_path / "out/run.json").read_bytes() == record
