@@ -99,8 +99,8 @@ def data_sets():
     yield "ag_news", writing(**{"train.csv": news, "test.csv": news})
     yield "text_csv", writing(**{"train.csv": b"good,what a day\nbad,no good at all\nbad,worse\n"})
     yield "table", writing(**{"train.csv": b"age,label\n1,a\n2.5,b\n-3,a\n"})
-    user = {"x": [[0.5] * 784], "y": [1]}
-    users = {"users": ["u_1"], "num_samples": [1], "user_data": {"u_1": user}}
+    user = {"x": [[128 / 255] * 784] * 2, "y": [0, 1]}
+    users = {"users": ["u_1"], "num_samples": [2], "user_data": {"u_1": user}}
     yield "leaf", writing(**{"train/a.json": json.dumps(users).encode()})
     yield "parquet", image_files.parquet
 
