@@ -16,17 +16,9 @@ NEEDS = ("data", "network", "accelerator", "minutes", "torch")
 SHELLS = ("bash", "sh")
 # What an installation calls each `python -m experiments.NAME`.
 NAMES = (
-    "run",
-    "sweep",
-    "compare",
-    "partition",
-    "reproduce",
-    "figures",
-    "benchmark",
-    "plan",
-    "study",
+    "run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan", "study",
     "pretrain",
-)
+)  # fmt: skip
 COMMANDS = {f"pfl-{name}": f"experiments.{name}" for name in NAMES}
 PROGRAMS = ("python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",
             ".venv/bin/pre-commit", "tensorboard", *COMMANDS)  # fmt: skip
@@ -71,9 +63,8 @@ def blocks(text: str) -> list[Block]:
     """
     result = [Block(m["language"], m["need"] or "", m["text"]) for m in BLOCK.finditer(text)]
     needs = [block.need for block in result if block.need]
-    if re.findall(r"^<!-- needs: ([^>]*?) -->", text, re.MULTILINE) != needs or set(needs) - set(
-        NEEDS
-    ):
+    marks = re.findall(r"^<!-- needs: ([^>]*?) -->", text, re.MULTILINE)
+    if marks != needs or set(needs) - set(NEEDS):
         raise ValueError(f"marks are one of {NEEDS}, in the line above a block")
     return result
 
@@ -84,15 +75,13 @@ def commands(text: str) -> list[Command]:
     Raises:
       ValueError: no shell script, or one that calls anything besides `PROGRAMS`.
     """
-    parts = [
-        f"NEED={block.need}\n{block.text}" for block in blocks(text) if block.language in SHELLS
-    ]
+    parts = [f"NEED={one.need}\n{one.text}" for one in blocks(text) if one.language in SHELLS]
+    if not parts:
+        return []
     # What runs beside the next command would write its words among the other's.
     parts = [re.sub(r" &$", "", part, flags=re.MULTILINE) for part in parts]
-    script = "\n".join([STAND_IN, *parts])
-    done = subprocess.run(
-        [shutil.which("bash"), "-c", script], capture_output=True, text=True, timeout=60
-    )
+    words = [shutil.which("bash"), "-c", "\n".join([STAND_IN, *parts])]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise ValueError(done.stderr)
     result = []
@@ -102,6 +91,19 @@ def commands(text: str) -> list[Command]:
             need = "data"
         result.append(Command(tuple(given), need))
     return result
+
+
+def python_blocks(text: str) -> list[str]:
+    """Blocks of Python that need nothing."""
+    return [one.text for one in blocks(text) if one.language == "python" and not one.need]
+
+
+def run_python(page: str, names: dict | None = None) -> dict:
+    """Run a page's blocks of Python that need nothing; return what they define."""
+    names = {"__name__": "page"} if names is None else names
+    for block in python_blocks((ROOT / page).read_text(encoding="utf-8")):
+        exec(compile(block, page, "exec"), names)
+    return names
 
 
 def spans(text: str) -> list[str]:

@@ -6,6 +6,7 @@ installing.
 """
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, pretrain, reproduce, run, study, sweep
+from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -24,18 +25,6 @@ from tests.docs import pages
 from tests.docs.programs import check
 
 ROOT = pages.ROOT
-MAINS = {
-    "experiments.run": run.main,
-    "experiments.sweep": sweep.main,
-    "experiments.study": study.main,
-    "experiments.compare": compare.main,
-    "experiments.figures": figures.main,
-    "experiments.partition": partition.main,
-    "experiments.reproduce": reproduce.main,
-    "experiments.benchmark": benchmark.main,
-    "experiments.plan": plan.main,
-    "experiments.pretrain": pretrain.main,
-}
 # How many blocks of Python a page has that need nothing, and which test runs them.
 RUN_BY = {
     "docs/api/round.md": (1, "test_guides.py"),
@@ -59,12 +48,12 @@ RUN_BY = {
 }
 # Flags that the pages speak of and that are other programs'.
 FOREIGN = {
-    "no-deps",
-    "xla_cpu_multi_thread_eigen",
-    "xla_cpu_use_fusion_emitters",
-    "xla_gpu_deterministic_ops",
-    "xla_gpu_enable_triton_gemm",
-}
+    "no-deps", "xla_cpu_multi_thread_eigen", "xla_cpu_use_fusion_emitters",
+    "xla_gpu_deterministic_ops", "xla_gpu_enable_triton_gemm",
+}  # fmt: skip
+
+
+REFUSALS = (pfl.InputError, absl.flags.Error, AssertionError, KeyError, ValueError, SyntaxError)
 
 
 def text_of(path):
@@ -126,13 +115,8 @@ def test_flags_within_the_text_exist(path, known_flags):
             assert name in known_flags | FOREIGN or theirs, span
 
 
-def python_blocks(path):
-    """Those that need nothing."""
-    return [b.text for b in pages.blocks(text_of(path)) if b.language == "python" and not b.need]
-
-
 def test_python_blocks_are_run_somewhere():
-    counts = {pages.name(path): len(python_blocks(path)) for path in pages.PAGES}
+    counts = {pages.name(path): len(pages.python_blocks(text_of(path))) for path in pages.PAGES}
     assert {page: n for page, n in counts.items() if n} == {p: n for p, (n, _) in RUN_BY.items()}
     for page, (_, test) in RUN_BY.items():
         assert Path(page).name in (ROOT / "tests/docs" / test).read_text(encoding="utf-8")
@@ -150,29 +134,28 @@ def test_python_blocks_compile_and_import_what_there_is(path):
 
 def test_the_script_for_pfllib_is_the_one_that_the_importer_names():
     """`tests/data/partitions/test_importers.py` runs that one."""
-    (block,) = python_blocks(ROOT / "docs/partitions.md")
+    (block,) = pages.python_blocks(text_of(ROOT / "docs/partitions.md"))
     script = PFLLIB_EXPORT.format(folder="PFLlib/dataset/Cifar10")
     assert ast.dump(ast.parse(block)) == ast.dump(ast.parse(script))
 
 
-def test_a_source_of_ones_own(monkeypatch):
+def test_python_of_data_sources(monkeypatch):
     monkeypatch.setattr(source_registry, "DATASETS", dict(pfl.data.DATASETS))
-    (block,) = python_blocks(ROOT / "docs/data_sources.md")
     x, y = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6) % 3
     names = {"train_x": x, "train_y": y, "test_x": x[:3], "test_y": y[:3]}
-    exec(compile(block, "data_sources.md", "exec"), names)
+    pages.run_python("docs/data_sources.md", names)
     dataset = source_registry.load_dataset("mine", my_option=4)
     assert (dataset.num_train, dataset.num_test, dataset.num_classes) == (6, 3, 3)
 
 
-def test_the_python_of_models(capsys):
-    for block in python_blocks(ROOT / "docs/models.md"):
-        exec(compile(block, "models.md", "exec"), {"__name__": "models"})
+def test_python_of_models(capsys):
+    pages.run_python("docs/models.md")
     assert capsys.readouterr().out.startswith("1 of 4 leaves given (4,096 of 4,810 numbers); drawn")
 
 
-def test_the_python_of_uploads():
-    (block,) = python_blocks(ROOT / "docs/uploads.md")
+@pytest.mark.costly
+def test_python_of_uploads():
+    (block,) = pages.python_blocks(text_of(ROOT / "docs/uploads.md"))
     dataset = pfl.load_dataset("digits")
     partition = pfl.make_partition("grouped", dataset, num_clients=10, train_samples=20, seed=0)
     names = {"pfl": pfl, "dataset": dataset, "partition": partition}
@@ -182,34 +165,33 @@ def test_the_python_of_uploads():
     assert weight.shape == (1, 1, 2) and (weight < 0.5).all()
 
 
-def test_the_python_of_running(capsys):
-    watched, training = python_blocks(ROOT / "docs/running.md")
-    exec(compile(watched, "running.md", "exec"), {})
-    assert re.search(r"^(patience \d+ of 30| 30 of None)$", capsys.readouterr().out, re.MULTILINE)
-    exec(compile(training, "running.md", "exec"), {})
-    assert capsys.readouterr().out.endswith("0.03\n")
+@pytest.mark.costly
+def test_python_of_running(capsys):
+    pages.run_python("docs/running.md")
+    out = capsys.readouterr().out
+    assert re.search(r"^(patience \d+ of 30| 30 of None)$", out, re.MULTILINE)
+    assert out.endswith("0.03\n")
 
 
-def test_the_python_of_comparing(capsys):
-    (block,) = python_blocks(ROOT / "docs/comparing.md")
-    exec(compile(block, "comparing.md", "exec"), {})
+@pytest.mark.costly
+def test_python_of_comparing(capsys):
+    pages.run_python("docs/comparing.md")
     assert capsys.readouterr().out.startswith("(2, 10) Estimate(value=")
 
 
-def test_a_result_is_shown(tmp_path, monkeypatch, capsys):
+@pytest.mark.costly
+def test_python_of_results(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (block,) = python_blocks(ROOT / "docs/results.md")
-    exec(compile(block, "results.md", "exec"), {})
+    pages.run_python("docs/results.md")
     assert "top_k" in capsys.readouterr().out
     assert (tmp_path / "accuracy.png").stat().st_size
 
 
-def test_the_python_of_tasks(tmp_path, monkeypatch, capsys):
+@pytest.mark.costly
+def test_python_of_tasks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
-    names = {"__name__": "tasks"}
-    for block in python_blocks(ROOT / "docs/tasks.md"):
-        exec(compile(block, "tasks.md", "exec"), names)
+    pages.run_python("docs/tasks.md")
     assert "Top2 %" in capsys.readouterr().out
     assert pfl.load_dataset("npz:targets.npz", task="regression").num_outputs == 1
 
@@ -223,65 +205,41 @@ def short(words):
     return [*words, *small, f"--rounds={rounds}", "--num_seeds=1", "--compilation_cache="]
 
 
-def test_the_demo_is_its_preset():
-    """`make demo` runs the command that the README gives."""
+def test_demo_is_the_command_of_the_readme():
+    """Apart from the flags of a shorter one."""
     (words,) = [c.words for c in pages.commands(text_of(ROOT / "README.md")) if len(c.words) > 3]
-    (line,) = re.findall(
-        r"^demo:.*\n\t\$\(VENV\)/bin/(.+)$", text_of(ROOT / "Makefile"), re.MULTILINE
-    )
-    assert words[0] == ".venv/bin/python"
-    assert line.split() == ["python", *words[1:], "$(DEMO_FLAGS)"]
+    makefile = text_of(ROOT / "Makefile")
+    recipe = makefile.partition("\ndemo:")[2].partition("\n\n")[0]
+    assert words[0] == ".venv/bin/python" and " ".join(words[1:]) in recipe
 
 
-def in_reach(page):
-    """Scripts and their words that a page gives and that need nothing."""
-    given = [c for c in pages.commands(text_of(ROOT / page)) if not c.need]
-    return [(c.words[2], list(c.words[3:])) for c in given if c.words[1:2] == ("-m",)]
+def main_of(script):
+    module = f"{script}.__main__" if script == "experiments.figures" else script
+    return importlib.import_module(module).main
 
 
-RUNNING = ("README.md", "docs/running.md", "docs/models.md", "docs/migrating.md",
-           "docs/using_models.md", "docs/your_own.md", "docs/your_algorithm.md",
-           "docs/partitions.md", "docs/data_sources.md",
-           "docs/algorithms/local.md", "docs/algorithms/fedala.md",
-           "docs/algorithms/fedbabu.md", "docs/algorithms/feddistill.md",
-           "docs/algorithms/fedkd.md", "docs/algorithms/fedpac.md",
-           "docs/algorithms/fedper.md", "docs/algorithms/fedrep.md",
-           "docs/algorithms/ccvr.md", "docs/algorithms/fedem.md",
-           "docs/algorithms/fedex_lora.md",
-           "docs/algorithms/floco.md", "docs/algorithms/flora.md",
-           "docs/algorithms/fml.md", "docs/algorithms/feddpa.md",
-           "docs/algorithms/hetlora.md", "docs/algorithms/knnper.md",
-           "docs/algorithms/fedmtl.md", "docs/algorithms/pfedfda.md",
-           "docs/algorithms/lg_fedavg.md", "docs/figures.md",
-           "docs/results.md", "docs/tasks.md", "docs/reproduce.md",
-           "docs/performance.md", "docs/drift.md")  # fmt: skip
-
-
-def test_no_page_is_forgotten():
-    result = {name for name in map(pages.name, pages.PAGES) if in_reach(name)}
-    assert result == set(RUNNING), "RUNNING is the pages with commands that need nothing"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("page", RUNNING)
-def test_commands_run(page, tmp_path, monkeypatch, capsys):
+@pytest.mark.costly
+@every_page
+def test_commands_run(path, tmp_path, monkeypatch, capsys):
     """One after the other in an empty folder, runs in short, and all end well."""
+    needless = [command for command in pages.commands(text_of(path)) if not command.need]
+    given = [command.words[2:] for command in needless if command.words[1:2] == ("-m",)]
     monkeypatch.chdir(tmp_path)
     x, y = np.random.default_rng(0).random((200, 12), np.float32), np.arange(200) % 4
     np.savez("mine.npz", x_train=x, y_train=y)  # as docs/your_own.md makes it
     np.savez("targets.npz", x_train=x, y_train=x[:, 0])  # as docs/tasks.md does
     np.savez("hospitals.npz", x_train=x, y_train=y, hospital_train=y)
-    for script, words in in_reach(page):
+    for script, *words in given:
         if script in ("experiments.run", "experiments.sweep"):
             own = [word for word in words if not re.match("--(grid|rank_by)", word)]
             words = [*words, *short(own)[len(own) :]]
-        assert MAINS[script]([script, *words]) == 0, f"{words}: {capsys.readouterr().err}"
+        assert main_of(script)([script, *words]) == 0, f"{words}: {capsys.readouterr().err}"
         for word in words:
             if re.match("--(output|data)=", word):
                 assert Path(word.partition("=")[2]).stat().st_size > 100
 
 
-def test_what_is_wrong_is_noticed():
+def test_wrong_commands_are_noticed():
     """The helpers find commands and their flags."""
     page = (
         "# A\n\n<!-- needs: data -->\n```bash\nR='python -m experiments.run'\nfor k in 1 2; do\n"
@@ -300,7 +258,6 @@ def test_what_is_wrong_is_noticed():
             pages.blocks(mark)
     for wrong in (
         "make tset",
-        "make NONE=1 test",
         ".ci/runs",
         "pip install -e .[none]",
         "pip install polars",
@@ -310,26 +267,20 @@ def test_what_is_wrong_is_noticed():
         "python -m pytest tests/none -k x",
         "python -m tools.settings_table docs/none.md",
         "python -m experiments.run --none=1",
-        "python -m experiments.run --rounds=x",
         "python -m experiments.run --partition=shards --alpha=1",
         "python -m experiments.run --preset=none",
         "python -m experiments.run --flagfile=experiments/presets/none.flags",
         "python -m experiments.run --algorithms=fedavg --set=fedavg.none=1",
-        "python -m experiments.run --algorithms=feddwa --set=feddwa.top_k=0",
         "python -m experiments.run --rounds=5 --matrix_rounds=6",
         "python -m experiments.sweep --grid=none=1",
         "python -m experiments.sweep --algorithms=feddwa --grid=feddwa.top_k=0",
         "python -m experiments.compare --runs=a --score=none",
-        "python -m experiments.compare --none=a",
         "python -m experiments.figures none/none --runs=a",
         "python -m experiments.figures waffle/weights --top_k=3 --runs=a",
-        "python -m experiments.figures waffle/weights",
         "python -m experiments.partition --alphas=x",
         "python -m experiments.plan --target=v5f",
-        "python -m experiments.plan --target=v5e --none=1",
         "python -m experiments.partition --import_split=none:x",
     ):
-        with pytest.raises((pfl.InputError, absl.flags.Error, AssertionError, KeyError,
-                            ValueError, SyntaxError)):  # fmt: skip
+        with pytest.raises(REFUSALS):
             (command,) = pages.commands(f"```bash\n{wrong}\n```\n")
             check(command.words)

@@ -81,7 +81,7 @@ def test_pages_count_and_list_what_is_registered():
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_nothing_is_left_to_do(name):
+def test_no_todo_is_left(name):
     places = [f"docs/algorithms/{name}.md", f"tests/references/{name}.py",
               pfl.core.ALGORITHMS[name].__module__.replace(".", "/") + ".py"]  # fmt: skip
     for place in (ROOT / one for one in places):
@@ -90,13 +90,10 @@ def test_nothing_is_left_to_do(name):
     assert f"`{name}` | TODO" not in read("README"), "docs/algorithms/README.md has a TODO"
 
 
-def test_the_list_of_algorithms_is_whole():
+def test_index_names_every_algorithm():
+    """In its first column, with a link to the page of this name."""
     listed = re.findall(r"\[(\w+)\]\((\w+)\.md\)", read("README"))
     assert all(label == page for label, page in listed)
-    assert_all({page for _, page in listed}, "docs/algorithms/README.md")
-
-
-def test_the_index_names_them_in_its_first_column():
     names = re.findall(r"^\| `(\w+)` \|.*\[(\w+)\]", read("README"), re.MULTILINE)
     assert all(first == last for first, last in names)
     assert_all([first for first, _ in names], "docs/algorithms/README.md")
@@ -214,7 +211,8 @@ def test_broken_pages_are_noticed():
         section(page, "None")
 
 
-def test_who_averages_whole_models_is_named():
+@pytest.mark.costly
+def test_algorithms_that_average_whole_models_are_named():
     federation, refused = toy_federation(share="body", dtype="float32"), []
     for name in ALGORITHMS:
         algorithm = pfl.make_algorithm(name)

@@ -19,11 +19,8 @@ PAGE = (pages.ROOT / "docs/migrating.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (`[^|]*) \| ([^|]*) \| ([^|]*)\|$", PAGE, re.MULTILINE)
 FLAGS = [row for row in ROWS if not row[0].startswith("`--dataset=")]
 # (PFLlib's flag, its default, the algorithm there, ours, the preset's value, our default)
-SETTINGS = re.findall(
-    r"^\| `-(\w+) (\S+)` of (\S+) \| `(\w+\.\w+)` \| (\S*) ?\| (\S+) \| [^|]*\|$",
-    PAGE,
-    re.MULTILINE,
-)
+SETTING_ROW = r"^\| `-(\w+) (\S+)` of (\S+) \| `(\w+\.\w+)` \| (\S*) ?\| (\S+) \| [^|]*\|$"
+SETTINGS = re.findall(SETTING_ROW, PAGE, re.MULTILINE)
 # Of system/main.py of TsingZ0/PFLlib at d832e76: what its algorithms that are here read.
 MAIN = {
     "lam": 1, "mu": 0, "K": 5, "lrp": 0.01, "M": 5, "alk": 1, "sg": 1, "al": 1, "pls": 1,
@@ -62,7 +59,7 @@ def test_flags_are_answered_as_the_page_says(row, known):
             assert said.startswith("It is not needed here: "), (name, said, why)
 
 
-def test_there_are_rows_of_all_three():
+def test_page_has_many_flags():
     assert len(FLAGS) > 40
     assert sum(len(names(row[0])) for row in FLAGS) > 70
 
@@ -71,9 +68,8 @@ def test_every_default_of_pfllib_has_its_row():
     """With its value there, the preset's and the class's."""
     assert {flag for flag, *_ in SETTINGS} == MAIN.keys()
     assert len(re.findall(r"^\| `-\w+ \S+` of ", PAGE, re.MULTILINE)) == len(SETTINGS)
-    every = flags.parse(
-        ["run", "--preset=pfllib", f"--algorithms={','.join(sorted(pfl.core.ALGORITHMS))}"]
-    )
+    names = f"--algorithms={','.join(sorted(pfl.core.ALGORITHMS))}"
+    every = flags.parse(["run", "--preset=pfllib", names])
     preset = dict(word.split("=") for word in every.set)
     for flag, default, theirs, ours, value, own in SETTINGS:
         name, _, key = ours.partition(".")
@@ -86,9 +82,8 @@ def test_every_default_of_pfllib_has_its_row():
 def test_every_algorithm_of_pfllib_has_its_row():
     """With our name, which its own name is accepted for, or the sentence that refuses it."""
     _, _, table = PAGE.partition("\nAll of PFLlib's algorithms are here")
-    found = re.findall(
-        r"^\| (\S+) \| (?:`(\w+)` )?\| ([^|]*)\|$", table.partition("\n## ")[0], re.M
-    )
+    row = r"^\| (\S+) \| (?:`(\w+)` )?\| ([^|]*)\|$"
+    found = re.findall(row, table.partition("\n## ")[0], re.M)
     assert [theirs for theirs, *_ in found] == sorted(ALGORITHMS, key=str.lower)
     assert len(found) == 40
     for theirs, ours, why in found:
@@ -100,23 +95,15 @@ def test_every_algorithm_of_pfllib_has_its_row():
     assert [theirs for theirs, ours, _ in found if not ours] == ["FedPCL"]
 
 
-def test_the_preset_sets_what_there_is():
+@pytest.mark.costly
+def test_settings_of_the_pfllib_preset():
     """Each of its algorithms takes its settings, and a later flag wins."""
-    words = [
-        "run",
-        "--preset=pfllib",
-        "--algorithms=FedProx,Ditto,Local",
-        "--set=FedProx.proximal_weight=0.1",
-    ]
-    args = flags.parse(words)
-    assert args.set == [
-        "ditto.proximal_weight=0",
-        "ditto.personal_epochs=1",
-        "local.participants=sampled",
-        "fedprox.proximal_weight=0.1",
-    ]
+    preset = ["run", "--preset=pfllib"]
+    own = ["--algorithms=FedProx,Ditto,Local", "--set=FedProx.proximal_weight=0.1"]
+    wanted = ["ditto.proximal_weight=0", "ditto.personal_epochs=1", "local.participants=sampled"]
+    assert flags.parse([*preset, *own]).set == [*wanted, "fedprox.proximal_weight=0.1"]
     for name in pfl.core.ALGORITHMS:
-        args = flags.parse(["run", "--preset=pfllib", f"--algorithms={name}"])
+        args = flags.parse([*preset, f"--algorithms={name}"])
         parse_algorithms(args.algorithms, args.set)
 
 
@@ -147,7 +134,8 @@ def test_the_preset_is_pfllibs_setting():
     assert {name: getattr(args, name) for name in SETTING} == SETTING
 
 
-def test_its_network_is_fedavgcnn():
+@pytest.mark.costly
+def test_network_of_the_pfllib_preset():
     """Two convolutions of 5 x 5 without padding, 512 units and a head, by parameters."""
     for shape, flat in (((28, 28, 1), 1024), ((32, 32, 3), 1600)):
         model = pfl.models.make_model("cnn", shape, 10, initializer="torch")

@@ -6,8 +6,6 @@ import pytest
 from tests.docs import pages
 from tests.models import torch_forward as torch
 
-PAGE = (pages.ROOT / "docs/pytorch.md").read_text(encoding="utf-8")
-
 
 @pytest.fixture(scope="module")
 def names():
@@ -16,11 +14,7 @@ def names():
     images = rng.normal(size=(60, 3, 8, 8)).astype(np.float32)
     state = torch.state_of(**{"0": (8, 3, 3, 3), "1": (8,), "5": (16, 72), "7": (4, 16)})
     names = {"torch_dataset": [(x, i % 4) for i, x in enumerate(images)], "state_dict": state}
-    names["__name__"] = "pytorch"
-    for block in pages.blocks(PAGE):
-        if block.language == "python" and not block.need:
-            exec(compile(block.text, "pytorch.md", "exec"), names)
-    return names
+    return pages.run_python("docs/pytorch.md", names | {"__name__": "pytorch"})
 
 
 def test_the_outputs_are_those_of_pytorch(names):

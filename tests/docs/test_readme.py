@@ -17,16 +17,14 @@ PRESET = ["run", "--preset=digits_groups"]
 
 def table():
     """The demo's table as the README has it, a dictionary a row."""
-    rows = [
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in README.splitlines()
-        if line.startswith("|")
-    ]
+    lines = [line.strip("|") for line in README.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines]
     return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
-def test_the_python(capsys):
-    (block,) = [block.text for block in pages.blocks(README) if block.language == "python"]
+@pytest.mark.costly
+def test_python_of_the_readme(capsys):
+    (block,) = pages.python_blocks(README)
     short = block.replace("rounds=20", "rounds=2").replace('model="cnn"', 'model="softmax"')
     assert "rounds=2," in short and "softmax" in short
     exec(compile(short, "README.md", "exec"), {})
@@ -35,11 +33,9 @@ def test_the_python(capsys):
 
 def test_the_home_page_has_the_same_python():
     home = (pages.ROOT / "docs/index.md").read_text(encoding="utf-8")
-    (ours,) = [block.text for block in pages.blocks(home) if block.language == "python"]
-    (block,) = [block.text for block in pages.blocks(README) if block.language == "python"]
-    assert ours.replace("result = ", "") == block.replace("print(", "").replace(
-        "(0, 1)))", "(0, 1))"
-    )
+    (ours,), (block,) = pages.python_blocks(home), pages.python_blocks(README)
+    plain = block.replace("print(", "").replace("(0, 1)))", "(0, 1))")
+    assert ours.replace("result = ", "") == plain
 
 
 def test_the_table_is_of_the_presets_algorithms():
@@ -58,16 +54,11 @@ def test_the_badges_say_what_the_package_says():
         assert f"]({file})" in README
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_the_demo_prints_the_readmes_table(tmp_path):
     """To rounding, which training magnifies: within the table's own intervals."""
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.run",
-        *PRESET[1:],
-        f"--output_dir={tmp_path}/demo",
-    ]
+    words = [*PRESET[1:], f"--output_dir={tmp_path}/demo"]
+    command = [sys.executable, "-m", "experiments.run", *words]
     # As users run it: the suite's flags leave programs without optimizations.
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     subprocess.run(command, cwd=pages.ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)

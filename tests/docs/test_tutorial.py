@@ -18,18 +18,19 @@ TEXT = "".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdow
 SMALLER = {"rounds=40": "rounds=2", '"cnn"': '"softmax"', "seeds=(0, 1, 2)": "seeds=(0,)"}
 
 
-def test_it_is_committed_without_outputs():
+def test_tutorial_has_no_outputs():
     cells = [cell for cell in CELLS if cell["cell_type"] == "code"]
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
     assert len({cell["id"] for cell in CELLS}) == len(CELLS)
 
 
-def test_its_links_lead_somewhere():
+def test_links_of_the_tutorial():
     for link in re.findall(r"\]\(([^)#]+)", TEXT):
         assert (PATH.parent / link).exists(), link
 
 
-def test_every_cell(tmp_path, monkeypatch, capsys):
+@pytest.mark.costly
+def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     known = dict(pfl.core.ALGORITHMS)
     names, shown = {"__name__": "tutorial"}, {}

@@ -70,6 +70,7 @@ def checker():
     return beside or shutil.which("basedpyright")
 
 
+@pytest.mark.costly
 @pytest.mark.skipif(checker() is None, reason="basedpyright is not here: install the extra 'dev'")
 def test_a_users_code_is_typed(tmp_path):
     lines = SAMPLE.count("\n")

@@ -8,6 +8,8 @@ import fedjax_pfl as pfl
 from experiments import run
 from tests.docs import pages
 
+pytestmark = pytest.mark.costly  # a whole run
+
 PAGE = (pages.ROOT / "docs/using_models.md").read_text(encoding="utf-8")
 
 
@@ -20,14 +22,11 @@ def names(tmp_path_factory):
         patch.chdir(place)
         words = [*command.words[3:], "--rounds=2", "--nokeep_state", "--compilation_cache="]
         assert run.main(["run", *words]) == 0
-        for block in pages.blocks(PAGE):
-            if block.language == "python" and not block.need:
-                exec(compile(block.text, "using_models.md", "exec"), names)
+        pages.run_python("docs/using_models.md", names)
         names["result"] = pfl.Result.load("runs/models/feddwa")
     return names
 
 
-@pytest.mark.thorough
 def test_predictions_are_those_that_the_run_scored(names):
     right = np.mean(names["predict"](names["images"]) == names["labels"])
     wanted = names["result"].accuracy()[names["seed"], 0, -1, names["client"]]

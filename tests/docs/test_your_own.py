@@ -35,7 +35,7 @@ def run_blocks(blocks):
     return names
 
 
-def test_data_partition_model(tmp_path, monkeypatch):
+def test_data_partition_and_model_of_the_guide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_blocks(DATA)
     assert names["federation"].plan.head == "head"
@@ -46,8 +46,8 @@ def test_data_partition_model(tmp_path, monkeypatch):
     assert dataset.num_classes == 4
 
 
-@pytest.mark.parametrize("checked", [1, pytest.param(None, marks=pytest.mark.thorough)])
-def test_algorithm(checked):
+@pytest.mark.costly
+def test_algorithms_of_the_guide():
     """All upload what the server receives, too, and not only the first, which runs the suite."""
     before = set(pfl.core.ALGORITHMS)
     blocks = [block for block in ALGORITHM if "check_algorithm(PulledToMean())" not in block]
@@ -55,11 +55,11 @@ def test_algorithm(checked):
     assert run_blocks(blocks)["result"].rounds == 5
     added = [pfl.make_algorithm(name) for name in sorted(set(pfl.core.ALGORITHMS) - before)]
     assert len(added) > 4
-    for algorithm in added[:checked]:
+    for algorithm in added:
         for check in ("uploads", "recorded_steps"):
             check_algorithm(algorithm, only=check, show=None)
 
 
-@pytest.mark.slow
-def test_the_suite():
+@pytest.mark.costly
+def test_suite_of_the_guide():
     run_blocks(ALGORITHM)

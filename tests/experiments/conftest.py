@@ -5,6 +5,7 @@ for tests of the pictures' files.
 """
 
 import contextlib
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,22 @@ from experiments.outputs import run_files
 from fedjax_pfl.data.atomic_files import atomic_write
 
 DRAW = run_files.write_picture
+# Tests of finished runs that are in the quick suite although making the run takes seconds.
+QUICK = (
+    "test_run.py::",
+    "test_resume.py::test_signal_and_resume[2]",
+    "test_sweep.py::test_ranking_and_chosen_flags",
+)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark tests of the fixture `finished`, which runs whole commands, as costly."""
+    for item in items:
+        ours = Path(__file__).parent in item.path.parents
+        quick = any(name in item.nodeid for name in QUICK)
+        if ours and "finished" in item.fixturenames and not quick:
+            item.add_marker(pytest.mark.costly)
 
 
 def blank(path, figure):

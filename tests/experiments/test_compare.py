@@ -1,6 +1,5 @@
 """The table over finished runs: every number by hand."""
 
-import csv
 import re
 from dataclasses import replace
 
@@ -14,29 +13,18 @@ from experiments.figures.run_table import compare_runs
 from experiments.figures.scores import Choice, choice_of, chosen_clients, describe_clients
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
+from tests.experiments.small_runs import assert_input_error, assert_refused, error_line, read_rows
 from tests.experiments.written_runs import SAME, finals, rewrite, write_run
 
 
 @pytest.fixture
 def runs(tmp_path):
     # Two seeds in common; 2 clients, 3 evaluations.
-    write_run(
-        tmp_path / "r" / "fedavg",
-        "fedavg",
-        [[[0.2, 0.4], [0.5, 0.7], [0.6, 0.8]], [[0.1, 0.3], [0.3, 0.5], [0.5, 0.7]]],
-        [0, 1],
-        eval_every=2,
-        flops=7e9,
-    )
-    write_run(
-        tmp_path / "r" / "local",
-        "local",
-        [[[0.5, 0.5], [0.8, 0.8], [0.6, 0.6]], [[0.6, 0.6], [0.8, 0.8], [0.7, 0.7]],
-         [[0.1, 0.1], [0.2, 0.2], [0.2, 0.2]]],
-        [1, 0, 7],
-        sent=0.0,
-        eval_every=2,
-    )  # fmt: skip
+    fedavg = [[[0.2, 0.4], [0.5, 0.7], [0.6, 0.8]], [[0.1, 0.3], [0.3, 0.5], [0.5, 0.7]]]
+    local = np.array([[0.5, 0.8, 0.6], [0.6, 0.8, 0.7], [0.1, 0.2, 0.2]])[..., None].repeat(2, -1)
+    root = tmp_path / "r"
+    write_run(root / "fedavg", "fedavg", fedavg, [0, 1], eval_every=2, flops=7e9)
+    write_run(root / "local", "local", local, [1, 0, 7], sent=0.0, eval_every=2)
     return find([str(tmp_path / "r")])
 
 
@@ -44,7 +32,7 @@ def row_of(rows, label):
     return next(row for row in rows if row["label"] == label)
 
 
-def test_every_number(runs):
+def test_numbers_of_compare_runs(runs):
     table, said = compare_runs(runs, baseline="fedavg", target=60.0)
     assert said == "personalized model, test samples, after the last round, mean over clients"
     assert table.notes[0].startswith("Difference: over the seeds that a run has in common")
@@ -52,9 +40,8 @@ def test_every_number(runs):
     assert not any({"clients", "data", "rounds"} & row.keys() for row in table.rows)
     fedavg, local = row_of(table.rows, "fedavg"), row_of(table.rows, "local")
     assert fedavg["accuracy"] == pytest.approx(65.0)
-    assert fedavg["interval"] == pytest.approx(
-        12.7062 * np.std([70, 60], ddof=1) / 2**0.5, rel=1e-4
-    )
+    half = 12.7062 * np.std([70, 60], ddof=1) / 2**0.5
+    assert fedavg["interval"] == pytest.approx(half, rel=1e-4)
     assert fedavg["difference"] == 0 and fedavg["difference_interval"] == 0
     assert fedavg["worst"] == pytest.approx((60 + 50) / 2)
     assert fedavg["megabytes"] == pytest.approx(6 * 2 * 30)
@@ -96,21 +83,15 @@ def test_a_baseline_in_another_spelling(runs):
 def test_a_baseline_pools_the_seeds_of_several_folders(tmp_path):
     write_run(tmp_path / "a" / "fedavg", "fedavg", finals([0.5, 0.7]), [0], **SAME)
     more = ["--seed=1", "--num_seeds=2"]
-    write_run(
-        tmp_path / "b" / "fedavg", "fedavg", finals([0.4, 0.4], [0.2, 0.4]), [1, 2],
-        words=more, **SAME
-    )  # fmt: skip
-    write_run(
-        tmp_path / "c" / "local", "local", finals([0.9, 0.9], [0.5, 0.5], [0.3, 0.5]), [0, 1, 2],
-        words=["--num_seeds=3"], **SAME
-    )  # fmt: skip
+    two, three = finals([0.4, 0.4], [0.2, 0.4]), finals([0.9, 0.9], [0.5, 0.5], [0.3, 0.5])
+    write_run(tmp_path / "b" / "fedavg", "fedavg", two, [1, 2], words=more, **SAME)
+    more = ["--num_seeds=3"]
+    write_run(tmp_path / "c" / "local", "local", three, [0, 1, 2], words=more, **SAME)
     result = find([str(tmp_path)])
     table, _ = compare_runs(result, baseline="fedavg")
     assert row_of(table.rows, "c/local")["difference"] == pytest.approx((30 + 10 + 10) / 3)
-    write_run(
-        tmp_path / "d" / "fedavg", "fedavg", finals([0.5, 0.7]), [3],
-        words=["--seed=3", "--learning_rate=0.3"], **SAME
-    )  # fmt: skip
+    more = ["--seed=3", "--learning_rate=0.3"]
+    write_run(tmp_path / "d" / "fedavg", "fedavg", finals([0.5, 0.7]), [3], words=more, **SAME)
     with pytest.raises(InputError, match="is 3 runs that are not one with several seeds"):
         compare_runs(find([str(tmp_path)]), baseline="fedavg")
     write_run(tmp_path / "e" / "fedavg", "fedavg", finals([0.5, 0.7]), [0], **SAME)
@@ -130,11 +111,10 @@ def test_best_and_single_clients(runs):
     assert "Difference" not in table.to_markdown() and "Reached" not in table.to_markdown()
 
 
-def test_over_samples(runs):
+def test_mean_over_samples(runs):
     table, _ = compare_runs(runs, Choice(average="samples"))
-    assert row_of(table.rows, "fedavg")["accuracy"] == pytest.approx(
-        50 * sum((a + 2 * b) / 3 for a, b in ((0.6, 0.8), (0.5, 0.7)))
-    )
+    wanted = 50 * sum((a + 2 * b) / 3 for a, b in ((0.6, 0.8), (0.5, 0.7)))
+    assert row_of(table.rows, "fedavg")["accuracy"] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +132,9 @@ def test_over_samples(runs):
         (["rubbish"], "'rubbish' is not a flag"),
     ],
 )
-def test_bad_input_is_one_sentence(runs, words, said, capsys):
+def test_compare_refused(runs, words, said, capsys):
     folder = str(runs[0].folder.parent)
-    assert compare.main(["compare", f"--runs={folder}", *words]) == 2
-    err = capsys.readouterr().err
-    assert said in err
-    assert err.count("\n") == 1
+    assert_refused(compare.main(["compare", f"--runs={folder}", *words]), said, capsys)
 
 
 def test_an_algorithm_that_serves_one_client(tmp_path):
@@ -172,8 +149,7 @@ def test_an_algorithm_that_serves_one_client(tmp_path):
     with pytest.raises(InputError, match=r"client 1 is not scored in .*waffle, which"):
         compare_runs(find([folder]), Choice(clients="0,1"))
     write_run(tmp_path / "r" / "other", "waffle", finals([np.nan, 0.8]), [0], **SAME)
-    with pytest.raises(InputError, match="No client is scored in all of these runs"):
-        compare_runs(find([folder]))
+    assert_input_error("No client is scored in all of these runs", compare_runs, find([folder]))
 
 
 def test_other_data_only_if_asked_for(tmp_path, capsys):
@@ -184,9 +160,9 @@ def test_other_data_only_if_asked_for(tmp_path, capsys):
     for others in ("b", "c"):
         words = ["compare", f"--runs={tmp_path}/a,{tmp_path}/{others}"]
         assert compare.main(words) == 2
-        err = capsys.readouterr().err
+        err = error_line(capsys)
         assert "are not on the same data" in err and "digits, iid 1a2b3c4d, 2 clients" in err
-        assert "--different_data puts them into one table" in err and err.count("\n") == 1
+        assert "--different_data puts them into one table" in err
     assert compare.main([*words, "--different_data"]) == 0
     out = capsys.readouterr().out
     assert "mean over clients, not the same ones in all runs" in out
@@ -216,8 +192,7 @@ def test_other_names_of_the_same_samples(tmp_path, capsys):
         facts = SAME | {"partition_names_hash": name}
         write_run(tmp_path / name / "local", "local", finals([0.5, 0.5]), [seed], **facts)
     words = ["compare", f"--runs={tmp_path}/*"]
-    assert compare.main(words) == 2
-    assert "with other names or samples; --different_data" in capsys.readouterr().err
+    assert_refused(compare.main(words), "with other names or samples; --different_data", capsys)
     assert compare.main([*words, "--different_data", "--baseline=local"]) == 2
     assert "is 2 runs that are not one" in capsys.readouterr().err
 
@@ -233,7 +208,7 @@ def test_the_same_rows_of_other_data_are_other_clients(tmp_path):
     assert said.endswith("mean over clients, not the same ones in all runs")
 
 
-def test_what_the_labels_do_not_say(tmp_path, capsys):
+def test_notes_on_differing_runs(tmp_path, capsys):
     """Other rounds, remarks, too many settings for a name, intervals beyond the scale."""
     words = ("--batch_size=5", "--learning_rate=1", "--momentum=0.5", "--weight_decay=1")
     remarks = ["all clients train in every round, drawn or not"]
@@ -267,16 +242,14 @@ def test_runs_that_are_left_out_are_named(tmp_path):
     assert left in table.notes
 
 
-def test_titles_say_how_many(tmp_path):
+def test_describe_clients(tmp_path):
     write_run(tmp_path / "a" / "local", "local", finals([0.1, 0.2, np.nan]), [0], **SAME)
     (run,) = find([str(tmp_path)])
     rows = chosen_clients([run], "", "personalized", "test")
     assert describe_clients([run], rows) == "mean over 2 of 3 clients"
     assert describe_clients([run], rows, "samples") == "mean over samples of 2 of 3 clients"
-    assert (
-        describe_clients([run] * 2, [rows[0], rows[0][:1]])
-        == "mean over clients, not the same ones in all runs"
-    )
+    other = describe_clients([run] * 2, [rows[0], rows[0][:1]])
+    assert other == "mean over clients, not the same ones in all runs"
     assert describe_clients([run] * 2, [rows[0][:1]] * 2) == "client 0"
 
 
@@ -296,11 +269,9 @@ def test_files(runs, tmp_path, capsys):
     tex = (output / "table.tex").read_text()
     assert r"fedavg & \textbf{65.00} &" in tex and r"Accuracy \%" in tex
     assert tex.count(r"\\") == 3
-    with (output / "seeds.csv").open() as file:
-        seeds = list(csv.DictReader(file))
+    seeds = read_rows(output / "seeds.csv")
     assert [(s["label"], s["seed"]) for s in seeds][:2] == [("fedavg", "0"), ("fedavg", "1")]
-    assert compare.main(words) == 2
-    assert "nothing is ever overwritten" in capsys.readouterr().err
+    assert_refused(compare.main(words), "nothing is ever overwritten", capsys)
 
 
 def test_help_has_every_flag_and_its_default(capsys):
@@ -317,11 +288,10 @@ def test_a_headline_is_score_and_average(runs, capsys):
     args = compare.parse(["compare", f"--runs={folder}", "--headline=pfllib"])
     assert choice_of(args) == Choice(score="best", average="samples")
     words = [f"--runs={folder}", "--headline=pfllib", "--score=best"]
-    assert compare.main(["compare", *words]) == 2
-    assert "--headline says what --score does" in capsys.readouterr().err
+    assert_refused(compare.main(["compare", *words]), "--headline says what --score does", capsys)
 
 
-def test_a_file_of_ones_own_is_imported(runs, tmp_path, capsys):
+def test_import_file_of_compare(runs, tmp_path, capsys):
     own = tmp_path / "own.py"
     own.write_text("print('imported')\n")
     folder = f"--runs={tmp_path / 'r'}"
@@ -329,5 +299,4 @@ def test_a_file_of_ones_own_is_imported(runs, tmp_path, capsys):
     assert args.runs and "imported" in capsys.readouterr().out
     flagfile = tmp_path / "flags"
     flagfile.write_text(f"--import_file={own}\n")
-    with pytest.raises(InputError, match="import_file"):
-        compare.parse(["compare", folder, f"--flagfile={flagfile}"])
+    assert_input_error("import_file", compare.parse, ["compare", folder, f"--flagfile={flagfile}"])

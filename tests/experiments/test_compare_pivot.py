@@ -1,11 +1,10 @@
 """The table of algorithms by data sets: `--pivot`."""
 
-import csv
-
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare
+from tests.experiments.small_runs import assert_refused, read_rows
 from tests.experiments.written_runs import rewrite, write_run
 
 
@@ -43,12 +42,11 @@ def test_algorithms_by_data_sets(by_data, tmp_path, capsys):
     assert lines[0].endswith("after the last round, mean over clients, %, by dataset")
     tex = (tmp_path / "out" / "table.tex").read_text()
     assert r"\textbf{61.00 $\pm$ 1.00}" in tex and r"\underline{51.00 $\pm$ 1.00}" in tex
-    with (tmp_path / "out" / "seeds.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 15
+    assert len(read_rows(tmp_path / "out" / "seeds.csv")) == 15
     assert "FedDWA (ours)" in capsys.readouterr().out
 
 
-def test_a_path_is_no_heading(tmp_path, capsys):
+def test_pivot_by_paths_of_data_sets(tmp_path, capsys):
     for at, (path, name) in enumerate([("a/mine", "mine"), ("b/two", "same"), ("c/two", "same")]):
         write_run(
             tmp_path / str(at), "local", [[[0.5] * 2]], [0],
@@ -69,7 +67,7 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
     assert "* extends beyond the scale: such an interval is uninformative" in out and "* |" in out
 
 
-def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
+def test_pivot_refused(by_data, tmp_path, capsys):
     for words, said in (
         (["--pivot=datset"], "Unknown setting 'datset'. Did you mean 'dataset'?"),
         (["--pivot=dataset", "--target=50"], "--target has no column in the table of --pivot"),
@@ -78,8 +76,7 @@ def test_what_a_pivot_refuses(by_data, tmp_path, capsys):
         (["--spread=std"], "--spread is for --pivot"),
         (["--pivot=seed"], "over which cells average, got 'seed'"),
     ):
-        assert compare.main(["compare", f"--runs={by_data}", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert_refused(compare.main(["compare", f"--runs={by_data}", *words]), said, capsys)
     write_run(tmp_path / "again" / "fedavg", "fedavg", [[[0.1] * 2]], [0],
               words=["--dataset=mnist", "--model=cnn"],
               dataset="mnist", dataset_hash="mnist", partition_hash="p")  # fmt: skip

@@ -1,13 +1,12 @@
 """Tests over data sets and settings: `--tests`."""
 
-import csv
-
 import numpy as np
 import pytest
 
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.pivots import pivoted
+from tests.experiments.small_runs import error_line, read_rows
 from tests.experiments.written_runs import write_run
 
 LEVELS = {"local": 0.3, "fedavg": 0.5, "feddwa": 0.6}
@@ -32,6 +31,7 @@ def runs(tmp_path_factory):
     return blocks(tmp_path_factory.mktemp("blocks"))
 
 
+@pytest.mark.costly
 def test_ranks_and_files(runs, tmp_path, capsys):
     output = tmp_path / "out"
     words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests", "--baseline=FedAvg"]
@@ -41,8 +41,7 @@ def test_ranks_and_files(runs, tmp_path, capsys):
     assert "Mean ranks over 10 blocks (data0, 5, " in out
     assert "Some blocks share a data set and are not independent" in out
     assert "ranks.md, .csv, .tex, .png" in out
-    with (output / "ranks.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = read_rows(output / "ranks.csv")
     assert [(one["row"], float(one["mean_rank"])) for one in lines] == [
         ("feddwa", 1), ("fedavg", 2), ("local", 3)
     ]  # fmt: skip
@@ -61,6 +60,7 @@ def test_scores_are_means_over_seeds(runs):
     assert len(notes) == 1
 
 
+@pytest.mark.costly
 def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
     folder = blocks(tmp_path / "all", 6)
     for path in (folder / "0-5" / "local").iterdir():
@@ -84,17 +84,17 @@ def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
     (["--tests", "--pivot=dataset,batch_siz"], "Did you mean 'batch_size'?"),
     (["--pivot="], "Unknown setting ''"),
 ])  # fmt: skip
-def test_refusals(runs, words, said, capsys, tmp_path):
+def test_ranks_refused(runs, words, said, capsys, tmp_path):
     folder = f"--runs={runs}"
     if words[1:2] == ["--pivot=batch_size"]:
         folder = f"--runs={runs}/0-*"
     output = tmp_path / "out"
     assert compare.main(["compare", folder, *words, f"--output_dir={output}"]) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert said in error_line(capsys)
     assert not output.exists()
 
 
+@pytest.mark.costly
 def test_a_baseline_by_its_own_name_or_its_label(runs, tmp_path, capsys):
     (tmp_path / "labels.txt").write_text("local=Local 100%\n")
     words = [f"--runs={runs}", "--pivot=dataset,batch_size", "--tests"]

@@ -11,43 +11,36 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import run, sweep
+from experiments import run
 from experiments.cli import run_folder
 from fedjax_pfl.data import atomic_files
+from fedjax_pfl.engine import state_store
+from tests.experiments.small_runs import SMALL, assert_refused, error_line, run_in
 
 from .conftest import drawing
 from .stopped_runs import assert_same_arrays, watching
 
-CACHE = "compilation_cache"
-WORDS = f"--dataset=digits --num_clients=4 --num_seeds=2 --model=softmax --rounds=3 --{CACHE}="
-WORDS = ["--algorithms=local,feddwa", *WORDS.split()]
+CACHE = "--compilation_cache="
+WORDS = ("--algorithms=local,feddwa", *SMALL)
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 
 
 def call(folder, *words):
-    return run.main(["run", *WORDS, *words, f"--output_dir={folder}"])
-
-
-def error_line(capsys) -> str:
-    """Return the only line on standard error."""
-    lines = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert len(lines) == 1 and lines[0].startswith("error: "), lines
-    return lines[0]
+    return run_in(folder, *WORDS, *words)
 
 
 @pytest.fixture(scope="module")
-def complete(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("complete") / "out"
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished") / "out"
     with drawing():
         assert call(folder) == 0
     return folder
 
 
-def assert_same(folder, complete):
-    assert {path.relative_to(folder) for path in folder.rglob("*")} == {
-        path.relative_to(complete) for path in complete.rglob("*")
-    }
-    assert_same_arrays(folder, complete, ("local", "feddwa"))
+def assert_same(folder, finished):
+    ours, theirs = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, finished))
+    assert ours == theirs
+    assert_same_arrays(folder, finished, ("local", "feddwa"))
 
 
 @contextlib.contextmanager
@@ -69,8 +62,7 @@ FILES = (
 )  # fmt: skip
 
 
-@pytest.mark.thorough
-def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_at_every_file(finished, tmp_path, monkeypatch, capsys):
     """The same command again and again, with the disk full at the next file each time."""
     folder, rename = tmp_path / "out", os.replace
     for name in FILES:
@@ -91,25 +83,29 @@ def test_a_full_disk_at_every_file(complete, tmp_path, monkeypatch, capsys):
     before = (folder / "local" / "summary.json").stat().st_mtime_ns
     assert call(folder) == 0
     assert (folder / "local" / "summary.json").stat().st_mtime_ns == before
-    assert_same(folder, complete)
+    assert_same(folder, finished)
 
 
-@pytest.mark.thorough
-def test_a_limit_on_the_size_of_files(complete, tmp_path, capsys):
+@pytest.mark.costly
+def test_full_disk_below_clients_state(tmp_path, monkeypatch, capsys):
+    """Rows are in a file, in which the clients of the higher numbers have no room."""
     folder = tmp_path / "out"
-    sizes = {path.name: path.stat().st_size for path in complete.iterdir()}
-    for name in ("run.json", "partition.npz", "partition.png", "accuracy.png"):
-        with drawing(), limited(sizes[name] - 1):
-            assert call(folder) == 1
-        assert "can't be written: File too large." in error_line(capsys)
-    assert (folder / "feddwa" / "summary.json").exists()
-    assert call(folder) == 0
-    assert_same(folder, complete)
+    words = (*SMALL, "--num_clients=40", "--participation=0.2", "--num_seeds=1", "--model=mlp",
+             "--partition=iid", "--train_samples=10", "--algorithms=fedavg,ditto", "--rounds=12",
+             "--matrix_rounds=1,2,3,4,5,6", "--client_state=host", "--devices=1")  # fmt: skip
+    with monkeypatch.context() as patch, limited(400_000):
+        patch.setattr(state_store, "MEMORY", 0)
+        assert run_in(folder, *words) == 1
+    error = error_line(capsys)
+    assert "The state of the clients can't be written to " in error and "File too large." in error
+    kept = (folder / "fedavg" / "summary.json").stat().st_mtime_ns
+    assert run_in(folder, *words) == 0
+    assert (folder / "fedavg" / "summary.json").stat().st_mtime_ns == kept
+    assert (folder / "ditto" / "summary.json").exists()
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("kept", [60, 0])
-def test_a_folder_deleted_during_the_run(complete, tmp_path, capsys, kept):
+def test_a_folder_deleted_during_the_run(finished, tmp_path, capsys, kept):
     folder, words = tmp_path / "out", f"--checkpoint_seconds={kept}"
 
     def harm(name, progress):
@@ -121,10 +117,10 @@ def test_a_folder_deleted_during_the_run(complete, tmp_path, capsys, kept):
     assert "can't be written: " in error_line(capsys)
     shutil.rmtree(folder, ignore_errors=True)
     assert call(folder, words) == 0
-    assert_same(folder, complete)
+    assert_same(folder, finished)
 
 
-def test_partly_written_files_are_written_again(complete, tmp_path):
+def test_partly_written_files_are_written_again(finished, tmp_path):
     folder = tmp_path / "out"
     assert call(folder) == 0
     (folder / "comparison.md").unlink()
@@ -132,12 +128,12 @@ def test_partly_written_files_are_written_again(complete, tmp_path):
         (folder / f".part-{name}").write_text("half of it")
     assert call(folder) == 0
     (folder / ".part-run.json").unlink()
-    assert_same(folder, complete)
+    assert_same(folder, finished)
 
 
-def test_dangling_links_in_a_folder(complete, tmp_path, capsys):
+def test_dangling_links_in_a_folder(finished, tmp_path, capsys):
     folder = tmp_path / "out"
-    shutil.copytree(complete, folder)
+    shutil.copytree(finished, folder)
     (folder / "comparison.md").unlink()
     for name in ("checkpoints", "feddwa", run_folder.LOCK):
         saved = (folder / name).exists() and shutil.move(folder / name, tmp_path / "saved")
@@ -148,36 +144,34 @@ def test_dangling_links_in_a_folder(complete, tmp_path, capsys):
         if saved:
             shutil.move(tmp_path / "saved", folder / name)
     assert call(folder) == 0
-    assert_same(folder, complete)
+    assert_same(folder, finished)
 
 
-def test_an_unwritable_compilation_cache(complete, tmp_path, capsys):
+def test_an_unwritable_compilation_cache(finished, tmp_path, capsys):
     """The run goes on without it, with a warning."""
     (tmp_path / "file").write_text("mine")
     before = jax.config.jax_compilation_cache_dir
     cache = tmp_path / "file" / "x"
-    assert run.main(["run", *WORDS, f"--output_dir={tmp_path / 'out'}", f"--{CACHE}={cache}"]) == 0
+    assert call(tmp_path / "out", f"{CACHE}{cache}") == 0
     assert capsys.readouterr().err == (
         f"warning: no compiled programs are kept: {cache} can't be written: Not a directory.\n"
     )
     assert jax.config.jax_compilation_cache_dir == before
-    assert_same(tmp_path / "out", complete)
-    words = [*WORDS, f"--output_dir={tmp_path / 'new'}"]
-    assert run.main(["run", *words, f"--{CACHE}=~nobody-of-that-name/x"]) == 2
+    assert_same(tmp_path / "out", finished)
+    assert call(tmp_path / "new", f"{CACHE}~nobody-of-that-name/x") == 2
     assert "--compilation_cache is '~nobody-of-that-name/x', but there is no" in error_line(capsys)
 
 
-def test_a_user_without_a_home_directory(complete, tmp_path, capsys, monkeypatch):
+def test_a_user_without_a_home_directory(finished, tmp_path, capsys, monkeypatch):
     def nowhere(path):
         if str(path).startswith("~"):
             raise RuntimeError("Could not determine home directory.")
         return path
 
     monkeypatch.setattr(Path, "expanduser", nowhere)
-    words = [word for word in WORDS if not word.startswith(f"--{CACHE}")]
-    assert run.main(["run", *words, f"--output_dir={tmp_path / 'out'}"]) == 0
+    assert run_in(tmp_path / "out", *(word for word in WORDS if word != CACHE)) == 0
     assert "warning: no compiled programs are kept: " in capsys.readouterr().err
-    assert_same(tmp_path / "out", complete)
+    assert_same(tmp_path / "out", finished)
 
 
 class Capabilities(ctypes.Structure):
@@ -236,9 +230,9 @@ def test_folders_without_permission(tmp_path, bound, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_lost_its_permissions(complete, tmp_path, bound, capsys):
+def test_run_folder_without_permission(finished, tmp_path, bound, capsys):
     folder = tmp_path / "out"
-    shutil.copytree(complete, folder)
+    shutil.copytree(finished, folder)
     (folder / "comparison.md").unlink()
     (folder / run_folder.LOCK).unlink()
     with mode(folder, 0o555):
@@ -250,30 +244,6 @@ def test_a_folder_that_lost_its_permissions(complete, tmp_path, bound, capsys):
         assert call(folder) == 1
         assert "checkpoints/feddwa can't be written: Permission denied." in error_line(capsys)
     with mode(folder / "local" / "result.npz", 0):
-        assert call(folder) == 2
-        assert "local/result.npz can't be read" in error_line(capsys)
+        assert_refused(call(folder), "local/result.npz can't be read", capsys)
     assert call(folder) == 0
-    assert_same(folder, complete)
-
-
-@pytest.mark.thorough
-def test_a_sweep_goes_on_after_a_full_disk(tmp_path, monkeypatch, capsys):
-    words = [w for w in WORDS if not w.startswith("--alg")]
-    words += ["--algorithms=fedavg", "--grid=batch_size=10,20", f"--output_dir={tmp_path / 'out'}"]
-    rename = os.replace
-
-    def full(source, target):
-        if Path(target).name == "result.json" and "batch_size=20" in str(target):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic_files.os, "replace", full)
-        assert sweep.main(["sweep", *words]) == 1
-    sentence = error_line(capsys)
-    assert "result.json can't be written: No space left on device" in sentence
-    (kept,) = (tmp_path / "out" / "results").glob("fedavg*/result.json")
-    before = kept.stat().st_mtime_ns
-    assert sweep.main(["sweep", *words]) == 0
-    assert kept.stat().st_mtime_ns == before
-    assert (tmp_path / "out" / "sweep.md").exists()
+    assert_same(folder, finished)

@@ -1,20 +1,13 @@
 """Runs that begin with a file's values, and with frozen layers, by flags."""
 
-import json
-
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import build, flags
-from tests.experiments.test_own_training import QUICK
+from tests.experiments.small_runs import TINY, assert_refused, read_json, run_in
 
-WORDS = (*QUICK[:1], *QUICK[2:], "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
-
-
-def call(folder, *words):
-    return run.main(["run", *WORDS, "--save_models", *words, f"--output_dir={folder}"])
+WORDS = (*TINY, "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
 
 
 def write(path, number=0.5):
@@ -22,10 +15,11 @@ def write(path, number=0.5):
     return f"--init_from={path}"
 
 
-def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys):
+@pytest.mark.costly
+def test_run_with_init_from_and_freeze(tmp_path, capsys):
     folder, file = tmp_path / "out", tmp_path / "first.npz"
-    words = (write(file), "--freeze=fc_0")
-    assert call(folder, *words) == 0
+    words = (*WORDS, "--save_models", write(file), "--freeze=fc_0")
+    assert run_in(folder, *words) == 0
     text = capsys.readouterr().out
     assert "model      mlp: 70 parameters, and 390 frozen ones, kept once" in text
     assert f"initial    {file}: 1 of 4 leaves given (384 of 460 numbers); drawn, as none" in text
@@ -34,14 +28,13 @@ def test_a_run_says_what_matched_and_keeps_what_is_frozen_once(tmp_path, capsys)
     assert list(models["global"]["params"]) == ["head"]
     assert models["backbone"]["params"]["fc_0"]["kernel"].shape == (2, 64, 6)
     assert (models["backbone"]["params"]["fc_0"]["kernel"] == 0.5).all()
-    summary = json.loads((folder / "fedavg" / "config.json").read_text())["model"]
+    summary = read_json(folder / "fedavg" / "config.json")["model"]
     assert summary["parameters"] == 70 and summary["frozen"] == 390
     assert summary["shared"] == {"head": 70}
-    assert call(folder, *words) == 0  # finished
+    assert run_in(folder, *words) == 0  # finished
     write(file, 0.25)
     capsys.readouterr()
-    assert call(folder, *words) == 2
-    assert "content of the initial model was" in capsys.readouterr().err
+    assert_refused(run_in(folder, *words), "content of the initial model was", capsys)
 
 
 def test_adapters_by_flags(tmp_path):
@@ -59,7 +52,7 @@ def test_adapters_by_flags(tmp_path):
         (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
     ],
 )
-def test_what_can_not_be(words, message, tmp_path):
+def test_init_from_refused(words, message, tmp_path):
     args = flags.parse(["run", *WORDS, *words])
     with pytest.raises(pfl.InputError, match=message):
         build.prepare(build.load_inputs(args))

@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends with the files of an uninterrupted one.
+"""A run that is killed, once or again and again, ends with the files of an uninterrupted one.
 
 Every kill is sent to its own process, at a moment of five kinds (`MOMENTS`) drawn from a seed;
 then the same command is given again. `-s` shows where each kill fell.
@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from experiments.cli import algorithm_folders
-
-pytestmark = pytest.mark.slow
+from tests.experiments.small_runs import SMALL, run_in
+from tests.experiments.stopped_runs import assert_same_arrays
 
 ROOT = Path(__file__).resolve().parents[2]
 ALGORITHMS = ("fedavg", "scaffold", "feddwa", "fedasync", "pfedla")
@@ -39,12 +39,7 @@ MOMENTS = {
     "files": (".part-{name}", 0.5),
     "table": (".part-comparison*", 0.15),
 }
-EACH = (
-    "start",
-    "rounds",
-    "checkpoint",
-    "files",
-)  # once for each algorithm; "table" once at the end
+EACH = ("start", "rounds", "checkpoint", "files")  # for each algorithm; "table" at the end
 TIMINGS = ("seconds_per_round", "compile_seconds")
 
 
@@ -83,13 +78,10 @@ def one_try(folder, cache, number, wanted, moment, lots, log):
 
     with log.open("w") as output:
         process = subprocess.Popen(
-            command(folder, cache),
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
+            command(folder, cache), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
             # Else a suite in the background would hand down that SIGINT is ignored.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+        )  # fmt: skip
         try:
             while process.poll() is None and not awaited():
                 time.sleep(0.001)
@@ -131,6 +123,34 @@ def assert_same_files(folder, uninterrupted):
         assert ours == theirs, name
 
 
+EVERY = ",".join(map(str, range(1, ROUNDS + 1)))
+ONCE = (*SMALL, "--num_seeds=1", "--partition=iid", "--train_samples=10", "--devices=1",
+        f"--rounds={ROUNDS}", f"--matrix_rounds={EVERY}")  # fmt: skip
+ON_HOSTS = ("--num_clients=20", "--participation=0.2", "--client_state=host")
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [("fedavg", ()), pytest.param("ditto", ON_HOSTS, marks=pytest.mark.costly)]
+)
+def test_run_continues_after_a_kill(tmp_path, name, more):
+    folder, words = tmp_path / "out", (*ONCE, f"--algorithms={name}", *more)
+    given = [*words, "--checkpoint_seconds=0", f"--output_dir={folder}"]
+    process = subprocess.Popen([sys.executable, "-m", "experiments.run", *given], cwd=ROOT)
+    try:
+        while process.poll() is None and not [*folder.glob(f"checkpoints/{name}/[3-9]")]:
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait(timeout=300) == -signal.SIGKILL
+    finally:
+        process.kill()
+        process.wait()
+    assert 3 <= steps(folder, name)[-1] < ROUNDS
+    assert run_in(folder, *words) == run_in(tmp_path / "whole", *words) == 0
+    ours, theirs = (tmp_path / place / name / "metrics.csv" for place in ("out", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    assert_same_arrays(folder, tmp_path / "whole", (name,), ["models.npz"])
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -143,6 +163,7 @@ def uninterrupted(tmp_path_factory, cache):
     return folder
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name
 )

@@ -1,25 +1,23 @@
 """Natural clients from the command line: a table of patients, partitioned by hospital."""
 
-import csv
-
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import partition, run
+from tests.experiments.small_runs import assert_refused, read_rows, run_in
 
 
 @pytest.fixture(scope="module")
 def patients(tmp_path_factory):
     path = tmp_path_factory.mktemp("patients") / "patients.csv"
     rng = np.random.default_rng(0)
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["hospital", "age", "dose", "label"])
-        for i in range(120):
-            age, dose = rng.normal(50, 10), rng.normal()
-            writer.writerow([i % 4 + 1, age, dose, int(age > 50)])
-        writer.writerow([9, 50, 0, 1])
+    age, dose = rng.normal(50, 10, 120), rng.normal(size=120)
+    table = {"hospital": np.arange(120) % 4 + 1, "age": age, "dose": dose, "label": age > 50}
+    table = pd.DataFrame(table | {"label": table["label"].astype(int)})
+    table.loc[120] = [9, 50, 0, 1]
+    table.astype({"hospital": int, "label": int}).to_csv(path, index=False)
     return path
 
 
@@ -27,7 +25,8 @@ def words(patients, *more):
     return (f"--dataset=table:{patients}", "--partition=by_column", "--column=hospital", *more)
 
 
-def test_partition(patients, tmp_path, capsys):
+@pytest.mark.costly
+def test_partition_by_column(patients, tmp_path, capsys):
     out = tmp_path / "out"
     assert partition.main(["partition", *words(patients), f"--output_dir={out}"]) == 0
     assert "4 clients by rule 'by_column'" in capsys.readouterr().out
@@ -51,19 +50,17 @@ def test_partition(patients, tmp_path, capsys):
         (("--partition=iid",), "--column is not an option of partition rule 'iid'"),
     ],
 )
-def test_refusals(patients, given, message, capsys):
-    assert run.main(["run", *words(patients), *given]) == 2
-    assert message in capsys.readouterr().err
+def test_natural_clients_refused(patients, given, message, capsys):
+    assert_refused(run.main(["run", *words(patients), *given]), message, capsys)
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_run_with_a_new_hospital(patients, tmp_path):
     out = tmp_path / "out"
     more = ("--algorithms=local", "--model=softmax", "--rounds=2", "--num_seeds=2")
     more += ("--new_clients=1", "--new_client_steps=2", "--compilation_cache=")
-    assert run.main(["run", *words(patients, *more), f"--output_dir={out}"]) == 0
-    with (out / "clients.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    assert run_in(out, *words(patients, *more)) == 0
+    rows = read_rows(out / "clients.csv")
     assert [row["name"] for row in rows] == [f"hospital_{i}" for i in (1, 2, 3, 4)]
     assert [row["train"] for row in rows] == ["22"] * 4
     result = pfl.Result.load(out / "local")
@@ -72,5 +69,4 @@ def test_run_with_a_new_hospital(patients, tmp_path):
     scores = [row["local/accuracy"] for row in rows]
     np.testing.assert_allclose([float(score) for score in scores[:3]], last, rtol=1e-6)
     assert scores[3] == ""  # the new client, which took part in no round
-    with (out / "local" / "new_clients.csv").open(newline="") as file:
-        assert {row["client"] for row in csv.DictReader(file)} == {"3"}
+    assert {row["client"] for row in read_rows(out / "local" / "new_clients.csv")} == {"3"}

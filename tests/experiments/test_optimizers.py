@@ -1,57 +1,41 @@
 """Runs with an optimizer by name, a schedule, clipping and kept states, by flags."""
 
-import json
-
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run, sweep
 from experiments.cli import build, flags
-from tests.experiments.test_own_training import QUICK
+from tests.experiments.small_runs import TINY, read_json, run_in
 
 GIVEN = (
-    "--optimizer=adam",
-    "--optimizer_option=b1=0.8",
-    "--learning_rate=0.01",
-    "--lr_schedule=cosine",
-    "--lr_schedule_option=final=0.1",
-    "--clip_norm=0.5",
-    "--keep_optimizer_state",
-)
+    "--optimizer=adam", "--optimizer_option=b1=0.8", "--learning_rate=0.01", "--lr_schedule=cosine",
+    "--lr_schedule_option=final=0.1", "--clip_norm=0.5", "--keep_optimizer_state",
+)  # fmt: skip
 OWN = ("--set=local.optimizer=sgd", "--set=local.momentum=0.5", "--set=local.lr_schedule=constant")
-FILE = """
-import optax
-import fedjax_pfl as pfl
-
-
-@pfl.training.register_optimizer("of_mine")
-def of_mine(learning_rate, *, part: float = 0.5):
-    return optax.sgd(part * learning_rate)
-"""
 
 
 def federation_of(name, *words):
-    args = flags.parse(["run", *QUICK, *words])
+    args = flags.parse(["run", *TINY, *words])
     return build.prepare(build.load_inputs(args)).federation_of(name)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_run_by_flags(tmp_path, capsys):
     words = ("--algorithms=fedavg,local", *GIVEN, *OWN)
-    assert run.main(["run", *QUICK, *words, f"--output_dir={tmp_path / 'out'}"]) == 0
+    assert run_in(tmp_path / "out", *TINY, *words) == 0
     text = capsys.readouterr().out
     assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in text
     assert "clip norm 0.5, optimizer states kept between rounds" in text
     (noted,) = (line for line in text.splitlines() if "trained with its own" in line)
     assert all(part in noted for part in ("optimizer sgd", "momentum 0.5", "schedule constant"))
-    summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
+    summary = read_json(tmp_path / "out" / "fedavg" / "summary.json")
     assert summary["training"]["optimizer"] == "adam (b1 0.8)"
     assert summary["training"]["lr_schedule"] == "cosine (final 0.1)"
-    own = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
+    own = read_json(tmp_path / "out" / "local" / "config.json")
     assert own["training"] == {"optimizer": "sgd", "lr_schedule": "constant", "momentum": 0.5}
 
 
+@pytest.mark.costly
 def test_flags_and_python_make_the_same_federation():
     one = federation_of("fedavg", *GIVEN, "--algorithms=fedavg")
     assert one.training.numbers() == pfl.LocalTraining(
@@ -78,26 +62,7 @@ def test_flags_and_python_make_the_same_federation():
         (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
     ],
 )
-def test_what_can_not_be_is_said_before_anything_runs(words, message, tmp_path):
-    args = flags.parse(["run", *QUICK, "--algorithms=local", *words])
+def test_optimizer_flags_refused(words, message, tmp_path):
+    args = flags.parse(["run", *TINY, "--algorithms=local", *words])
     with pytest.raises(pfl.InputError, match=message):
         build.prepare(build.load_inputs(args))
-
-
-@pytest.mark.thorough
-def test_an_optimizer_of_a_users_file_is_swept_and_continued(tmp_path, capsys):
-    file, folder = tmp_path / "mine.py", tmp_path / "out"
-    file.write_text(FILE)
-    words = ["sweep", *QUICK, "--algorithms=local", f"--import_file={file}",
-             "--grid=optimizer=sgd,of_mine", f"--output_dir={folder}"]  # fmt: skip
-    try:
-        assert sweep.main(words) == 0
-        names = {path.name for path in (folder / "results").iterdir()}
-        assert names == {"local-optimizer=sgd", "local-optimizer=of_mine"}
-        curves = [pfl.Result.load(folder / "results" / name).curve() for name in sorted(names)]
-        assert not np.array_equal(*curves)
-        before = (folder / "sweep.csv").read_bytes()
-        assert sweep.main(words) == 0  # finished: read again
-        assert (folder / "sweep.csv").read_bytes() == before
-    finally:
-        pfl.training.OPTIMIZERS.pop("of_mine", None)

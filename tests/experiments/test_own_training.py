@@ -1,8 +1,5 @@
 """Local training of one algorithm in a run: `--set=ALGORITHM.learning_rate=...` and the like."""
 
-import csv
-import json
-
 import numpy as np
 import pytest
 
@@ -12,42 +9,26 @@ from experiments.cli import algorithms, build, flags
 from experiments.figures import probes
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
+from tests.experiments.small_runs import TINY, assert_refused, read_json, read_rows, run_in
 
-pytestmark = pytest.mark.thorough  # whole commands
-
-QUICK = (
-    "--dataset=digits",
-    "--model=softmax",
-    "--rounds=2",
-    "--num_seeds=2",
-    "--num_clients=4",
-    "--partition=iid",
-    "--train_samples=21",
-    "--test_samples=10",
-    "--validation_fraction=0.2",
-    "--devices=1",
-    "--nosave_models",
-    "--compilation_cache=",
-)
 OWN = ("--set=local.learning_rate=0.5", "--set=local.batch_size=4")
 
 
 def call(folder, *words):
-    assert run.main(["run", *QUICK, *words, f"--output_dir={folder}"]) == 0
+    assert run_in(folder, *TINY, *words) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def finished(tmp_path_factory):
     """A run of two algorithms, one with its own local training; without; and by flags."""
     root, both = tmp_path_factory.mktemp("own"), "--algorithms=fedavg,local"
     new = ("--new_clients=1", "--new_client_steps=2")
+    given = ("--algorithms=local", "--learning_rate=0.5", "--batch_size=4")
     return {
         "own": call(root / "own", both, *OWN, *new),
         "plain": call(root / "plain", both, *new),
-        "flags": call(
-            root / "flags", "--algorithms=local", "--learning_rate=0.5", "--batch_size=4", *new
-        ),
+        "flags": call(root / "flags", *given, *new),
     }
 
 
@@ -55,66 +36,64 @@ def metrics(folder, name, file="metrics.csv"):
     return (folder / name / file).read_bytes()
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
-def test_only_that_algorithm_trains_otherwise(runs):
-    assert metrics(runs["own"], "fedavg") == metrics(runs["plain"], "fedavg")
-    assert metrics(runs["own"], "local") == metrics(runs["flags"], "local")
-    assert metrics(runs["own"], "local") != metrics(runs["plain"], "local")
+def test_only_that_algorithm_trains_otherwise(finished):
+    assert metrics(finished["own"], "fedavg") == metrics(finished["plain"], "fedavg")
+    assert metrics(finished["own"], "local") == metrics(finished["flags"], "local")
+    assert metrics(finished["own"], "local") != metrics(finished["plain"], "local")
     file = "new_clients.csv"
-    assert metrics(runs["own"], "local", file) == metrics(runs["flags"], "local", file)
-    assert metrics(runs["own"], "fedavg", file) == metrics(runs["plain"], "fedavg", file)
+    assert metrics(finished["own"], "local", file) == metrics(finished["flags"], "local", file)
+    assert metrics(finished["own"], "fedavg", file) == metrics(finished["plain"], "fedavg", file)
 
 
-def test_the_output_says_it(runs):
-    config, other = (read(runs["own"] / name / "config.json") for name in ("local", "fedavg"))
+def test_output_names_own_training(finished):
+    config, other = (
+        read_json(finished["own"] / name / "config.json") for name in ("local", "fedavg")
+    )
     assert config["training"] == {"batch_size": 4, "learning_rate": 0.5}
     assert other["training"] == {}
-    plain = read(runs["plain"] / "local" / "config.json")
+    plain = read_json(finished["plain"] / "local" / "config.json")
     assert config["config_hash"] != plain["config_hash"]
-    assert other["config_hash"] == read(runs["plain"] / "fedavg" / "config.json")["config_hash"]
-    summary = read(runs["own"] / "local" / "summary.json")
+    plain = read_json(finished["plain"] / "fedavg" / "config.json")
+    assert other["config_hash"] == plain["config_hash"]
+    summary = read_json(finished["own"] / "local" / "summary.json")
     assert summary["training"]["learning_rate"] == 0.5 and summary["training"]["batch_size"] == 4
     text = "trained with its own batch size 4, learning rate 0.5"
     assert summary["remarks"] == [text]
-    table = (runs["own"] / "comparison.md").read_text()
+    table = (finished["own"] / "comparison.md").read_text()
     assert f"local: {text}." in table and "local.learning_rate=0.5" in table
-    assert pfl.Result.load(runs["own"] / "local").training == summary["training"]
+    assert pfl.Result.load(finished["own"] / "local").training == summary["training"]
 
 
-def test_another_setting_is_another_run(runs, capsys):
+def test_another_setting_is_another_run(finished, capsys):
     words = ["--algorithms=fedavg,local", "--new_clients=1", "--new_client_steps=2"]
-    words += [f"--output_dir={runs['own']}"]
+    words += [f"--output_dir={finished['own']}"]
     other = ("--set=local.learning_rate=0.25", OWN[1])
-    assert run.main(["run", *QUICK, *words, *other]) == 2
+    assert run.main(["run", *TINY, *words, *other]) == 2
     assert "local.learning_rate was 0.5 and is 0.25" in capsys.readouterr().err
-    assert run.main(["run", *QUICK, *words]) == 2
+    assert run.main(["run", *TINY, *words]) == 2
     assert "local.learning_rate was 0.5 and is absent" in capsys.readouterr().err
-    assert run.main(["run", *QUICK, *words, *OWN]) == 0  # finished: printed again
+    assert run.main(["run", *TINY, *words, *OWN]) == 0  # finished: printed again
     assert "trained with its own" in capsys.readouterr().out
 
 
 def test_a_setting_that_the_flags_have_already_changes_nothing():
     def identity(*words):
-        return build.load_inputs(flags.parse(["run", *QUICK, *words])).identity
+        return build.load_inputs(flags.parse(["run", *TINY, *words])).identity
 
     plain = identity("--algorithms=local")
     assert identity("--algorithms=local", "--set=local.learning_rate=0.10") == plain
     assert identity("--algorithms=local", "--set=local.learning_rate=0.2") != plain
 
 
-def test_comparisons_and_figures_know_it(runs):
-    result = find([str(runs["own"])])
+def test_comparisons_and_figures_with_own_training(finished):
+    result = find([str(finished["own"])])
     table, _ = compare_runs(result)
     assert [row["label"] for row in table.rows] == [
         "fedavg, batch_size=10, learning_rate=0.1",
         "local, batch_size=4, learning_rate=0.5",
     ]
-    assert any(
-        "local, batch_size=4, learning_rate=0.5: trained with its own" in n for n in table.notes
-    )
+    said = "local, batch_size=4, learning_rate=0.5: trained with its own"
+    assert any(said in note for note in table.notes)
     own = next(one for one in result if one.algorithm == "local")
     rebuilt = probes.federation_of(own)
     assert rebuilt.training.learning_rate == 0.5 and rebuilt.schedule.batch_size == 4
@@ -136,34 +115,28 @@ def test_epochs_take_the_place_of_steps():
         (("--set=local.batch_size=0",), "local.batch_size must be a whole number of at least 1"),
         (("--set=local.drop_last=maybe",), "local.drop_last must be true or false"),
         (("--set=local.augment=flip",), "Unknown hyperparameter of 'local' 'augment'"),
-        (
-            ("--set=local.drop_last=1", "--set=local.batch_size=99"),
-            "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a ",
-        ),
-        (
-            ("--set=local.local_epochs=2", "--set=local.local_steps=3"),
-            "With --set=local.local_epochs=2 --set=local.local_steps=3: local_epochs and "
-            "local_steps can't both be given: steps take the place of epochs",
-        ),
+        (("--set=local.drop_last=1", "--set=local.batch_size=99"),
+         "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a "),
+        (("--set=local.local_epochs=2", "--set=local.local_steps=3"),
+         "local_epochs and local_steps can't both be given: steps take the place of epochs"),
     ],
-)
-def test_settings_that_can_not_be(words, message, capsys, tmp_path):
-    words = [*QUICK, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
-    assert run.main(["run", *words]) == 2
-    assert message in capsys.readouterr().err
+)  # fmt: skip
+def test_own_training_refused(words, message, capsys, tmp_path):
+    words = [*TINY, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
+    assert_refused(run.main(["run", *words]), message, capsys)
     assert not (tmp_path / "o").exists()
 
 
-def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
-    # Two settings of one seed: the programs of `runs`.
-    words = [*QUICK, "--algorithms=fedavg,local", "--num_seeds=1", "--new_clients=1"]
+@pytest.mark.costly
+def test_sweep_over_the_rate_of_one_algorithm(tmp_path, capsys):
+    # Two settings of one seed: the programs of `finished`.
+    words = [*TINY, "--algorithms=fedavg,local", "--num_seeds=1", "--new_clients=1"]
     words.append("--set=local.batch_size=4")  # which the programs of fedavg know nothing of
     grid = ["--grid=local.learning_rate=0.1,0.5", "--grid=learning_rate=0.1,0.2"]
     folder = tmp_path / "sweep"
     assert sweep.main(["sweep", *words, *grid, f"--output_dir={folder}"]) == 0
     assert "4 settings in 2 programs" in capsys.readouterr().out
-    with (folder / "sweep.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(folder / "sweep.csv")
     tried = {(r["algorithm"], r["local.learning_rate"], r["learning_rate"]) for r in rows}
     assert tried == {
         ("fedavg", "", "0.1"), ("fedavg", "", "0.2"), ("local", "0.1", ""), ("local", "0.5", ""),
@@ -179,7 +152,7 @@ def test_a_sweep_over_one_algorithms_rate(tmp_path, capsys):
     assert args.training_of.keys() == {"local"}
 
 
-def test_what_is_of_its_own_wins_over_the_grid():
+def test_own_training_over_the_grid():
     made = {name: pfl.make_algorithm(name) for name in ("fedavg", "local")}
     grid = {"batch_size": ["4", "8"]}
     queue = sweep.cells(made, grid, {"local.batch_size"})

@@ -1,11 +1,16 @@
 """Places and names that can't be are refused before anything is made."""
 
+import pytest
+
 import fedjax_pfl as pfl
 from experiments import compare, partition, run, sweep
-from tests.experiments.test_faults import WORDS, error_line
+from tests.experiments.small_runs import SMALL, error_line
+
+WORDS = ("--algorithms=local,feddwa", *SMALL)
 
 
-def test_places_that_can_not_be(tmp_path, capsys):
+@pytest.mark.costly
+def test_output_folders_that_can_not_be(tmp_path, capsys):
     """Said before anything is made, by all scripts that write."""
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "file").write_text("mine")
@@ -33,7 +38,7 @@ def test_places_that_can_not_be(tmp_path, capsys):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_names_that_no_folder_can_have(tmp_path, monkeypatch, capsys):
+def test_names_too_long_for_a_folder(tmp_path, monkeypatch, capsys):
     """Of algorithms and of settings; as long as what stands before them meanwhile leaves."""
     name = "m" * 250
     monkeypatch.setitem(pfl.core.ALGORITHMS, name, pfl.core.ALGORITHMS["fedavg"])

@@ -1,8 +1,8 @@
 """The planning script: on devices of this machine, and on described ones where compilers are."""
 
-import csv
 import json
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
@@ -11,6 +11,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import plan
 from experiments.planning import plan_table, plans, targets
+from tests.experiments.small_runs import read_rows
 
 SMALL = ["--dataset=digits", "--model=softmax", "--num_clients=4", "--train_samples=20",
          "--num_seeds=1"]  # fmt: skip
@@ -28,12 +29,12 @@ def played(monkeypatch, tmp_path):
     return play
 
 
+@pytest.mark.costly
 @pytest.mark.usefixtures("here")
 def test_host_state_on_described_devices(played, capsys, monkeypatch):
     """As many as are described, however few there are; what can't be planned lacks no memory."""
-    monkeypatch.setattr(
-        "fedjax_pfl.execution.mesh.all_devices", lambda: tuple(jax.local_devices()[:1])
-    )
+    few = tuple(jax.local_devices()[:1])
+    monkeypatch.setattr("fedjax_pfl.execution.mesh.all_devices", lambda: few)
     words = ("--target=v5e:2x2", "--participation=0.5", "--client_state=host", *SMALL)
     code, said, _ = played(capsys, *words, "--algorithms=fedavg")
     assert code == 0 and re.search(r"\nfedavg +yes", said)
@@ -50,13 +51,11 @@ def test_host_state_on_described_devices(played, capsys, monkeypatch):
 def here(monkeypatch):
     """This machine's devices in place of those described."""
     monkeypatch.setattr(targets, "check_installed", lambda target: None)
-    monkeypatch.setattr(
-        targets.Target,
-        "devices",
-        lambda self: (
-            jax.local_devices()[: 1 if self.single else 2] * (1 + (self.topology == "4x8"))
-        ),
-    )
+
+    def devices(self):
+        return jax.local_devices()[: 1 if self.single else 2] * (1 + (self.topology == "4x8"))
+
+    monkeypatch.setattr(targets.Target, "devices", devices)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def here(monkeypatch):
         (["--targt=v5e"], "Did you mean --target?"),
     ],
 )
-def test_what_is_refused(words, said, played, capsys, tmp_path, monkeypatch, request):
+def test_plan_refused(words, said, played, capsys, tmp_path, monkeypatch, request):
     (tmp_path / "old.json").write_text("")
     if said.startswith("needs"):
         monkeypatch.setattr(targets, "_found", lambda module: False)
@@ -95,7 +94,8 @@ def test_help_and_list(played, capsys):
         assert name in out
 
 
-def test_a_plan(here, played, capsys, tmp_path):
+@pytest.mark.costly
+def test_plan_of_two_algorithms(here, played, capsys, tmp_path):
     """Of a program compiled for this machine, which has no estimate of cycles."""
     words = ["--target=v5e:2x2", "--algorithms=fedavg,local", *SMALL]
     code, out, err = played(capsys, *words, "--output=plan.json")
@@ -117,19 +117,8 @@ def test_a_plan(here, played, capsys, tmp_path):
     assert result["cycles"] == 0 and result["rounds_per_second"] is None
 
 
-def test_rows_of_a_plan(here, played, capsys, tmp_path):
-    words = ["--target=v5e", "--algorithms=fedavg", *SMALL, "--output=p.CSV"]
-    assert played(capsys, *words)[0] == 0
-    (row,) = csv.DictReader((tmp_path / "p.CSV").open())
-    assert (row["algorithm"], row["fits"], row["transfers"]) == ("fedavg", "True", "")
-    assert float(row["compile_seconds"]) > 0 and row["step_cycles"] == ""
-    assert int(row["memory_bytes"]) > 0
-
-
-@pytest.mark.parametrize(
-    "target",
-    ["h100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("h100:2", "tpu", "gpu"))],
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("target", ["h100", "h100:2", "tpu", "gpu"])
 def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path):
     """For this machine's devices in place of H100s, or for the real ones."""
     if target in ("tpu", "gpu"):
@@ -146,10 +135,12 @@ def test_a_plan_of_clients_on_the_host(target, request, played, capsys, tmp_path
     code, out, err = played(capsys, *words)
     assert (code, err) == (0, "")
     assert "ditto keeps clients' state in host memory, up to " in out
-    (row,) = csv.DictReader((tmp_path / "p.csv").open())
+    (row,) = read_rows(tmp_path / "p.csv")
     rows, moved = int(row["host_rows_bytes"]), int(row["host_from_device_bytes"])
     assert rows == 5 * moved  # five rounds of four different clients at most
     assert moved < int(row["host_to_device_bytes"]) < moved + int(row["host_samples_bytes"])
+    assert (row["algorithm"], row["fits"]) == ("ditto", "True")
+    assert float(row["compile_seconds"]) > 0 and int(row["memory_bytes"]) > 0
 
 
 class Step:
@@ -180,18 +171,15 @@ class Step:
         ("auto", "auto", 4, True, [4]),
     ],
 )
-def test_lanes_are_halved_where_they_may_be(
-    execution, state, fits, hosted, tried, here, monkeypatch
-):
+def test_lanes_are_halved_to_fit(execution, state, fits, hosted, tried, here, monkeypatch):
     args = plan.parse(["plan", "--target=v5e", "--algorithms=fedavg", "--partition=iid", *SMALL,
                        f"--client_execution={execution}", f"--client_state={state}"])  # fmt: skip
     step = Step(fits, hosted)
     monkeypatch.setattr(plans, "_compiled", step)
     target = targets.parse("v5e")
     experiment = plan.prepare(args, target)
-    result = plans.widest(
-        args.instances["fedavg"], experiment.federation, target, jax.local_devices()[:1]
-    )
+    devices = jax.local_devices()[:1]
+    result = plans.widest(args.instances["fedavg"], experiment.federation, target, devices)
     assert step.tried == tried
     assert result.fits == (hosted if tried[-1] == "host" else tried[-1] <= fits)
 
@@ -206,14 +194,12 @@ class Failing:
         raise jax.errors.JaxRuntimeError(f"{self.said}\nmore")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("said", "code", "shown"),
-    [
-        ("RESOURCE_EXHAUSTED: 23G exceeds 15G", 0, "no"),
-        ("INTERNAL: not today", 1, "failed"),
-    ],
+    [("RESOURCE_EXHAUSTED: 23G exceeds 15G", 0, "no"), ("INTERNAL: not today", 1, "failed")],
 )
-def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch):
+def test_errors_of_compilers(said, code, shown, here, played, capsys, monkeypatch):
     lower = pfl.Simulation.lower
 
     def failing(*args, **options):
@@ -227,24 +213,23 @@ def test_what_compilers_say(said, code, shown, here, played, capsys, monkeypatch
     assert said in out and "more" not in out
 
 
+@pytest.mark.costly
 def test_data_and_states_beyond_the_device(here, played, capsys, monkeypatch):
     """Fewer lanes take no less: nothing more is compiled, and the table has what it takes."""
     chip, compiled = targets.chips()["v5e"], []
-    monkeypatch.setattr(
-        targets, "parse", lambda text: targets.Target(text, small(chip), "2x2", single=True)
-    )
-    compiling = plans._compiled
-    monkeypatch.setattr(
-        plans, "_compiled", lambda *args, **how: compiled.append(1) or compiling(*args, **how)
-    )
+    chip, compiling = replace(chip, memory=100), plans._compiled
+
+    def counted(*args, **how):
+        compiled.append(1)
+        return compiling(*args, **how)
+
+    target = targets.Target("v5e", chip, "2x2", single=True)
+    monkeypatch.setattr(targets, "parse", lambda text: target)
+    monkeypatch.setattr(plans, "_compiled", counted)
     words = ("--target=v5e", "--algorithms=fedavg", "--client_state=device", *SMALL)
     code, out, _ = played(capsys, *words)
     assert code == 0 and len(compiled) == 1
     assert re.search(r"\nfedavg +no +4 .* kB", out)
-
-
-def small(chip):
-    return targets.Chip(**(vars(chip) | {"memory": 100}))
 
 
 def test_the_floor_of_a_step():
@@ -265,7 +250,7 @@ def test_sizes_have_the_unit_that_fits():
     assert list(map(plan_table._millions, cycles)) == ["0.000", "0.00012", "0.012", "1.410"]
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["v5e", "v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2"])
 def test_a_described_tpu(name, played, capsys):
     pytest.importorskip("libtpu", reason="libtpu, the compiler of TPUs, is not installed")
@@ -280,7 +265,7 @@ def test_a_described_tpu(name, played, capsys):
     assert bool(result["costs"]["transfers"]) == (name != "v5e")
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["h100", "h200", "a100", "a100-40gb", "h100:8"])
 def test_a_described_gpu(name, played, capsys):
     pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")

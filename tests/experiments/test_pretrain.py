@@ -11,12 +11,13 @@ import fedjax_pfl as pfl
 from experiments import pretrain
 from experiments.cli import build, flags
 from fedjax_pfl.models.base_file import SEEN
+from tests.experiments.small_runs import assert_input_error, assert_refused
 
 DATA = ("--dataset=digits", "--model=mlp", "--model_option=hidden=6")
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("base") / "base.safetensors"
     # A run's own flags are ignored.
     clients = ("--lora_rank=2", "--num_clients=7", "--rounds=99", "--local_steps=1")
@@ -29,10 +30,10 @@ def prepared(*words):
     return build.prepare(build.load_inputs(flags.parse(["run", *DATA, *words])))
 
 
-def test_file(base):
-    arrays = safetensors.numpy.load_file(base)
+def test_file_of_a_base_model(finished):
+    arrays = safetensors.numpy.load_file(finished)
     assert set(arrays) == {"params/fc_0/kernel", "params/fc_0/bias", SEEN}
-    content = base.read_bytes()
+    content = finished.read_bytes()
     header = json.loads(content[8 : 8 + struct.unpack("<Q", content[:8])[0]])
     facts = json.loads(header["__metadata__"]["fedjax_pfl"])
     assert facts["origin"] == "trained on 676 samples of digits (classes:0-4)"
@@ -41,12 +42,12 @@ def test_file(base):
     assert "%" in facts["score"]
 
 
-def test_clients_hold_other_samples(base):
-    made = prepared("--public=classes:0-4", f"--init_from={base}", "--lora_rank=2")
+def test_clients_hold_other_samples(finished):
+    made = prepared("--public=classes:0-4", f"--init_from={finished}", "--lora_rank=2")
     assert made.dataset.num_classes == 5 and made.dataset.class_names == tuple("56789")
     federation = made.federation
     assert federation.notes == ()
-    given = safetensors.numpy.load_file(base)
+    given = safetensors.numpy.load_file(finished)
     values = federation.initial_values
     np.testing.assert_array_equal(values["params/fc_0/kernel"], given["params/fc_0/kernel"])
     match = federation.initial_match
@@ -54,8 +55,8 @@ def test_clients_hold_other_samples(base):
     assert str(match).endswith("; trained on 676 samples of digits (classes:0-4)")
 
 
-def test_clients_that_hold_seen_samples_are_noted(base):
-    made = prepared(f"--init_from={base}", "--validation_fraction=0.1")
+def test_clients_that_hold_seen_samples_are_noted(finished):
+    made = prepared(f"--init_from={finished}", "--validation_fraction=0.1")
     known = np.isin(made.dataset.train_y, range(5))  # of which the base saw three quarters
     held = {name: made.partition.split(name).idx for name in ("train", "validation", "test")}
     (note,) = made.federation.notes
@@ -68,6 +69,7 @@ def test_clients_that_hold_seen_samples_are_noted(base):
     assert note.startswith("the initial model was trained on") and note.endswith("of the clients")
 
 
+@pytest.mark.costly
 def test_the_head_is_written_on_request(tmp_path):
     path = tmp_path / "whole.safetensors"
     words = (*DATA, "--public=share:0.5", "--epochs=1", "--with_head", f"--output={path}")
@@ -85,25 +87,23 @@ def test_the_head_is_written_on_request(tmp_path):
         (("--output=b.safetensors", "--epochs=0"), "--epochs must be a whole number of at least 1"),
     ],
 )
-def test_refusals(words, message, tmp_path, monkeypatch, capsys):
+def test_pretrain_refused(words, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert pretrain.main(["pretrain", *DATA, *words]) == 2
-    assert message in capsys.readouterr().err
+    assert_refused(pretrain.main(["pretrain", *DATA, *words]), message, capsys)
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_file_is_kept(base, capsys):
-    before = base.read_bytes()
-    assert pretrain.main(["pretrain", *DATA, f"--output={base}"]) == 2
-    assert "exists already" in capsys.readouterr().err and base.read_bytes() == before
+def test_an_existing_file_is_kept(finished, capsys):
+    before = finished.read_bytes()
+    assert pretrain.main(["pretrain", *DATA, f"--output={finished}"]) == 2
+    assert "exists already" in capsys.readouterr().err and finished.read_bytes() == before
 
 
-def test_facts_that_are_none_are_refused(base, tmp_path):
+def test_damaged_facts_of_a_base_model(finished, tmp_path):
     path = tmp_path / "bad.safetensors"
     arrays = {"fc_0/kernel": np.ones((64, 6), np.float32), SEEN: np.ones(3, np.float32)}
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{}"}))
-    with pytest.raises(pfl.InputError, match="has invalid metadata of fedjax_pfl"):
-        prepared(f"--init_from={path}")
+    assert_input_error("has invalid metadata of fedjax_pfl", prepared, f"--init_from={path}")
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{"}))
     with pytest.raises(pfl.InputError, match="can't be read as a safetensors file with facts"):
         prepared(f"--init_from={path}")

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import algorithm_folders
 from tests.engine.multi_process import simulated
+from tests.experiments.small_runs import run_in
+
+pytestmark = pytest.mark.costly
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["--dataset=digits", "--num_clients=5", "--model=softmax", "--num_seeds=1",
@@ -50,12 +52,10 @@ class Started:
             command = [sys.executable, *program, *WORDS, *words, *more,
                        f"--distributed=127.0.0.1:{port},{told},{k}"]  # fmt: skip
             with (folder.parent / f"{folder.name}.txt").open("w") as out:
-                self.running.append(
-                    subprocess.Popen(
-                        command, cwd=folder, stdout=out, stderr=out,
-                        env=dict(environment()),
-                    )
-                )  # fmt: skip
+                process = subprocess.Popen(
+                    command, cwd=folder, stdout=out, stderr=out, env=environment()
+                )
+            self.running.append(process)
 
     def codes(self):
         return [each.wait(timeout=MINUTES) for each in self.running]
@@ -86,38 +86,28 @@ def same(folder, other, tolerance, name="fedavg"):
 
 
 def alone(folder, *words):
-    assert run.main(["run", *WORDS, *words, "--devices=1", f"--output_dir={folder}"]) == 0
+    assert run_in(folder, *WORDS, *words, "--devices=1") == 0
     return folder
 
 
-@pytest.mark.thorough
 def test_two_processes_give_the_numbers_of_one(tmp_path):
-    """The first one prints and writes; the other one does neither."""
-    folder = tmp_path / "pair"
-    with Started(tmp_path, "--rounds=2", "--devices=2", f"--output_dir={folder}") as pair:
-        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
-    assert "2 x cpu (cpu) in 2 processes" in pair.said(0)
-    assert "Table, pictures and a folder for each algorithm" in pair.said(0)
-    assert "accuracy" not in pair.said(1).lower()
-    assert [list(place.iterdir()) for place in pair.places] == [[], []]
-    same(folder, alone(tmp_path / "alone", "--rounds=2"), 1e-5)
-
-
-@pytest.mark.slow
-def test_again_to_the_bit_and_with_two_devices_each(tmp_path):
+    """To the bit again, and with two devices each. The first one prints and writes."""
     folders = [tmp_path / name for name in ("one", "again", "four")]
     more = ("--rounds=4", "--new_clients=1", "--new_client_steps=0,3", "--set=fedavg.momentum=0.5")
     for folder, count in zip(folders, (2, 2, 4), strict=True):
         words = (*more, f"--devices={count}", f"--output_dir={folder}")
         with Started(folder.with_suffix(".places"), *words) as pair:
             assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
+        assert f"{count} x cpu (cpu) in 2 processes" in pair.said(0)
+        assert "Table, pictures and a folder for each algorithm" in pair.said(0)
+        assert "accuracy" not in pair.said(1).lower()
+        assert [list(place.iterdir()) for place in pair.places] == [[], []]
     same(folders[0], folders[1], 0)
     same(folders[0], folders[2], 1e-5)
     wanted = (alone(tmp_path / "alone", *more) / "new_clients.md").read_text()
     assert [(each / "new_clients.md").read_text() for each in folders] == [wanted] * 3
 
 
-@pytest.mark.slow
 def test_a_patient_run_is_lengthened_by_two_processes(tmp_path):
     """It begins with given values, of which some are frozen, and keeps its optimizers' states."""
     file, folders = tmp_path / "first.npz", [tmp_path / "pair", tmp_path / "alone"]
@@ -159,7 +149,6 @@ def wait_for_rounds(folder, pair, name="fedavg"):
         time.sleep(0.2)
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_stops_all_and_one_process_goes_on(tmp_path):
     folder = tmp_path / "pair"
     with Started(tmp_path, *LONG, "--devices=2", f"--output_dir={folder}") as pair:
@@ -174,13 +163,18 @@ def test_a_signal_to_one_stops_all_and_one_process_goes_on(tmp_path):
     same(folder, alone(tmp_path / "straight", *LONG), 1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dead", [0, 1])
-def test_a_process_that_dies_is_noticed_and_the_run_goes_on(tmp_path, dead):
+ON_HOSTS = ["--client_state=host", "--algorithms=ditto", "--model=mlp", "--num_clients=15",
+            "--model_option=hidden=20", "--partition=iid", "--train_samples=10", *LONG]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dead", "name", "more"), [(0, "fedavg", LONG), (1, "fedavg", LONG), (1, "ditto", ON_HOSTS)]
+)
+def test_run_continues_after_a_process_died(tmp_path, dead, name, more):
     folder = tmp_path / "pair"
-    words = (*LONG, "--devices=2", f"--output_dir={folder}")
+    words = (*more, "--devices=2", f"--output_dir={folder}")
     with Started(tmp_path, *words) as pair:
-        wait_for_rounds(folder, pair)
+        wait_for_rounds(folder, pair, name)
         pair.running[dead].kill()
         began = time.monotonic()
         code = pair.running[1 - dead].wait(timeout=MINUTES)
@@ -188,51 +182,20 @@ def test_a_process_that_dies_is_noticed_and_the_run_goes_on(tmp_path, dead):
         time.sleep(1)  # its witness's last word
     assert code not in (0, 2)
     assert "the same command continues" in pair.said(1 - dead)
-    assert max(checkpoints(folder)) < ROUNDS
+    assert max(checkpoints(folder, name)) < ROUNDS
     with Started(tmp_path, *words) as pair:
         assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
     assert "round 1/" not in pair.said(0)  # it went on
-    same(folder, alone(tmp_path / "straight", *LONG), 1e-4)
-
-
-ON_HOSTS = ["--client_state=host", "--algorithms=ditto", "--model=mlp", "--num_clients=15",
-            "--model_option=hidden=20", "--partition=iid", "--train_samples=10", *LONG]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_state_on_the_hosts_of_two_processes(tmp_path, number):
-    """The run goes on in one process with all state on the device, or in two again."""
-    folder = tmp_path / "pair"
-    words = (*ON_HOSTS, "--devices=2", f"--output_dir={folder}")
-    with Started(tmp_path, *words) as pair:
-        wait_for_rounds(folder, pair, "ditto")
-        pair.running[1].send_signal(number)
-        codes = pair.codes()
-    if number == signal.SIGTERM:
-        assert codes == [128 + number] * 2, pair.said(0) + pair.said(1)
-    else:
-        assert codes[1] == -number and codes[0] not in (0, 2)
-        assert "the same command continues" in pair.said(0)
-    assert 3 <= max(checkpoints(folder, "ditto")) < ROUNDS
-    if number == signal.SIGTERM:
-        alone(folder, *ON_HOSTS, "--client_state=device")
-    else:
-        with Started(tmp_path, *words) as pair:
-            assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
-        assert "round 1/" not in pair.said(0)  # it went on
-    same(folder, alone(tmp_path / "straight", *ON_HOSTS), 1e-4, "ditto")
+    same(folder, alone(tmp_path / "straight", *more), 1e-4, name)
 
 
 LIMITED = """import sys
-from experiments import run
 from fedjax_pfl.engine import simulation
 simulation._available = lambda federation: 3_000_000
 sys.exit(run.main(["run", *sys.argv[1:]]))
 """
 
 
-@pytest.mark.slow
 def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
     """Samples are on the devices by then; new clients are given models."""
     folder, more = tmp_path / "pair", ("--new_clients=1", "--new_client_steps=0,3", "--rounds=3")
@@ -248,19 +211,17 @@ def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
     assert result[0] == result[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "own", "said"),
     [
         ([], (["--rounds=3"], ["--rounds=4"]), "All processes need the same flags and data"),
-        (["--devices=3"], (), "--devices must be 'auto' or a multiple of 2"),
         (["--mesh=clients:3"], (), "clients:3 takes 3: the nearest that fits is clients:4,runs:1"),
         ([], (["--devices=2"], ["--devices=4"]), "All processes need the same number of devices"),
         ([], ([], ["--dataset=npz:nothing.npz"]), "nothing.npz"),
     ],
-    ids=["flags", "devices", "mesh", "other devices", "data"],
+    ids=["flags", "mesh", "devices", "data"],
 )
-def test_errors_are_those_of_all(tmp_path, words, own, said):
+def test_errors_of_all_processes(tmp_path, words, own, said):
     folder = tmp_path / "pair"
     with Started(tmp_path, *words, f"--output_dir={folder}", own=own) as pair:
         assert pair.codes() == [2, 2], pair.said(0) + pair.said(1)
@@ -271,7 +232,6 @@ def test_errors_are_those_of_all(tmp_path, words, own, said):
     assert not folder.exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
 def test_another_run_at_the_same_address_is_refused_and_harms_none(tmp_path):
     port, folder = free_port(), tmp_path / "pair"
@@ -286,24 +246,6 @@ def test_another_run_at_the_same_address_is_refused_and_harms_none(tmp_path):
         assert pair.codes() == [128 + signal.SIGTERM] * 2, pair.said(0) + pair.said(1)
 
 
-IMPATIENT = """import sys
-from experiments import run
-from experiments.cli import distributed
-distributed.LATE = 15
-sys.exit(run.main(["run", *sys.argv[1:]]))
-"""
-
-
-@pytest.mark.slow
-def test_processes_that_never_meet(tmp_path):
-    """Each says how long it waits, and JAX ends it."""
-    with Started(tmp_path, count=2, counts=(3, 3), script=IMPATIENT) as pair:
-        assert all(code != 0 for code in pair.codes())
-    for k in (0, 1):
-        assert "meeting the other processes at 127.0.0.1:" in pair.said(k)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""
@@ -311,7 +253,7 @@ def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     port, module = free_port(), "tests.engine.multi_process"
     words = [[sys.executable, "-m", module, str(tmp_path), str(port), "2", str(k), "2", *names]
              for k in range(2)]  # fmt: skip
-    pair = [subprocess.Popen(each, cwd=ROOT, env=dict(environment())) for each in words]
+    pair = [subprocess.Popen(each, cwd=ROOT, env=environment()) for each in words]
     assert [each.wait(timeout=3 * MINUTES) for each in pair] == [0, 0]
     with jax.enable_x64(True):
         for name in names:

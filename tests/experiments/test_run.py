@@ -1,9 +1,8 @@
 """The script as a user calls it, in-process: its files, its flags, going on."""
 
-import csv
-import json
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
@@ -12,19 +11,12 @@ import fedjax_pfl as pfl
 from experiments.run import main
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
+from tests.experiments.small_runs import SMALL, assert_refused, read_json, read_rows, stamps
 
 from .conftest import drawing
 
 SEEDS, ROUNDS, CLIENTS = 2, 2, 6
-QUICK = (
-    "--dataset=digits",
-    "--model=mlp",
-    f"--rounds={ROUNDS}",
-    f"--num_seeds={SEEDS}",
-    f"--num_clients={CLIENTS}",
-    "--alpha=0.5",
-    "--compilation_cache=",
-)
+QUICK = (*SMALL, "--model=mlp", f"--num_clients={CLIENTS}", "--alpha=0.5")
 TWO = ("--algorithms=fedavg,feddwa", "--set=feddwa.top_k=3", "--validation_fraction=0.1")
 
 
@@ -41,21 +33,10 @@ def finished(tmp_path_factory):
     return folder
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
 def test_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
-    expected = {
-        "partition.npz",
-        "partition.png",
-        "accuracy.png",
-        "gains.png",
-        "comparison.csv",
-        "comparison.md",
-    }
-    expected |= {"run.json", ".lock"}
+    expected = {"run.json", ".lock", "partition.npz", "partition.png", "accuracy.png"}
+    expected |= {"gains.png", "comparison.csv", "comparison.md"}
     files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
     files += ("metrics.jsonl", "result.json", "result.npz")
     for algorithm in ("fedavg", "feddwa"):
@@ -66,7 +47,7 @@ def test_files(finished):
 
 
 def test_summary(finished):
-    summary = read(finished / "feddwa" / "summary.json")
+    summary = read_json(finished / "feddwa" / "summary.json")
     assert summary["algorithm"] == "feddwa"
     assert summary["dataset"] == "digits"
     assert summary["partition"] == "dirichlet"
@@ -78,9 +59,8 @@ def test_summary(finished):
     # A model of 4,810 float32 parameters, trained and guidance model up, one mix down.
     assert summary["traffic_mb_per_client_round"] == pytest.approx({"up": 0.03848, "down": 0.01924})
     assert summary["model_parameters"] == 4810
-    done, other = (
-        read(finished / name / "summary.json")["computation"] for name in ("feddwa", "fedavg")
-    )
+    done = summary["computation"]
+    other = read_json(finished / "fedavg" / "summary.json")["computation"]
     assert done["flops_per_step"] == other["flops_per_step"] > 6 * 4810
     for key in ("local_steps_per_client_round", "gflop_per_client_round", "gflop_per_client"):
         assert done[key] == pytest.approx(2 * other[key])  # the guidance epoch
@@ -91,7 +71,7 @@ def test_summary(finished):
 
 
 def test_config(finished):
-    config, other = (read(finished / name / "config.json") for name in ("feddwa", "fedavg"))
+    config, other = (read_json(finished / name / "config.json") for name in ("feddwa", "fedavg"))
     assert config["hyperparameters"]["top_k"] == 3
     assert config["seeds"] == [7, 8]
     assert config["dataset"]["input_scaling"] == "digits"
@@ -105,8 +85,7 @@ def test_config(finished):
 
 
 def test_metrics(finished):
-    with (finished / "fedavg" / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "fedavg" / "metrics.csv")
     assert list(rows[0]) == ["seed", "round", "metric", "value"]
     values = {(int(r["seed"]), int(r["round"]), r["metric"]): float(r["value"]) for r in rows}
     assert len(values) == len(rows) and np.isfinite(list(values.values())).all()
@@ -158,10 +137,7 @@ def test_models_reproduce_the_accuracies(finished):
     clients = np.load(finished / "feddwa" / "clients.npz")
     for s in range(SEEDS):
         for n in range(CLIENTS):
-            params = {
-                layer: {name: leaf[s, n] for name, leaf in leaves.items()}
-                for layer, leaves in models["params"].items()
-            }
+            params = jax.tree.map(lambda leaf, at=(s, n): leaf[at], models["params"])
             rows = partition.client("test", n)
             logits = task.predict({"params": params}, dataset.train_x[rows] / np.float32(16))
             accuracy = np.mean(np.argmax(logits, axis=1) == dataset.train_y[rows])
@@ -169,11 +145,10 @@ def test_models_reproduce_the_accuracies(finished):
 
 
 def test_comparison(finished):
-    with (finished / "comparison.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(finished / "comparison.csv")
     assert [row["algorithm"] for row in rows] == ["fedavg", "feddwa"]
     column = "personalized_test_accuracy_last_round_mean_over_clients"
-    summary = read(finished / "feddwa" / "summary.json")
+    summary = read_json(finished / "feddwa" / "summary.json")
     assert float(rows[1][column]) == pytest.approx(summary["accuracy"]["final_mean"])
     spread = summary["accuracy"]["final_std_over_seeds"]
     width = float(rows[1]["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"])
@@ -188,13 +163,12 @@ def test_comparison(finished):
 
 
 def test_existing_folder_is_refused_and_untouched(finished, capsys):
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
-    assert call(*QUICK, f"--output_dir={finished}") == 2
-    assert "--seed was 7 and is 0" in capsys.readouterr().err
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    before = stamps(finished)
+    assert_refused(call(*QUICK, f"--output_dir={finished}"), "--seed was 7 and is 0", capsys)
+    assert stamps(finished) == before
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     words = [w for w in QUICK if not w.startswith("--alpha")]
     words += ["--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]
@@ -203,11 +177,12 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     assert call(*words, "--dtype=float32") == 0
     folder = tmp_path / "o" / "fedavg"
     assert not (folder / "models.npz").exists()
-    old, new = (read(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
+    old, new = (read_json(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
     assert new["partition_hash"] == old["partition_hash"]
     assert new["partition"] == "file"
-    with (folder / "metrics.csv").open() as file:
-        values = {(int(r["round"]), r["metric"]): float(r["value"]) for r in csv.DictReader(file)}
+    values = {
+        (int(r["round"]), r["metric"]): float(r["value"]) for r in read_rows(folder / "metrics.csv")
+    }
     with np.load(folder / "clients.npz") as clients:
         assert clients["rounds"].tolist() == [2, 3]
         assert clients["record_rounds"].tolist() == [1, 2, 3]
@@ -224,8 +199,7 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
                 else:
                     assert (number, metric) not in values
     assert np.load(folder / "mixing.npz")["rounds"].tolist() == [2]
-    with (tmp_path / "o" / "comparison.csv").open() as file:
-        (row,) = csv.DictReader(file)
+    (row,) = read_rows(tmp_path / "o" / "comparison.csv")
     assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
     out = capsys.readouterr().out
     assert "round 3/3" in out and "fedavg" in out
@@ -270,5 +244,4 @@ def test_flagfile_and_presets(tmp_path, capsys):
     assert presets
     for preset in presets:
         # A preset is complete and right up to what comes after it.
-        assert call(f"--flagfile={preset}", "--set=nonsense") == 2
-        assert "--set must read" in capsys.readouterr().err
+        assert_refused(call(f"--flagfile={preset}", "--set=nonsense"), "--set must read", capsys)

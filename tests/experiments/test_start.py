@@ -38,7 +38,7 @@ def test_a_command_is_started_anew_with_its_words(calls, monkeypatch, words):
 
 
 @pytest.mark.parametrize("mode", ["[always] madvise never", "always madvise [never]", None])
-def test_not_where_it_changes_nothing(calls, mode):
+def test_huge_pages_are_not_requested_in_vain(calls, mode):
     if mode is None:
         start.MODE.unlink()
     else:
@@ -59,7 +59,7 @@ def test_not_twice_and_not_for_an_import_or_another_program(calls, monkeypatch):
     assert not calls
 
 
-def test_what_a_command_is_called(monkeypatch):
+def test_called(monkeypatch):
     assert start.called("run") == "python -m experiments.run"
     monkeypatch.setattr(start, "PACKAGE", start.INSTALLED)
     assert start.called("run") == "pfl-run"

@@ -1,6 +1,5 @@
 """Studies from the command: cells, tables, the figure, continuing, and refusals."""
 
-import csv
 import shutil
 from types import SimpleNamespace
 from typing import Any
@@ -16,20 +15,13 @@ from experiments.figures.loading import read
 from experiments.figures.pivots import Pivot
 from experiments.studies import report, sections
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import SMALL, read_rows
 
 from .conftest import drawing
 from .written_runs import rewrite, write_run
 
-WORDS = [
-    "--dataset=digits",
-    "--model=softmax",
-    "--num_clients=4",
-    "--rounds=2",
-    "--num_seeds=2",
-    "--eval_every=2",
-    "--compilation_cache=",
-    "--measures=accuracy,worst_decile,attackers_weight,megabytes_up",
-]
+WORDS = (*SMALL, "--eval_every=2",
+         "--measures=accuracy,worst_decile,attackers_weight,megabytes_up")  # fmt: skip
 SETTINGS = ["--setting=no attack:", "--setting=sign flip: --attack=sign_flip --attackers=3"]
 ROWS = [
     "--row=fedavg: --algorithms=fedavg",
@@ -51,15 +43,14 @@ def finished(tmp_path_factory):
 
 
 def numbers(folder):
-    with (folder / "study.csv").open() as file:
-        lines = list(csv.DictReader(file))
+    lines = read_rows(folder / "study.csv")
     return {
         (one["measure"], one["row"], one["setting"], int(one["seed"])): float(one["value"] or "nan")
         for one in lines
     }
 
 
-def test_numbers(finished):
+def test_numbers_of_a_study(finished):
     """Each number is that of the cell's run, over the clients that all runs score."""
     found = numbers(finished)
     assert len(found) == 4 * 2 * 2 * 2
@@ -79,7 +70,7 @@ def test_numbers(finished):
                     assert np.isnan(weight)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_settings_with_other_clients(tmp_path):
     """Numbers of clients may differ, and so may the clients that are scored."""
     words = "--algorithms=local,fedavg", "--setting=six: --num_clients=6", "--measures=accuracy"
@@ -88,7 +79,7 @@ def test_settings_with_other_clients(tmp_path):
     found, text = numbers(tmp_path), (tmp_path / "study.md").read_text()
     assert "mean over all 6 or all 4 clients after the last round" in text
     gains = {(one["setting"], one["row"]): float(one["win_rate_over_local"])
-             for one in csv.DictReader((tmp_path / "gains.csv").open())
+             for one in read_rows(tmp_path / "gains.csv")
              if one["win_rate_over_local"]}  # fmt: skip
     for setting, place in (("no attack", "no_attack"), ("six", "six")):
         local, fedavg = (
@@ -114,7 +105,7 @@ def test_no_client_is_scored_in_all_runs(finished):
     assert seen["a", 0] == pytest.approx(100 * scores[0, 0, -1, 3])
 
 
-def test_text(finished):
+def test_text_of_a_study(finished):
     text = (finished / "study.md").read_text()
     assert "Accuracy %: mean over 3 of 4 clients after the last round" in text
     assert "|  | no attack | sign flip |" in text
@@ -128,9 +119,9 @@ def test_text(finished):
         assert latex.count(rf"\begin{{{kind}}}") == latex.count(rf"\end{{{kind}}}") > 0
 
 
-def test_who_is_harmed(finished):
+def test_gains_of_clients(finished):
     """Over the clients that all runs score: client 3 attacks in one of the settings."""
-    lines = list(csv.DictReader((finished / "gains.csv").open()))
+    lines = read_rows(finished / "gains.csv")
     assert [(one["setting"], one["row"]) for one in lines] == [
         ("no attack", "fedavg, median"), ("sign flip", "fedavg, median")
     ]  # fmt: skip
@@ -240,15 +231,12 @@ def test_a_figure_against_a_measure(finished):
         report.Report(runs, ("accuracyy",)).table("accuracyy")
 
 
-def test_numbers_that_only_describe(tmp_path):
+@pytest.mark.costly
+def test_measures_that_only_describe(tmp_path):
     """They have no percent, no direction and no best row; a cost of 0 has its place in a figure."""
-    words = (
-        "--algorithms=local,cfl,fedavg",
-        SETTINGS[0],
-        "--measures=clusters,megabytes_up,accuracy",
-    )
+    words = ("--algorithms=local,cfl,fedavg", "--measures=clusters,megabytes_up,accuracy")
     with drawing():
-        assert call(*words, "--x=megabytes_up", f"--output_dir={tmp_path}") == 0
+        assert call(*words, SETTINGS[0], "--x=megabytes_up", f"--output_dir={tmp_path}") == 0
     text = (tmp_path / "study.md").read_text()
     table = text.partition("Clusters: mean over the rounds")[2].partition("##")[0]
     assert [line for line in table.splitlines() if "cfl" in line] == ["| cfl | 1 |"]
@@ -295,15 +283,24 @@ def test_ranks_without_a_score_of_the_first_baseline():
     (["--setting=a:", "--setting=b: --dataset=diabetes --model=mlp --partition=iid",
       "--measures="], "different main metrics, accuracy and mse"),
 ])  # fmt: skip
-def test_refusals(words, text, tmp_path, capsys):
+def test_study_refused(words, text, tmp_path, capsys):
     folder = tmp_path / "out"
     assert call("--algorithms=local,fedavg", *words, f"--output_dir={folder}") == 2
     assert text in capsys.readouterr().err
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("name", presets.studies())
-def test_presets(name, tmp_path):
+LARGE = ("study/attacks", "study/attacks_100", "study/compression", "study/privacy")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.costly] if name in LARGE else [])
+        for name in presets.studies()
+    ],
+)
+def test_presets_of_studies(name, tmp_path):
     """Every cell of a study of this package has valid flags and one algorithm."""
     argv = ["study", f"--preset={name}"]
     config = flags.parse(argv, study.define)

@@ -47,34 +47,22 @@ def test_a_budget_draws_settings_of_each_algorithm():
 def test_strengths_of_attacks_and_rules_are_inside_a_program():
     grid = sweep.parse_grid(["attack_factor=1,10", "aggregator_radius=0.5,2"])
     (cell,) = sweep.cells(algorithms("fedavg"), grid)
-    assert cell.settings == {
-        "attack_factor": [1.0, 1.0, 10.0, 10.0],
-        "aggregator_radius": [0.5, 2.0, 0.5, 2.0],
-    }
-    assert setting_words(cell.inside[1]) == [
-        "--attack_option=factor=1",
-        "--aggregator_option=radius=2",
-    ]
+    assert cell.settings["attack_factor"] == [1.0, 1.0, 10.0, 10.0]
+    assert cell.settings["aggregator_radius"] == [0.5, 2.0, 0.5, 2.0]
+    words = setting_words(cell.inside[1])
+    assert words == ["--attack_option=factor=1", "--aggregator_option=radius=2"]
 
 
 def test_what_is_inside_a_program_and_what_is_queued():
     grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
     queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)
-    assert [cell.folder for cell in queue] == [
-        "fedavg-batch_size=5",
-        "fedavg-batch_size=10",
-        "feddwa-feddwa.guidance=epochs-batch_size=5",
-        "feddwa-feddwa.guidance=epochs-batch_size=10",
-        "feddwa-feddwa.guidance=last-batch_size=5",
-        "feddwa-feddwa.guidance=last-batch_size=10",
-    ]
+    starts = ("fedavg", "feddwa-feddwa.guidance=epochs", "feddwa-feddwa.guidance=last")
+    wanted = [f"{start}-batch_size={size}" for start in starts for size in (5, 10)]
+    assert [cell.folder for cell in queue] == wanted
     assert queue[0].inside == [{}]
     assert queue[2].inside == [{"feddwa.top_k": "1"}, {"feddwa.top_k": "3"}]
-    assert queue[2].words() == [
-        "--algorithms=feddwa",
-        "--set=feddwa.guidance=epochs",
-        "--batch_size=5",
-    ]
+    own = ["--set=feddwa.guidance=epochs", "--batch_size=5"]
+    assert queue[2].words() == ["--algorithms=feddwa", *own]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +90,7 @@ KEYS = st.sampled_from(["dataset", "batch_size", "feddwa.top_k", "Own.K", "a"])
 SETTINGS = st.tuples(st.sampled_from(["m", "M", "m-a", ".m"]), st.dictionaries(KEYS, NASTY))
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @settings(max_examples=300, deadline=None)
 @given(st.lists(SETTINGS, max_size=12))
 def test_different_settings_have_different_folders(found):
@@ -113,6 +101,7 @@ def test_different_settings_have_different_folders(found):
         assert len(name.encode()) <= 200 and name[0] not in "." and Path(name).name == name
 
 
-def test_which_names_change_the_data():
+def test_changing_data():
     names = ["alpha", "num_clients", "learning_rate", "feddwa.top_k", "input_scaling", "rounds"]
-    assert sweep.changing_data(names) == ["alpha", "num_clients"]
+    names += ["drift_share", "attackers"]
+    assert sweep.changing_data(names) == ["alpha", "num_clients", "drift_share"]

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from experiments.sweeps import sweep_files
-from experiments.sweeps.grid import changing_data
 from experiments.sweeps.pictures import picture
 from fedjax_pfl.utils.metric_names import Measure
 
@@ -18,10 +17,9 @@ def outcome(setting, validation):
 
 def test_choices_that_one_run_can_not_have():
     """A flag that algorithms can't differ in is left out where their choices do, and said."""
-    result = [
-        sweep_files.Outcome(name, {"alpha": alpha, "model": "mlp"}, (0,), *[np.array([50.0])] * 2)
-        for name, alpha in (("fedavg", "0.1"), ("local", "1"))
-    ]
+    one = replace(outcome({"alpha": "1", "model": "mlp"}, [50.0]), algorithm="local")
+    other = replace(one, algorithm="fedavg", setting={"alpha": "0.1", "model": "mlp"})
+    result = [other, one]
     assert sweep_files.all_chosen(result).splitlines() == [
         "--algorithms=fedavg,local",
         "# alpha can't differ between the algorithms of a run:",
@@ -38,10 +36,8 @@ def test_rows_over_different_clients_or_data():
     result = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
     heading, _, *rows = sweep_files.table(result).to_markdown().splitlines()
     assert heading.endswith("| Test % | Mean over |")
-    assert [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows] == [
-        "client 0",
-        "5 clients",
-    ]
+    last = [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows]
+    assert last == ["client 0", "5 clients"]
     assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
     assert r"± 63.53\*" in rows[0]
     notes = sweep_files.footnotes(result, ["alpha"])
@@ -75,10 +71,8 @@ def test_pictures():
 
 def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     def notes(*scores, values=("0.01", "0.1", "1e0")):
-        found = [
-            outcome({"learning_rate": v, "model": "mlp"}, [x])
-            for v, x in zip(values, scores, strict=True)
-        ]
+        pairs = zip(values, scores, strict=True)
+        found = [outcome({"learning_rate": v, "model": "mlp"}, [x]) for v, x in pairs]
         return sweep_files.at_the_edge(found)
 
     beyond = "that was tried. Values beyond it may be better."
@@ -103,11 +97,6 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
 def test_no_warning_where_the_problem_changes(name, warned):
     found = [outcome({name: v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
     assert bool(sweep_files.at_the_edge(found)) == warned
-
-
-def test_what_changes_the_data():
-    grid = ["alpha", "drift_share", "learning_rate", "attackers", "input_scaling"]
-    assert changing_data(grid) == ["alpha", "drift_share"]
 
 
 def test_choices_of_each_client_and_on_test():

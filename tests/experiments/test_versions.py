@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import compare, run
+from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.selection import differing_settings
 from fedjax_pfl.engine.fingerprint import JAX, check_same
 from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY
 from fedjax_pfl.results.result_files import digest
+from tests.experiments.small_runs import SMALL, assert_refused, read_json, run_in
 
-WORDS = "--dataset=digits --num_clients=4 --model=softmax --rounds=2 --algorithms=local"
-WORDS = [*WORDS.split(), "--compilation_cache="]
+WORDS = (*SMALL, "--algorithms=local")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
-    assert run.main(["run", *WORDS, f"--output_dir={folder}"]) == 0
+    assert run_in(folder, *WORDS) == 0
     return folder
 
 
@@ -43,8 +43,8 @@ def old(finished, tmp_path):
     return folder
 
 
-def test_a_run_does_not_go_on(old, capsys):
-    assert run.main(["run", *WORDS, f"--output_dir={old}"]) == 2
+def test_run_of_0_2_does_not_go_on(old, capsys):
+    assert run_in(old, *WORDS) == 2
     assert f"{old / 'run.json'} was written by fedjax_pfl 0.2, and {pfl.__version__} reads" in (
         capsys.readouterr().err
     )
@@ -70,8 +70,8 @@ def test_checkpoints_are_not_gone_on_with(tmp_path):
         check_same(now | {JAX: "0.1"}, now | {JAX: "0.2"}, tmp_path)
 
 
-def test_this_version_goes_on(finished, capsys):
-    assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 0
+def test_run_of_this_version_goes_on(finished, capsys):
+    assert run_in(finished, *WORDS) == 0
     assert compare.main(["compare", f"--runs={finished}"]) == 0
     assert pfl.Result.load(finished / "local").algorithm == "local"
 
@@ -81,10 +81,10 @@ def of_0_3(finished, tmp_path):
     """The finished run as 0.3 would have left it: without revisions."""
     folder = tmp_path / "of_0_3"
     shutil.copytree(finished, folder)
-    record = json.loads((folder / "run.json").read_text()) | {"version": "0.3.0"}
+    record = read_json(folder / "run.json") | {"version": "0.3.0"}
     record["flags"] = {k: v for k, v in record["flags"].items() if not k.endswith("revision")}
     (folder / "run.json").write_text(json.dumps(record))
-    config = json.loads((folder / "local/config.json").read_text())
+    config = read_json(folder / "local/config.json")
     assert config.pop("revision") == "1.1" and config.pop("code") == []
     config["versions"]["fedjax_pfl"] = "0.3.0"
     (folder / "local/config.json").write_text(json.dumps(config))
@@ -110,12 +110,11 @@ def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
 
 
 def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
-    assert run.main(["run", *WORDS, f"--output_dir={of_0_3}"]) == 2
-    assert "run.json was written by fedjax_pfl 0.3.0, and" in capsys.readouterr().err
+    assert_refused(run_in(of_0_3, *WORDS), "run.json was written by fedjax_pfl 0.3.0, and", capsys)
 
 
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
     monkeypatch.setattr(pfl.core.ALGORITHMS["local"], "revision", 2)
-    assert run.main(["run", *WORDS, f"--output_dir={finished}"]) == 2
+    assert run_in(finished, *WORDS) == 2
     text = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
     assert text in capsys.readouterr().err

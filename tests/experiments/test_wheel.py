@@ -16,23 +16,13 @@ import pytest
 
 import experiments
 from experiments.reproduction import paper_tables
+from tests.experiments.small_runs import SMALL
 
 ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
-COMMANDS = (
-    "run",
-    "sweep",
-    "pretrain",
-    "compare",
-    "partition",
-    "reproduce",
-    "figures",
-    "benchmark",
-    "plan",
-    "study",
-)
-SMALL = ["--dataset=digits", "--num_clients=3", "--num_seeds=2", "--rounds=2", "--model=softmax",
-         "--devices=1", "--compilation_cache="]  # fmt: skip
+COMMANDS = {"run", "sweep", "pretrain", "compare", "partition", "reproduce", "figures", "benchmark",
+            "plan", "study"}  # fmt: skip
+WORDS = (*SMALL, "--num_clients=3", "--devices=1")
 TABLE = """
 paper = "Mine"
 table = "Table 1"
@@ -75,7 +65,8 @@ def wheel(tmp_path_factory):
     return file
 
 
-def test_what_is_in_it(wheel):
+@pytest.mark.costly
+def test_files_of_the_wheel(wheel):
     """Every file of both packages, and nothing else that could hide a folder of the user's."""
     with zipfile.ZipFile(wheel) as content:
         result = {Path(name) for name in content.namelist()}
@@ -93,10 +84,8 @@ def test_what_is_in_it(wheel):
     assert mine == {Path(named.get(p.parts[0], p.parts[0]), *p.parts[1:]) for p in there}
     commands = re.findall(r"^pfl-(\w+) = fedjax_pfl_experiments\.", entries.decode(), re.MULTILINE)
     assert sorted(commands) == sorted(COMMANDS)
-    assert (
-        "Requires-Dist: jax" in wanted
-        and "Requires-Dist: torch" not in wanted.partition("Provides-Extra")[0]
-    )
+    assert "Requires-Dist: jax" in wanted
+    assert "Requires-Dist: torch" not in wanted.partition("Provides-Extra")[0]
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +137,14 @@ SEES = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
     """Each once: with presets, tables and examples, which no checkout brings."""
     said = call("python", "-c", SEES)
     assert said.startswith("the user's own ")
     assert said.count(str(installed.parent)) == 2  # not the checkout's
 
-    call("pfl-run", "--preset=digits_quick", "--algorithms=fedavg,local", *SMALL,
+    call("pfl-run", "--preset=digits_quick", "--algorithms=fedavg,local", *WORDS,
          "--output_dir=runs/a")  # fmt: skip
     config = json.loads((folder / "runs/a/fedavg/config.json").read_text())
     assert config["flags"]["rule"]["alpha"] == 0.1  # the preset's
@@ -166,7 +155,7 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
     said = call("pfl-run", "--list")
     assert "feddwa/    table1_" in said and "kept_average" in said
 
-    call("pfl-run", "--import_file=example:kept_average", "--algorithms=kept_average", *SMALL,
+    call("pfl-run", "--import_file=example:kept_average", "--algorithms=kept_average", *WORDS,
          "--output_dir=runs/b")  # fmt: skip
     said = call("pfl-compare", "--runs=runs/a,runs/b")
     assert "kept_average" in said and "fedavg" in said
@@ -174,14 +163,14 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
     assert (folder / "accuracy.png").stat().st_size > 1000
     call("pfl-partition", "--dataset=digits", "--num_clients=3", "--output_dir=parts")
     assert (folder / "parts/partition.npz").exists()
-    call("pfl-sweep", "--preset=digits_quick", "--algorithms=fedavg", *SMALL,
+    call("pfl-sweep", "--preset=digits_quick", "--algorithms=fedavg", *WORDS,
          "--grid=learning_rate=0.03,0.1", "--output_dir=swept")  # fmt: skip
     assert "fedavg" in (folder / "swept/sweep.md").read_text()
     assert "pfl-benchmark --case" in call("pfl-benchmark", "--help")
     assert "h100:8" in call("pfl-plan", "--list")  # of a file that comes with it
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_tables_beside_it(call, folder):
     """The papers' tables, and a user's own cell on a preset of the package."""
     said = call("pfl-reproduce", "--list")
@@ -189,17 +178,17 @@ def test_tables_beside_it(call, folder):
     said = call("pfl-reproduce", "--table=feddwa/1", "--columns=pathological_cifar10",
                 "--data_dir=nowhere", "--output_dir=papers")  # fmt: skip
     assert "Table and runs: papers" in said and "'cifar10' was not found" in said
-    call("pfl-reproduce", "--tables=tables", "--table=mine/1", *SMALL, "--output_dir=cells")
+    call("pfl-reproduce", "--tables=tables", "--table=mine/1", *WORDS, "--output_dir=cells")
     assert (folder / "cells/digits_quick/fedavg/fedavg/summary.json").exists()
     assert "FedAvg" in (folder / "cells/table.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_commands_beside_a_package_of_the_same_name(call, folder):
     """The module form of the command continues the command's run."""
     (folder / "experiments" / "__init__.py").write_text("NAME = __name__\n")
     assert call("python", "-c", SEES).startswith("the user's own ")
     for command in (["pfl-run"], ["python", "-m", "fedjax_pfl_experiments.run"]):
-        said = call(*command, "--preset=digits_quick", "--algorithms=fedavg", *SMALL,
+        said = call(*command, "--preset=digits_quick", "--algorithms=fedavg", *WORDS,
                     "--output_dir=runs/c")  # fmt: skip
     assert said.startswith("This run is finished.")

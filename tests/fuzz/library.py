@@ -1,7 +1,9 @@
 """Files of every format that is read, damaged, and calls with odd arguments."""
 
 import contextlib
+import gzip
 import inspect
+import json
 from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
@@ -20,10 +22,9 @@ from fedjax_pfl.federation.config_field import declared
 from fedjax_pfl.federation.options import GROUPS, ParticipationOptions
 from fedjax_pfl.results import model_axes
 from fedjax_pfl.training import SGD, Schedule, WeightDistribution
-from tests.data.partitions.test_importers import DATA, png, write_arrow, write_pfllib
-from tests.data.sources import test_archives as archives
-from tests.data.sources import test_bad_files as small
-from tests.data.sources import test_images, test_leaf
+from tests.data import image_files, published_files
+from tests.data.image_files import png
+from tests.data.partitions.saved_splits import DATA, write_arrow, write_pfllib
 from tests.fuzz.commands import ROOT, SMALL, WRITTEN, Checked, checked, main_of
 from tests.fuzz.values import PATHS, VALUE, changed
 
@@ -61,7 +62,7 @@ def inside(name: str, function: Callable, *more, **options) -> Callable[[Path], 
 
 
 def writing(**contents: bytes) -> Callable[[Path], object]:
-    return lambda folder: [test_images.write(folder / name, contents[name]) for name in contents]
+    return lambda folder: [image_files.write(folder / name, contents[name]) for name in contents]
 
 
 def running(main: Callable, *flags: str, **more) -> Callable[[Path], object]:
@@ -69,25 +70,39 @@ def running(main: Callable, *flags: str, **more) -> Callable[[Path], object]:
 
 
 def data_sets():
-    colour, grey = test_images.colour((6, 6)), np.arange(36, dtype=np.uint8).reshape(6, 6)
+    colour, grey = image_files.colour((6, 6)), np.arange(36, dtype=np.uint8).reshape(6, 6)
     for image, kinds in (colour, ("png", "ppm", "jpeg", "bmp", "webp")), (grey, ("png", "gif")):
-        yield "folder", writing(**{f"train/{k}/0.{k}": test_images.png(image, k) for k in kinds})
+        yield "folder", writing(**{f"train/{k}/0.{k}": png(image, k) for k in kinds})
     yield "folder", writing(**{"train/a/0.ppm": b"P3 2 2 255\n" + b"1 2 3\n" * 4})
-    yield "tiny_imagenet", test_images.tiny_imagenet
-    yield "mnist", small.mnist
-    arrays = archives.emnist_arrays((1, 5, 9))
-    yield "emnist/digits", inside("gzip.zip", archives.write_emnist_zip, "digits", arrays)
+    picture, tiny = png(image_files.colour((64, 64)), "JPEG"), {"test/images/test_0.JPEG": b""}
+    for name in ("n01443537", "n01629819"):
+        tiny[f"train/{name}/images/{name}_0.JPEG"] = picture
+    marks = b"val_0.JPEG\tn01629819\t0\t32\t44\t62\n"
+    tiny |= {"val/images/val_0.JPEG": picture, "val/val_annotations.txt": marks}
+    yield "tiny_imagenet", writing(**tiny)
+    digits = {}
+    for split, count in (("train", 6), ("t10k", 2)):
+        for kind, array in (
+            ("images-idx3", np.zeros((count, 28, 28))),
+            ("labels-idx1", np.arange(count) % 2),
+        ):
+            content = published_files.idx_bytes(array)
+            digits[f"{split}-{kind}-ubyte.gz"] = gzip.compress(content)
+    yield "mnist", writing(**digits)
+    arrays = published_files.emnist_arrays((1, 5, 9))
+    yield "emnist/digits", inside("gzip.zip", published_files.write_emnist_zip, "digits", arrays)
     for name, layout in LAYOUTS.items():
-        contents, *_ = archives.cifar_files(name)
+        contents, *_ = published_files.cifar_files(name)
         yield name, writing(**contents)
-        yield name, inside(layout.archive, archives.write_tar, contents, layout.folder)
+        yield name, inside(layout.archive, published_files.write_tar, contents, layout.folder)
     news = b'"1","a title","some words, more"\n"2","b","c ""quoted"" d"\n"3","x","y"\n"4","p","q"\n'
     yield "ag_news", writing(**{"train.csv": news, "test.csv": news})
     yield "text_csv", writing(**{"train.csv": b"good,what a day\nbad,no good at all\nbad,worse\n"})
     yield "table", writing(**{"train.csv": b"age,label\n1,a\n2.5,b\n-3,a\n"})
-    users = {"u_1": ([test_leaf.image(0)], [1])}
-    yield "leaf", partial(test_leaf.write, split="train", name="a", users=users)
-    yield "parquet", small.parquet
+    user = {"x": [[128 / 255] * 784] * 2, "y": [0, 1]}
+    users = {"users": ["u_1"], "num_samples": [2], "user_data": {"u_1": user}}
+    yield "leaf", writing(**{"train/a.json": json.dumps(users).encode()})
+    yield "parquet", image_files.parquet
 
 
 def specimens():

@@ -25,6 +25,7 @@ from tests.fuzz import commands, library
 # name: (how many of a thousand inputs it has, a function that returns its strategy and attack)
 TARGETS = commands.TARGETS | library.TARGETS
 TARGETS = {name: (share, cache(make)) for name, (share, make) in TARGETS.items()}
+QUICK = ("benchmark flags", "partition flags", "algorithms and rules")
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 SEED = os.environ.get("FUZZ_SEED", "quick")
 BATCHES = math.ceil(INPUTS / 5000)  # of each target
@@ -84,10 +85,9 @@ def peak():
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory):
-    """A working folder that is also home and cache and holds finished runs."""
+    """A working folder that is also home and cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("fuzz"))
-        library.finished_runs()
         commands.scene()
         patch.setenv("HOME", os.path.abspath("home"))
         patch.setenv("FEDJAX_PFL_CACHE", os.path.abspath("cache"))
@@ -95,9 +95,21 @@ def scratch(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def finished_runs(scratch):
+    """Finished runs in the working folder."""
+    library.finished_runs()
+
+
+# The quick ones first: the others change the working folder.
+OTHERS = [pytest.param(name, marks=pytest.mark.costly) for name in TARGETS if name not in QUICK]
+
+
 @pytest.mark.parametrize("batch", range(BATCHES))
-@pytest.mark.parametrize("name", TARGETS)
-def test_malformed_input_is_accepted_or_refused(name, batch, scratch, record_property):
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+def test_malformed_input_is_accepted_or_refused(name, batch, scratch, request, record_property):
+    if name not in QUICK:
+        request.getfixturevalue("finished_runs")
     count = math.ceil(TARGETS[name][0] * INPUTS / 1000 / BATCHES)
     inputs, attack = TARGETS[name][1]()
     counts, failures = Counter(), []

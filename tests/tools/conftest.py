@@ -1,3 +1,11 @@
-"""Tools under test keep to one device, as commands do."""
+"""Tools under test keep to one device, as commands do, and run in the repository's root."""
 
+import pytest
+
+from tests.docs.pages import ROOT
 from tests.experiments.conftest import one_device  # noqa: F401 - a fixture
+
+
+@pytest.fixture
+def in_the_root(monkeypatch):
+    monkeypatch.chdir(ROOT)

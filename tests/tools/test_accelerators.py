@@ -34,7 +34,6 @@ def compiled(monkeypatch):
     return result
 
 
-@pytest.mark.thorough
 def test_what_is_there_is_not_compiled_again(compiled, tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE)
@@ -86,7 +85,7 @@ def test_rows_and_columns_that_are_gone_are_left_out():
     assert table.splitlines() == ["| Algorithm | a |", "| --- | ---: |", "| x | 1 |"]
 
 
-def test_what_fails_is_said(compiled, tmp_path, capsys):
+def test_failed_programs(compiled, tmp_path, capsys):
     assert accelerators.main(["accelerators", str(tmp_path), "--only=small/v5e/local"]) == 1
     assert capsys.readouterr().err == "small/v5e/local: INTERNAL\n"
     result = accelerators.collect(tmp_path, "none")
@@ -94,7 +93,7 @@ def test_what_fails_is_said(compiled, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", [[], ["a", "b", "c"], ["a", "--olny=b"]])
-def test_how_it_is_called(words, compiled, capsys):
+def test_accelerators_refused(words, compiled, capsys):
     with pytest.raises(SystemExit, match="2"):
         accelerators.main(["accelerators", *words])
     assert capsys.readouterr().err.startswith("usage: ") and not compiled

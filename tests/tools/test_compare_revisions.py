@@ -39,7 +39,7 @@ def test_leaves_are_compared_part_by_part(tmp_path):
     assert set(result["d"].values()) == {np.inf}, "a case that one revision lacks"
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_a_revision_equals_itself(tmp_path):
     archive = subprocess.run(
         ["git", "-C", str(compare_revisions.ROOT), "archive", "HEAD"],

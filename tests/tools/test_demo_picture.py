@@ -4,20 +4,17 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.figures import loading
+from tests.experiments.small_runs import SMALL, run_in
 from tools import demo_picture
 
-WORDS = (
-    "--algorithms=local,feddwa", "--dataset=digits", "--partition=grouped", "--groups=2",
-    "--num_clients=4", "--train_samples=20", "--model=softmax", "--rounds=2", "--num_seeds=2",
-    "--compilation_cache=", "--set=feddwa.top_k=2",
-)  # fmt: skip
+WORDS = (*SMALL, "--algorithms=local,feddwa", "--partition=grouped", "--groups=2",
+         "--train_samples=20", "--set=feddwa.top_k=2")  # fmt: skip
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_the_curves_and_the_weights(tmp_path):
-    assert run.main(["run", *WORDS, f"--output_dir={tmp_path}/demo"]) == 0
+    assert run_in(tmp_path / "demo", *WORDS) == 0
     result = loading.find([f"{tmp_path}/demo"])
     chart = demo_picture.draw(result)
     curves, weights = chart.axes[:2]

@@ -79,14 +79,11 @@ def test_the_page_is_made_again_from_its_file(tmp_path, capsys):
 def test_cells_of_a_study(tmp_path, monkeypatch):
     curve = np.array([[[0.1, one]] for one in (0.7, 0.9)])
     values = {"algorithms": ["ditto"], "rounds": 7, "setting": [], "validation_fraction": 0.2}
+    summary = {"scored_clients": [0, 1, 2], "training": {"learning_rate": 0.3},
+               "traffic_mb_per_client_round": {"up": 0.204, "down": 2.0}}  # fmt: skip
     one = SimpleNamespace(
         algorithm="ditto", result=SimpleNamespace(curve=lambda: curve), seeds=(0, 1), num_clients=4,
-        config={"flags": {"comparison": values | {"learning_rate": 0.3}}},
-        summary={
-            "scored_clients": [0, 1, 2],
-            "traffic_mb_per_client_round": {"up": 0.204, "down": 2.0},
-            "training": {"learning_rate": 0.3},
-        },
+        config={"flags": {"comparison": values | {"learning_rate": 0.3}}}, summary=summary,
     )  # fmt: skip
     monkeypatch.setattr(leaderboard_cells, "read", lambda _: one)
     for study_ in ("a", "b"):
@@ -138,11 +135,7 @@ def test_cells_that_cannot_be_compared(tmp_path):
         (("ditto", "drift"), cell([0.7, np.nan]), "an accuracy in 0..100"),
         (("dito", "drift"), fine, "no such algorithm or setting"),
         (("ditto", "rain"), fine, "no such algorithm or setting"),
-        (
-            ("ditto", "drift"),
-            replace(fine, command=f"a b c {other}"),
-            "fedavg in flags: rounds",
-        ),
+        (("ditto", "drift"), replace(fine, command=f"a b c {other}"), "fedavg in flags: rounds"),
         (("ditto", "drift"), replace(fine, command="a b c --rounds='8"), "can't be read: No clos"),
         (("ditto", "drift"), replace(fine, command="a b c --round=x"), "can't be read"),
     ):
@@ -167,9 +160,8 @@ def test_the_documentation_has_the_page_of_its_file(tmp_path):
     for name in (leaderboard_cells.CELLS, leaderboard.TIMINGS):
         (tmp_path / name).write_bytes((docs / name).read_bytes())
     leaderboard.write(tmp_path, leaderboard_cells.kept(tmp_path))
-    assert (tmp_path / leaderboard_cells.CELLS).read_text() == (
-        docs / leaderboard_cells.CELLS
-    ).read_text()
+    ours, theirs = ((at / leaderboard_cells.CELLS).read_text() for at in (tmp_path, docs))
+    assert ours == theirs
     rows, shown = (
         [line for line in (place / "README.md").read_text().splitlines() if line.startswith("| [")]
         for place in (tmp_path, docs)
@@ -185,6 +177,6 @@ def test_the_page_states_the_preset():
     assert given == list(leaderboard_cells.SETTINGS)
 
 
-def test_without_any_run(tmp_path):
+def test_leaderboard_without_runs(tmp_path):
     with pytest.raises(pfl.InputError, match="has no finished cell"):
         leaderboard_cells.load([tmp_path])

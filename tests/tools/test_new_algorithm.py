@@ -32,15 +32,15 @@ def run(copy, *words):
     )
 
 
-def test_a_skeleton_equals_its_reference(copy):
+@pytest.mark.costly
+def test_skeleton_equals_its_reference(copy):
     done = run(copy, "tools.new_algorithm", "fedexample", "Federated Examples")
     assert done.returncode == 0, done.stderr
     assert "make test-algorithm NAME=fedexample" in done.stdout
     page = (copy / "docs/comparison.md").read_text()
     assert f"of {page.split('| Personalized algorithms | ')[1].split()[2]} |" in page
-    tested = run(
-        copy, "pytest", "-p", "no:cacheprovider", "-q", "tests/algorithms/test_fedexample.py"
-    )
+    words = ("pytest", "-p", "no:cacheprovider", "-q", "tests/algorithms/test_fedexample.py")
+    tested = run(copy, *words)
     assert tested.returncode == 0, tested.stdout[-3000:]
     again = run(copy, "tools.new_algorithm", "fedexample", "Federated Examples")
     assert again.returncode == 2 and "exists: NAME must be new" in again.stderr

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
-from tests.results.test_partition_plots import assert_legible
-from tests.tools.test_settings_table import ROOT, in_the_root  # noqa: F401
+from tests.docs.pages import ROOT
 from tools import partition_gallery
+
+pytestmark = pytest.mark.costly
 
 
 @pytest.fixture(scope="module")
@@ -16,16 +17,11 @@ def drawn():
         return partition_gallery.figures()
 
 
-def test_the_page_shows_all_of_them(drawn):
+def test_page_shows_every_picture(drawn):
     text = (ROOT / "docs" / "partitions.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\(images/(\w+)\.png\)", text)) == sorted(drawn)
     for name in drawn:
         assert (ROOT / "docs" / "images" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_they_are_legible(drawn):
-    for figure in drawn.values():
-        assert_legible(figure)
 
 
 def test_files(tmp_path, monkeypatch, drawn):

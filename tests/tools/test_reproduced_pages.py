@@ -46,10 +46,7 @@ def test_pages_and_index(tmp_path, capsys):
 def test_superseded_rows_are_marked_until_they_are_measured_again(tmp_path):
     queue, docs = tmp_path / "queue", tmp_path / "docs"
     table(queue, "pfedla-1", ["measured"])
-    heads = (
-        "EMNIST, 10 clients",
-        "EMNIST, 100 clients (on mnist), small scale also with --rounds=1",
-    )
+    heads = "EMNIST, 10 clients", "EMNIST, 100 clients (on mnist), small scale also with --rounds=1"
     rows = "| FedRep | 1 | 4 |\n| pFedMe | 2 | 5 |\n| pFedMe, w | 3 | 6 |\n"
     text = "# T\n\n## Verdict\n\n" + "\n".join(f"## {head}\n\n{rows}" for head in heads)
     text += "\n## CIFAR-10, 10 clients\n\n| FedRep | 7 | not run |\n"

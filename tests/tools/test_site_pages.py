@@ -44,9 +44,8 @@ def test_links_that_lead_nowhere(link):
 
 def test_blocks_are_left_alone_and_marks_taken_out():
     page = "<!-- needs: data -->\n```\n[r](none.md)\n```\n[r](../README.md)\n"
-    assert relinked(page, "docs/running.md", PLACES, "") == (
-        "```\n[r](none.md)\n```\n[r](index.md)\n"
-    )
+    wanted = "```\n[r](none.md)\n```\n[r](index.md)\n"
+    assert relinked(page, "docs/running.md", PLACES, "") == wanted
 
 
 def test_an_entry_for_each_name():

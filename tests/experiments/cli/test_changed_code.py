@@ -6,19 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import algorithm_folders, identity, provenance, run_folder
 from experiments.figures.selection import mixed_code
+from tests.experiments.small_runs import SMALL, run_in
 
-WORDS = [
-    "--dataset=digits",
-    "--num_clients=3",
-    "--num_seeds=1",
-    "--model=softmax",
-    "--rounds=2",
-    "--checkpoint_seconds=0",
-    "--compilation_cache=",
-]
+WORDS = (*SMALL, "--num_clients=3", "--num_seeds=1", "--checkpoint_seconds=0")
 OWN = """
 import near
 from fedjax_pfl.core import ALGORITHMS, algorithm
@@ -37,13 +29,13 @@ def mine(tmp_path, own_code_is_forgotten):
 
     def call(*words):
         own_code_is_forgotten()
-        own = [f"--import_file={tmp_path / 'mine.py'}", f"--output_dir={tmp_path / 'out'}"]
-        return run.main(["run", *WORDS, *own, "--algorithms=mine", *words])
+        own = (f"--import_file={tmp_path / 'mine.py'}", "--algorithms=mine")
+        return run_in(tmp_path / "out", *WORDS, *own, *words)
 
     return call
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
     assert mine() == 0
     (tmp_path / "near.py").write_text("RATE = 2\n")
@@ -54,7 +46,7 @@ def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
         assert mine(*words) == 2
         said = capsys.readouterr().err
         assert "out was made with other code: " in said and "import_file was " in said
-        assert "Give --accept_changed_code to go on" in said and said.count("\n") == 1
+        assert "Give --accept_changed_code to continue with" in said and said.count("\n") == 1
     assert mine("--accept_changed_code", "--learning_rate=0.3") == 2  # which is not code
     assert "--learning_rate was" in capsys.readouterr().err
     assert (tmp_path / "out/run.json").read_bytes() == record
@@ -84,23 +76,24 @@ def test_only_changed_code_is_accepted_and_told():
     assert again["fedavg.revision"].endswith("; then more")
 
 
-def test_a_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
-    words = ["run", *WORDS, f"--output_dir={tmp_path / 'out'}"]
-    assert run.main([*words, "--algorithms=local"]) == 0
+@pytest.mark.costly
+def test_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert run_in(folder, *WORDS, "--algorithms=local") == 0
     path = tmp_path / "out/run.json"
     record = json.loads(path.read_text())
     assert record[provenance.MADE_WITH] == [provenance.versions()]
     record[provenance.MADE_WITH][0]["jax"] = "0.0.1"
     path.write_text(json.dumps(record | {run_folder.DIGEST: run_folder.digest_of(record)}))
     capsys.readouterr()
-    assert run.main([*words, "--algorithms=local,fedavg"]) == 0
+    assert run_in(folder, *WORDS, "--algorithms=local,fedavg") == 0
     text = capsys.readouterr().err
     assert "warning: " in text and "jax was '0.0.1' and is " in text
     states = json.loads(path.read_text())[provenance.MADE_WITH]
     assert [one["jax"] for one in states] == ["0.0.1", provenance.versions()["jax"]]
     config = json.loads((tmp_path / "out/fedavg/config.json").read_text())
     assert provenance.versions().items() <= config["versions"].items()
-    assert run.main([*words, "--algorithms=local,fedavg", "--num_seeds=2"]) == 0
+    assert run_in(folder, *WORDS, "--algorithms=local,fedavg", "--num_seeds=2") == 0
     assert "warning" not in capsys.readouterr().err
     assert algorithm_folders.PARTS in json.loads(path.read_text())
 

@@ -3,18 +3,18 @@
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import devices
 from fedjax_pfl.execution import processes
+from tests.experiments.small_runs import SMALL, assert_input_error, run_in
 
 START = devices._start  # which the tests of commands replace
 
 
-def test_auto_is_one_where_jax_runs_already():
+def test_devices_auto_where_jax_runs():
     assert devices.prepare("auto", 20) == 1
 
 
-def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
+def test_devices_auto_by_cores_and_clients(monkeypatch):
     monkeypatch.setattr(devices, "_start", lambda count: True)
     monkeypatch.setattr(devices, "cores", lambda: 6)
     assert devices.prepare("auto", 20) == 6
@@ -23,12 +23,11 @@ def test_auto_is_a_device_for_each_core_but_no_more_than_clients(monkeypatch):
 
 
 @pytest.mark.parametrize("word", ["0", "-1", "two", "", "1.5"])
-def test_refused(word):
-    with pytest.raises(pfl.InputError, match="--devices must be 'auto' or a whole number"):
-        devices.prepare(word, 20)
+def test_devices_refused(word):
+    assert_input_error("--devices must be 'auto' or a whole number", devices.prepare, word, 20)
 
 
-def test_more_devices_than_a_process_can_have_are_not_waited_for(monkeypatch):
+def test_mesh_of_too_many_devices(monkeypatch):
     monkeypatch.setattr(devices, "_start", START)
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     for mesh in ("clients:100000", "runs:1000000"):
@@ -48,8 +47,7 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
                   ("auto", "auto", 2, 5), ("2", "auto", 2, 20)):  # fmt: skip
         devices.start_share(*words)
     assert started == [3, 2, 4, 3]  # one device is there in any case
-    with pytest.raises(pfl.InputError, match="'auto' or a multiple of 2"):
-        devices.start_share("3", "auto", 2, 20)
+    assert_input_error("'auto' or a multiple of 2", devices.start_share, "3", "auto", 2, 20)
     with pytest.raises(pfl.InputError, match="--mesh must take a multiple of 2 devices"):
         devices.start_share("auto", "clients:3", 2, 20)
     monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])
@@ -57,14 +55,15 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
         devices.prepare("4", 20)
 
 
-@pytest.mark.thorough
-def test_two_devices_give_the_bits_of_one(tmp_path):
-    words = ["run", "--dataset=digits", "--num_clients=3", "--model=softmax", "--rounds=2",
-             "--algorithms=fedavg", "--compilation_cache=", "--nosave_models"]  # fmt: skip
-    results = []
+@pytest.mark.costly
+def test_run_on_two_devices_has_the_bits_of_one(tmp_path):
+    words, results = (
+        (*SMALL, "--num_clients=3", "--num_seeds=3", "--algorithms=fedavg", "--nosave_models"),
+        [],
+    )
     for count in ("1", "2"):
         folder = tmp_path / count
-        assert run.main([*words, f"--devices={count}", f"--output_dir={folder}"]) == 0
+        assert run_in(folder, *words, f"--devices={count}") == 0
         results.append(pfl.Result.load(folder / "fedavg"))
     one, two = results
     assert (one.execution, two.execution) == ("map", "map on each of 2 devices")

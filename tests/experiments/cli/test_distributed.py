@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments.cli import distributed
+from tests.experiments.small_runs import assert_input_error
 
 
 @pytest.mark.parametrize(
@@ -19,20 +19,18 @@ from experiments.cli import distributed
         ("AUTO", "must be 'auto' or HOST:PORT,COUNT,INDEX"),
     ],
 )
-def test_words_that_name_no_process(word, said):
-    with pytest.raises(pfl.InputError, match=said):
-        distributed.start(word)
+def test_distributed_refused(word, said):
+    assert_input_error(said, distributed.start, word)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
-def test_a_number_has_one_process_at_an_address(monkeypatch):
+def test_process_number_is_reserved(monkeypatch):
     held: list[socket.socket] = []
     monkeypatch.setattr(distributed, "_reserved", held)
     host = "127.0.0.1" + "." * 200  # names are longer than a path of a socket may be
     for number in (1, 2):
         distributed._reserve(host, 1234, number)
-    with pytest.raises(pfl.InputError, match="process 1 of a run that meets at"):
-        distributed._reserve(host, 1234, 1)
+    assert_input_error("process 1 of a run that meets at", distributed._reserve, host, 1234, 1)
     for each in held:
         each.close()
     distributed._reserve(host, 1234, 1)

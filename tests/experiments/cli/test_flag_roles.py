@@ -6,7 +6,7 @@ from experiments.figures import probes
 ELSEWHERE = {"preset", "settings_from", "flagfile", "distributed"}  # not among a run's own
 
 
-def test_each_name_is_a_flag():
+def test_flag_roles_name_flags():
     known = set(flags.parse(["run"])) | ELSEWHERE
     sets = [one for one in vars(flag_roles).values() if isinstance(one, frozenset)]
     assert len(sets) > 5

@@ -2,13 +2,12 @@
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import build, data_flags, flags, identity
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-from tests.data.partitions.test_foreign import exported, write_flbench
-from tests.data.partitions.test_importers import DATA, write_pfllib
+from tests.data.partitions.saved_splits import DATA, exported, write_flbench, write_pfllib
+from tests.experiments.small_runs import assert_input_error
 
 
 @pytest.fixture
@@ -34,7 +33,7 @@ def test_pfllibs_folder_as_a_data_set_brings_its_clients(folder):
     assert other.partition.rule == "iid" and other.partition.num_clients == 2
 
 
-def test_a_split_for_a_data_set_of_ours(folder, tmp_path, monkeypatch):
+def test_partition_file_is_a_folder_of_another_library(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(data_flags, "load_dataset", lambda args, shared: DATA)
     made = build.load_inputs(parsed("--dataset=digits", f"--partition_file={folder}"))
     assert made.partition.rule == "pfllib"
@@ -53,7 +52,7 @@ def test_flbenchs_folder_is_no_data_set(tmp_path, capsys):
     assert f"--dataset=fashion_mnist --data_dir={raw}, and --partition_file={folder}." in text
 
 
-def test_other_spellings_of_data_sets_and_networks_are_the_same_run(folder, monkeypatch):
+def test_spellings_of_data_sets_and_networks(folder, monkeypatch):
     spelt = parsed("--dataset=FashionMNIST", "--model=CNN", "--algorithms=FedAvg")
     ours = parsed("--dataset=fashion_mnist", "--model=cnn", "--algorithms=fedavg")
     assert identity.run_identity(spelt) == identity.run_identity(ours)
@@ -63,18 +62,17 @@ def test_other_spellings_of_data_sets_and_networks_are_the_same_run(folder, monk
     assert parsed("--dataset=MNIST").dataset == "pfllib:MNIST"
 
 
-def test_names_of_data_sets_are_no_folders(folder, monkeypatch):
+def test_data_set_name_that_is_a_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     folder.rename(folder.parent / "digits")
     assert parsed("--dataset=digits").dataset == "digits"
-    with pytest.raises(pfl.InputError, match="Unknown data set"):
-        data_flags.load_dataset(parsed("--dataset=nowhere"))
+    assert_input_error("Unknown data set", data_flags.load_dataset, parsed("--dataset=nowhere"))
 
 
 RULED = "--partition=dirichlet\n--alpha=0.1\n--min_size=4\n--num_clients=2\n--learning_rate=0.005\n"
 
 
-def test_a_typed_split_takes_the_place_of_a_flagfiles(folder, tmp_path):
+def test_typed_partition_over_that_of_a_flagfile(folder, tmp_path):
     (file := tmp_path / "ruled.flags").write_text(RULED)
     ruled = f"--flagfile={file}"
 

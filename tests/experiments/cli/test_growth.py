@@ -1,36 +1,34 @@
 """The same folder with further algorithms or seeds: what is there stays, and the rest is run."""
 
-import csv
 import json
 import signal
 from dataclasses import replace
 
 import jax
 import numpy as np
+import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run
 from experiments.cli import algorithm_folders, identity, run_folder
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
+from tests.experiments.small_runs import (
+    SMALL,
+    assert_input_error,
+    assert_refused,
+    run_in,
+)
 from tests.experiments.stopped_runs import killing
 
-WORDS = [
-    "--dataset=digits",
-    "--num_clients=4",
-    "--model=softmax",
-    "--rounds=3",
-    "--checkpoint_seconds=0",
-    "--compilation_cache=",
-]
+WORDS = (*SMALL, "--rounds=3", "--checkpoint_seconds=0")
 
 
 def call(folder, *words):
-    return run.main(["run", *WORDS, f"--output_dir={folder}", *words])
+    return run_in(folder, *WORDS, *words)
 
 
-def stamps(folder):
+def contents(folder):
     return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
 
 
@@ -45,19 +43,12 @@ def check_equal_but_for_rounding(ours, theirs):
 
 
 @pytest.fixture(scope="module")
-def three(tmp_path_factory):
+def finished(tmp_path_factory):
     """Local training and FedAvg with seeds 0 to 2, new clients among the data."""
     folder = tmp_path_factory.mktemp("three") / "out"
     words = ("--new_clients=1", "--new_client_steps=0,2", "--headline=pfllib")
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
     return folder
-
-
-@pytest.mark.thorough
-def test_the_file_of_the_table_leads_with_the_headline_asked_for(three):
-    lines = (three / "comparison.md").read_text().splitlines()
-    assert any(line.startswith("Headline (pfllib): ") for line in lines)
-    assert any(line.startswith("| Algorithm | Headline % |") for line in lines)
 
 
 @pytest.fixture(scope="module")
@@ -69,34 +60,37 @@ def grown(tmp_path_factory):
     folder = tmp_path_factory.mktemp("grown") / "out"
     words = ("--new_clients=1", "--new_client_steps=0,2")
     assert call(folder, "--algorithms=fedavg", "--num_seeds=1", *words) == 0
-    before = stamps(folder / "fedavg")
+    before = contents(folder / "fedavg")
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=1", *words) == 0
-    assert stamps(folder / "fedavg") == before
+    assert contents(folder / "fedavg") == before
     with killing("fedavg, seeds 1-2", 1, signal.SIGINT):
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
     assert not (folder / "fedavg").exists() and (folder / "local").exists()
     assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
     part = algorithm_folders.part_folder(folder, "fedavg", range(1), 3)
-    assert stamps(part) == before  # neither run again nor overwritten
+    assert contents(part) == before  # neither run again nor overwritten
     return folder
 
 
-def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(three, grown):
+def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(finished, grown):
     for name in ("local", "fedavg"):
-        ours, theirs = (pfl.Result.load(folder / name) for folder in (grown, three))
+        ours, theirs = (pfl.Result.load(folder / name) for folder in (grown, finished))
         check_equal_but_for_rounding(ours, theirs)
-        models = [load_models(folder / name / "models.npz") for folder in (grown, three)]
+        models = [load_models(folder / name / "models.npz") for folder in (grown, finished)]
         assert jax.tree.structure(models[0]) == jax.tree.structure(models[1])
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-4, 1e-5), *models)
-        rows = [list(csv.reader((f / name / "new_clients.csv").open())) for f in (grown, three)]
-        assert [row[:4] for row in rows[0]] == [row[:4] for row in rows[1]]
+        tables = [pd.read_csv(f / name / "new_clients.csv") for f in (grown, finished)]
+        assert tables[0].iloc[:, :4].equals(tables[1].iloc[:, :4])
         config = json.loads((grown / name / "config.json").read_text())
         assert config["seeds"] == [0, 1, 2]
-    tables = [(f / "comparison.csv").read_text().splitlines() for f in (grown, three)]
+    lines = (finished / "comparison.md").read_text().splitlines()
+    assert any(line.startswith("| Algorithm | Headline % |") for line in lines)
+    tables = [(f / "comparison.csv").read_text().splitlines() for f in (grown, finished)]
     assert [line.partition(",")[0] for line in tables[0]] == ["algorithm", "local", "fedavg"]
     assert len(tables[1]) == 3
 
 
+@pytest.mark.costly
 def test_replaced_tables_are_kept(grown):
     kept = {path.name for path in (grown / algorithm_folders.EARLIER).iterdir()}
     assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
@@ -112,21 +106,16 @@ def test_replaced_tables_are_kept(grown):
         (["--algorithms=fedavg"], "experiments.compare"),
         (["--algorithms=local,fedavg,feddwa", "--num_seeds=2"], "--num_seeds was 3 and is 2"),
         (["--seed=1"], "--seed was 0 and is 1"),
-        (
-            ["--num_seeds=4", "--rounds=4"],
-            "either more --rounds, or more --num_seeds and --algorithms",
-        ),
+        (["--num_seeds=4", "--rounds=4"], "either more --rounds, or more --num_seeds and"),
         (["--num_seeds=4", "--learning_rate=0.3"], "--learning_rate was"),
         (["--set=fedavg.learning_rate=0.3"], "fedavg.learning_rate was"),
         (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),
     ],
 )
-def test_what_is_no_growth_is_refused(three, words, said, capsys):
+def test_growth_refused(finished, words, said, capsys):
     words = ["--algorithms=local,fedavg", "--num_seeds=3", "--new_clients=1",
              "--new_client_steps=0,2", *words]  # fmt: skip
-    assert call(three, *words) == 2
-    err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert_refused(call(finished, *words), said, capsys)
 
 
 def flags_of(**changed):
@@ -153,12 +142,12 @@ def flags_of(**changed):
         ({"num_seeds": 4, "patience": 3}, None),
     ],
 )
-def test_the_way_in_which_a_run_grows(changed, way):
+def test_growth_of_a_run(changed, way):
     assert identity.growth(flags_of(), flags_of(**changed)) == way
     assert identity.growth(flags_of(), flags_of(**changed), ways=()) is None
 
 
-def test_seeds_that_stop_together_are_not_added():
+def test_growth_with_patience():
     before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
     assert identity.growth(before, now) is None
 
@@ -172,13 +161,12 @@ def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
         (tmp_path / name).mkdir()
     run_folder.move_to_earlier(tmp_path, way, flags_of())
     here = {path.name for path in tmp_path.iterdir()}
-    assert here & {"tracking.json", "tensorboard"} == (
-        {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
-    )
+    kept = {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
+    assert here & {"tracking.json", "tensorboard"} == kept
     assert not here & {"fedavg", "comparison.md"}
 
 
-def test_parts_follow_the_commands():
+def test_seed_parts():
     record = {"flags": flags_of()}
     assert algorithm_folders.seed_parts(None, flags_of()) == [3]
     assert algorithm_folders.seed_parts(record, flags_of()) == [3]
@@ -187,7 +175,7 @@ def test_parts_follow_the_commands():
     assert algorithm_folders.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
 
 
-def test_finished_parts_are_taken_at_once(tmp_path):
+def test_plan_of_finished_parts(tmp_path):
     def finish(seeds, rounds=5):
         folder = algorithm_folders.part_folder(tmp_path, "fedavg", seeds, rounds)
         folder.mkdir(parents=True)
@@ -200,10 +188,9 @@ def test_finished_parts_are_taken_at_once(tmp_path):
     assert list(planned) == [(range(2, 7), True), (range(7, 8), False)]
 
 
-def test_results_with_a_seed_in_common_are_not_joined(three):
-    one = pfl.Result.load(three / "local")
-    with pytest.raises(pfl.InputError, match="seeds in common"):
-        join_seeds([one, one])
+def test_results_with_a_seed_in_common_are_not_joined(finished):
+    one = pfl.Result.load(finished / "local")
+    assert_input_error("seeds in common", join_seeds, [one, one])
     other = replace(one, seeds=(7, 8, 9))
     assert join_seeds([one, other]).seeds == (0, 1, 2, 7, 8, 9)
     fewer = replace(other, matrix_rounds=np.array([1, 2]))
@@ -212,9 +199,10 @@ def test_results_with_a_seed_in_common_are_not_joined(three):
         with pytest.raises(pfl.InputError, match=f"their {next(iter(changed))} differ"):
             join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
-        join_seeds([one, pfl.Result.load(three / "fedavg")])
+        join_seeds([one, pfl.Result.load(finished / "fedavg")])
 
 
+@pytest.mark.costly
 def test_one_more_seed_after_more_rounds(tmp_path):
     """The longer run has other matrices than a fresh one, and one seed is no two for a mesh."""
     folder, words = tmp_path / "out", ("--algorithms=feddwa", "--keep_state")

@@ -13,19 +13,12 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import build, flags, identity, run_folder
+from tests.experiments import small_runs
+from tests.experiments.small_runs import assert_refused
 from tests.experiments.stopped_runs import watching
 
-SMALL = (
-    "--dataset=npz",
-    "--model=softmax",
-    "--num_clients=3",
-    "--num_seeds=1",
-    "--rounds=2",
-    "--partition=iid",
-    "--validation_fraction=0.2",
-    "--compilation_cache=",
-    "--checkpoint_seconds=0",
-)
+SMALL = (*small_runs.SMALL, "--dataset=npz", "--num_clients=3", "--num_seeds=1", "--partition=iid",
+         "--validation_fraction=0.2", "--checkpoint_seconds=0")  # fmt: skip
 CONTENT = f"{identity.DATA} was"
 
 
@@ -57,8 +50,9 @@ def summaries():
     return result
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_another_data_set_is_another_run(here, capsys):
+    """In the default folder; in a folder that is named it is refused."""
     assert call("--data_dir=easy.npz") == 0
     assert call("--data_dir=hard.npz") == 0
     assert "This run is finished" not in capsys.readouterr().out
@@ -66,8 +60,18 @@ def test_another_data_set_is_another_run(here, capsys):
     assert len(scores) == 2 and max(scores) > 0.9 > 0.7 > min(scores)
     hashes = [{one[key] for one in summaries().values()} for key in ("dataset", "dataset_hash")]
     assert list(map(len, hashes)) == [2, 2]
+    (folder,) = [name for name, one in summaries().items() if one["dataset"] == "easy"]
+    assert_refused(call("--data_dir=hard.npz", f"--output_dir=runs/{folder}"), CONTENT, capsys)
+    path = Path("runs") / folder / "run.json"  # as of a version without content
+    content = json.loads(path.read_text())
+    del content["flags"][identity.DATA]
+    content[run_folder.DIGEST] = run_folder.digest_of(content)
+    path.write_text(json.dumps(content))
+    assert call("--data_dir=easy.npz", f"--output_dir=runs/{folder}") == 2
+    assert f"{CONTENT} not recorded and is" in capsys.readouterr().err
 
 
+@pytest.mark.costly
 def test_the_same_data_in_another_place_are_the_same_run(here, capsys):
     assert call("--data_dir=easy.npz") == 0
     (here / "moved").mkdir()
@@ -78,6 +82,7 @@ def test_the_same_data_in_another_place_are_the_same_run(here, capsys):
     assert len(summaries()) == 1
 
 
+@pytest.mark.costly
 def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
     """The second algorithm would have run on the file's new content."""
     words = ("--algorithms=local,fedavg", "--data_dir=easy.npz", "--output_dir=out")
@@ -100,14 +105,8 @@ def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
     assert (here / "out" / "fedavg" / "summary.json").exists()
 
 
-def test_finished_with_its_folder_named(here, capsys):
-    assert call("--data_dir=easy.npz", "--output_dir=out") == 0
-    assert call("--data_dir=hard.npz", "--output_dir=out") == 2
-    captured = capsys.readouterr()
-    assert CONTENT in captured.err and "This run is finished" not in captured.out
-
-
-def test_a_partition_file_counts_by_what_it_holds(here, capsys):
+@pytest.mark.costly
+def test_content_of_a_partition_file_is_part_of_the_identity(here, capsys):
     dataset = pfl.load_dataset("npz", "easy.npz")
     for seed in (0, 1):
         pfl.make_partition("iid", dataset, 3, seed).save(here / f"{seed}.npz")
@@ -131,19 +130,17 @@ def record(*words):
     return build.load_inputs(args).identity
 
 
-def test_defaults_of_the_package_count(here, monkeypatch):
+def test_defaults_are_part_of_the_identity(here, monkeypatch):
     words = ("--algorithms=feddwa,local",)
     before = record(*words)
     assert before["feddwa.top_k"] == 5
     assert record(*words, "--set=feddwa.top_k=5", "--eval_batch_size=100") == before
     assert record(*words, "--input_scaling=raw", "--set=feddwa.guidance=epochs") == before
-    assert identity.difference(before, record(*words, "--set=feddwa.top_k=4")) == (
-        "feddwa.top_k was 5 and is 4"
-    )
+    changed = identity.difference(before, record(*words, "--set=feddwa.top_k=4"))
+    assert changed == "feddwa.top_k was 5 and is 4"
     with monkeypatch.context() as patch:  # another version of the package
-        patch.setattr(
-            pfl.core.ALGORITHMS["feddwa"].__init__, "__defaults__", (6, "epochs", None, False)
-        )
+        made = pfl.core.ALGORITHMS["feddwa"].__init__
+        patch.setattr(made, "__defaults__", (6, "epochs", None, False))
         assert identity.difference(before, record(*words)) == "feddwa.top_k was 5 and is 6"
     with monkeypatch.context() as patch:
         patch.setattr(pfl.core.ALGORITHMS["feddwa"], "batch_norm", "shared")
@@ -151,12 +148,11 @@ def test_defaults_of_the_package_count(here, monkeypatch):
         assert changed == "feddwa.batch_norm was 'affine_shared' and is 'shared'"
     other = identity.difference(before, record("--algorithms=feddwa,fedasync"))
     assert other == "--algorithms was ['feddwa', 'local'] and is ['feddwa', 'fedasync']"
-    assert identity.MODEL in identity.difference(
-        record("--model=mlp"), record("--model=mlp", "--model_option=hidden=7")
-    )
+    plain, other = record("--model=mlp"), record("--model=mlp", "--model_option=hidden=7")
+    assert identity.MODEL in identity.difference(plain, other)
 
 
-def test_every_part_of_the_data_counts(here):
+def test_fingerprint_of_a_data_set(here):
     """Also facts that a network never sees, such as their number of classes."""
     x, y = np.random.default_rng(0).random((40, 4), np.float32), np.arange(40) % 4
     parts = {"train_x": x, "train_y": y, "test_x": x[:8], "test_y": y[:8], "num_classes": 4}
@@ -166,7 +162,7 @@ def test_every_part_of_the_data_counts(here):
     assert len({one.fingerprint() for one in made}) == len(changes)
 
 
-def test_names_of_classes_and_clients_count(here):
+def test_names_are_part_of_the_identity(here):
     """Equal arrays with other names are other data."""
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", "--algorithms=local"])
     made = build.load_inputs(args)
@@ -174,20 +170,15 @@ def test_names_of_classes_and_clients_count(here):
     people = [replace(made.partition, names=names) for names in (("x", "y", "z"), ("x", "z", "y"))]
     assert len({one.fingerprint() for one in called} | {made.dataset.fingerprint()}) == 1
     assert len({one.hash() for one in people} | {made.partition.hash()}) == 1
-    result = [
-        identity.content(args, dataset, partition)
-        for dataset, partition in (
-            (made.dataset, made.partition),
-            *((one, made.partition) for one in called),
-            *((made.dataset, one) for one in people),
-        )
-    ]
+    result = [identity.content(args, one, made.partition) for one in (made.dataset, *called)]
+    result += [identity.content(args, made.dataset, one) for one in people]
     assert not {identity.CLASS_NAMES, identity.CLIENT_NAMES} & made.identity.keys()
     assert all(identity.difference(a, b) for a, b in itertools.combinations(result, 2))
     assert "names of the classes was " in identity.difference(result[1], result[2])
     assert "names of the clients was " in identity.difference(result[3], result[4])
 
 
+@pytest.mark.costly
 def test_the_hash_of_a_configuration_names_the_content(here):
     hashes = {}
     for place in ("easy", "hard", "copy"):
@@ -198,18 +189,7 @@ def test_the_hash_of_a_configuration_names_the_content(here):
     assert hashes["easy"] == hashes["copy"] != hashes["hard"]
 
 
-def test_a_record_without_content_is_no_proof(here, capsys):
-    """Such as an earlier version's."""
-    assert call("--data_dir=easy.npz", "--output_dir=out") == 0
-    path = here / "out" / "run.json"
-    content = json.loads(path.read_text())
-    del content["flags"][identity.DATA]
-    content[run_folder.DIGEST] = run_folder.digest_of(content)
-    path.write_text(json.dumps(content))
-    assert call("--data_dir=easy.npz", "--output_dir=out") == 2
-    assert f"{CONTENT} not recorded and is" in capsys.readouterr().err
-
-
+@pytest.mark.costly
 def test_a_sweep_holds_the_content_of_every_program(here, capsys):
     words = ["sweep", *SMALL, "--algorithms=local", "--grid=dataset=npz:easy.npz,npz:hard.npz"]
     assert sweep.main(words) == 0
@@ -223,21 +203,18 @@ def test_a_sweep_holds_the_content_of_every_program(here, capsys):
     assert capsys.readouterr().out != text
 
 
-def test_differences_are_told_in_short():
+def test_difference_is_short():
     before = {"a": "x" * 400, **{f"k{i}": 0 for i in range(20)}}
     said = identity.difference(before, dict.fromkeys(before, 1))
     assert len(said) < 400 and said.endswith("and 15 more")
     assert identity.difference(before, dict(before)) == ""
-
-
-def test_what_differs_is_told_in_short():
     told = identity.difference({"stragglers": [0] * 2000}, {"stragglers": []})
     assert told.startswith("--stragglers was [0, 0, ") and told.endswith(" and is []")
     assert len(told) < 150
 
 
 @pytest.mark.parametrize("kind", [list, "".join])
-def test_long_values_that_differ_late_are_told_from_there(kind):
+def test_difference_of_long_values(kind):
     letters = ["abcdefgh"[at % 8] for at in range(900)]
     others = [*letters[:450], "z", *letters[451:]]
     told = identity.difference({"ids": kind(letters)}, {"ids": kind(others)})
@@ -247,7 +224,8 @@ def test_long_values_that_differ_late_are_told_from_there(kind):
     assert "from place 900 on" in identity.difference({"ids": letters}, {"ids": letters[:-1]})
 
 
-def test_only_another_way_to_convolve_is_recorded(here):
+@pytest.mark.costly
+def test_record_of_convolutions(here):
     """Runs from before the flag existed, whose records do not name it, can be continued."""
     for words, recorded in (((), None), (("--convolutions=xla",), "xla")):
         output = here / f"run{len(words)}"
@@ -257,6 +235,7 @@ def test_only_another_way_to_convolve_is_recorded(here):
     assert call("--data_dir=easy.npz", f"--output_dir={output}") != 0
 
 
+@pytest.mark.costly
 def test_a_run_goes_on_only_with_the_same_settings_of_jax(here, capsys):
     words = ("--data_dir=easy.npz", "--output_dir=out")
     assert call(*words) == 0

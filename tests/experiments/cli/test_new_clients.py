@@ -1,46 +1,29 @@
 """New clients of a run, and the table of the models that each algorithm gives them."""
 
-import csv
-
 import numpy as np
 import pandas as pd
 import pytest
 
-from experiments import run
 from experiments.cli import new_clients
 from experiments.outputs import run_files
+from tests.experiments.small_runs import SMALL, assert_refused, read_rows, run_in
 
-pytestmark = pytest.mark.thorough  # whole commands
-
-WORDS = (
-    "--dataset=digits",
-    "--algorithms=fedavg",
-    "--rounds=2",
-    "--num_clients=5",
-    "--num_seeds=2",
-    "--model=softmax",
-    "--compilation_cache=",
-)
-
-
-def call(*words):
-    return run.main(["run", *WORDS, *words])
+WORDS = (*SMALL, "--algorithms=fedavg", "--num_clients=5")
+NEW = (*WORDS, "--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("new") / "out"
-    words = ("--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
-    assert call(*words, f"--output_dir={folder}") == 0
+    assert run_in(folder, *NEW) == 0
     return folder
 
 
 def rows_of(finished, name):
-    with (finished / name / "new_clients.csv").open() as file:
-        return list(csv.DictReader(file))
+    return read_rows(finished / name / "new_clients.csv")
 
 
-def test_every_client_seed_part_and_step(finished):
+def test_rows_of_new_clients(finished):
     rows = rows_of(finished, "fedavg")
     assert {row["client"] for row in rows} == {"3", "4"}
     points = {(r["seed"], r["part_of_samples"], r["local_steps"]) for r in rows}
@@ -50,7 +33,7 @@ def test_every_client_seed_part_and_step(finished):
         assert file["personalized/test/accuracy"].shape[-1] == 3  # only the clients that took part
 
 
-def test_the_table_is_their_mean(finished):
+def test_table_of_new_clients(finished):
     lines = (finished / "new_clients.md").read_text().splitlines()
     heading = next(line for line in lines if line.startswith("| Algorithm"))
     cells = [cell.strip() for cell in heading.strip("|").split("|")]
@@ -61,13 +44,12 @@ def test_the_table_is_their_mean(finished):
     assert float(line.strip("|").split("|")[at]) == pytest.approx(100 * np.mean(values), abs=0.01)
 
 
-def test_the_same_command_prints_the_table_again(finished, capsys):
-    words = ("--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
-    assert call(*words, f"--output_dir={finished}") == 0
+def test_finished_run_prints_new_clients(finished, capsys):
+    assert run_in(finished, *NEW) == 0
     assert (finished / "new_clients.md").read_text() in capsys.readouterr().out
 
 
-def test_the_heading_of_one_step(tmp_path):
+def test_heading_of_new_clients(tmp_path):
     (tmp_path / "fedavg").mkdir()
     rows = [(0, 3, 1.0, 1, 0.25), (0, 3, 0.125, 2, 0.75)]
     columns = [*new_clients.COLUMNS, "accuracy"]
@@ -89,7 +71,6 @@ def test_the_heading_of_one_step(tmp_path):
         (["--new_clients=1", "--stragglers=4:1"], "client 4 of them is a straggler"),
     ],
 )
-def test_bad_input(words, said, tmp_path, capsys):
-    assert call(*words, f"--output_dir={tmp_path / 'o'}") == 2
-    assert said in capsys.readouterr().err
+def test_new_clients_refused(words, said, tmp_path, capsys):
+    assert_refused(run_in(tmp_path / "o", *WORDS, *words), said, capsys)
     assert not (tmp_path / "o").exists()

@@ -7,6 +7,7 @@ from experiments.cli import flags, identity
 from experiments.cli.algorithms import parse_algorithms
 from experiments.cli.parsing import parse_pairs
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
 
 def parsed(*words):
@@ -16,7 +17,7 @@ def parsed(*words):
     return parse_pairs(values, "option", ["column"])
 
 
-def test_a_later_pair_wins(tmp_path):
+def test_later_pair_wins(tmp_path):
     """Texts stay texts; names of algorithms in any spelling are the same one."""
     assert parsed("column=1", "size=2", "column=1", "size=3") == {"column": "1", "size": 3}
     inner, outer = tmp_path / "inner", tmp_path / "outer"
@@ -32,7 +33,7 @@ def test_a_later_pair_wins(tmp_path):
     assert args.set == ["fedavg.learning_rate=1", "feddwa.top_k=2"]
 
 
-def test_the_order_of_pairs_is_no_other_run():
+def test_order_of_pairs_is_no_part_of_the_identity():
     words = ["--data_option=a=1", "--data_option=b=2", "--set=fedavg.x=1", "--set=fedavg.y=2"]
     before, now, other = (
         identity.run_identity(flags.parse(["run", *some]))
@@ -61,5 +62,4 @@ def test_a_files_settings_of_other_algorithms_are_passed_over(tmp_path):
         parse_algorithms(typed.algorithms, typed.set)
     file.write_text("--set=fedwda.top_k=2\n")
     unknown = flags.parse(["run", f"--flagfile={file}", "--algorithms=local"])
-    with pytest.raises(InputError, match="fedwda"):
-        parse_algorithms(unknown.algorithms, unknown.set)
+    assert_input_error("fedwda", parse_algorithms, unknown.algorithms, unknown.set)

@@ -11,28 +11,21 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run, sweep
 from experiments.cli import flags, identity, plugins
 from fedjax_pfl.testing.suite import check_algorithm
+from tests.experiments.small_runs import SMALL, assert_refused, run_in
 from tests.experiments.stopped_runs import default_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "experiments/examples/kept_average.py"
-SMALL = (
-    "--dataset=digits",
-    "--model=softmax",
-    "--num_clients=4",
-    "--rounds=2",
-    "--compilation_cache=",
-)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_runs_and_a_sweep_of_the_example(tmp_path, capsys):
     """Its limits: all kept is local training, nothing kept is FedAvg."""
     valid = "--validation_fraction=0.2"
     for keep, like in ((1, "local"), (0, "fedavg")):
         words = (f"--import_file={EXAMPLE}", f"--algorithms={like},kept_average")
-        own = (f"--set=kept_average.keep={keep}", f"--output_dir={tmp_path / like}", valid)
-        own = (*own, "--num_seeds=2")
-        assert run.main(["run", *SMALL, *words, *own]) == 0, capsys.readouterr().err
+        own = (f"--set=kept_average.keep={keep}", valid)
+        assert run_in(tmp_path / like, *SMALL, *words, *own) == 0, capsys.readouterr().err
         ours, theirs = (
             pfl.Result.load(tmp_path / like / name).scores["personalized/test/loss"]
             for name in ("kept_average", like)
@@ -50,18 +43,19 @@ def test_runs_and_a_sweep_of_the_example(tmp_path, capsys):
             np.testing.assert_allclose(swept.scores[name][0, k], theirs.scores[name][0, 0], 1e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("check", ["partial_participation", "permutation"])
 def test_the_example_passes_the_suite(check):
     plugins.load([str(EXAMPLE)])
     check_algorithm(pfl.make_algorithm("kept_average"), only=check)
 
 
-def test_an_unknown_check():
+def test_check_algorithm_with_an_unknown_check():
     with pytest.raises(pfl.InputError, match=r"Unknown check 'permutations'\. Did you mean"):
         check_algorithm(pfl.make_algorithm("local"), only="permutations")
 
 
-def test_another_content_is_another_run(tmp_path, own_code_is_forgotten):
+def test_import_file_is_part_of_the_identity(tmp_path, own_code_is_forgotten):
     file = tmp_path / "mine.py"
     file.write_text("RATE = 1\n")
     words = ["run", f"--import_file={file}"]
@@ -102,7 +96,7 @@ def neighbours(tmp_path):
     return tmp_path
 
 
-def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_is_forgotten):
+def test_imported_neighbours_are_part_of_the_identity(neighbours, own_code_is_forgotten):
     def found():
         own_code_is_forgotten()
         args = flags.parse(["run", f"--import_file={neighbours / 'mine.py'}"])
@@ -124,7 +118,7 @@ def test_neighbours_are_imported_and_part_of_the_identity(neighbours, own_code_i
     assert found() == before
 
 
-def test_a_neighbour_of_a_name_that_is_taken(neighbours, tmp_path):
+def test_neighbour_whose_name_is_taken(neighbours, tmp_path):
     plugins.load([str(neighbours / "mine.py")])
     other = tmp_path / "other"
     other.mkdir()
@@ -142,7 +136,7 @@ def test_an_error_in_a_neighbour_names_its_line(neighbours):
     plugins.load([str(neighbours / "mine.py")])  # nothing of the failure is left
 
 
-def test_files_that_registered_other_algorithms_are_not_an_algorithms(tmp_path):
+def test_digests_of_an_algorithms_files(tmp_path):
     text = "from fedjax_pfl.core import ALGORITHMS, algorithm\n\n@algorithm('{0}')\n"
     text += "class Own(ALGORITHMS['fedavg']):\n    pass\n"
     for name in ("one", "two"):
@@ -238,7 +232,7 @@ def test_a_table_runs_no_code(strangers, capsys):
         ("ends.py", "import sys\nsys.exit()", "does not run: SystemExit in line 2: it ends the"),
     ],
 )
-def test_files_that_can_not_be(name, content, message, tmp_path, capsys):
+def test_import_file_refused(name, content, message, tmp_path, capsys):
     if content is not None:
         (tmp_path / name).write_text(content)
     assert run.main(["run", f"--import_file={tmp_path / name}"]) == 2
@@ -262,11 +256,12 @@ def dealt_in_turn(samples, num_clients, rng, *, first: int = 0):
 """
 
 
-def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
+@pytest.mark.costly
+def test_options_of_a_users_partition_rule(tmp_path, capsys, own_code_is_forgotten):
     (tmp_path / "rule.py").write_text(RULE)
-    words = [*SMALL, "--algorithms=local", "--num_seeds=1", f"--import_file={tmp_path / 'rule.py'}"]
-    words += ["--partition=dealt_in_turn", f"--output_dir={tmp_path / 'out'}"]
-    assert run.main(["run", *words, "--partition_option=first=1"]) == 0, capsys.readouterr().err
+    words = (*SMALL, "--algorithms=local", f"--import_file={tmp_path / 'rule.py'}")
+    words, folder = (*words, "--partition=dealt_in_turn"), tmp_path / "out"
+    assert run_in(folder, *words, "--partition_option=first=1") == 0, capsys.readouterr().err
     config = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
     assert config["partition"]["options"]["first"] == 1
     capsys.readouterr()
@@ -275,7 +270,6 @@ def test_options_of_ones_own_rule(tmp_path, capsys, own_code_is_forgotten):
         ("first=a", "first must be a whole number, got 'a'"),
         ("first", "--partition_option must read NAME=VALUE"),
     ):
-        assert run.main(["run", *words, f"--partition_option={bad}"]) == 2
-        assert said in capsys.readouterr().err
-    assert run.main(["run", *words, "--partition_option=first=2"]) == 2  # another run's folder
+        assert_refused(run_in(folder, *words, f"--partition_option={bad}"), said, capsys)
+    assert run_in(folder, *words, "--partition_option=first=2") == 2  # another run's folder
     assert "partition_option" in capsys.readouterr().err

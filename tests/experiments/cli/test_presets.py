@@ -24,6 +24,7 @@ def parsed(*words):
     return flags.parse(["run", *words])
 
 
+@pytest.mark.costly
 def test_every_preset_is_the_same_from_anywhere(monkeypatch):
     assert len(presets.complete_presets()) > 80
     for name in set(presets.names()) - set(presets.studies()):
@@ -41,26 +42,21 @@ def test_every_preset_is_the_same_from_anywhere(monkeypatch):
 
 # Defaults of version 0.3 that have changed since, FedAMP's apart, which depended on N.
 BEFORE_0_4 = [
-    "feddwa.guidance_epochs=1",
-    "fedavgm.server_momentum=0.1",
-    "apple.initial=independent",
-    "fedproto.eligible=own",
-    "fedrep.head_epochs=1",
-    "fedrep.weighting=size",
+    "feddwa.guidance_epochs=1", "fedavgm.server_momentum=0.1", "apple.initial=independent",
+    "fedproto.eligible=own", "fedrep.head_epochs=1", "fedrep.weighting=size",
     "pfedme.participants=sampled",
-]
+]  # fmt: skip
 
 
-def test_the_way_back_to_the_defaults_of_0_3():
+def test_preset_of_the_defaults_of_0_3():
     names = {word.partition(".")[0] for word in BEFORE_0_4}
     args = parsed("--preset=defaults_0_3", f"--algorithms={','.join(names)}")
     assert args.set == BEFORE_0_4
     before = parse_algorithms(args.algorithms, args.set)
     for word in BEFORE_0_4:
         name, _, key = word.partition("=")[0].partition(".")
-        assert (
-            before[name].hyperparameters()[key] != pfl.make_algorithm(name).hyperparameters()[key]
-        )
+        now = pfl.make_algorithm(name).hyperparameters()
+        assert before[name].hyperparameters()[key] != now[key]
     assert parsed("--preset=defaults_0_3", "--algorithms=local,fedavg").set == []
 
 
@@ -148,7 +144,7 @@ def test_an_example_by_name(capsys):
     assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in text
 
 
-def test_an_example_is_code_too(tmp_path, capsys):
+def test_example_in_a_flagfile(tmp_path, capsys):
     assert plugins.examples().keys() == {"kept_average", "sensor_network"}
     (tmp_path / "mine.flags").write_text(
         "--preset=digits_quick\n--import_file=example:kept_average"

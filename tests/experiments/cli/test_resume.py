@@ -3,13 +3,11 @@
 `test_kills.py` kills processes; here signals come in this one.
 """
 
-import csv
 import json
 import re
 import shutil
 import signal
 
-import jax
 import numpy as np
 import pytest
 
@@ -18,14 +16,11 @@ from experiments import run
 from experiments.cli import algorithm_folders, build, identity, run_folder
 from experiments.figures.loading import find
 from experiments.outputs import live, run_files
-from fedjax_pfl.results.model_files import load_models
+from tests.experiments.small_runs import SMALL, assert_refused, read_json, read_rows, stamps
 from tests.experiments.stopped_runs import assert_same_arrays, default_folder, killing
 
 ROUNDS = 6
-WORDS = (
-    "--dataset=digits --num_clients=4 --num_seeds=2 --model=softmax --checkpoint_seconds=0 "
-    f"--rounds={ROUNDS} --eval_every=2 --compilation_cache="
-).split()
+WORDS = (*SMALL, "--checkpoint_seconds=0", f"--rounds={ROUNDS}", "--eval_every=2")
 TWO = "--algorithms=local,feddwa"
 
 
@@ -34,26 +29,24 @@ def call(*words):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "out"
     assert call(TWO, f"--output_dir={folder}") == 0
     return folder
 
 
-def assert_same(folder, whole):
+def assert_same(folder, finished):
     """All numbers of both algorithms, to the bit."""
     files = ("clients.npz", "mixing.npz", "models.npz")
-    assert_same_arrays(folder, whole, ("local", "feddwa"), files)
+    assert_same_arrays(folder, finished, ("local", "feddwa"), files)
     for name in ("local", "feddwa"):
-        summaries = [json.loads((f / name / "summary.json").read_text()) for f in (folder, whole)]
-        assert summaries[0]["accuracy"] == summaries[1]["accuracy"]
+        ours, theirs = (read_json(at / name / "summary.json") for at in (folder, finished))
+        assert ours["accuracy"] == theirs["accuracy"]
     assert not (folder / algorithm_folders.CHECKPOINTS).exists()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough)]
-)
-def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, capsys, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_and_resume(finished, tmp_path, capsys, number):
     folder, handler = tmp_path / "out", signal.getsignal(number)
     words = (TWO, f"--output_dir={folder}")
     with killing("feddwa", 1, number):
@@ -65,30 +58,29 @@ def test_a_signal_saves_and_the_same_command_goes_on(whole, tmp_path, capsys, nu
     (folder / ".part-feddwa").mkdir()  # as if it had been killed while writing
     assert call(*words) == 0
     assert (folder / "local" / "summary.json").stat().st_mtime_ns == before
-    assert_same(folder, whole)
+    assert_same(folder, finished)
 
 
-def test_a_finished_run_is_shown_and_left_alone(whole, capsys):
-    before = {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
-    assert call(TWO, f"--output_dir={whole}", "--checkpoint_seconds=5") == 0
+def test_a_finished_run_is_shown_and_left_alone(finished, capsys):
+    before = stamps(finished)
+    assert call(TWO, f"--output_dir={finished}", "--checkpoint_seconds=5") == 0
     text = capsys.readouterr().out
     assert "This run is finished" in text
     assert "feddwa " in text and "local " in text
-    assert {path: path.stat().st_mtime_ns for path in whole.rglob("*")} == before
+    assert stamps(finished) == before
 
 
-def test_other_flags_are_refused_with_the_difference(whole, capsys):
-    assert call(TWO, f"--output_dir={whole}", "--rounds=7", "--set=feddwa.top_k=2") == 2
+def test_other_flags_are_refused_with_the_difference(finished, capsys):
+    assert call(TWO, f"--output_dir={finished}", "--rounds=7", "--set=feddwa.top_k=2") == 2
     text = capsys.readouterr().err
     assert "--rounds was 6 and is 7" in text
     assert "feddwa.top_k was 5 and is 2" in text
     assert text.count(" was ") == 2
 
 
-def test_a_folder_that_is_no_run(tmp_path, capsys):
+def test_resume_in_a_folder_that_is_no_run(tmp_path, capsys):
     (tmp_path / "notes.txt").write_text("mine")
-    assert call(TWO, f"--output_dir={tmp_path}") == 2
-    assert "is not a run to continue" in capsys.readouterr().err
+    assert_refused(call(TWO, f"--output_dir={tmp_path}"), "is not a run to continue", capsys)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
@@ -107,7 +99,7 @@ def test_two_processes_can_not_write_to_one_folder(tmp_path, capsys):
     assert f"Another process is writing to {folder}" in capsys.readouterr().err
 
 
-def test_the_default_folder_follows_from_the_flags():
+def test_default_folder():
     def name(*words):
         return default_folder(["run", *WORDS, *words])
 
@@ -116,7 +108,7 @@ def test_the_default_folder_follows_from_the_flags():
     assert str(name()).startswith("runs/digits-dirichlet-")
 
 
-def test_killed_before_it_said_which_run_it_is(tmp_path):
+def test_resume_without_a_record(tmp_path):
     """An empty folder, or one with no more than its lock, is taken; any other is not."""
     args = run.flags.parse(["run", *WORDS, TWO])
     for name in ("", ".lock", ".part-run.json"):
@@ -128,8 +120,8 @@ def test_killed_before_it_said_which_run_it_is(tmp_path):
         run_folder.check(tmp_path, identity.run_identity(args))
 
 
-def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
-    results = {"local": pfl.Result.load(whole / "local")}
+def test_comparison_is_written_last(finished, tmp_path, monkeypatch):
+    results = {"local": pfl.Result.load(finished / "local")}
 
     def killed(*arguments, **options):
         raise KeyboardInterrupt
@@ -145,8 +137,8 @@ def test_the_file_that_says_finished_comes_last(whole, tmp_path, monkeypatch):
     assert run_folder.finished(tmp_path, ["local"])
 
 
-@pytest.mark.parametrize("kept", [pytest.param(True, marks=pytest.mark.thorough), False])
-def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
+@pytest.mark.parametrize("kept", [True, False])
+def test_more_rounds_of_a_finished_run(finished, tmp_path, capsys, kept):
     """From its last state or from the beginning: the same bits as one long run, and the shorter
     run's results are kept beside it."""
     folder = tmp_path / "out"
@@ -161,12 +153,10 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     assert first >= (4 if kept else 1)
     shutil.rmtree(folder / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     for name in ("local", "feddwa"):
-        ours, theirs = (pfl.Result.load(place / name) for place in (folder, whole))
+        ours, theirs = (pfl.Result.load(place / name) for place in (folder, finished))
         for key in theirs.scores:
             np.testing.assert_array_equal(ours.scores[key], theirs.scores[key])
-        models = [load_models(place / name / "models.npz") for place in (folder, whole)]
-        leaves = zip(*map(jax.tree.leaves, models), strict=True)
-        assert all(np.array_equal(a, b) for a, b in leaves)
+    assert_same_arrays(folder, finished, ("local", "feddwa"), ["models.npz"])
     earlier = folder / algorithm_folders.EARLIER / "rounds_4"
     assert (earlier / "feddwa" / "result.json").read_bytes() == before
     assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
@@ -176,7 +166,7 @@ def test_a_finished_run_is_lengthened(whole, tmp_path, capsys, kept):
     assert f"--rounds was {ROUNDS} and is 4" in capsys.readouterr().err
 
 
-def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
+def test_live_metrics(finished, tmp_path, monkeypatch):
     """As many rounds as are done; stopped, the file stays, and the next process begins it anew."""
     folder, counts = tmp_path / "out", []
     monkeypatch.setattr(live, "EVERY", 0.0)
@@ -184,17 +174,15 @@ def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
 
     def looked(self, progress):
         add(self, progress)
-        with (self.folder / "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
+        rows = read_rows(self.folder / "metrics.csv")
         numbers = {(row["seed"], row["round"], row["metric"]) for row in rows}
         assert len(numbers) == len(rows)
         counts.append(max(int(row["round"]) for row in rows))
         assert counts[-1] == progress.round
         last = {(row["seed"], row["round"], row["metric"]): row["value"] for row in rows}
         if progress.round == ROUNDS:
-            with (whole / self.folder.name / "metrics.csv").open() as file:
-                wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
-                          for r in csv.DictReader(file)}  # fmt: skip
+            wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
+                      for r in read_rows(finished / self.folder.name / "metrics.csv")}  # fmt: skip
             assert last == wanted
 
     monkeypatch.setattr(live.Live, "add", looked)
@@ -206,11 +194,10 @@ def test_metrics_grow_while_it_runs(whole, tmp_path, monkeypatch):
     assert not (folder / live.FOLDER).exists() and counts.count(ROUNDS) == 2
 
 
-@pytest.mark.thorough
-def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
+@pytest.mark.costly
+def test_patience_of_a_run(tmp_path, capsys):
     words = (TWO, f"--output_dir={tmp_path / 'out'}", "--rounds=60", "--patience=4")
-    assert call(*words) == 2
-    assert "no client has validation samples" in capsys.readouterr().err
+    assert_refused(call(*words), "no client has validation samples", capsys)
     assert not (tmp_path / "out").exists()
     assert call(*words, "--validation_fraction=0.2") == 0
     result = pfl.Result.load(tmp_path / "out" / "local")
@@ -230,10 +217,10 @@ def test_patience_ends_a_run_with_a_whole_result(tmp_path, capsys):
         lambda record: record.update(digest=5),
     ],
 )
-def test_a_record_that_was_changed(whole, tmp_path, change):
+def test_resume_with_a_changed_record(finished, tmp_path, change):
     folder = tmp_path / "out"
     folder.mkdir()
-    record = json.loads((whole / run_folder.RECORD).read_text())
+    record = json.loads((finished / run_folder.RECORD).read_text())
     change(record)
     (folder / run_folder.RECORD).write_text(json.dumps(record))
     args = run.flags.parse(["run", *WORDS, TWO])

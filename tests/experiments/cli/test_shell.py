@@ -19,6 +19,7 @@ from experiments import compare, run
 from experiments.cli import console as shown
 from experiments.cli import shell
 from fedjax_pfl.results.table import Table
+from tests.experiments.small_runs import error_line
 
 ROOT = Path(__file__).resolve().parents[3]
 FULL = Path("/dev/full")
@@ -80,7 +81,7 @@ def test_all_scripts_begin_and_leave_in_one_way():
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_nobody_listens(streams, tmp_path, code):
+def test_output_to_a_closed_pipe(streams, tmp_path, code):
     said = (tmp_path / "err").open("w")
     streams(stdout=closed_pipe(), stderr=said)
     done = []
@@ -95,7 +96,7 @@ def test_nobody_listens(streams, tmp_path, code):
 
 
 @needs_full
-def test_output_to_a_full_disk_is_said(streams, tmp_path):
+def test_output_to_a_full_disk(streams, tmp_path):
     streams(stdout=FULL.open("w"), stderr=(tmp_path / "err").open("w"))
     assert left(much) == 1
     text = (tmp_path / "err").read_text()
@@ -128,7 +129,7 @@ def test_streams_that_were_closed_before(monkeypatch):
         ("utf-8", "0.5 ± 0.1, Fußball, ─┃⠋, \\ud83d"),
     ],
 )
-def test_characters_that_a_terminal_lacks(streams, tmp_path, encoding, line):
+def test_characters_outside_the_encoding(streams, tmp_path, encoding, line):
     streams(stdout=(tmp_path / "out").open("w", encoding=encoding, errors="strict"))
     assert left(much) == 0
     assert (tmp_path / "out").read_text(encoding=encoding).splitlines() == [line] * 5000
@@ -150,7 +151,7 @@ def test_tables_and_bars_on_an_ascii_terminal(streams, tmp_path):
     assert "+- 95 %" in text and "Gr\\xf6\\xdfe" in text
 
 
-def test_what_is_no_file_is_left_alone(streams):
+def test_output_to_a_stream_in_memory(streams):
     memory = io.StringIO()
     streams(stdout=memory)
     assert left(lambda: print("word") or 0) == 0
@@ -162,11 +163,7 @@ def test_what_is_no_file_is_left_alone(streams):
     [
         (pfl.InputError("no such thing"), 2, "error: no such thing\n"),
         (pfl.OutputError("a can't be written: full."), 1, "error: a can't be written: full.\n"),
-        (
-            PermissionError(13, "Permission denied", "data/x"),
-            1,
-            "error: data/x: Permission denied.\n",
-        ),
+        (PermissionError(13, "Denied", "data/x"), 1, "error: data/x: Denied.\n"),
         (KeyboardInterrupt(), None, "Interrupted.\n"),
     ],
 )
@@ -187,9 +184,9 @@ def test_long_values_are_not_printed_whole(capsys, word):
     assert len(capsys.readouterr().err) < 2100
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @needs_full
-def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
+def test_run_with_a_closed_pipe(tmp_path):
     """In its own process: ASCII only, a reader that leaves, and a full disk for errors."""
     words = "--algorithms=fedavg --dataset=digits --num_clients=3 --num_seeds=2 --model=softmax"
     words += f" --rounds=2 --devices=1 --compilation_cache= --output_dir={tmp_path / 'out'}"
@@ -206,7 +203,8 @@ def test_a_run_nobody_listens_to_is_made_all_the_same(tmp_path):
     assert compare.main(["compare", f"--runs={tmp_path / 'out'}"]) == 0
 
 
-def test_the_help_of_a_script_for_a_reader_that_leaves():
+@pytest.mark.costly
+def test_help_for_a_reader_that_leaves():
     with closed_pipe() as pipe:
         done = subprocess.run(
             [sys.executable, "-m", "experiments.sweep", "--help"],
@@ -216,12 +214,10 @@ def test_the_help_of_a_script_for_a_reader_that_leaves():
     assert not re.search("Traceback|Exception|Error", done.stderr)
 
 
-def test_what_a_flag_refuses_is_one_line(capsys):
+def test_errors_of_flags_are_one_line(capsys):
     for word in ("--target=a\nb", "--nothing\nat all=1", "--flagfile=no\nfile"):
         assert compare.main(["compare", word]) == 2
-        lines = capsys.readouterr().err.splitlines()
-        assert len(lines) == 1 and lines[0].startswith("error: ")
-        assert "Errno" not in lines[0]
+        assert "Errno" not in error_line(capsys)
 
 
 def test_warnings_of_this_package_are_a_line():
@@ -235,8 +231,6 @@ def test_warnings_of_this_package_are_a_line():
         return 0
 
     assert main(["main"]) == 0
-    assert (
-        messages[0] == "warning: it begins again\n"
-        and "test_shell.py:7: UserWarning" in messages[1]
-    )
+    ours, others = messages
+    assert ours == "warning: it begins again\n" and "test_shell.py:7: UserWarning" in others
     assert "UserWarning" in warnings.formatwarning("it", UserWarning, pfl.__file__, 7)

@@ -149,8 +149,8 @@ def test_installing_without_jax_or_package_is_an_error(image, monkeypatch):
         run_cell("install", image.names)
 
 
-@pytest.mark.slow
-def test_the_short_form(image, tmp_path, capsys):
+@pytest.mark.costly
+def test_short_form_of_the_notebook(image, tmp_path, capsys):
     for cell in list(CODE)[1:]:
         shown = run_cell(cell, image.names)
         if shown is not None:

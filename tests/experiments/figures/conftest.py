@@ -1,6 +1,5 @@
 """Tiny finished runs, made once: figures are compared with what these wrote."""
 
-import csv
 import shutil
 from collections import defaultdict
 
@@ -8,28 +7,22 @@ import numpy as np
 import pytest
 
 from experiments.figures import loading
-from experiments.run import main
+from tests.experiments.small_runs import SMALL, read_rows, run_in
 from tests.experiments.written_runs import rewrite
 
 SEEDS, ROUNDS, CLIENTS, CLASSES = (0, 1), 3, 4, 10
 COMMON = (
-    "--dataset=digits",
+    *SMALL,
     "--model=mlp",
     "--model_option=hidden=16",
-    f"--num_clients={CLIENTS}",
-    f"--num_seeds={len(SEEDS)}",
     "--batch_size=16",
     "--train_samples=96",
-    "--compilation_cache=",
 )
+GROUPED = ("--partition=grouped", "--groups=2")
 MAIN = (
-    "--algorithms=local,feddwa,cwfedavg,weight_erosion",
-    "--partition=grouped",
-    "--groups=2",
-    "--set=feddwa.score_guidance=true",
-    "--set=feddwa.top_k=3",
-    "--set=weight_erosion.alice=1",
-)
+    "--algorithms=local,feddwa,cwfedavg,weight_erosion", *GROUPED,
+    "--set=feddwa.score_guidance=true", "--set=feddwa.top_k=3", "--set=weight_erosion.alice=1",
+)  # fmt: skip
 
 
 def rows_of(drawn) -> list[tuple]:
@@ -37,34 +30,37 @@ def rows_of(drawn) -> list[tuple]:
     return list(drawn.numbers.itertuples(index=False, name=None))
 
 
+def meshes(figure):
+    """Arrays of the heat maps, zeros where they are blank; colour bars are left out."""
+    result = []
+    for axes in figure.axes:
+        for mesh in axes.collections:
+            if hasattr(mesh, "get_coordinates") and axes.get_label() != "<colorbar>":
+                result.append(np.ma.filled(mesh.get_array(), 0))
+    return result
+
+
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory):
+def finished(tmp_path_factory):
     """Finished runs: `main` (four algorithms, in two groups of clients), `longer` (two of them, one
     round more), `free` (cwFedAVG without regularizer) and `iid` (FedAvg, with fine-tuning)."""
     root = tmp_path_factory.mktemp("finished")
 
-    def finished(name, *words):
-        code = main(["run", *COMMON, f"--rounds={ROUNDS}", *words, f"--output_dir={root / name}"])
-        assert code == 0
+    def make(name, *words):
+        assert run_in(root / name, *COMMON, f"--rounds={ROUNDS}", *words) == 0
 
-    grouped = MAIN[1:3]
-    finished("main", *MAIN)
-    finished("longer", "--algorithms=local,cwfedavg", *grouped, f"--rounds={ROUNDS + 1}")
-    finished("free", "--algorithms=cwfedavg", "--set=cwfedavg.wdr_weight=0", *grouped)
-    finished(
-        "iid",
-        "--algorithms=fedavg",
-        "--partition=iid",
-        "--adapt_steps=2",
-        "--adapt_when=last",
-    )
+    make("main", *MAIN)
+    make("longer", "--algorithms=local,cwfedavg", *GROUPED, f"--rounds={ROUNDS + 1}")
+    make("free", "--algorithms=cwfedavg", "--set=cwfedavg.wdr_weight=0", *GROUPED)
+    adapted = ("--adapt_steps=2", "--adapt_when=last")
+    make("iid", "--algorithms=fedavg", "--partition=iid", *adapted)
     return root
 
 
 @pytest.fixture(scope="session")
-def found(folder):
+def found(finished):
     """All runs by (folder's name, algorithm)."""
-    return {(run.folder.parent.name, run.algorithm): run for run in loading.find([str(folder)])}
+    return {(run.folder.parent.name, run.algorithm): run for run in loading.find([str(finished)])}
 
 
 @pytest.fixture(scope="session")
@@ -86,10 +82,9 @@ def metrics(found):
 
     def read(run, name):
         values = defaultdict(list)
-        with (run.folder / "metrics.csv").open() as file:
-            for row in csv.DictReader(file):
-                if row["metric"] == name:
-                    values[int(row["round"])].append(float(row["value"]))
+        for row in read_rows(run.folder / "metrics.csv"):
+            if row["metric"] == name:
+                values[int(row["round"])].append(float(row["value"]))
         return {number: np.array(each) for number, each in values.items()}
 
     return read

@@ -1,7 +1,6 @@
 """Curves and points of accuracy, against the numbers that the runs wrote."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ def percent(by_round):
     return 100 * np.array(list(by_round.values())).T
 
 
-@pytest.mark.thorough
 def test_curves_are_the_means_of_metrics_csv(found, metrics):
     runs = [found["main", "local"], found["main", "feddwa"]]
     drawn = accuracy.by_round(runs)
@@ -71,16 +69,6 @@ def test_all_are_scored_by_whom_an_algorithm_serves(found):
         accuracy.by_round(runs[:1], clients="0,4")
 
 
-def test_one_axes_for_each_value_of_a_setting(found):
-    runs = [found["main", "cwfedavg"], found["free", "cwfedavg"], found["iid", "fedavg"]]
-    drawn = accuracy.by_round(runs, panel="partition")
-    titles = [axes.get_title() for axes in drawn.figure.axes]
-    assert titles == ["partition = grouped", "partition = iid"]
-    assert [len(lines(axes)) for axes in drawn.figure.axes] == [2, 1]
-    with pytest.raises(InputError, match=r"Unknown setting 'partitoin'. Did you mean 'partition'"):
-        accuracy.by_round(runs, panel="partitoin")
-
-
 def test_server_accuracy_is_pooled(found, metrics):
     """The "server" column of the asynchronous algorithms: all test samples alike."""
     runs = [found["iid", "fedavg"]]
@@ -97,26 +85,6 @@ def test_server_accuracy_is_pooled(found, metrics):
         accuracy.of_models(runs, averages="clients,samples,clients")
     with pytest.raises(InputError, match=r"Unknown average 'sample'. Did you mean 'samples'"):
         accuracy.of_models(runs, averages="sample")
-
-
-def test_pooled_means_count_samples(found, tmp_path):
-    """Sizes differ: a mean over samples is not that over clients."""
-    run = found["main", "local"]
-    values, sizes = run.values().astype(float), np.array([1, 2, 3, 4])
-    replace(run.result, test_sizes=sizes).save(tmp_path)
-    drawn = accuracy.by_round([replace(run, folder=tmp_path)], average="samples")
-    wanted = 100 * (values * sizes / 10).sum(axis=-1).mean(axis=0)
-    np.testing.assert_allclose(lines(drawn.figure.axes[0])[0].get_ydata(), wanted, rtol=1e-6)
-
-
-def test_a_model_scored_once_is_one_marker(found, metrics):
-    run = found["iid", "fedavg"]
-    drawn = accuracy.of_models([run], models="personalized,adapted")
-    once = [line for line in drawn.figure.axes[0].get_lines() if len(line.get_xdata()) == 1]
-    assert [line.get_xdata().tolist() for line in once] == [[ROUNDS]]
-    assert once[0].get_marker() not in ("", "None", None)
-    wanted = percent(metrics(run, "adapted/test/accuracy")).mean()
-    np.testing.assert_allclose(once[0].get_ydata(), [wanted], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("score", "key"), [("final", "final_mean"), ("best", "best_mean")])

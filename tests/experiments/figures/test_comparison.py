@@ -8,7 +8,7 @@ import pytest
 
 from experiments.figures import comparison
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.metric_names import LOWER, Measure
+from tests.experiments.small_runs import assert_input_error
 from tests.experiments.written_runs import rewrite
 
 from .conftest import CLIENTS, ROUNDS, rows_of
@@ -65,36 +65,8 @@ def test_every_client_is_a_point(found):
 
 
 def test_bad_input(found):
-    with pytest.raises(InputError, match="give at least two"):
-        comparison.scatter([found["main", "local"]])
-    with pytest.raises(InputError, match="x"):
-        comparison.by_cost([found["main", "local"]], x="flops")
-
-
-def test_equal_clients_are_neither_better_nor_worse(found):
-    run = found["main", "local"]
-    drawn = comparison.scatter([run, run])
-    (points,) = drawn.figure.axes[0].collections
-    assert f"0 better, 0 worse, {CLIENTS} equal" in drawn.figure.axes[0].get_title()
-    np.testing.assert_allclose(points.get_facecolors()[:, :3], 0.45)
-
-
-def test_axes_name_the_measure_and_suit_its_values(found, tmp_path):
-    both = []
-    for at, algorithm in enumerate(("local", "feddwa")):
-        run, folder = found["main", algorithm], tmp_path / algorithm
-        shutil.copytree(run.folder, folder)
-        name = "personalized/test/ece"
-        low = 0.001 * (1 + at + np.zeros_like(run.result.scores["personalized/test/accuracy"]))
-        ece = Measure("ece", LOWER)
-        measures = (*run.result.measures, ece)
-        rewrite(folder, scores=run.result.scores | {name: low}, measures=measures)
-        both.append(replace(run, folder=folder, metric="ece"))
-    axes = comparison.scatter(both).figure.axes[0]
-    assert axes.get_xlabel() == "local: ECE, % (lower is better)"
-    assert axes.get_ylabel() == "feddwa: ECE, % (lower is better)"
-    np.testing.assert_allclose(axes.get_xlim(), [0.095, 0.205], rtol=1e-5)
-    np.testing.assert_allclose(axes.get_ylim(), axes.get_xlim())
+    assert_input_error("give at least two", comparison.scatter, [found["main", "local"]])
+    assert_input_error("x", comparison.by_cost, [found["main", "local"]], x="flops")
 
 
 def test_client_against_client_needs_the_same_samples(found):
@@ -117,8 +89,7 @@ def test_sorted_gains(found):
     assert spelled.figure.axes[0].get_ylabel() == "gain over local, points"
     with pytest.raises(InputError, match=r"Unknown baseline 'fedavg'. Valid: feddwa, local"):
         comparison.sorted_gains([local, feddwa], baseline="fedavg")
-    with pytest.raises(InputError, match="needs other runs beside those of 'local'"):
-        comparison.sorted_gains([local])
+    assert_input_error("needs other runs beside those of 'local'", comparison.sorted_gains, [local])
     with pytest.raises(InputError, match="the same clients with the same samples in all runs, got"):
         comparison.sorted_gains([local, found["iid", "fedavg"]])
 

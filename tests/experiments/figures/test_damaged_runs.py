@@ -13,42 +13,33 @@ from experiments.figures.loading import find, read
 from experiments.reproduction import cells
 from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import SMALL, assert_input_error, error_line, run_in
 from tests.experiments.written_runs import write_run
 
-pytestmark = pytest.mark.thorough  # whole commands
-
 # Two seeds, or two settings of one: one program of local for both.
-SHARED = ["--dataset=digits", "--num_clients=5", "--new_clients=1", "--validation_fraction=0.2"]
-SHARED += ["--model=softmax", "--rounds=2", "--compilation_cache="]
-WORDS = ["--algorithms=fedavg,local", *SHARED, "--num_seeds=2", "--new_client_steps=0"]
+SHARED = [*SMALL, "--num_clients=5", "--new_clients=1", "--validation_fraction=0.2"]
+WORDS = ["--algorithms=fedavg,local", *SHARED, "--new_client_steps=0"]
 SWEEP = [*SHARED, "--num_seeds=1", "--algorithms=local"]
 SWEEP += ["--grid=learning_rate=0.1,0.3", "--grid=batch_size=10"]
 
 
 def one_sentence(capsys, *parts) -> None:
-    lines = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) < 1500, lines
-    for part in parts:
-        assert str(part) in lines[0], lines[0]
+    line = error_line(capsys)
+    assert len(line) < 1500 and all(str(part) in line for part in parts), line
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished(tmp_path_factory):
     """A finished run, and a finished sweep."""
     root = tmp_path_factory.mktemp("made")
-    assert run.main(["run", *WORDS, f"--output_dir={root / 'run'}"]) == 0
+    assert run_in(root / "run", *WORDS) == 0
     assert sweep.main(["sweep", *SWEEP, f"--output_dir={root / 'sweep'}"]) == 0
     return root
 
 
 @pytest.fixture
-def copied(made, tmp_path):
-    shutil.copytree(made, tmp_path / "made")
-    return tmp_path / "made"
-
-
-def again(folder) -> int:
-    return run.main(["run", *WORDS, f"--output_dir={folder}"])
+def copied(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "copied")
 
 
 def edited(path, change) -> None:
@@ -69,47 +60,38 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["result.json", "result.npz"])
-def test_the_same_command_on_a_damaged_result(copied, capsys, name, damage):
+@pytest.mark.parametrize("damage", ["empty", "list", "loop", "gone"])
+def test_same_command_on_a_damaged_result(copied, capsys, damage):
     """Of a run and of a sweep; nothing is written over, and the remedy is the one that helps."""
-    folder = copied / "run" / "fedavg"
-    DAMAGES[damage](folder / name)
-    before = sorted(copied.rglob("*"))
-    assert again(copied / "run") == 2
-    one_sentence(capsys, folder / name, f"Delete the folder {folder}")
-    (cell,) = (copied / "sweep" / "results").iterdir()
-    DAMAGES[damage](cell / name)
-    before = sorted(copied.rglob("*"))
-    assert sweep.main(["sweep", *SWEEP, f"--output_dir={copied / 'sweep'}"]) == 2
-    one_sentence(capsys, cell / name, f"Delete the folder {cell}")
-    assert {path for path in copied.rglob("*") if path.name != ".lock"} >= {
-        path for path in before if path.name != ".lock"
-    }
-
-
-def test_the_remedy_helps(copied, made, capsys):
-    (copied / "run" / "fedavg" / "result.npz").write_bytes(b"")
-    shutil.rmtree(copied / "run" / "fedavg")
-    assert again(copied / "run") == 0
-    a, b = ((root / "run" / "comparison.csv").read_text() for root in (copied, made))
-    assert [line.split(",")[:6] for line in a.splitlines()] == [
-        line.split(",")[:6] for line in b.splitlines()
-    ]
+    folder, sweep_folder = copied / "run" / "fedavg", copied / "sweep"
+    (cell,) = (sweep_folder / "results").iterdir()
+    for name in ("result.json", "result.npz"):
+        whole = [(at / name).read_bytes() for at in (folder, cell)]
+        DAMAGES[damage](folder / name)
+        DAMAGES[damage](cell / name)
+        before = {path for path in copied.rglob("*") if path.name != ".lock"}
+        assert run_in(copied / "run", *WORDS) == 2
+        one_sentence(capsys, folder / name, f"Delete the folder {folder}")
+        assert sweep.main(["sweep", *SWEEP, f"--output_dir={sweep_folder}"]) == 2
+        one_sentence(capsys, cell / name, f"Delete the folder {cell}")
+        assert before <= {*copied.rglob("*")}
+        for at, content in zip((folder, cell), whole, strict=True):
+            (at / name).unlink(missing_ok=True)
+            (at / name).write_bytes(content)
 
 
 def test_a_result_of_another_algorithm_seed_or_length(copied, capsys):
     folder = copied / "run" / "fedavg"
     for name in ("result.json", "result.npz"):
         shutil.copy(copied / "run" / "local" / name, folder / name)
-    assert again(copied / "run") == 2
+    assert run_in(copied / "run", *WORDS) == 2
     one_sentence(capsys, folder / "result.json", "algorithm: local there, fedavg in this run")
 
 
 def test_an_algorithms_folder_without_its_last_file(copied, capsys):
     """Said before anything runs: it used to be found out when the run was to be written."""
     (copied / "run" / "fedavg" / "summary.json").unlink()
-    assert again(copied / "run") == 2
+    assert run_in(copied / "run", *WORDS) == 2
     one_sentence(capsys, "fedavg has no summary.json, so it is not whole", "Delete the folder")
 
 
@@ -132,10 +114,10 @@ def test_tables_of_held_out_clients(copied, capsys):
     for text in ("", "a,b\n1,2\n", whole.replace("0.", "x."), heading + "\n0,1\n", "\0"):
         path.write_text(text)
         (copied / "run" / "comparison.md").unlink(missing_ok=True)
-        assert again(copied / "run") == 2
+        assert run_in(copied / "run", *WORDS) == 2
         one_sentence(capsys, path, "Delete the folder")
     path.unlink()
-    assert again(copied / "run") == 2
+    assert run_in(copied / "run", *WORDS) == 2
     one_sentence(capsys, path)
 
 
@@ -175,12 +157,12 @@ def refused(folder, capsys, *parts) -> None:
     assert not (folder.parent / "picture.png").exists()
 
 
-def test_they_are_read_when_whole(runs, capsys):
+def test_whole_files_are_read(runs, capsys):
     assert called(runs, runs.parent / "picture") == [0, 0, 0]
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "result.json", "result.npz"])
-def test_files_that_are_none(runs, capsys, name):
+def test_damaged_files_of_a_run(runs, capsys, name):
     path = runs / "fedavg" / name
     whole = path.read_bytes()
     for damage in ("empty", "cut", "list", "null", "deep", "folder"):
@@ -204,7 +186,7 @@ OTHER = {
 }
 
 
-def test_values_of_another_form(runs, capsys):
+def test_values_of_another_form_in_a_run(runs, capsys):
     for name, values in OTHER.items():
         path = runs / "fedavg" / name
         whole = path.read_bytes()
@@ -217,8 +199,7 @@ def test_values_of_another_form(runs, capsys):
                 path.write_bytes(whole)
             if key != "partition_hash":
                 edited(path, lambda content, k=key: content.pop(k))
-                with pytest.raises(InputError, match="is damaged"):
-                    read(path.parent)
+                assert_input_error("is damaged", read, path.parent)
                 path.write_bytes(whole)
     edited(runs / "fedavg" / "config.json", lambda content: content.pop("seeds"))
     refused(runs, capsys, "config.json is damaged: it lacks seeds, perhaps as another version's")

@@ -1,8 +1,6 @@
 """The command, and the table of figures in the documentation."""
 
-import csv
 import re
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +8,15 @@ import pytest
 
 import experiments
 import fedjax_pfl as pfl
-from experiments.cli import flags
-from experiments.cli.build import load_inputs, prepare
+from experiments.figures import __main__ as command
+from experiments.figures import accuracy, comparison
 from experiments.figures.__main__ import main, options_given, parse
 from experiments.figures.drawing import FIGURES
+from experiments.figures.loading import find
 from experiments.figures.runs import Run
-from fedjax_pfl.data.partitions.rule_registry import parse_options
+from experiments.outputs import line_styles
 from fedjax_pfl.results import plots
+from tests.experiments.small_runs import assert_refused, read_rows
 
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
 
@@ -33,24 +33,27 @@ def test_list_and_help(capsys):
         assert plot.shows in out
     assert call("--help") == 0
     out = capsys.readouterr().out
-    assert "--runs" in out and "Options of accuracy" not in out
+    assert "--[no]list:" in out and "--runs:" in out and "(default: 'false')" in out
+    assert "Options of accuracy" not in out
     assert call("accuracy/bars", "--help") == 0
     out = capsys.readouterr().out
     assert "--score=final" in out and "whiskers are 95 % intervals" in out and "--runs" in out
-    assert call("accuracy/bar", "--help") == 2
-    assert "Did you mean 'accuracy/bars'?" in capsys.readouterr().err
+    assert_refused(call("accuracy/bar", "--help"), "Did you mean 'accuracy/bars'?", capsys)
 
 
 @pytest.mark.parametrize(
     ("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?x")]
 )
-def test_picture_and_numbers(folder, tmp_path, capsys, ending, start):
+def test_picture_and_numbers(finished, tmp_path, capsys, ending, start):
     picture, numbers = tmp_path / "new" / f"a.{ending}", tmp_path / "a.csv"
-    words = ("accuracy/rounds", f"--runs={folder / 'main'},{folder / 'iid'}", "--algorithms=fedavg")
+    words = (
+        "accuracy/rounds",
+        f"--runs={finished / 'main'},{finished / 'iid'}",
+        "--algorithms=fedavg",
+    )
     assert call(*words, f"--output={picture}", f"--data={numbers}") == 0
     assert picture.read_bytes().startswith(start)
-    with numbers.open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(numbers)
     assert {row["label"] for row in rows} == {"fedavg"} and len(rows) == 6
     assert all(0 <= float(row["accuracy_percent"]) <= 100 for row in rows)
     assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {picture.name, "a.csv"}
@@ -68,11 +71,11 @@ def test_a_switch_needs_no_value():
         assert (options_given(args), args.output) == ({"best_so_far": said}, "a.png")
 
 
-def test_options_are_the_figures_own(folder, tmp_path):
+def test_options_are_the_figures_own(finished, tmp_path):
     data = tmp_path / "omega.csv"
     assert call("waffle/omega", f"--data={data}", "--delta_omega=2", "--rounds=4") == 0
     assert data.read_text().splitlines()[1:3] == ["2.0,1,0.7310585786300049", "2.0,2,0.5"]
-    words = (f"--runs={folder}", "--algorithms=cwfedavg", f"--output={tmp_path / 'x.png'}")
+    words = (f"--runs={finished}", "--algorithms=cwfedavg", f"--output={tmp_path / 'x.png'}")
     assert call("accuracy/setting", *words, "--x=cwfedavg.wdr_weight", "--group=rounds") == 0
 
 
@@ -87,91 +90,54 @@ BAD = {
     ("waffle/omega", "--colour=red"): "Unknown command line flag 'colour'",
     ("waffle/weights",): "give their folders with --runs=DIR",
     ("waffle/weights", "--runs=nowhere"): "No folder nowhere",
-    ("waffle/weights", "--runs={main}", "--algorithms=local"): "None of the runs has the record",
-    ("feddwa/guidance", "--runs={iid}"): "score_guidance=true",
-    ("spfl/fine_tuning", "--runs={main}"): "--adapt_steps=10 --adapt_when=last",
-    ("feddwa/neighbours", "--runs={main}", "--top_k=0"): "--top_k must be at least 1",
-    ("accuracy/models", "--runs={iid}", "--by=rounds"): "Unknown value of --by 'rounds'",
-    ("accuracy/setting", "--runs={iid}"): "Choose a setting with --x=NAME",
+}
+BAD_WITH_RUNS = {
+    ("waffle/weights", "main", "--algorithms=local"): "None of the runs has the record",
+    ("feddwa/guidance", "iid"): "score_guidance=true",
+    ("spfl/fine_tuning", "main"): "--adapt_steps=10 --adapt_when=last",
+    ("feddwa/neighbours", "main", "--top_k=0"): "--top_k must be at least 1",
+    ("accuracy/models", "iid", "--by=rounds"): "Unknown value of --by 'rounds'",
+    ("accuracy/setting", "iid"): "Choose a setting with --x=NAME",
 }
 
 
 @pytest.mark.parametrize("words", BAD, ids=" ".join)
-def test_bad_input(words, folder, tmp_path, monkeypatch, capsys):
+def test_figures_refused(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    places = {"main": folder / "main", "iid": folder / "iid"}
-    given = [word.format(**places) for word in words]
-    assert call(*given, "--output=out.png") == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and BAD[words] in captured.err
-    assert captured.err.count("\n") == 1 and captured.out == ""
+    assert_refused(call(*words, "--output=out.png"), BAD[words], capsys)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bad_input_with_runs(finished, tmp_path, capsys):
+    for (figure, runs, *words), said in BAD_WITH_RUNS.items():
+        words += [f"--runs={finished / runs}", f"--output={tmp_path / 'out.png'}"]
+        assert_refused(call(figure, *words), said, capsys)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_files_that_cannot_be_written(tmp_path, capsys):
-    assert call("waffle/omega") == 2
-    assert "--output=FILE.png" in capsys.readouterr().err
+    assert_refused(call("waffle/omega"), "--output=FILE.png", capsys)
     assert call("waffle/omega", "--output=omega.bmp") == 2
     assert "--output must end in .png or .pdf or .svg" in capsys.readouterr().err
-    assert call("waffle/omega", "--data=omega.npy") == 2
-    assert "--data must end in .csv" in capsys.readouterr().err
+    assert_refused(call("waffle/omega", "--data=omega.npy"), "--data must end in .csv", capsys)
     (tmp_path / "file").write_text("x")
     assert call("waffle/omega", f"--output={tmp_path / 'file' / 'a.png'}") == 2
     assert "not a writable folder" in capsys.readouterr().err
-
-
-def commands(text):
-    """The document's commands, continued lines joined, each loop's variable at its first value."""
-    for block in re.findall(r"```bash\n(.*?)```", text, re.DOTALL):
-        block = block.replace("\\\n", " ")
-        for name, first in re.findall(r"for (\w+) in (\S+)", block):
-            block = re.sub(rf"\$\{{?{name}\b\}}?", first.rstrip(";"), block)
-        yield from (line.strip() for line in block.splitlines())
-
-
-def test_the_document_has_every_figure_and_no_other():
-    table = set(re.findall(r"\[`([a-z]+/[a-z_]+)`\]", DOCUMENT.read_text()))
-    lines = commands(DOCUMENT.read_text())
-    drawn = [one for one in lines if "experiments.figures " in one and "--list" not in one]
-    names = set()
-    for line in drawn:
-        words = shlex.split(line.partition("experiments.figures ")[2])
-        name, args = parse(["figures", *words])
-        parse_options(options_given(args), FIGURES[name].options, "option")
-        assert (args.output or "").endswith(".png") and (args.runs or name == "waffle/omega")
-        names.add(name)
-    assert names == table == set(FIGURES)
-    outputs = [re.search(r"--output=(\S+)", line)[1] for line in drawn]
-    assert len(set(outputs)) == len(outputs)
-
-
-def test_the_documents_runs_can_be_run():
-    """Everything but the rounds: flags, partitions, algorithms, models."""
-    lines = [line for line in commands(DOCUMENT.read_text()) if line.startswith("$RUN ")]
-    (common,) = re.findall(r'RUN="python -m experiments\.run (.*)"', DOCUMENT.read_text())
-    assert len(lines) >= 10
-    for line in lines:
-        words = [w for w in shlex.split(line)[1:] if not w.startswith("--output_dir")]
-        prepare(load_inputs(flags.parse(["run", *common.split(), *words])))
 
 
 def colours(chart):
     return {line.get_color() for axes in chart.axes for line in axes.get_lines()}
 
 
-def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
+def test_title_size_and_labels(finished, tmp_path, capsys, monkeypatch):
     """No sentence in the picture unless it is asked for; it is printed instead."""
-    from experiments.figures import __main__ as command
-
     seen = []
     monkeypatch.setattr(command, "write", lambda drawing, *files: seen.append(drawing.figure))
     (tmp_path / "labels").write_text("feddwa=FedDWA (ours)\n")
-    words = ("accuracy/rounds", f"--runs={folder / 'main'}", f"--output={tmp_path / 'a.png'}")
+    words = ("accuracy/rounds", f"--runs={finished / 'main'}", f"--output={tmp_path / 'a.png'}")
     assert call(*words) == 0
-    assert (
-        "caption: personalized model, test samples, client 1; mean of 2 seeds"
-        in capsys.readouterr().err
-    )
+    caption = "caption: personalized model, test samples, client 1; mean of 2 seeds"
+    assert caption in capsys.readouterr().err
     assert call(*words, "--title=Mine", "--size=3.5x2.5", f"--labels={tmp_path / 'labels'}") == 0
     assert call(*words, "--title=auto") == 0
     assert [chart.get_suptitle()[:4] for chart in seen[:3]] == ["", "Mine", "pers"]
@@ -184,49 +150,44 @@ def test_title_size_and_labels(folder, tmp_path, capsys, monkeypatch):
     for wrong in ("feddva=red", "feddwa=nored", "feddwa"):
         assert call(*words, f"--colors={wrong}") == 2
     assert "--colors takes NAME=COLOUR" in capsys.readouterr().err
-    assert call(*words, "--size=3") == 2
-    assert "--size must be WIDTHxHEIGHT in inches" in capsys.readouterr().err
+    assert_refused(call(*words, "--size=3"), "--size must be WIDTHxHEIGHT in inches", capsys)
 
 
-def test_an_algorithm_has_one_style_everywhere(folder):
-    from experiments.figures import accuracy, comparison
-    from experiments.figures.loading import find
-    from experiments.outputs import line_styles
-
-    runs = find([str(folder / "main")])
-    for some in (runs, runs[::-1], runs[1:3]):
-        wanted = [plots.style(line_styles.number(run.algorithm))["color"] for run in some]
-        axes = accuracy.of_models(some, models="personalized", by="model").figure.axes[0]
-        assert [line.get_color() for line in axes.get_lines()] == wanted
-        axes = accuracy.by_client(some).figure.axes[0]
-        points = [one.lines[0].get_color() for one in axes.containers]
-        assert len(set(points)) == len(points)  # a later one of the same colour has another
-        assert all(a == b for a, b in zip(points, wanted, strict=True) if wanted.count(b) == 1)
-        for draw in (accuracy.by_round, comparison.by_cost):
-            lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
-            for run in some:
-                wanted = plots.style(line_styles.number(run.algorithm))
-                assert lines[run.algorithm].get_color() == wanted["color"]
-    assert len({line_styles.number(name) for name in pfl.core.ALGORITHMS}) == len(
-        pfl.core.ALGORITHMS
-    )
-    assert line_styles.number("mine") == line_styles.number("mine") >= len(pfl.core.ALGORITHMS)
-    assert line_styles.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
-    assert line_styles.of_models(["global", "mine", "personalized"]) == [
-        1,
-        len(line_styles.MODELS),
-        0,
-    ]
-
-
-def test_a_picture_of_one_point_is_refused(folder, tmp_path, monkeypatch, capsys):
+def test_a_picture_of_one_point_is_refused(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Run, "eval_rounds", np.array([3]))
     for figure in ("accuracy/rounds", "accuracy/cost"):
-        assert call(figure, f"--runs={folder / 'main'}", f"--output={tmp_path / 'a.png'}") == 2
+        assert call(figure, f"--runs={finished / 'main'}", f"--output={tmp_path / 'a.png'}") == 2
         assert f"{figure} would be a picture of one point" in capsys.readouterr().err
 
 
-def test_help_has_the_flags_and_defaults(capsys):
-    assert call("--help") == 0
-    text = capsys.readouterr().out
-    assert "--[no]list:" in text and "--runs:" in text and "(default: 'false')" in text
+def test_document_has_every_figure():
+    """`tests/docs/test_commands.py` parses its commands."""
+    text = DOCUMENT.read_text()
+    assert set(re.findall(r"\[`([a-z]+/[a-z_]+)`\]", text)) == set(FIGURES)
+    drawn = re.findall(r"experiments\.figures ([a-z]+/[a-z_]+)", text)
+    assert set(drawn) == set(FIGURES)
+
+
+def test_algorithms_have_one_style(finished):
+    runs = find([str(finished / "main")])
+    for some in (runs, runs[::-1], runs[1:3]):
+        wanted = {run.algorithm: plots.style(line_styles.number(run.algorithm)) for run in some}
+        colors = [one["color"] for one in wanted.values()]
+        axes = accuracy.of_models(some, models="personalized", by="model").figure.axes[0]
+        assert [line.get_color() for line in axes.get_lines()] == colors
+        axes = accuracy.by_client(some).figure.axes[0]
+        points = [one.lines[0].get_color() for one in axes.containers]
+        assert len(set(points)) == len(points)  # a later one of the same colour has another
+        assert all(a == b for a, b in zip(points, colors, strict=True) if colors.count(b) == 1)
+        for draw in (accuracy.by_round, comparison.by_cost):
+            lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
+            assert all(lines[name].get_color() == one["color"] for name, one in wanted.items())
+
+
+def test_style_numbers():
+    count = len(pfl.core.ALGORITHMS)
+    assert len({line_styles.number(name) for name in pfl.core.ALGORITHMS}) == count
+    assert line_styles.number("mine") == line_styles.number("mine") >= count
+    assert line_styles.numbers(["fedavg", "feddwa", "fedavg", "feddwa"]) == [1, 3, 0, 2]
+    models = line_styles.of_models(["global", "mine", "personalized"])
+    assert models == [1, len(line_styles.MODELS), 0]

@@ -5,18 +5,9 @@ import pytest
 
 from experiments.figures import feddwa, matrices, pfedla, waffle
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
-from .conftest import CLIENTS, ROUNDS, SEEDS, rows_of
-
-
-def meshes(figure):
-    """Arrays of the heat maps, zeros where they are blank; colour bars are left out."""
-    result = []
-    for axes in figure.axes:
-        for mesh in axes.collections:
-            if hasattr(mesh, "get_coordinates") and axes.get_label() != "<colorbar>":
-                result.append(np.ma.filled(mesh.get_array(), 0))
-    return result
+from .conftest import CLIENTS, ROUNDS, SEEDS, meshes, rows_of
 
 
 def test_weights_by_round_with_alice_in_the_middle(found):
@@ -44,8 +35,7 @@ def test_omega():
     at = [list(line.get_xdata()).index(number) for number in rounds]
     wanted = [0.958, 0.832, 0.5, 0.168, 0.072, 0.039]
     np.testing.assert_allclose(line.get_ydata()[at], wanted, atol=6e-4)
-    with pytest.raises(InputError, match=r"--delta_omega must be numbers"):
-        waffle.omega(delta_omega="steep")
+    assert_input_error(r"--delta_omega must be numbers", waffle.omega, delta_omega="steep")
 
 
 def test_chosen_neighbours():
@@ -70,8 +60,7 @@ def test_neighbours_by_round(found):
     assert f"{100 * inside:.0f} % in own group" in drawn.figure.axes[1].get_title()
     np.testing.assert_array_equal(matrices.group_borders(run), [1.5])
     assert {row[2] for row in rows_of(drawn)} == {1}
-    with pytest.raises(InputError, match=r"--seed must be one of 0, 1"):
-        feddwa.neighbours([run], seed=2)
+    assert_input_error(r"--seed must be one of 0, 1", feddwa.neighbours, [run], seed=2)
     with pytest.raises(InputError, match=r"rounds 1, 2, 3, not of '7': run with --matrix_rounds=7"):
         feddwa.neighbours([run], rounds="7")
 
@@ -119,8 +108,7 @@ def test_evolution_of_a_clients_weights(layered):
     assert [axes.get_title() for axes in only.figure.axes] == ["head"]
     with pytest.raises(InputError, match=r"Unknown group of layers 'heads'. Did you mean 'head'"):
         pfedla.evolution([run], block="heads")
-    with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
-        pfedla.evolution([run], client=4)
+    assert_input_error(r"--client must be in 0\.\.3", pfedla.evolution, [run], client=4)
 
 
 def test_matrices_of_layers(layered):

@@ -17,12 +17,11 @@ from experiments.figures.loading import find
 from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
 from fedjax_pfl.aggregation.pairs import Pair
 from fedjax_pfl.core import ALGORITHMS
-from fedjax_pfl.results import plots
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
-from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, rows_of
-from .test_matrices import meshes
+from .conftest import CLASSES, CLIENTS, ROUNDS, SEEDS, meshes, rows_of
 
 
 def shares(folder):
@@ -38,13 +37,19 @@ def norms(kernel):
     return lengths / lengths.sum(axis=-1, keepdims=True)
 
 
+@pytest.fixture
+def copied(found, tmp_path):
+    """Return a copy of local training's run."""
+    folder = shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
+    return find([str(folder / "local")])[0]
+
+
 def test_rebuilt_federation_is_the_runs(found):
     run = found["main", "feddwa"]
     experiment = probes.rebuild(run)
     assert experiment.config.instances["feddwa"].hyperparameters() == run.hyperparameters
-    np.testing.assert_allclose(
-        probes.class_shares(experiment.federation), shares(run.folder.parent), rtol=1e-6
-    )
+    wanted = shares(run.folder.parent)
+    np.testing.assert_allclose(probes.class_shares(experiment.federation), wanted, rtol=1e-6)
     assert experiment.federation.schedule.batch_size == 16
     assert experiment.federation.plan.num_parameters == run.summary["model_parameters"]
 
@@ -75,17 +80,15 @@ def test_class_norms_over_the_minibatches(found):
     assert len(drawn.numbers) == values.size
 
 
-def test_the_regularizer_draws_norms_to_the_truth(found):
+def test_weights_of_the_regularizer(found):
     run = found["free", "cwfedavg"]
     drawn = cwfedavg.minibatches([run], wdr_weight="0,10")
     truth = shares(run.folder.parent)[0]
     ends = [points.get_ydata() for points in drawn.figure.axes[-1].get_lines()[1:]]
-    free, drawn_near = (np.linalg.norm(end - truth) for end in ends)
-    assert drawn_near < 0.8 * free
-    with pytest.raises(InputError, match=r"--wdr_weight must be numbers"):
-        cwfedavg.minibatches([run], wdr_weight="big")
-    with pytest.raises(InputError, match=r"at least 0"):
-        cwfedavg.minibatches([run], wdr_weight="-1")
+    free, regular = (np.linalg.norm(end - truth) for end in ends)
+    assert regular < 0.8 * free
+    for weight, text in (("big", "--wdr_weight must be numbers"), ("-1", "at least 0")):
+        assert_input_error(text, cwfedavg.minibatches, [run], wdr_weight=weight)
 
 
 def test_class_norms_of_models(found):
@@ -125,13 +128,9 @@ def test_similarity_by_layer(found):
     pairs = np.triu_indices(CLIENTS, 1)
     wanted = {}
     for block in ("fc_0", "head"):
-        update = np.concatenate(
-            [
-                (after[block][leaf] - before[block][leaf]).reshape(len(SEEDS), CLIENTS, -1)
-                for leaf in ("kernel", "bias")
-            ],
-            axis=-1,
-        ).astype(float)
+        moved = [after[block][leaf] - before[block][leaf] for leaf in ("kernel", "bias")]
+        flat = [leaf.reshape(len(SEEDS), CLIENTS, -1) for leaf in moved]
+        update = np.concatenate(flat, axis=-1).astype(float)
         update /= np.linalg.norm(update, axis=-1, keepdims=True)
         wanted[block] = np.einsum("sip,sjp->sij", update, update)
     axes = drawn.figure.axes[0]
@@ -149,8 +148,7 @@ def test_class_norms_of_class_models(found, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(found["main", "cwfedavg"].folder.parent, folder)
     (run,) = find([str(folder / "cwfedavg")])
-    with pytest.raises(InputError, match=r"class_0.*score_class_models=true"):
-        cwfedavg.norms_of_class_models([run])
+    assert_input_error(r"class_0.*score_class_models=true", cwfedavg.norms_of_class_models, [run])
     models = load_models(run.folder / "models.npz")
     for c in (0, 1, 10):  # as a run with score_class_models saves them: without a client axis
         part = jax.tree.map(lambda leaf, c=c: leaf[:, c % CLIENTS] + c, models["personalized"])
@@ -160,14 +158,6 @@ def test_class_norms_of_class_models(found, tmp_path):
     kernel = models["personalized"]["params"]["head"]["kernel"][1]
     wanted = [norms(kernel[c % CLIENTS] + c) for c in (0, 1, 10)]
     np.testing.assert_allclose(meshes(drawn.figure)[0], wanted, rtol=1e-5)
-
-
-def test_more_epochs_than_there_are_markers(found):
-    weights = ",".join(map(str, range(len(plots.MARKERS) + 1)))
-    drawn = cwfedavg.minibatches([found["main", "cwfedavg"]], wdr_weight=weights)
-    assert len(drawn.figure.axes) == len(plots.MARKERS) + 2
-    assert plots.marker(len(plots.MARKERS)) == plots.marker(0)
-    assert plots.colour(len(plots.COLOURS)) == plots.colour(0)
 
 
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
@@ -196,39 +186,33 @@ def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
     federation = probes.federation_of(found["main", "local"])
     begun = federation.with_training(lr_schedule="cosine", learning_rate=0.1)
     ctx = probes.context(begun, 0, 5)
-    np.testing.assert_allclose(
-        ctx.learning_rate, 0.1 * begun.training.rate_factors(5)[4], rtol=1e-6
-    )
+    wanted = 0.1 * begun.training.rate_factors(5)[4]
+    np.testing.assert_allclose(ctx.learning_rate, wanted, rtol=1e-6)
 
 
-def test_the_file_that_frozen_leaves_began_with(found, tmp_path):
-    """Its content is the run's, or nothing is rebuilt; without frozen leaves none is needed."""
-    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
-    (run,) = find([str(tmp_path / "main" / "local")])
+def test_rebuild_with_frozen_leaves(copied, tmp_path):
+    """The file that they began with is the run's; without frozen leaves none is needed."""
+    run = copied
     began = run.config["flags"]["training"]
     began["init_from"] = str(tmp_path / "began.npz")
     assert probes.rebuild(run).federation.num_frozen == 0
     began["freeze"], run.config["model"]["frozen"] = "fc_0", 1040
-    with pytest.raises(InputError, match=r"began\.npz can't be read"):
-        probes.rebuild(run)
+    assert_input_error(r"began\.npz can't be read", probes.rebuild, run)
     np.savez(began["init_from"], **{"params/fc_0/bias": np.ones(16, np.float32)})
     assert probes.rebuild(run).federation.num_frozen == 1040
     record = tmp_path / "main" / "run.json"
     known = json.loads(record.read_text())
     known["flags"]["content of the initial model"] = "of another file"
     record.write_text(json.dumps(known))
-    with pytest.raises(InputError, match=r"began\.npz has changed since .*local began with it"):
-        probes.rebuild(run)
+    assert_input_error(r"began\.npz has changed since .*local began with it", probes.rebuild, run)
 
 
 @pytest.fixture
-def strangers(found, tmp_path):
+def strangers(copied, tmp_path):
     """Returns a finished run that names a file whose code leaves a mark, and that file."""
-    shutil.copytree(found["main", "local"].folder.parent, tmp_path / "main")
     file = tmp_path / "evil.py"
     file.write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    (run,) = find([str(tmp_path / "main" / "local")])
-    return run, file
+    return copied, file
 
 
 def test_code_that_a_folder_names_does_not_run(strangers):
@@ -250,13 +234,11 @@ def test_code_that_a_folder_names_does_not_run(strangers):
         (f"trust_flagfiles=1 --flagfile={preset}", "x"),
     ):
         asked |= {"trust_flagfiles": "true", name: value}
-        with pytest.raises(InputError, match="is not a flag of a run"):
-            probes.rebuild(run)
+        assert_input_error("is not a flag of a run", probes.rebuild, run)
         del asked[name]
     for name, value in (("code", "evil.py"), ("code", [1])):
         run.config[name] = value
-        with pytest.raises(InputError, match="code must be a list of texts"):
-            probes.rebuild(run)
+        assert_input_error("code must be a list of texts", probes.rebuild, run)
     assert not file.with_name("ran").exists()
 
 
@@ -266,8 +248,7 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
     run.config["code"] = plugins.digests([str(file)])
     probes.rebuild(run)
     run.config["code"] = ["evil.py 0123456789abcdef"]  # other contents
-    with pytest.raises(InputError, match="made with code of its user's, evil"):
-        probes.rebuild(run)
+    assert_input_error("made with code of its user's, evil", probes.rebuild, run)
     other = file.with_name("fails.py")
     other.write_text("1 / 0\n")
     for main in (figures.main, partition.main):
@@ -282,17 +263,14 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
 def test_what_a_probe_needs(found, tmp_path):
     shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
     (run,) = find([str(tmp_path / "alone")])
-    with pytest.raises(InputError, match=r"has no partition\.npz"):
-        spfl.similarity([run])
+    assert_input_error(r"has no partition\.npz", spfl.similarity, [run])
     with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
         cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
 
 
-def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
+def test_saved_models_of_pairs_of_networks(copied):
     """As apfl's with form=logits: nothing is damaged."""
-    folder = tmp_path / "run"
-    shutil.copytree(found["main", "local"].folder.parent, folder)
-    (run,) = find([str(folder / "local")])
+    run = copied
     federation, path = probes.federation_of(run), run.folder / "models.npz"
     own = load_models(path)["personalized"]
     pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
@@ -302,12 +280,9 @@ def test_saved_models_that_are_pairs_of_networks(found, tmp_path):
     probes.saved_models(run, 0, federation, "global")
 
 
-def test_saved_models_that_are_not_the_runs(found, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(found["main", "local"].folder.parent, folder)
-    (run,) = find([str(folder / "local")])
-    federation = probes.federation_of(run)
-    path = run.folder / "models.npz"
+def test_saved_models_of_another_run(copied):
+    run = copied
+    federation, path = probes.federation_of(run), run.folder / "models.npz"
     models = load_models(path)
     others = (
         jax.tree.map(lambda leaf: leaf[:, 1:], models["personalized"]),
@@ -318,11 +293,9 @@ def test_saved_models_that_are_not_the_runs(found, tmp_path):
     )
     for other in others:
         save_models(path, {"personalized": other, "spare": {"a": np.ones((2, 4))}})
-        with pytest.raises(
-            InputError, match=r"models\.npz is(n't a file of models| damaged)"
-        ) as caught:
+        damaged = r"models\.npz is(n't a file of models| damaged)"
+        with pytest.raises(InputError, match=damaged) as caught:
             probes.saved_models(run, 0, federation, "personalized")
         assert len(str(caught.value)) < 1000
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"models\.npz"):
-        probes.saved_models(run, 0, federation, "personalized")
+    assert_input_error(r"models\.npz", probes.saved_models, run, 0, federation, "personalized")

@@ -11,6 +11,7 @@ import pytest
 from experiments.figures import accuracy, selection, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
+from tests.experiments.small_runs import assert_input_error
 
 from .conftest import CLIENTS, ROUNDS, SEEDS
 
@@ -39,47 +40,42 @@ def test_the_devices_of_a_run_are_no_settings(variant):
     assert selection.differing_settings([one, two]) == []
 
 
-def test_a_comparison_gives_its_algorithms_in_their_order(folder):
-    runs = find([str(folder / "main")])
+def test_a_comparison_gives_its_algorithms_in_their_order(finished):
+    runs = find([str(finished / "main")])
     assert [run.algorithm for run in runs] == ALGORITHMS
     assert all(run.seeds == list(SEEDS) and run.num_clients == CLIENTS for run in runs)
 
 
-def test_folders_above_patterns_and_repetitions(folder):
-    everything = {run.folder for run in find([str(folder)])}
+def test_folders_above_patterns_and_repetitions(finished):
+    everything = {run.folder for run in find([str(finished)])}
     assert len(everything) == 8
-    assert {run.folder for run in find([f"{folder}/*"])} == everything
-    one = folder / "main" / "feddwa"
-    runs = find([str(one), str(folder / "main"), str(one)])
+    assert {run.folder for run in find([f"{finished}/*"])} == everything
+    one = finished / "main" / "feddwa"
+    runs = find([str(one), str(finished / "main"), str(one)])
     assert len(runs) == len(ALGORITHMS)
     for name in ("feddwa", "Fed-DWA"):
-        assert [run.algorithm for run in find([str(folder)], [name])] == ["feddwa"]
+        assert [run.algorithm for run in find([str(finished)], [name])] == ["feddwa"]
 
 
-def test_numbers_in_names_are_sorted_as_numbers(folder, tmp_path):
+def test_numbers_in_names_are_sorted_as_numbers(finished, tmp_path):
     for name in ("k10", "k2", "k2.5"):
-        shutil.copytree(folder / "iid" / "fedavg", tmp_path / name / "fedavg")
+        shutil.copytree(finished / "iid" / "fedavg", tmp_path / name / "fedavg")
     for runs in (find([str(tmp_path)]), find([f"{tmp_path}/k*"])):
         assert [run.folder.parent.name for run in runs] == ["k2", "k2.5", "k10"]
 
 
-def test_what_is_no_finished_run(folder, tmp_path):
-    shutil.copytree(folder / "iid" / "fedavg", tmp_path / "x" / "fedavg")
+def test_find_of_unfinished_runs(finished, tmp_path):
+    shutil.copytree(finished / "iid" / "fedavg", tmp_path / "x" / "fedavg")
     (tmp_path / "x" / "fedavg" / "summary.json").unlink()
-    with pytest.raises(InputError, match=r"x is not a finished run: .*summary\.json"):
-        find([str(tmp_path / "x")])
+    assert_input_error(r"x is not a finished run: .*summary\.json", find, [str(tmp_path / "x")])
     (tmp_path / "x" / "fedavg" / "summary.json").write_text("{")
-    with pytest.raises(InputError, match=r"can't be read"):
-        find([str(tmp_path / "x")])
-    with pytest.raises(InputError, match=r"No folder .*nowhere"):
-        find([str(tmp_path / "nowhere")])
-    with pytest.raises(InputError, match=r"No folder matches"):
-        find([str(tmp_path / "nowhere*")])
-    with pytest.raises(InputError, match=r"Did you mean 'fedavg'"):
-        find([str(folder / "iid")], ["fedagv"])
+    assert_input_error(r"can't be read", find, [str(tmp_path / "x")])
+    assert_input_error(r"No folder .*nowhere", find, [str(tmp_path / "nowhere")])
+    assert_input_error(r"No folder matches", find, [str(tmp_path / "nowhere*")])
+    assert_input_error(r"Did you mean 'fedavg'", find, [str(finished / "iid")], ["fedagv"])
 
 
-def test_settings(found):
+def test_settings_of_a_run(found):
     settings = found["main", "feddwa"].settings
     assert settings["feddwa.top_k"] == settings["top_k"] == 3
     assert settings["algorithm"] == "feddwa" and settings["groups"] == 2
@@ -93,12 +89,11 @@ def test_settings(found):
     assert found["main", "feddwa"].alice is None
 
 
-def test_arrays(found, layered):
+def test_arrays_of_a_run(found, layered):
     run, alpha = layered
     np.testing.assert_array_equal(run.matrix("alpha"), alpha)
     assert [*run.result.matrices] == ["alpha"]
-    with pytest.raises(InputError, match="no matrix 'rounds'"):
-        run.matrix("rounds")
+    assert_input_error("no matrix 'rounds'", run.matrix, "rounds")
     assert run.blocks(2) == ["fc_0", "head"] and run.blocks(1) == ["model"]
     one = found["iid", "fedavg"].matrix("mixing")
     assert one.shape == (len(SEEDS), ROUNDS, 1, CLIENTS, CLIENTS)
@@ -118,12 +113,10 @@ def test_runs_without_what_a_figure_needs(found, tmp_path):
         selection.with_record(local, "weight")
     with pytest.raises(InputError, match=r"'adapted' .*--adapt_steps=10 --adapt_when=last"):
         selection.with_scores(local, ["adapted"])
-    with pytest.raises(InputError, match=r"feddwa\.score_guidance=true"):
-        selection.with_scores(local, ["guidance"])
+    assert_input_error(r"feddwa\.score_guidance=true", selection.with_scores, local, ["guidance"])
     with pytest.raises(InputError, match=r"--validation_fraction"):
         selection.with_scores(local, ["personalized"], "validation")
-    with pytest.raises(InputError, match=r"matrix 'alpha'.*--matrix_rounds"):
-        selection.with_matrix(local, "alpha")
+    assert_input_error(r"matrix 'alpha'.*--matrix_rounds", selection.with_matrix, local, "alpha")
     shutil.copytree(local[0].folder, tmp_path / "local")
     (tmp_path / "local" / "models.npz").unlink()
     with pytest.raises(InputError, match=r"saved models .*run with --save_models"):
@@ -146,8 +139,7 @@ def test_what_varies_and_labels(found, variant):
     main = [found["main", algorithm] for algorithm in ALGORITHMS]
     assert selection.labels(main) == ALGORITHMS  # other hyperparameters are no difference
     assert selection.labels([a, found["main", "local"]]) == ["feddwa", "local"]
-    with pytest.raises(InputError, match=r"Did you mean 'top_k'"):
-        selection.with_setting([a, b], "topk")
+    assert_input_error(r"Did you mean 'top_k'", selection.with_setting, [a, b], "topk")
 
 
 def test_own_code_is_a_difference_within_an_algorithm_only(found):
@@ -163,15 +155,13 @@ def test_own_code_is_a_difference_within_an_algorithm_only(found):
     assert selection.differing_settings([feddwa, other]) == ["code"]
 
 
-def test_two_names_need_two_labels(found):
+def test_equal_labels_refused(found):
     runs = [found["main", "local"], found["main", "feddwa"]]
     for given in ({"local": "X", "feddwa": "X"}, {"local": "feddwa"}):
         both = r"--labels makes both 'local' and 'feddwa' '\w+': give them different labels"
         with selection.with_labels(given):
             for draw in (selection.labels, accuracy.by_round):
-                with pytest.raises(InputError, match=both):
-                    draw(runs)
-            with pytest.raises(InputError, match=both):
-                settings.against_setting(runs, x="rounds")
+                assert_input_error(both, draw, runs)
+            assert_input_error(both, settings.against_setting, runs, x="rounds")
     with selection.with_labels({"local": "feddwa", "feddwa": "local"}):
         assert selection.labels(runs) == ["feddwa", "local"]

@@ -71,19 +71,6 @@ def test_best_and_one_line_for_each_group(found, ablation):
     assert "num_clients = 4, batch_size = 16" in drawn.figure.get_suptitle().replace("\n", " ")
 
 
-def test_words_stand_side_by_side_in_columns(found):
-    runs = [found["main", "local"], found["main", "feddwa"], found["iid", "fedavg"]]
-    drawn = settings.against_setting(runs, x="partition")
-    axes = drawn.figure.axes[0]
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["grouped", "iid"]
-    points = {tuple(box.lines[0].get_xydata()[0]) for box in axes.containers}
-    assert {round(y, 3) for _, y in points} == {round(final(run), 3) for run in runs}
-    assert len({x for x, _ in points}) == 3  # none covers another
-    (legend,) = drawn.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["local", "feddwa", "fedavg"]  # as the runs come
-
-
 def test_traffic(found):
     run = found["main", "feddwa"]
     drawn = settings.against_setting([run], x="top_k", record="traffic")
@@ -109,7 +96,7 @@ def test_repetitions_are_more_seeds(found, ablation):
     assert "mean of 2 to 4 seeds" in drawn.figure.get_suptitle().replace("\n", " ")
 
 
-def test_what_cannot_be_compared(found, ablation):
+def test_against_setting_refused(found, ablation):
     run = found["main", "feddwa"]
     one, two = ablation(run, "one", guidance_epochs=1), ablation(run, "two", guidance_epochs=2)
     with pytest.raises(InputError, match=r"same top_k \(3\) .*differ in feddwa.guidance_epochs"):
@@ -144,6 +131,6 @@ def test_a_flag_and_a_hyperparameter_of_one_name(found):
         ([("A", 1), ("A", 2)], [0, 1], "places"),
     ],
 )
-def test_axis(keys, places, scale):
+def test_axis_of_settings(keys, places, scale):
     where, kind = settings._axis(keys)
     assert list(where.values()) == places and kind == scale

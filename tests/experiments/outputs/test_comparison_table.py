@@ -1,7 +1,6 @@
 """Notes of a run's table: the clients of a mean, local steps before scoring, and intervals."""
 
 import csv
-import json
 import re
 from dataclasses import replace
 
@@ -12,26 +11,13 @@ import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import console, flags
 from experiments.outputs import comparison_table, training_line
+from tests.experiments.small_runs import SMALL, read_json, read_rows, run_in, stamps
 
-WORDS = (
-    "--dataset=digits",
-    "--model=softmax",
-    "--num_clients=10",
-    "--alpha=0.1",
-    "--rounds=2",
-    "--compilation_cache=",
-    "--nosave_models",
-)
 # Client 5 has fewer than 30 training samples.
 MIXED = (
-    *WORDS,
-    "--algorithms=local,fedavg,waffle",
-    "--set=waffle.alice=3",
-    "--participation=0.5",
-    "--batch_size=30",
-    "--drop_last",
-    "--num_seeds=2",
-)
+    *SMALL, "--num_clients=10", "--alpha=0.1", "--nosave_models", "--batch_size=30", "--drop_last",
+    "--algorithms=local,fedavg,waffle", "--set=waffle.alice=3", "--participation=0.5",
+)  # fmt: skip
 TRAINING = (
     "1 local epoch, minibatches of 30, incomplete ones left out, learning rate 0.1, "
     "participation 0.5 (5 of 10 in a round), with waffle.alice=3"
@@ -39,27 +25,27 @@ TRAINING = (
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def finished(tmp_path_factory):
     """Folder of a run whose rows are over different clients."""
     folder = tmp_path_factory.mktemp("tables") / "mixed"
-    assert run.main(["run", *MIXED, f"--output_dir={folder}"]) == 0
+    assert run_in(folder, *MIXED) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
-def results(mixed):
-    return {name: pfl.Result.load(mixed / name) for name in ("local", "fedavg", "waffle")}
+def results(finished):
+    return {name: pfl.Result.load(finished / name) for name in ("local", "fedavg", "waffle")}
 
 
-def lines_of(mixed):
-    return (mixed / "comparison.md").read_text(encoding="utf-8").splitlines()
+def lines_of(finished):
+    return (finished / "comparison.md").read_text(encoding="utf-8").splitlines()
 
 
-def test_rows_over_different_clients_say_so(mixed, results):
-    text = "\n".join(lines_of(mixed))
+def test_rows_over_different_clients_say_so(finished, results):
+    text = "\n".join(lines_of(finished))
     heading, _, *rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
-        for line in lines_of(mixed)
+        for line in lines_of(finished)
         if line.startswith("|")
     ]
     assert heading[3:5] == ["Mean over", "Common %"]
@@ -73,18 +59,16 @@ def test_rows_over_different_clients_say_so(mixed, results):
     error = results["local"].measure()._replace(better="lower", fraction=False)
     errors = {name: replace(result, measures=(error,)) for name, result in results.items()}
     assert "Compare rows by 'Common ↓', over client 3" in comparison_table.caption(errors)
-    with (mixed / "comparison.csv").open() as file:
-        table = list(csv.DictReader(file))
+    table = read_rows(finished / "comparison.csv")
     ids = [row["mean_over_client_ids"] for row in table]
     assert ids == ["0 1 2 3 4 5 6 7 8 9"] * 2 + ["3"]
 
 
-def test_measurements_say_over_how_many(mixed):
+def test_metrics_name_the_number_of_clients(finished):
     """Curves of several algorithms in one TensorBoard are means over different clients too."""
     for name, count in (("fedavg", "10"), ("waffle", "1")):
-        with (mixed / name / "metrics.csv").open() as file:
-            rows = [r for r in csv.DictReader(file)
-                    if r["metric"] == "personalized/test/accuracy_clients"]  # fmt: skip
+        rows = [r for r in read_rows(finished / name / "metrics.csv")
+                if r["metric"] == "personalized/test/accuracy_clients"]  # fmt: skip
         assert len(rows) == 4 and {float(row["value"]) for row in rows} == {float(count)}
 
 
@@ -112,7 +96,7 @@ def test_rows_without_a_common_client(results):
     assert list(comparison_table.labelled(both)) == ["waffle (client 3)", "other (client 4)"]
 
 
-def test_what_is_said_below(mixed, results, capsys):
+def test_notes_below_the_table(finished, results, capsys):
     wanted = [
         "local: all clients train in every round, drawn or not.",
         "All rows: client 5 took part without a local step.",
@@ -121,23 +105,23 @@ def test_what_is_said_below(mixed, results, capsys):
     table = comparison_table.comparison(results)
     notes = table.notes
     assert notes[:3] == wanted
-    assert set(notes) <= set(lines_of(mixed))
+    assert set(notes) <= set(lines_of(finished))
     drawn = results["fedavg"].clients["participated"][:, 0].any(axis=1)
     assert (~drawn).sum(axis=1).tolist() == [2, 2]
     assert [row["never_drawn"] for row in table.rows] == [0, 2, 0]
-    summary = json.loads((mixed / "fedavg" / "summary.json").read_text())
+    summary = read_json(finished / "fedavg" / "summary.json")
     for s, ids in enumerate(summary["never_took_part"].values()):
         assert ids == np.flatnonzero(~drawn[s]).tolist()
     assert summary["clients_without_steps"] == [5]
     # The same command shows the same finished results.
-    assert run.main(["run", *MIXED, f"--output_dir={mixed}"]) == 0
+    assert run_in(finished, *MIXED) == 0
     out = capsys.readouterr().out
     assert f"Training: {TRAINING}." in out
     assert all(note in out for note in notes)
 
 
-def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypatch, capsys):
-    assert f"Training: {TRAINING}." in lines_of(mixed)
+def test_the_header_and_the_file_say_how_clients_train(finished, tmp_path, monkeypatch, capsys):
+    assert f"Training: {TRAINING}." in lines_of(finished)
 
     def ended(*args, **options):
         raise SystemExit
@@ -145,7 +129,7 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
     monkeypatch.setattr(run.run_folder, "opened", ended)
     with pytest.raises(SystemExit):
         own = ["--set=fedavg.learning_rate=0.3", "--set=fedavg.local_epochs=2"]
-        run.main(["run", *MIXED, f"--output_dir={tmp_path / 'o'}", *own])
+        run_in(tmp_path / "o", *MIXED, *own)
     out = capsys.readouterr().out
     assert f"training   {TRAINING}, fedavg.learning_rate=0.3" in out
     own = [line for line in out.splitlines() if "its own" in line]
@@ -164,17 +148,14 @@ def test_the_header_and_the_file_say_how_clients_train(mixed, tmp_path, monkeypa
         (["--init_from=began.npz", "--freeze=fc"], "in a round), init from began.npz, freeze fc"),
         (["--stragglers=0:1,3:2"], "in a round), stragglers 0:1 3:2"),
         (["--participation=0.5"], "participation 0.5 (4 of 7 in a round)"),
-        (
-            ["--participation=0.5", "--sampling=poisson"],
-            "participation 0.5 (3.5 of 7 in a round on average), sampling poisson",
-        ),
+        (["--participation=0.5", "--sampling=poisson"], "(3.5 of 7 in a round on average), sampl"),
     ],
 )
-def test_training_in_words(words, said):
+def test_describe_training(words, said):
     assert said in training_line.describe_training(flags.parse(["run", *words]), 7)
 
 
-def test_every_flag_of_training_is_said():
+def test_describe_training_names_every_flag():
     """Those left out have a place of their own in the header or the notes."""
     config = flags.parse(["run"])
     elsewhere = {"model", "model_option", "objective", "rounds"}
@@ -183,14 +164,13 @@ def test_every_flag_of_training_is_said():
     assert set(config.by_group()["training"]) - said == elsewhere
 
 
-def test_what_varies_is_left_out():
+def test_describe_training_without_what_varies():
     args = flags.parse(["run", "--momentum=0.5"])
     said = training_line.describe_training(args, 7, ("learning_rate", "momentum", "local_epochs"))
     assert said == "minibatches of 10, participation 1 (all 7 clients in a round)"
-    assert training_line.describe_training(args, None).startswith(
-        "1 local epoch, minibatches of 10, learning"
-    )
-    assert "participation 1, momentum" in training_line.describe_training(args, None)
+    said = training_line.describe_training(args, None)
+    assert said.startswith("1 local epoch, minibatches of 10, learning")
+    assert "participation 1, momentum" in said
 
 
 def test_intervals_wider_than_the_scale_are_marked(results):
@@ -207,16 +187,9 @@ def test_intervals_wider_than_the_scale_are_marked(results):
     assert "*" not in comparison_table.comparison(only).notes[-1]  # two seeds, and within the scale
 
 
-class Narrow(console.Console):
-    """A terminal of 80 columns."""
-
-    def __init__(self):
-        super().__init__(width=80, force_terminal=True, color_system=None)
-
-
-def test_what_marks_a_row_is_never_left_out(results, capsys):
+def test_columns_of_a_narrow_terminal(results, capsys):
     table = comparison_table.comparison(results)
-    narrow = Narrow()
+    narrow = console.Console(width=80, force_terminal=True, color_system=None)
     console.print_comparison(narrow, table)
     out = capsys.readouterr().out
     assert "Mean" in out and "Never" in out and "Diverged" not in out
@@ -230,12 +203,12 @@ def test_what_marks_a_row_is_never_left_out(results, capsys):
     assert "Diverged" in out and "10 clients" in out and "…" not in out
 
 
-def test_another_headline_leads_the_table(mixed, results, capsys):
+def test_headline_of_the_table(finished, results, capsys):
     """Of a finished run: nothing is written."""
-    before = {path: path.stat().st_mtime_ns for path in mixed.rglob("*")}
-    assert run.main(["run", *MIXED, f"--output_dir={mixed}", "--headline=pfllib"]) == 0
+    before = stamps(finished)
+    assert run_in(finished, *MIXED, "--headline=pfllib") == 0
     out = capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in mixed.rglob("*")} == before
+    assert stamps(finished) == before
     assert "Headline (pfllib): the personalized model, the best round's accuracy over all" in out
     (heading,) = [line for line in out.splitlines() if line.startswith("Algorithm")]
     columns = ["Algorithm", "Headline %", "± 95 %", "Accuracy %", "± 95 %"]

@@ -3,7 +3,6 @@
 The services' packages are stood in for by modules that note what is called.
 """
 
-import csv
 import json
 import struct
 import sys
@@ -11,6 +10,7 @@ import time
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
@@ -18,18 +18,10 @@ import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import flags
 from experiments.outputs import tracking
+from tests.experiments.small_runs import SMALL, read_rows, stamps
 
-WORDS = [
-    "--dataset=digits",
-    "--num_clients=3",
-    "--num_seeds=2",
-    "--model=softmax",
-    "--rounds=2",
-    "--eval_every=2",
-    "--validation_fraction=0.2",
-    "--compilation_cache=",
-    "--nosave_models",
-]
+WORDS = (*SMALL, "--num_clients=3", "--eval_every=2", "--validation_fraction=0.2",
+         "--nosave_models")  # fmt: skip
 
 
 def call(*words):
@@ -44,9 +36,8 @@ def finished(tmp_path_factory):
 
 
 def rows(folder):
-    with (folder / "feddwa" / "metrics.csv").open() as file:
-        return [(int(r["seed"]), int(r["round"]), r["metric"], float(r["value"]))
-                for r in csv.DictReader(file)]  # fmt: skip
+    return [(int(r["seed"]), int(r["round"]), r["metric"], float(r["value"]))
+            for r in read_rows(folder / "feddwa" / "metrics.csv")]  # fmt: skip
 
 
 def events(folder):
@@ -92,12 +83,13 @@ def test_event_files_are_the_table(finished, capsys):
     names = {name for _, name in result}
     assert names >= {"personalized/test/accuracy", "personalized/test/accuracy_worst_decile",
                      "train_loss", "traffic/up_bytes"}  # fmt: skip
-    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    before = stamps(finished)
     assert call(*words) == 0
-    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+    assert stamps(finished) == before
 
 
-def test_a_sweep_names_its_settings(tmp_path):
+@pytest.mark.costly
+def test_event_files_of_a_sweep(tmp_path):
     """Two settings of one seed: the program of the run's two seeds."""
     pytest.importorskip("tensorboardX", reason="needs the extra 'tensorboard'")
     out = tmp_path / "out"
@@ -109,7 +101,7 @@ def test_a_sweep_names_its_settings(tmp_path):
     assert all(events(folder / name) for name in result)
 
 
-def test_without_the_package(tmp_path, monkeypatch, capsys):
+def test_tracking_without_its_package(tmp_path, monkeypatch, capsys):
     """One sentence, before anything is written."""
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -205,14 +197,11 @@ def streams(folder, *words):
 
 def first(result, rounds):
     """The result of its first rounds, two at most, of which only the second is scored."""
-    done = {name: values[:, :, :rounds] for name, values in result.clients.items()}
+    whole = {"clients": result.clients, "scalars": result.scalars,
+             "copies_up": result.copies_up, "copies_down": result.copies_down}  # fmt: skip
+    parts = jax.tree.map(lambda values: values[:, :, :rounds], whole)
     scores = {name: values[:, :, : rounds // 2] for name, values in result.scores.items()}
-    scalars = {name: values[:, :, :rounds] for name, values in result.scalars.items()}
-    ways = {
-        f"copies_{way}": getattr(result, f"copies_{way}")[:, :, :rounds] for way in ("up", "down")
-    }
-    scored = result.eval_rounds[: rounds // 2]
-    return replace(result, clients=done, scores=scores, scalars=scalars, eval_rounds=scored, **ways)
+    return replace(result, scores=scores, eval_rounds=result.eval_rounds[: rounds // 2], **parts)
 
 
 def test_a_service_gets_every_row_once(finished, tmp_path, service):
@@ -263,7 +252,7 @@ def test_names_of_services_are_checked(tmp_path, service, capsys):
     [[], {"s": []}, {"s": {"id": 5, "rounds": {}, "whole": True}}, {"s": {"id": None}},
      {"s": {"id": None, "rounds": {"m": "x"}, "whole": False}}],
 )  # fmt: skip
-def test_a_record_of_another_form(tmp_path, entry):
+def test_damaged_record_of_tracking(tmp_path, entry):
     (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": entry}))
     with pytest.raises(pfl.InputError, match=r"is damaged: its entry 'tensorboard' doesn't tell"):
         tracking._checked(tmp_path / tracking.RECORD)

@@ -1,4 +1,4 @@
-"""Every algorithm's program compiles for devices that need not be there; slow but for one."""
+"""Every algorithm's program compiles for devices that need not be there."""
 
 import re
 import subprocess
@@ -11,7 +11,6 @@ from fedjax_pfl.utils.errors import InputError
 from tools import accelerators
 
 CASES = {case.name: case for case in accelerators.cases()}
-QUICK = "small/v5e-2x2/fedavg"
 
 
 def target(name):
@@ -24,10 +23,8 @@ def target(name):
     return result
 
 
-@pytest.mark.parametrize(
-    "name",
-    [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.costly
+@pytest.mark.parametrize("name", CASES)
 def test_a_program_for_an_accelerator(name):
     case = CASES[name]
     target(case.target)
@@ -38,7 +35,7 @@ def test_a_program_for_an_accelerator(name):
         assert result.rounds_per_second > 0
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_ragged_clients_and_seeds_one_by_one_on_all_chips():
     """With long locations libtpu would not come to an end; in a process, whose stack they are."""
     target("v5e:2x2")

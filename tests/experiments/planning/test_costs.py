@@ -9,7 +9,7 @@ from fedjax_pfl.testing.toys import toy_federation
 from tests.experiments.planning.programs import PROGRAM
 
 
-def test_a_round():
+def test_costs_of_a_round():
     result = costs.count(hlo.parse(PROGRAM))
     step = 7 + 4 * 5
     assert (result.step, result.steps) == (step, 2 * 3)
@@ -44,14 +44,9 @@ def test_names_of_conditions(scope, name):
     assert costs.condition(scope) == name
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(
-    ("name", "ways"),
-    [
-        ("fedavg", "vmap"),
-        *(pytest.param("fedavg", ways, marks=pytest.mark.thorough) for ways in ("map", "2")),
-        ("ifca", "vmap"),
-    ],
+    ("name", "ways"), [("fedavg", "vmap"), ("fedavg", "map"), ("fedavg", "2"), ("ifca", "vmap")]
 )
 def test_local_steps_of_a_real_program(name, ways):
     """As many as the schedule has, of both seeds, found by the names of the loops alone.
@@ -75,6 +70,7 @@ def test_local_steps_of_a_real_program(name, ways):
     assert result.transfers == {} and not result.evaluation
 
 
+@pytest.mark.costly
 def test_transfers_of_a_real_program():
     federation = toy_federation(dtype="float32", validation_size=0)
     lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(

@@ -13,7 +13,7 @@ def read(text):
     return one
 
 
-def test_an_instruction():
+def test_instruction():
     one = read(line("fusion.3", "fusion", cycles=12, calls="%fused_computation.4"))
     assert (one.name, one.kind, one.cycles) == ("fusion.3", "fusion", 12)
     assert one.shape == "f32[4,8]{1,0:T(8,128)}"

@@ -7,9 +7,10 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.planning import targets
+from tests.experiments.small_runs import assert_input_error
 
 
-def test_names():
+def test_target_names():
     one, four = targets.parse("v5e"), targets.parse("V5E:2X2")
     assert one.single and not four.single
     assert targets.parse("v5e:1x1") == replace(one, name="v5e:1x1")
@@ -23,20 +24,16 @@ def test_names():
 
 @pytest.mark.parametrize("name", ["v5f", "v5e:", "v5e:x", "v5e:2x", "v5e:0x2", "", "h100:1x1x1x1"])
 def test_unknown_names(name):
-    with pytest.raises(pfl.InputError, match=r"^Unknown --target .*--list shows them.$"):
-        targets.parse(name)
+    assert_input_error(r"^Unknown --target .*--list shows them.$", targets.parse, name)
 
 
 def test_the_nearest_name_is_suggested():
-    with pytest.raises(pfl.InputError, match="Did you mean 'v5e'"):
-        targets.parse("v5f")
-    with pytest.raises(pfl.InputError, match="Did you mean 'h100'"):
-        targets.parse("h10")
+    assert_input_error("Did you mean 'v5e'", targets.parse, "v5f")
+    assert_input_error("Did you mean 'h100'", targets.parse, "h10")
 
 
 def test_a_word_that_is_near_nothing_is_answered_with_the_chips():
-    with pytest.raises(pfl.InputError, match=r"'tpu'\. A chip is one of v2, .*, v5e, .*, h100, "):
-        targets.parse("tpu")
+    assert_input_error(r"'tpu'\. A chip is one of v2, .*, v5e, .*, h100, ", targets.parse, "tpu")
 
 
 @pytest.mark.parametrize("name", ["v5e", "a100"])
@@ -55,7 +52,7 @@ def test_a_module_in_a_package_that_is_not_there():
 
 
 @pytest.mark.parametrize("chip", targets.chips().values(), ids=lambda chip: chip.name)
-def test_facts(chip):
+def test_facts_of_chips(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
     assert chip.source and chip.memory > 2**32
     assert (chip.clock is not None) == (chip.platform == "tpu") == (chip.bandwidth is not None)

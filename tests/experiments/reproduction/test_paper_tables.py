@@ -1,7 +1,6 @@
 """The papers' tables as files: damaged ones, and every cell of ours can be built."""
 
 import re
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
-from experiments.cli import algorithms, build, data_flags, flags
+from experiments.cli import algorithms, data_flags, flags
 from experiments.reproduction import cells, datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.test_reproduce import TABLE
+from tests.experiments.reproduction.small_table import TABLE, write_table
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,21 +39,9 @@ NAMES = reproduce_tables.names()
         ('title = "DWA"', 'titel = "DWA"', "row 3 has an unknown key 'titel'"),
         ("stand_in = true", "stand_in = 1", "stand_in of column 2 must be true or false, got 1"),
         ('score = "best"', "score = 3", "score must be text, got 3"),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nclient = "a"',
-            "client of row 1 must be a whole",
-        ),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nreading.code = "x"',
-            "of row 1 must be a table",
-        ),
-        (
-            'algorithm = "local"',
-            'algorithm = "local"\nreading.code.seys = "x"',
-            "unknown key 'seys'",
-        ),
+        ("paper = [90", 'client = "a"\npaper = [90', "client of row 1 must be a whole"),
+        ("paper = [90", 'reading.code = "x"\npaper = [90', "of row 1 must be a table"),
+        ("paper = [90", 'reading.code.seys = "x"\npaper = [90', "unknown key 'seys'"),
         ('["feddwa.top_k=1"]', '["top_k=1"]', "has the setting 'top_k=1': write feddwa.NAME="),
         ("small = [", "small = [3, ", "small 1 must be text, got 3"),
         ("[[column]]", "[[colunm]]", "the file has an unknown key 'colunm'"),
@@ -63,15 +50,14 @@ NAMES = reproduce_tables.names()
 )
 def test_damaged_tables(tmp_path, before, after, said):
     assert before in TABLE
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "1.toml").write_text(TABLE.replace(before, after, 1))
+    write_table(tmp_path, TABLE.replace(before, after, 1))
     with pytest.raises(pfl.InputError) as error:
         reproduce_tables.load("mine/1", tmp_path)
     assert said in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["feddwa/1", "feddwa/2"])
-def test_a_row_of_ours_is_run_in_every_column_and_takes_no_place(name):
+def test_row_beside_the_papers(name):
     table = reproduce_tables.load(name)
     (line,) = (line for line in table.row if line.beside)
     assert line.settings == ("feddwa.guidance_epochs=4",)
@@ -127,7 +113,7 @@ def test_printed_deviations_are_there(name):
         assert printed == {c for c in known if name != "waffle/1" or "mnist" in c}
 
 
-def test_the_default_folder():
+def test_default_folder_of_a_table():
     def name(*words):
         return str(planning.output_folder("feddwa-1", "small", flags.parse(["run", *words])))
 
@@ -169,21 +155,22 @@ def test_a_table_without_network_scale_is_refused(capsys):
     assert "waffle/4 has no --scale=network" in capsys.readouterr().err
 
 
-def test_all_tables_are_those_with_the_scale():
+@pytest.mark.costly
+def test_all_tables_with_network_scale():
     own, more = reproduce.parse(["reproduce", "--all", "--scale=network", "--output_dir=o"])
     queue = reproduce.queue_of(own, more)
     assert [one.table.name for one in queue.requests] != NAMES
-    assert {one.table.name for one in queue.requests} == {
-        name for name in NAMES if reproduce_tables.load(name).network
-    }
+    there = {name for name in NAMES if reproduce_tables.load(name).network}
+    assert {one.table.name for one in queue.requests} == there
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "scale"),
     [(n, s) for n in NAMES for s in ("small", "medium", "network")
      if reproduce_tables.load(n).has_scale(s)],
 )  # fmt: skip
-def test_the_data_set_is_large_enough_for_the_clients(name, scale):
+def test_data_sets_are_large_enough(name, scale):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
     asked = reproduce.request_of(own, more)
     for column in asked.table.column:
@@ -192,16 +179,10 @@ def test_the_data_set_is_large_enough_for_the_clients(name, scale):
             data_flags.make_partition(args, datasets.blank(args.dataset))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    "scale",
-    [
-        "small",
-        pytest.param("medium", marks=pytest.mark.thorough),
-        pytest.param("full", marks=pytest.mark.thorough),
-    ],
-)
-def test_every_cell_can_be_asked_for(name, scale):
+@pytest.mark.parametrize("scale", ["small", "medium", "full"])
+def test_flags_of_every_cell(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
     asked = reproduce.request_of(own, more)
@@ -209,31 +190,28 @@ def test_every_cell_can_be_asked_for(name, scale):
     assert lines, "a table without an algorithm is none"
     for column in asked.table.column:
         runs = list(asked.cells(column))
-        assert {cell.line for cell in runs} == {
-            line for line in lines if asked.table.has_run(line, column)
-        }
+        there = {line for line in lines if asked.table.has_run(line, column)}
+        assert {cell.line for cell in runs} == there
         for cell in runs:
             args = cell.args()
             assert args.algorithms == [cell.line.algorithm]
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
-            assert set(given) >= {
-                planning._filled(word, column.values) for word in cell.line.settings
-            }
+            settings = {planning._filled(word, column.values) for word in cell.line.settings}
+            assert settings <= set(given)
             (algorithm,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             for setting in cell.line.settings:  # the algorithm's, not one of local training
                 assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
             preset = settings_table.read(column.preset_of())
-            changed = {
-                n for n, v in preset.flags().items() if preset.args[n].value != args[n].value
-            }
+            changed = [n for n in preset.flags() if preset.args[n].value != args[n].value]
             assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
 
 
 READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "reading"), READINGS)
-def test_every_reading_changes_runs_that_exist(name, reading):
+def test_flags_of_every_reading(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
     words = ["reproduce", f"--table={name}", "--scale=full"]
     plain = reproduce.request_of(*reproduce.parse(words))
@@ -248,7 +226,7 @@ def test_every_reading_changes_runs_that_exist(name, reading):
     assert changed and asked.table.differences(reading)
 
 
-def test_a_reading_that_the_scale_leaves_nothing_of(capsys):
+def test_reading_without_effect_at_a_scale(capsys):
     """The small rate takes the place of the code's; what remains is said."""
     table = reproduce_tables.load("cwfedavg/1")
     assert "learning rate 0.005" in table.differences("code")
@@ -273,46 +251,17 @@ def blank(monkeypatch):
     data_flags.last_loaded.cache_clear()
 
 
-# A column whose rows need validation samples, and one whose row needs batch-norm.
-QUICK = {"feddwa/1": "practical1_cifar10", "pfedla/1": "cifar10_10"}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "feddwa/1",
-        pytest.param("pfedla/1", marks=pytest.mark.thorough),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES),
-    ],
-)
-def test_every_small_run_can_begin(blank, name, tmp_path, request):
-    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.request_of(own, more)
-    for column in asked.table.column:
-        if request.node.get_closest_marker("slow") or column.name == QUICK[name]:
-            for cell in asked.cells(column):
-                cell.check()
-
-
-@pytest.mark.slow
+@pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
-def test_every_column_that_another_may_stand_in_for_can_be_built(blank, name, tmp_path):
+def test_every_small_run_can_begin(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
     asked = reproduce.request_of(own, more)
     for column in asked.table.column:
-        if column.stand_in:
-            build.prepare(build.load_inputs(next(asked.cells(column, "fashion_mnist")).args()))
+        for cell in asked.cells(column):
+            cell.check()
 
 
-def test_the_page_names_every_table_and_its_commands_parse():
+def test_page_names_every_table():
+    """`tests/docs/test_commands.py` parses its commands."""
     text = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"`(\w+/\d+)`(?=[, |])", text)) == NAMES
-    lines = text.replace("\\\n", " ").splitlines()
-    lines = [shlex.split(line) for line in lines if line.startswith("python -m")]
-    assert len(lines) >= 3
-    for words in lines:
-        own, more = reproduce.parse(words[2:])
-        if own["all"].value:
-            assert len(reproduce.queue_of(own, more).requests) == len(NAMES)
-        else:
-            assert own.list or [reproduce.request_of(own, more).table.name] == own.table

@@ -9,14 +9,12 @@ from experiments.cli import flags
 from experiments.reproduction import datasets, planning
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.test_reproduce import TABLE, call
+from tests.experiments.reproduction.small_table import TABLE, call, write_table
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "tables/mine").mkdir(parents=True)
-    (tmp_path / "tables/mine/1.toml").write_text(TABLE)
-    return tmp_path / "tables"
+    return write_table(tmp_path / "tables")
 
 
 def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
@@ -35,10 +33,10 @@ def test_a_data_set_of_the_command_line_is_not_the_papers(folder, tmp_path):
     assert section.other_data and "on digits" in section.title
 
 
-def test_a_row_of_a_client_that_is_not_there(folder, tmp_path, monkeypatch, capsys):
+def test_row_of_an_unknown_client(folder, tmp_path, monkeypatch, capsys):
     for client, said in ((3, "The row 'Local' is client 3, and there are clients 0..2."), (2, "")):
         changed = TABLE.replace('algorithm = "local"', f'algorithm = "local"\nclient = {client}')
-        (folder / "mine" / "1.toml").write_text(changed)
+        write_table(folder, changed)
         monkeypatch.setattr(run, "run", lambda *_, **__: 1)
         words = ("--columns=digits", "--rows=local")
         assert call(folder, tmp_path / "out", *words) == (2 if said else 1)

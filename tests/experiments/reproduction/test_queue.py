@@ -1,6 +1,6 @@
-"""Several tables in one queue: the order, going on, what can't be made, the report, the costs."""
+"""Several tables in one queue: the order, going on, what can't be made, the report, costs."""
 
-import csv
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,48 +12,35 @@ from experiments.cli import data_flags, flags
 from experiments.outputs import html_page
 from experiments.reproduction import datasets, full_cost, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
+from tests.experiments.reproduction.small_table import column, row, table_text, write_table
+from tests.experiments.small_runs import read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
-HEAD = """
-paper = "Mine"
-table = "Table {number}"
-caption = "digits & <more>"
-score = "final"
-average = "samples"
-flags = ["--compilation_cache="]
-small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax", "--eval_every=1"]
+LOCAL = row("Local", "local", 90)
 
-[[column]]
-name = "digits"
-title = "digits"
-preset = "digits_quick"
 
-[[row]]
-title = "Local"
-algorithm = "local"
-paper = [90]
-"""
+def text(number, *more, line=LOCAL, **facts):
+    named = {"table": f"Table {number}", "caption": "digits & <more>", "score": "final"}
+    flags = ["--compilation_cache=", "--eval_every=1"]
+    return table_text([column("digits", **facts)], [line, *more], flags=flags, **named)
+
+
 TABLES = {
-    "two": HEAD.format(number=2) + '\n[[row]]\ntitle = "Local again"\nalgorithm = "local"\n'
-    "flags = ['--batch_size=9']\npaper = [80]\n",
-    "one": HEAD.format(number=1),
-    "bad": HEAD.format(number=3).replace('algorithm = "local"', 'algorithm = "l2c"'),
-    "gone": HEAD.format(number=4).replace("digits_quick", "pfedla/table1_cifar10_10"),
+    "two": text(2, row("Local again", "local", 80, flags=["--batch_size=9"])),
+    "one": text(1),
+    "bad": text(3, line=row("Local", "l2c", 90)),
+    "gone": text(4, preset="pfedla/table1_cifar10_10"),
 }
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def finished(tmp_path_factory):
     """(exit code, the queue's folder, that of the tables)."""
     folder = tmp_path_factory.mktemp("queue")
-    (folder / "tables" / "mine").mkdir(parents=True)
-    for name, text in TABLES.items():
-        (folder / "tables" / "mine" / f"{name}.toml").write_text(text)
-    patch = pytest.MonkeyPatch()
-    patch.chdir(ROOT)
-    code = call(folder / "tables", folder / "out")
-    patch.undo()
-    return code, folder / "out", folder / "tables"
+    for name, content in TABLES.items():
+        write_table(folder / "tables", content, f"mine/{name}")
+    with contextlib.chdir(ROOT):
+        return call(folder / "tables", folder / "out"), folder / "out", folder / "tables"
 
 
 def call(tables, output, *words):
@@ -61,12 +48,10 @@ def call(tables, output, *words):
     return reproduce.main(["reproduce", *own, *words])
 
 
-@pytest.mark.thorough
-def test_the_report(made):
-    code, output, _ = made
+def test_report_of_a_queue(finished):
+    code, output, _ = finished
     assert code == 2, "one table can't be made, and the others are"
-    with (output / "report.csv").open() as file:
-        rows = {row["table"]: row for row in csv.DictReader(file)}
+    rows = {row["table"]: row for row in read_rows(output / "report.csv")}
     assert list(rows)[-1] == "mine/two", "the table with the most runs is the last"
     assert rows["mine/one"]["state"] == "1 of 1 cells" and rows["mine/two"]["kendall_tau"]
     assert "l2c uses validation samples" in rows["mine/bad"]["state"]
@@ -79,18 +64,18 @@ def test_the_report(made):
     assert page.count("<table>") == text.count("| --- |") and "<script" not in page
 
 
-def test_passes_of_a_finished_run(made):
+def test_passes_of_a_finished_run(finished):
     """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
-    _, output, _ = made
-    folders = {row: output / "mine-two" / "digits_quick" / row / "local"
-               for row in ("local", "local_again")}  # fmt: skip
-    assert [full_cost.passes(folders, row) for row in folders] == pytest.approx([1, 1])
+    _, output, _ = finished
+    names = ("local", "local_again")
+    folders = {name: output / "mine-two" / "digits_quick" / name / "local" for name in names}
+    assert [full_cost.passes(folders, name) for name in names] == pytest.approx([1, 1])
     assert full_cost.passes(folders, "none") is None
 
 
-def test_it_goes_on(made, monkeypatch):
+def test_queue_continues(finished, monkeypatch):
     """Nothing finished is run again; other flags are refused."""
-    _, output, tables = made
+    _, output, tables = finished
     monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("nothing is left to run"))
     (output / "report.md").unlink()
     assert call(tables, output) == 2 and (output / "report.md").exists()
@@ -110,15 +95,15 @@ def test_it_goes_on(made, monkeypatch):
         (["--all", "--stand_in=mnist:digits,mnist:digits"], "names two data sets for mnist"),
     ],
 )
-def test_bad_input(tmp_path, capsys, words, said):
+def test_queue_refused(tmp_path, capsys, words, said):
     assert reproduce.main(["reproduce", *words, f"--output_dir={tmp_path / 'out'}"]) == 2
     assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_tables_without_the_scale(made, capsys):
-    assert call(made[2], made[1], "--scale=network") == 2
-    assert f"No table in {made[2]} has --scale=network." in capsys.readouterr().err
+def test_tables_without_the_scale(finished, capsys):
+    assert call(finished[2], finished[1], "--scale=network") == 2
+    assert f"No table in {finished[2]} has --scale=network." in capsys.readouterr().err
 
 
 def test_a_reading_is_taken_where_there_is_one():
@@ -127,6 +112,7 @@ def test_a_reading_is_taken_where_there_is_one():
     assert asked["feddwa/1"].reading == "paper" and asked["feddwa/5"].reading is None
 
 
+@pytest.mark.costly
 def test_costs_at_full_scale():
     """Of plain training, by the steps of the paper's clients; seeds and rounds multiply."""
     words = ("--preset=pfedla/table1_fashion_mnist_10", "--model=softmax")
@@ -138,8 +124,8 @@ def test_costs_at_full_scale():
     samples = 1e9 * result / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
     assert 1 < samples / settings_held(words).sum() < 1.1
     assert full_cost.training(("--dataset=digits",)) is None
-    assert full_cost.steps(flags.parse(["run", "--batch_size=10", "--drop_last"]),
-                           np.array([9, 25])).tolist() == [0, 2]  # fmt: skip
+    dropping = flags.parse(["run", "--batch_size=10", "--drop_last"])
+    assert full_cost.steps(dropping, np.array([9, 25])).tolist() == [0, 2]
 
 
 def settings_held(words):
@@ -148,6 +134,7 @@ def settings_held(words):
     return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()
 
 
+@pytest.mark.costly
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
     """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
     monkeypatch.setattr(datasets, "LARGEST", 2_000_000)

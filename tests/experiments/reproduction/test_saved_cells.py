@@ -1,46 +1,21 @@
 """Kept cells: equal to the runs they come from, of the same identity only, added one by one."""
 
-import json
-
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce, run
+from experiments.outputs.run_files import write_json
 from experiments.reproduction import saved_cells
 from experiments.reproduction.paper_tables import PaperTable
 from experiments.reproduction.planning import Request
+from tests.experiments.reproduction.small_table import column, row, table_text, write_table
+from tests.experiments.small_runs import read_json
 
-TABLE = """
-paper = "Mine"
-table = "Table 1"
-caption = "digits"
-score = "best"
-average = "samples"
-flags = ["--compilation_cache="]
-small = ["--num_clients=3", "--rounds=2", "--num_seeds=2", "--model=softmax", "--eval_every=1"]
-
-[[column]]
-name = "digits"
-title = "digits"
-preset = "digits_quick"
-
-[[column]]
-name = "traffic"
-title = "traffic"
-preset = "digits_quick"
-quantity = "traffic"
-relative = "fedavg"
-
-[[row]]
-title = "Local"
-algorithm = "local"
-paper = [90, 1]
-
-[[row]]
-title = "FedAvg"
-algorithm = "fedavg"
-paper = [80, 2]
-"""
+TABLE = table_text(
+    [column("digits"), column("traffic", quantity="traffic", relative="fedavg")],
+    [row("Local", "local", 90, 1), row("FedAvg", "fedavg", 80, 2)],
+    flags=["--compilation_cache=", "--eval_every=1"],
+)
 
 
 class Counted:
@@ -64,25 +39,19 @@ def numbers(folder, output):
     return [(folder / output / f"table.{kind}").read_text() for kind in ("csv", "md")]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_kept_cells(tmp_path, monkeypatch):
-    (tmp_path / "tables" / "mine").mkdir(parents=True)
-    (tmp_path / "tables" / "mine" / "1.toml").write_text(TABLE)
+    write_table(tmp_path / "tables", TABLE)
     (tmp_path / "kept").mkdir()
     path = tmp_path / "kept" / "mine-1.json"
-    others = {
-        "table": "mine/1",
-        "scale": "small",
-        "reading": None,
-        "superseded": [],
-        "kept": {"gone/x": {"run": ""}},
-    }
-    path.write_text(json.dumps(others))
+    others = {"table": "mine/1", "scale": "small", "reading": None, "superseded": []}
+    others |= {"kept": {"gone/x": {"run": ""}}}
+    write_json(path, others)
 
     first = Counted(killed=2)
     monkeypatch.setattr(run, "run", first)
     assert call(tmp_path, "one") == 130 and first.names == ["local", "fedavg"]
-    cells = json.loads(path.read_text())["kept"]
+    cells = read_json(path)["kept"]
     assert set(cells) == {"gone/x", "digits/local", "traffic/local"}, "a kill loses one run"
     lines = path.read_text().splitlines()
     assert sum(line.startswith('    "') for line in lines) == 3, "a line for each cell"
@@ -92,7 +61,7 @@ def test_kept_cells(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "run", second)
     assert call(tmp_path, "one", "--rows=local") == 0 and second.names == []
     assert call(tmp_path, "two") == 0 and second.names == ["fedavg"], "in another folder"
-    facts = json.loads(path.read_text())
+    facts = read_json(path)
     assert set(facts["kept"]) == set(cells) | {"digits/fedavg", "traffic/fedavg"}
     assert facts | {"kept": others["kept"]} == others, "the other facts stay"
     cell = facts["kept"]["digits/local"]
@@ -126,7 +95,7 @@ def test_kept_cells(tmp_path, monkeypatch):
         call(tmp_path, "six", "--learning_rate=0.3")
 
 
-def test_the_reading_of_the_file(tmp_path):
+def test_saved_cells_of_another_reading(tmp_path):
     table = PaperTable("feddwa/1", "", "", "", "best", "samples", (), ())
     (tmp_path / "feddwa-1-medium.json").write_text('{"reading": "code"}')
     with pytest.raises(pfl.InputError, match="keeps cells of the reading code"):

@@ -1,8 +1,6 @@
 """Costs, scores of single clients, relative columns, and how a table agrees with the paper's."""
 
-import csv
 import json
-import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -12,67 +10,31 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.reproduction import cells, paper_tables, report
 from experiments.reproduction.cells import Section
+from experiments.reproduction.planning import Request
+from tests.experiments.reproduction.small_table import NAN, column, row, table_text, write_table
+from tests.experiments.small_runs import read_rows
 from tests.experiments.written_runs import write_run
 
-TABLE = """
-paper = "Mine"
-table = "Table 2"
-caption = "costs"
-score = "final"
-average = "clients"
-
-[[column]]
-name = "accuracy"
-title = "accuracy"
-preset = "digits_quick"
-
-[[column]]
-name = "mb"
-title = "MB"
-preset = "digits_quick"
-quantity = "traffic"
-times = 2
-
-[[column]]
-name = "time"
-title = "time"
-preset = "digits_quick"
-quantity = "seconds"
-relative = "a"
-
-[[row]]
-title = "A"
-algorithm = "fedavg"
-paper = [50, 57, 10]
-
-[[row]]
-title = "A, c2"
-algorithm = "fedavg"
-client = 1
-paper = [61, nan, nan]
-
-[[row]]
-title = "B"
-algorithm = "local"
-paper = [40, 60, 25]
-
-[[row]]
-title = "C"
-algorithm = "feddwa"
-paper = [30, nan, nan]
-
-[[explain]]
-by = "rate"
-text = "it is not stated"
-rows = ["b"]
-"""
+COLUMNS = [
+    column("accuracy"),
+    column("mb", title="MB", quantity="traffic", times=2),
+    column("time", quantity="seconds", relative="a"),
+]
+ROWS = [
+    row("A", "fedavg", 50, 57, 10),
+    row("A, c2", "fedavg", 61, NAN, NAN, client=1),
+    row("B", "local", 40, 60, 25),
+    row("C", "feddwa", 30, NAN, NAN),
+]
+COSTS = {"table": "Table 2", "caption": "costs", "score": "final", "average": "clients"}
+COSTS |= {"flags": [], "small": []}
+EXPLAIN = {"by": "rate", "text": "it is not stated", "rows": ["b"]}
+TABLE = table_text(COLUMNS, ROWS, [EXPLAIN], **COSTS)
 
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "2.toml").write_text(TABLE)
-    return tmp_path
+    return write_table(tmp_path, TABLE, "mine/2")
 
 
 @pytest.fixture
@@ -115,7 +77,7 @@ def test_scores_and_costs(made):
     assert (b["ours"], b["paper"], b["printed"], b["own"]) == (2.0, 2.5, 25, 4.0)  # times row A's
 
 
-def test_the_verdict(made):
+def test_verdict_of_a_column(made):
     """Order, distances and what explains them."""
     order = ("kendall_tau", "rows")
     near = ("within", "compared", "unexplained")
@@ -207,7 +169,7 @@ def kendall(paper, ours):
     return cells.kendall(pd.Series(paper), pd.Series(ours))
 
 
-def test_ties():
+def test_kendall_with_ties():
     assert kendall([1, 2, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
     assert kendall([1], [1]) is None and kendall([1, 1], [1, 2]) is None
 
@@ -238,7 +200,7 @@ def test_notes_on_runs_are_those_of_means(made):
         assert report.footnotes(section, frame) == notes
 
 
-def test_files(made, tmp_path):
+def test_files_of_a_report(made, tmp_path):
     report.write(tmp_path, made)
     text = (tmp_path / "table.md").read_text()
     assert "4 of 7 cells (57 %) are within 2 points" in text and "- **rate**: it is not" in text
@@ -246,8 +208,7 @@ def test_files(made, tmp_path):
     result = json.loads((tmp_path / "table.json").read_text())
     assert result["columns"]["accuracy"]["kendall_tau"] == -1.0
     assert {"column": "mb", "row": "b", "explained_by": ["rate"]} in result["further_off"]
-    with (tmp_path / "table.csv").open() as file:
-        rows = {(row["column"], row["row"]): row for row in csv.DictReader(file)}
+    rows = {(row["column"], row["row"]): row for row in read_rows(tmp_path / "table.csv")}
     assert rows["accuracy", "b"]["explained_by"] == "rate"
     assert rows["accuracy", "a"]["within"] == "True" and rows["mb", "a"]["unit"] == "MiB"
 
@@ -265,7 +226,7 @@ def test_files(made, tmp_path):
 )
 def test_damaged_tables(folder, before, after, said):
     assert before in TABLE
-    (folder / "mine" / "2.toml").write_text(TABLE.replace(before, after, 1))
+    write_table(folder, TABLE.replace(before, after, 1), "mine/2")
     with pytest.raises(pfl.InputError) as error:
         paper_tables.load("mine/2", folder)
     assert said in str(error.value)
@@ -273,23 +234,18 @@ def test_damaged_tables(folder, before, after, said):
 
 def test_values_of_columns_and_readings(folder):
     """A column's values fill its rows' flags; a reading changes preset, flags and settings."""
-    from experiments.reproduction.planning import Request
-
-    more = textwrap.dedent("""
-        values = { k = "3" }
-        reading.paper.preset = "fashion_mnist_grouped"
-        reading.code.flags = ["--rounds=7"]
-        small = ["--rounds=2"]
-        """)
-    text = (
-        TABLE.split("\n[[column]]")[0]
-        + TABLE[TABLE.index("\n[[column]]") :].partition('\n[[column]]\nname = "mb"')[0]
+    reading = (
+        'reading.paper.preset = "fashion_mnist_grouped"\nreading.code.flags = ["--rounds=7"]\n'
     )
-    text += more + (
-        '\n[[row]]\ntitle = "K"\nalgorithm = "feddwa"\nsettings = ["feddwa.top_k={k}"]\n'
-        'reading.paper.settings = ["feddwa.guidance=last"]\npaper = [1]\n'
-    )
-    (folder / "mine" / "2.toml").write_text(text)
+    own = column("accuracy", small=["--rounds=2"])
+    line = row("K", "feddwa", 1, settings=["feddwa.top_k={k}"])
+    text = table_text([own], [line], **COSTS)
+    for after, more in (
+        ('preset = "digits_quick"\n', 'values.k = "3"\n' + reading),
+        ("paper = [1]\n", 'reading.paper.settings = ["feddwa.guidance=last"]\n'),
+    ):
+        text = text.replace(after, after + more)
+    write_table(folder, text, "mine/2")
     table = paper_tables.load("mine/2", folder)
     assert table.readings() == ["paper", "code"]
 
