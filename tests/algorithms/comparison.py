@@ -102,11 +102,6 @@ class Round:
         self.wanted, self.cohort = c.wanted[t], c.case.cohorts[t]
         self.present, self.clients = c.case.present(t), self.record["clients"]
 
-    def assert_mean(self):
-        """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
-        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
-        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
-
     def batches(self, name="batches"):
         """batches[i] of this round that the reference was given by this name."""
         options = self.compared.options
@@ -176,14 +171,13 @@ class Comparison:
         return shapes[0] == shapes[1]
 
     def checks(self, matrix: bool):
-        """(algorithm, check) of the contract; quick ones are those of the row's first algorithm."""
+        """(algorithm, check) of the contract, for each algorithm of the file."""
         names = dict.fromkeys(v.algorithm or self.algorithm for v in self.variants.values())
-        first, chosen = next(iter(names)), []
+        chosen = []
         for name in names:
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    quick = name == first and check in QUICK_CHECKS
-                    marks = () if quick else pytest.mark.costly
+                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 

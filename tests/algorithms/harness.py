@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import (
@@ -161,22 +160,6 @@ class Case:
             self.arrivals,
         ).but(**changes)
 
-    def common(self, **changes):
-        """Keyword arguments that the references share."""
-        return {
-            "x": self.x,
-            "y": self.y,
-            "sizes": self.sizes,
-            "cohorts": self.cohorts,
-            "batches": self.batches(),
-            "learning_rate": self.rates,
-        } | changes
-
-    def asynchronous(self, **changes):
-        """The same for references in which uploads may be late."""
-        known = self.common(**{"starts": self.starts, "arrivals": self.arrivals} | changes)
-        return {name: value for name, value in known.items() if name != "cohorts"}
-
     def clients(self):
         return [{"samples": self.samples(i)} for i in range(self.num_clients)]
 
@@ -262,8 +245,8 @@ def assert_steps(record, who, *walks):
     np.testing.assert_array_equal(record["clients"]["local_steps"], wanted)
 
 
-# The first two run in CI, the others with `-m slow`. The second, of which only models are compared,
-# is the smaller program.
+# The first is the base, the second is costly, the others belong to the matrix. Of the second only
+# models are compared, which makes a smaller program.
 PATTERNS = {
     "partial-map": {"participation": 0.6},
     "full-vmap": {"client_execution": "vmap", "scored": False},
@@ -276,11 +259,10 @@ PATTERNS = {
         "seed_execution": "vmap",
     },
 }
-QUICK = ("partial-map", "full-vmap")
 
 # For algorithms that know late uploads: in seven rounds a delay of two comes round twice.
-LATE_ROUNDS = 7
-LATE_PATTERNS = {
+ROUNDS = 7
+PATTERNS = {
     "code-map": {"stragglers": {1: 1, 3: 2}},
     "paper-vmap": {
         "stragglers": {1: 1, 3: 2},
@@ -303,38 +285,3 @@ LATE_PATTERNS = {
     "punctual": {},
     "partial": {"participation": 0.6},
 }
-LATE_QUICK = ("code-map", "paper-vmap")
-
-
-def over(patterns, quick, variants=(), elsewhere=(), again=()):
-    """Parametrizes a test with `pattern`, or `pattern` and `variant`; slow but for `quick`.
-
-    All patterns run with the first variant, all variants under the first two patterns. Every
-    variant runs in CI: those that `quick` leaves out under one of these two in turn.
-
-    Args:
-      patterns: names of patterns.
-      quick: what runs in CI: names of patterns, or pairs (pattern, variant).
-      variants: names of variants of the algorithm.
-      elsewhere: variants that another test runs in CI.
-      again: variants that only put together what others show; they are thorough.
-    """
-    if not variants:
-        return pytest.mark.parametrize("pattern", [marked(p, p in quick) for p in patterns])
-    both, (first, *_) = tuple(patterns)[:2], variants
-    pairs = [(p, v) for p in patterns for v in variants if v == first or p in both]
-    assert set(quick) <= set(pairs), quick
-    known = {*elsewhere, *again, *(variant for _, variant in quick)}
-    left = [v for v in variants if v not in known]
-    quick = {*quick, *((both[i % 2], v) for i, v in enumerate(left))}
-    thorough = {(both[i % 2], v) for i, v in enumerate(again)}
-    return pytest.mark.parametrize(
-        ("pattern", "variant"), [marked(pair, pair in quick, pair in thorough) for pair in pairs]
-    )
-
-
-def marked(values, quick, thorough=False):
-    """The parameters of one test, marked slow unless it's quick or thorough."""
-    values = values if isinstance(values, tuple) else (values,)
-    otherwise = pytest.mark.thorough if thorough else pytest.mark.slow
-    return pytest.param(*values, marks=() if quick else otherwise)
