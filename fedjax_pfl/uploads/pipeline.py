@@ -33,7 +33,7 @@ class AdaptiveClip:
     Attributes:
       quantile: the share of updates that the bound should leave as they are.
       rate: of its geometric update.
-      count_noise: standard deviation s_b of the noise on the count of unclipped updates, as a
+      count_noise: standard deviation s_b of the noise on the sum of `next_bound`, as a
         fraction of the expected number of members.
     """
 
