@@ -27,7 +27,7 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
       sampling: the assumption of the accounting, in words.
     """
     stage, part = federation.uploads, federation.participation
-    local = not (stage is not None and stage.uniform)
+    local = not (stage is not None and stage.noise_of_sums)
     rate, words = 1.0, LOCAL
     if not local and part.sampled(federation.num_clients):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson

@@ -39,6 +39,7 @@ def top_k(update):
 
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
+SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
 CLIENTS = SUMS | {"dtype": "float32"}
 COMPOSED = {
     "participation": 0.6,
@@ -302,6 +303,18 @@ def test_bad_options(options, words):
         ("fedavg", {**SUMS, "attack": "ipm", "attackers": "1"}, "relies on the noise of all"),
         ("fedavg", {**SUMS, "dp_noise": 0.6, "dp_adaptive_clip": True}, "dp_noise must be below"),
         ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
+        ("fedavg", {**SUMS, "secure_bits": 32, "dp_adaptive_clip": True}, "span of secure"),
+        ("fedavg", {**SECURE, "secure_options": {"span": 1.0}}, "must be at least 3.68328"),
+        (
+            "fedavg",
+            {
+                **SECURE,
+                "sampling": "poisson",
+                "participation": 0.5,
+                "secure_options": {"span": 5.0},
+            },
+            "must be at least 7",
+        ),
         ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
         ("fedavg", {**SUMS, "dp_strict": True, "participation": 0.6}, "take sampling='poisson'"),
         ("ifca", {"secure_bits": 32}, "a cluster beside its uploads, which secure_bits does not"),

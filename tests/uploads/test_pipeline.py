@@ -1,5 +1,6 @@
 """The stage between clients and the server: its order, its memory and its refusals."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -9,7 +10,6 @@ import pytest
 
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.uploads.attacks import SignFlip
-from fedjax_pfl.uploads.clipping import split_noise
 from fedjax_pfl.uploads.compression import Qsgd, TopK
 from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
 from fedjax_pfl.uploads.secure import FixedPoint
@@ -164,12 +164,6 @@ def test_rounding_does_not_follow_the_noise():
     assert abs(np.corrcoef(noise, rounded - noise)[0, 1]) < 0.05
 
 
-def test_noise_is_split_between_updates_and_counts():
-    together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
-    np.testing.assert_allclose(together, 1.0, rtol=1e-6)
-    assert float(split_noise(0.0, 5.0)) == 0
-
-
 def test_error_feedback_sends_everything_in_time():
     """Over rounds, what was sent is what was meant minus the last error, exactly."""
     stage, memory = Uploads(compressor=TopK(0.25), feedback="ef"), None
@@ -235,6 +229,42 @@ def test_secure_sums_wrap_modulo():
     with pytest.raises(InputError, match="4 members with 64 levels wrap at 8 bits"):
         FixedPoint(8, 1.0, 64).validate(4)  # 256 is one more than the largest number
     FixedPoint(8, 1.0, 51).validate(5)
+
+
+def test_secure_aggregation_keeps_distributed_noise():
+    """Over a grid, sums of two neighbours have the noise that is promised, or are refused."""
+    accepted, size = 0, 400
+    grid = itertools.product((1e-3, 1.0, 8.0, 40.0), (0.5, 2.0), (0.5, 1.0, 4.0), (4, 25))
+    for span, clip, noise, members in grid:
+        numbers = FixedPoint(32, span, 2**16)
+        try:
+            numbers.check_noise(clip, noise, members, members)
+        except InputError:
+            continue
+        accepted += 1
+        stage = Uploads(
+            privacy=ClientPrivacy(clip, noise, placement="distributed"), fixed_point=numbers
+        )
+        here, held = jnp.ones(members, bool), jnp.zeros((members, size))
+        info = UploadInfo(jnp.arange(members), here, here, "model", jax.random.key(0))
+        for first in (0.0, clip):
+            sent = held.at[0, 0].set(first)
+            total = np.sum(stage([sent], [held], info, StageMemory())[0][0], 0) - sent[0]
+            np.testing.assert_allclose(np.std(total), noise * clip, rtol=0.12)
+    assert accepted == 23
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (FixedPoint(32, 1.0, 1024), r"at least 3.2 \(dp_clip and six"),
+        (FixedPoint(32, 8.0, 16), "levels of secure aggregation must be at least 80"),
+    ],
+)
+def test_secure_aggregation_refuses_to_remove_noise(numbers, words):
+    with pytest.raises(InputError, match=words):
+        numbers.check_noise(2.0, 1.0, 100, 100)
+    numbers.check_noise(2.0, 0.0, 100, 100)
 
 
 def test_whole_numbers_are_refused_under_privacy():
