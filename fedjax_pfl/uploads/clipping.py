@@ -57,11 +57,10 @@ def next_bound(
 ) -> Scalar:
     """Return the next round's clipping bound, C exp(-rate (b - quantile)) (Andrew et al., 2021).
 
-    b is the share of members whose norm is at most C, with noise. It is released as the sum of b_j -
-    1/2 over members, which one client changes by at most 1/2: the sum of b_j would change by 1 and
-    need twice the noise. A client that is absent, or whose update is zero or not finite,
-    contributes 0. Some implementations count the members that were clipped instead, which drives
-    the bound away from the quantile.
+    b is the share of members whose norm is at most C, with noise. What is released is the sum of
+    b_j - 1/2 over members, which one client changes by at most 1/2. A client that is absent, or
+    whose update is zero or not finite, contributes 0. Some implementations count the members that
+    were clipped instead, which drives the bound away from the quantile.
 
     Args:
       bound: C.
