@@ -45,7 +45,7 @@ def frozen():
         return told, *run_rounds(FrozenHead(), told.federation, ROUNDS)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_frozen_head_stays_whatever_the_optimizer_does(frozen):
     told, states, records = frozen
     first = told.initial()

@@ -108,7 +108,7 @@ def test_a_lost_server_ends_the_claim_of_a_score(lost_server):
     [
         "fedadam",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=pytest.mark.costly)
             for name in pfl.core.ALGORITHMS
             if name != "fedadam"
         ),

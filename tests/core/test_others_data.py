@@ -80,7 +80,7 @@ def test_samples_of_others_are_noticed(cls, who):
         check_algorithm(algorithm, only="others_data", show=None)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_members_may_be_counted():
     algorithm = pfl.core.algorithm("countsmembers")(CountsMembers)()
     with jax.enable_x64(True):

@@ -23,7 +23,7 @@ MEANS = [("fedavg", "krum"), ("cwfedavg", "trimmed_mean"), ("ifca", "median"), (
 SIZES, TESTS = (7, 3, 6, 10, 4, 5, 8), (2,) * 7
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "rule"), MEANS)
 def test_rules_keep_attackers_out(name, rule):
     """An update of a million times its size moves benign clients' models only without a rule."""
@@ -152,7 +152,7 @@ MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "s
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.thorough) if k else name
+        pytest.param(name, marks=pytest.mark.costly) if k else name
         for k, name in enumerate(MATRICES)
     ],
 )

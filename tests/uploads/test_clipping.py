@@ -29,6 +29,7 @@ def test_an_infinite_bound_changes_nothing():
     np.testing.assert_array_equal(clipping.clip_rows([x], jnp.inf)[0][0], x)
 
 
+@pytest.mark.costly
 def test_noise_is_independent_and_of_its_deviation():
     keys = jax.random.split(jax.random.key(0), 3)
     zeros = {"a": jnp.zeros((3, 100, 100)), "b": jnp.zeros((3, 10000))}

@@ -80,6 +80,7 @@ def test_an_update_that_is_not_finite_counts_as_zero():
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("placement", "share"), [("local", 1.0), ("distributed", 4**-0.5)])
 def test_noise_has_its_deviation_and_is_independent(placement, share):
     stage = private(2.0, 1.5, placement=placement)
@@ -109,6 +110,7 @@ def flat_of(stage, key):
     return flat(jax.tree.map(jnp.subtract, got, held))
 
 
+@pytest.mark.costly
 def test_noise_follows_the_permanent_id():
     sent, held, _ = stacks()
     order = np.array([3, 0, 4, 2, 1])
@@ -118,6 +120,7 @@ def test_noise_follows_the_permanent_id():
     np.testing.assert_allclose(moved, plain[order], rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_the_adaptive_bound_follows_the_papers_rule():
     """C exp(-0.2 (share of updates within C - 0.5)); the counts' noise is subtracted out here."""
     stage = private(4.0, 0.0, adaptive=AdaptiveClip(count_noise=0.0))
@@ -130,6 +133,7 @@ def test_the_adaptive_bound_follows_the_papers_rule():
     np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_noise_of_an_adaptive_bound():
     """Of four members: updates have z_D C / 2, z_D from z = 0.3 and 2 s_b = 0.4; counts s_b."""
     stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
@@ -149,6 +153,7 @@ def test_noise_of_an_adaptive_bound():
     np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
 
 
+@pytest.mark.costly
 def test_rounding_does_not_follow_the_noise():
     """With the noise's keys, a large draw would be rounded up and a small one down."""
     privacy = ClientPrivacy(1e-9, 1e9)
@@ -164,6 +169,7 @@ def test_rounding_does_not_follow_the_noise():
     assert abs(np.corrcoef(noise, rounded - noise)[0, 1]) < 0.05
 
 
+@pytest.mark.costly
 def test_error_feedback_sends_everything_in_time():
     """Over rounds, what was sent is what was meant minus the last error, exactly."""
     stage, memory = Uploads(compressor=TopK(0.25), feedback="ef"), None
@@ -192,6 +198,7 @@ def test_uploads_counted_in_numbers_are_not_compressed():
     np.testing.assert_allclose(got, stacks()[2], rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_attackers_see_what_honest_members_send():
     """A mean of the clipped honest updates, sent by the attackers with the opposite sign."""
     stage = Uploads(
@@ -212,6 +219,7 @@ def test_attackers_do_not_count_absent_members_as_honest():
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
+@pytest.mark.costly
 def test_fixed_point_comes_last():
     stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
     got, _ = received(stage)
@@ -283,6 +291,7 @@ def test_bytes_of_blocks():
     assert replace(stage, compressor=None).block_bytes(plan, 4) is None
 
 
+@pytest.mark.costly
 def test_fixed_point_is_unbiased():
     """In float32, whose sums of a number and a lot would lose the lot's last bits."""
     with jax.enable_x64(False):
@@ -295,6 +304,7 @@ def test_fixed_point_is_unbiased():
         assert (np.asarray(edge) == 2**22).all()
 
 
+@pytest.mark.costly
 def test_compressors_round_half_precision_without_bias():
     x = jnp.full((4000,), 0.3, jnp.bfloat16).at[0].set(1.0)
     sent = Qsgd(4)({"x": x}, jax.random.key(0))["x"]
