@@ -34,6 +34,7 @@ def test_local_noise_costs_only_the_rounds_of_a_client():
     assert "client-level differential privacy with epsilon" in str(result)
 
 
+@pytest.mark.costly
 def test_sums_are_amplified_by_sampling():
     options = CLIENT | {"dp_placement": "distributed", "participation": 0.6}
     result = simulated(dp_epsilon=3.0, sampling="poisson", **options)

@@ -138,6 +138,7 @@ def test_weight_decay_of_some_modules():
         pfl.training.weight_decay(0.5, ("heads",))(gradient, params, None, None)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["nnx", "frozen"])
 def test_further_modules_of_other_networks(kind):
     class Small(nnx.Module):

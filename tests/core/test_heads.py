@@ -127,6 +127,7 @@ def test_batch_norm_under_two_heads(policy):
     assert (abs(moved - moved[:1]).max() > 1e-6) == (policy is not None)
 
 
+@pytest.mark.costly
 def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     told, result = two_headed
     federation = told.federation

@@ -46,6 +46,7 @@ def own_heads():
     del core.ALGORITHMS["own_heads"]
 
 
+@pytest.mark.costly
 def test_it_is_fedper(own_heads):
     with jax.enable_x64(True):
         federation = toy_federation(participation=0.6, validation_size=0)

@@ -215,6 +215,7 @@ def test_copies_are_whole_numbers():
         ctx.record(cohort, scalars={"mean": jnp.zeros(2)})
 
 
+@pytest.mark.costly
 def test_numbers_of_sparse_and_quantised_uploads():
     ctx = context()
     assert [ctx.numbers_of(values, 8) for values in (0, 1, 4, 5)] == [0, 1, 1, 2]
