@@ -127,7 +127,7 @@ class FedAvg(core.Algorithm):
         # From the mean on, not from w: a step of -gradient, as sgd(1.0) takes it, is FedAvg's round
         # to the bit.
         params = jax.tree.map(lambda m, g, s: m + (g + s).astype(m.dtype), target, gradient, step)
-        arrived = jnp.any(weights != 0)  # without uploads momentum does not change
+        arrived = ctx.arrived(weights)  # without uploads momentum does not change
         server, memory = jax.tree.map(
             lambda new, old: jnp.where(arrived, new, old),
             ({**mean, "params": params}, memory),

@@ -82,6 +82,8 @@ class FedCP(fedavg.FedAvg):
       weight: lambda.
     """
 
+    unprotected = ("the discrepancy of a minibatch's features",)
+
     weight: float = 5.0
 
     def validate(self):

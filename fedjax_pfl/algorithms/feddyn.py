@@ -114,8 +114,12 @@ class FedDyn(fedavg.FedAvg):
 
     def server_update(self, ctx, state: State, mean, weights, used: Regularized):
         theta, target = state.server["params"], mean["params"]
-        part = jnp.sum(used.cohort.mask) / ctx.num_clients  # members of all N
-        arrived = part > 0  # else the mean is theta, and h makes no second step
+        stage = ctx.federation.uploads
+        members = jnp.sum(used.cohort.mask)
+        if stage is not None and stage.noise_of_sums:  # the mean's divisor; their number is private
+            members = ctx.federation.participation.expected
+        part = members / ctx.num_clients  # members of all N
+        arrived = ctx.arrived(weights)  # else the mean is theta, and h makes no second step
         drift = jax.tree.map(
             lambda h, y, w: h - (self.alpha * part * (y - w)).astype(h.dtype),
             state.drift,

@@ -74,7 +74,7 @@ class FedExP(fedavg.Weighted):
             lambda w, m: w + (state.rate * (m - w)).astype(w.dtype), old, mean["params"]
         )
         if self.average_last:
-            arrived = jnp.any(weights != 0)
+            arrived = ctx.arrived(weights)
             kept = jax.tree.map(lambda w, p: jnp.where(arrived, w, p), old, state.previous)
             state = replace(state, previous=kept)
         return super().server_update(ctx, state, {**mean, "params": params}, weights, used)

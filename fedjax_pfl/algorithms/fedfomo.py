@@ -52,6 +52,7 @@ class FedFomo(core.Algorithm):
 
     reads = "others"
     needs_validation = True
+    also_sent = ("which models it downloads",)
 
     downloads: int = core.static(default=4)
     exploration: float = 0.3

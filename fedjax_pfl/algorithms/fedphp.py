@@ -55,6 +55,10 @@ class FedPHP(fedavg.FedAvg):
     def needs_classes(self) -> bool:
         return self.regularizer == "distillation"
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def unprotected(self) -> tuple[str, ...]:
+        return ("the discrepancy of a minibatch's features",) if self.regularizer == "mmd" else ()
+
     def check(self, federation):
         if self.regularizer == "mmd":
             self.check_features(federation)

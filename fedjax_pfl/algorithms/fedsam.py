@@ -55,8 +55,14 @@ class FedSAM(fedavg.FedAvg):
         core.require(0 < self.beta <= 1, "beta", self.beta, "in (0, 1]")
 
     def check(self, federation):
-        if self.global_momentum:
-            self.check_whole_models(federation)
+        if not self.global_momentum:
+            return
+        self.check_whole_models(federation)
+        if getattr(federation.uploads, "noise_of_sums", False):
+            raise core.InputError(
+                "fedsam's global_momentum divides by the members' mean number of steps, which "
+                "dp_placement='distributed' keeps private: leave global_momentum out."
+            )
 
     def remarks(self, federation):
         off = ["rho is 0: trained as FedAvg"] if not self.rho and not self.global_momentum else []

@@ -180,6 +180,7 @@ class L2C(core.Algorithm):
     """
 
     needs_validation = True
+    also_sent = ("whom it listens to",)
 
     logit_rate: float = 0.01
     prune_after: int = 10

@@ -162,9 +162,10 @@ class Sfl(core.Algorithm):
             generator = first_generator(ctx.key_for("sfl"), ctx.ids, ctx.dtype)
             learned = fitted_graph(generator, ctx.trainable_shared(sent), ctx.ids)
             edges = (1 - self.learned_share) * edges + self.learned_share * learned
-        # A client that diverged is not a vertex in this round; one without an edge keeps its model.
-        # A row of the learned graph may be empty: then the other's row counts for all.
-        edges = mixing.normalize(edges, ~cohort.spread(cohort.diverged, False))
+        # A client whose training failed is not a vertex in this round, unless it counts with its
+        # last model (privacy); one without an edge keeps its model. A row of the learned graph may
+        # be empty: then the other's row counts for all.
+        edges = mixing.normalize(edges, ~cohort.spread(cohort.diverged & ~cohort.mask, False))
         edges = jnp.where(jnp.any(edges > 0, axis=1, keepdims=True), edges, own)
         spread = products.power(edges, self.layers)
         return self.server_alpha * spread + (1 - self.server_alpha) * own

@@ -5,13 +5,20 @@ client spends only what the rounds in which it takes part cost. With noise share
 ("distributed") a round's sum is the release, and sampling amplifies privacy.
 """
 
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import noise_for
+from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.structs import client_axes
+from fedjax_pfl.utils.typing import State
 
 LOCAL = "noise on every upload"
 POISSON, FIXED = "Poisson cohorts", "cohorts of a fixed size accounted as Poisson sampling"
@@ -27,7 +34,7 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
       sampling: the assumption of the accounting, in words.
     """
     stage, part = federation.uploads, federation.participation
-    local = not (stage is not None and stage.uniform)
+    local = not (stage is not None and stage.noise_of_sums)
     rate, words = 1.0, LOCAL
     if not local and part.sampled(federation.num_clients):
         rate = part.cohort_size / federation.num_clients if part.poisson is None else part.poisson
@@ -52,3 +59,36 @@ def client_noise_within(
     assert privacy is not None
     noise = noise_for(epsilon, privacy.delta, rounds * plan["per_round"], plan["rate"])
     return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)
+
+
+def state_for_new_clients(algorithm: Algorithm, ctx: Context, state: State) -> State:
+    """Return the state from which new clients begin.
+
+    Under client-level privacy only the server's fields have noise, so clients' own fields, such as
+    private leaves, are those before the first round.
+
+    Raises:
+      InputError: the server keeps nothing but clients' own fields.
+    """
+    privacy = ctx.federation.privacy
+    if privacy is None or privacy.unit != "client":
+        return state
+    servers = [getattr(state, name) for name, axes in client_axes(state).items() if axes == 0]
+    if not any(jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in jax.tree.leaves(servers)):
+        raise InputError(
+            f"New clients of {algorithm.name} begin with other clients' models, which dp='client' "
+            "does not cover: leave new clients out, or take an algorithm with a server's model."
+        )
+    return _with_own_fields(state, algorithm.init(ctx))
+
+
+def _with_own_fields(state: State, first: State) -> State:
+    """Return the state with the clients' fields of another one."""
+    fields = {}
+    for name, axes in client_axes(state).items():
+        now, before = getattr(state, name), getattr(first, name)
+        if axes is None:
+            fields[name] = _with_own_fields(now, before)
+        else:
+            fields[name] = before if axes else now
+    return replace(state, **fields)

@@ -11,7 +11,7 @@ from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
-from fedjax_pfl.utils import trees
+from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
@@ -57,12 +57,15 @@ class Exchange(RoundInfo):
             held, _ = self.plan.split(held)
         if isinstance(reference, Broadcast):
             held = trees.replicate(held, cohort.size)
+        key = keys.of_mechanism(self.key_for(f"upload/{what}"), self.learning_rate)
+        if self.knows_num_rounds:  # with more rounds the run starts over
+            key = jax.random.fold_in(key, self.total_rounds)
         info = UploadInfo(
             cohort.ids,
             cohort.mask,
             self._weighted(cohort),
             what,
-            self.key_for(f"upload/{what}"),
+            key,
             compressed,
             self.federation.participation.expected,
         )
@@ -132,8 +135,7 @@ class Exchange(RoundInfo):
             if self.observer is not None:
                 self.observer.weights = weights
             if stage.noise_of_sums and len(weights) == self.cohort.size:
-                empty = empty_sum_row(there | self._weighted(self.cohort))
-                weights = jnp.where(empty, 1 / part.expected, weights)
+                weights = jnp.where(empty_sum_row(there), 1 / part.expected, weights)
         if rule is None:
             mean = mixing.weighted_sum(weights, uploads, onto=onto)
             if stage is None or not stage.noise_of_sums:
@@ -155,6 +157,15 @@ class Exchange(RoundInfo):
         if self.observer is not None:
             self.observer.weights = used
         return new
+
+    def arrived(self, weights: PerMember) -> jax.Array:
+        """Return whether the server takes a step from uploads of these weights, bool [].
+
+        With distributed noise it always does: an empty round must look like others.
+        """
+        stage = self.federation.uploads
+        noisy = stage is not None and stage.noise_of_sums
+        return jnp.any(weights != 0) | noisy
 
     def _senders(self, rule: Aggregator, weights: PerMember, uploads: Stack, onto: Tree) -> Senders:
         """Return what a rule may know of the members, if these are who sent the uploads."""

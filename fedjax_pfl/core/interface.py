@@ -54,7 +54,8 @@ class Algorithm:
       uploads_counts: whether uploads include whole numbers, such as counts of samples, which noise
         and fixed-point numbers do not cover.
       also_sent: what members send to the server beside their uploads (`Context.upload`), such as
-        ("class counts",). Noise and compression of uploads do not apply to it.
+        ("class counts",), or what they ask for. Noise and compression of uploads do not apply to
+        it. With `needs_validation` it depends on validation samples, not on training samples.
       unprotected: what rounds or models take from training samples other than the gradients of
         `ctx.train` and `ctx.sgd_step`, such as ("class means",). Sample-level differential privacy
         does not cover it and refuses such algorithms, as it refuses those with `also_sent` or with

@@ -27,7 +27,9 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
     privacy, name = federation.sample_privacy, algorithm.name
     if privacy is None:
         return
-    uncovered = [*algorithm.also_sent, *algorithm.unprotected]
+    uncovered = list(algorithm.unprotected)
+    if not algorithm.needs_validation:  # else it depends on validation samples, see below
+        uncovered += algorithm.also_sent
     if uncovered:
         raise InputError(
             f"Sample-level differential privacy does not cover {uncovered[0]} that a client of "

@@ -104,6 +104,11 @@ def _check_privacy(federation: Federation, stage: Uploads) -> None:
             "With dp_strict cohorts must be drawn as they are accounted: take sampling='poisson', "
             "or let all clients take part."
         )
+    if privacy.adaptive is not None and stage.fixed_point is not None:
+        raise InputError(
+            "The span of secure aggregation can't follow dp_adaptive_clip: leave secure_bits or "
+            "dp_adaptive_clip out."
+        )
     if privacy.adaptive is not None and not privacy.distributed:
         raise InputError(
             "dp_adaptive_clip adds noise to a sum over all members: it needs "
@@ -111,14 +116,23 @@ def _check_privacy(federation: Federation, stage: Uploads) -> None:
         )
 
 
-def check_noise(federation: Federation, noise: float) -> None:
-    """Check a noise multiplier of client-level privacy with an adaptive clip.
+def check_noise(federation: Federation, clip: float, noise: float) -> None:
+    """Check the clip and the noise multiplier of client-level privacy.
 
     Raises:
-      InputError: it is not below 2 s_b, so no noise is left for the updates.
+      InputError: secure aggregation would remove a part of the noise; or with an adaptive clip it
+        is not below 2 s_b, so no noise is left for the updates.
     """
-    privacy = getattr(federation.uploads, "privacy", None)
-    if privacy is None or privacy.adaptive is None:
+    stage = federation.uploads
+    privacy = getattr(stage, "privacy", None)
+    if privacy is None:
+        return
+    if stage.fixed_point is not None and privacy.distributed:
+        part, sizes = federation.participation, np.asarray(federation.data.train.size)
+        certain = part.punctual and part.poisson is None and part.window is None
+        fewest = part.cohort_size - int(np.sum(sizes == 0)) if certain else 1
+        stage.fixed_point.check_noise(clip, noise, max(fewest, 1), part.cohort_size)
+    if privacy.adaptive is None:
         return
     most = 2 * float(privacy.adaptive.count_noise) * federation.participation.expected
     if noise >= most:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fedjax_pfl.core import checks
+from fedjax_pfl.core.client_privacy import state_for_new_clients
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import algorithm_state
 from fedjax_pfl.engine.evaluation import evaluate, named_models, score_rows
@@ -154,6 +155,7 @@ def personalize(states, runs, federation, new_clients, t, total):
         state = algorithm_state(state)
         contexts = (run.context(fed, t, total) for fed in (federation, new_clients))
         ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
+        state = state_for_new_clients(run.algorithm, ctx, state)
         return run.algorithm.personalize(ctx, state, new)
 
     operands = runs, unpack_states(states, federation)[0]

@@ -261,8 +261,11 @@ def _variant(
     if rule is not None:
         rule.validate(int(federation.participation.expected))
     if federation.privacy is not None:
-        noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
-        check_noise(federation, float(np.max(noisy)))
+        clip, noisy = (
+            numbers.get(f"dp_{name}", getattr(federation.privacy, name))
+            for name in ("clip", "noise")
+        )
+        check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))
     return Runs(variant, seed, numbers)

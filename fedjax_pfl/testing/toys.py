@@ -87,6 +87,13 @@ class PaddedData(FederatedData):
         return Batch(batch.inputs + added[:, None].astype(batch.inputs.dtype), labels, valid)
 
 
+@struct
+class Withheld(FreeRiders):
+    """Free riders where a client whose training failed counts, as under privacy."""
+
+    keeps_failed = True
+
+
 def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
     """Return a `toy_federation` with batch normalization and validation samples if needed."""
     normed = algorithm.batch_norm == "local"
@@ -174,7 +181,7 @@ def toy_federation(
         federation = replace(federation, data=data)
     if not withheld:
         return federation
-    return replace(federation, uploads=FreeRiders(jnp.asarray(withheld, jnp.int32)))
+    return replace(federation, uploads=Withheld(jnp.asarray(withheld, jnp.int32)))
 
 
 def run_rounds(

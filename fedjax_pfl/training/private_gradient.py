@@ -80,7 +80,9 @@ def private_gradient(
     (loss, total), _ = lax.scan(add, zeros, places)
     call = 0 if client.calls is None else next(client.calls)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
-    noisy = _trained(add_noise(total, privacy.clip, privacy.noise_of(client), key), trainable)
+    noise = privacy.noise_of(client)
+    key = keys.of_mechanism(key, privacy.clip, noise)
+    noisy = _trained(add_noise(total, privacy.clip, noise, key), trainable)
     assert client.batch_size is not None  # the client loop's
     expected = jnp.maximum(client.batch_size, 1)
     count = jnp.maximum(jnp.sum(batch.valid), 1)

@@ -57,28 +57,32 @@ def next_bound(
 ) -> Scalar:
     """Return the next round's clipping bound, C exp(-rate (b - quantile)) (Andrew et al., 2021).
 
-    b is the share of members whose norm is at most C, with noise. Some implementations count the
-    members that were clipped instead, which drives the bound away from the quantile.
+    b is the share of members whose norm is at most C, with noise. What is released is the sum of
+    b_j - 1/2 over members, which one client changes by at most 1/2. A client that is absent, or
+    whose update is zero or not finite, contributes 0. Some implementations count the members that
+    were clipped instead, which drives the bound away from the quantile.
 
     Args:
       bound: C.
       norms: [M], before clipping.
       mask: the members that take part.
-      noise: the noise of b's sum, already drawn, in clients.
+      noise: the noise of this sum, already drawn.
       expected: number of members, known without looking at the clients.
       quantile: the share of updates that the bound should leave as they are.
       rate: of the geometric update.
     """
-    within = jnp.sum((norms <= bound) & mask) + noise
-    share = within / expected
+    counts = mask & (norms > 0) & jnp.isfinite(norms)
+    total = jnp.sum(jnp.where(counts, jnp.where(norms <= bound, 0.5, -0.5), 0)) + noise
+    share = total / expected + 0.5
     return bound * jnp.exp(-rate * (share - quantile))
 
 
 def split_noise(multiplier: Scalar | float, count_deviation: Scalar | float) -> Scalar:
     """Return the updates' noise multiplier that costs `multiplier` with the noisy counts.
 
-    (z^-2 - (2 s_b)^-2)^(-1/2), with s_b the deviation of the noise on the number of unclipped
-    updates (Andrew et al., 2021, theorem 1). 0 stays 0; infinite where z is not below 2 s_b.
+    (z^-2 - (2 s_b)^-2)^(-1/2), with s_b the deviation of the noise on the sum of `next_bound`, of
+    sensitivity 1/2 (Andrew et al., 2021, theorem 1). 0 stays 0; infinite where z is not below
+    2 s_b.
     """
     z = jnp.asarray(multiplier)
     rest = 1 / jnp.square(jnp.where(z > 0, z, 1)) - 1 / jnp.square(2 * count_deviation)

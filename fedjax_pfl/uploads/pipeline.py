@@ -17,6 +17,7 @@ from fedjax_pfl.uploads.clipping import add_noise, clip_rows, next_bound, split_
 from fedjax_pfl.uploads.compression import Compressor
 from fedjax_pfl.uploads.secure import FixedPoint
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, UploadStage, empty_sum_row
+from fedjax_pfl.utils import keys as key_of
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import static, struct
@@ -33,7 +34,7 @@ class AdaptiveClip:
     Attributes:
       quantile: the share of updates that the bound should leave as they are.
       rate: of its geometric update.
-      count_noise: standard deviation s_b of the noise on the count of unclipped updates, as a
+      count_noise: standard deviation s_b of the noise on the sum of `next_bound`, as a
         fraction of the expected number of members.
     """
 
@@ -181,6 +182,11 @@ class Uploads(UploadStage):
     def _steps(self, updates, info: UploadInfo, memory: StageMemory):
         errors, bound, attack = memory
         of_members, of_attack, of_count = jax.random.split(info.key, 3)
+        if self.privacy is not None:
+            private = self.privacy.clip, self.privacy.noise, self.privacy.distributed
+            of_members, of_count = (
+                key_of.of_mechanism(key, *private) for key in (of_members, of_count)
+            )
         members = jax.vmap(lambda client: jax.random.fold_in(of_members, client))(info.ids)
 
         def keys(number):

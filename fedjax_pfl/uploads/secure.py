@@ -4,6 +4,8 @@ Masks cancel in the sum, so nothing of them is computed. What remains of the pro
 arithmetic: an update is clipped to [-R, R], rounded at random to L levels, and summed modulo 2^b.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -36,6 +38,27 @@ class FixedPoint:
             raise InputError(
                 f"Sums of {members} members with {self.levels:,} levels wrap at {self.bits} bits: "
                 f"take {advice}."
+            )
+
+    def check_noise(self, clip: float, noise: float, fewest: int, members: int) -> None:
+        """Raise `InputError` where cutting to the span or rounding may remove distributed noise.
+
+        Args:
+          clip: largest norm of an update.
+          noise: noise multiplier of the sum of a round.
+          fewest, members: the fewest and the most members that share the noise of a round.
+        """
+        reach = clip * (1 + 6 * noise / math.sqrt(fewest))
+        step, share = 2 * self.span / self.levels, clip * noise / math.sqrt(members)
+        if noise > 0 and self.span < reach:
+            raise InputError(
+                f"span of secure aggregation must be at least {reach:g} (dp_clip and six standard "
+                f"deviations of a member's noise), got {self.span:g}: it would cut off the noise."
+            )
+        if noise > 0 and step > share:
+            raise InputError(
+                f"levels of secure aggregation must be at least {math.ceil(2 * self.span / share)}"
+                f", for steps below the deviation {share:g} of a member's noise, got {self.levels}."
             )
 
     def encoded(self, update: Tree, key: Key) -> Tree:

@@ -25,6 +25,17 @@ def of_round(key: jax.Array, purpose: str, t: jax.Array) -> jax.Array:
     return jax.random.fold_in(derive(key, purpose), t)
 
 
+def of_mechanism(key: jax.Array, *numbers: Any) -> jax.Array:
+    """Return the key of noise with these parameters: other ones draw other noise.
+
+    Two releases with the same draws would cancel the noise.
+    """
+    for number in numbers:
+        bits = jax.lax.bitcast_convert_type(jnp.asarray(number, jnp.float32), jnp.uint32)
+        key = jax.random.fold_in(key, bits)
+    return key
+
+
 def keyword(function: Callable[..., Any], key: jax.Array | None, purpose: int) -> dict[str, Any]:
     """Return the argument `key` of a function of local steps; {} if it has no such parameter.
 

@@ -175,7 +175,7 @@ def test_mistakes_of_an_algorithm(cls, said):
             check_algorithm(algorithm, only=name)
 
 
-@pytest.mark.slow  # every algorithm of the package passes them
+@pytest.mark.costly  # every algorithm of the package passes them
 @pytest.mark.parametrize("cls", [Right, WeaklyTyped])
 def test_nothing_is_said_of_a_right_one(cls):
     algorithm = registered(cls)()
@@ -183,6 +183,7 @@ def test_nothing_is_said_of_a_right_one(cls):
         check_algorithm(algorithm, only=name)
 
 
+@pytest.mark.costly
 def test_a_weakly_typed_state_compiles_the_rounds_once():
     """The number 0, an int, is the float that rounds make of it from the first call on."""
     federation = toys.toy_federation([4, 4], dtype="float32", validation_size=0)
@@ -215,6 +216,7 @@ class Unnormalized(Right):
         return state, ctx.record(ctx.cohort, mixing=weights)
 
 
+@pytest.mark.costly
 def test_decisions_on_traced_numbers_are_explained():
     with pytest.raises(pfl.InputError) as error:
         check_algorithm(pfl.core.algorithm("mine")(Deciding)(), only="partial_participation")
@@ -226,6 +228,7 @@ def test_decisions_on_traced_numbers_are_explained():
         check_algorithm(pfl.core.algorithm("counted")(Counted)(), only="partial_participation")
 
 
+@pytest.mark.costly
 def test_rows_that_do_not_sum_to_one_are_answered_with_the_fix():
     with pytest.raises(pfl.InputError, match=r"must be one \(mixing\.normalize\(weights\).*got 3"):
         check_algorithm(registered(Unnormalized)(), only="partial_participation")
@@ -280,6 +283,7 @@ class TooFew(Right):
         return super().max_gradients(federation, rounds) // 4
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
@@ -295,6 +299,7 @@ def test_steps_that_vanish_and_schedules_that_are_not_named(cls, said):
         check_algorithm(registered(cls)(), only="recorded_steps")
 
 
+@pytest.mark.costly
 def test_a_second_training_that_is_recorded_and_named():
     check_algorithm(registered(Twice)(), only="recorded_steps")
 

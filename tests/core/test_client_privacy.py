@@ -20,7 +20,7 @@ def cost(noise, count, rate=1.0, delta=1e-5):
     return accounting.epsilon([accounting.Release(noise, count, rate)], delta)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_local_noise_costs_only_the_rounds_of_a_client():
     """FedDWA sends two models in a round: each is a release, in noise for an epsilon too."""
     result = simulated("feddwa", participation=0.6, dp_epsilon=3.0)
@@ -34,6 +34,7 @@ def test_local_noise_costs_only_the_rounds_of_a_client():
     assert "client-level differential privacy with epsilon" in str(result)
 
 
+@pytest.mark.costly
 def test_sums_are_amplified_by_sampling():
     options = CLIENT | {"dp_placement": "distributed", "participation": 0.6}
     result = simulated(dp_epsilon=3.0, sampling="poisson", **options)
@@ -45,7 +46,7 @@ def test_sums_are_amplified_by_sampling():
     assert fixed["rate"] == 0.6 and "accounted as" in fixed["sampling"]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_noise_for_an_epsilon_swept_in_one_program():
     result = simulated(dp_epsilon=4.0, settings={"dp_epsilon": [1.0, 4.0]}, rounds=2)
     for setting, target in enumerate((1.0, 4.0)):

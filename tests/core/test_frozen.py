@@ -45,7 +45,7 @@ def frozen():
         return told, *run_rounds(FrozenHead(), told.federation, ROUNDS)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_frozen_head_stays_whatever_the_optimizer_does(frozen):
     told, states, records = frozen
     first = told.initial()
@@ -65,6 +65,7 @@ def test_a_frozen_head_stays_whatever_the_optimizer_does(frozen):
     assert (abs(head - first["head"]["kernel"]).max(axis=(1, 2)) > 1e-3).all()
 
 
+@pytest.mark.costly
 def test_new_clients_train_what_rounds_leave_frozen(frozen):
     told, states, _ = frozen
     final = final_in(states[-1], FrozenHead(), told.federation, ROUNDS)
@@ -73,6 +74,7 @@ def test_new_clients_train_what_rounds_leave_frozen(frozen):
     assert (abs(head["kernel"] - told.initial()["head"]["kernel"]) > 1e-3).any()
 
 
+@pytest.mark.costly
 def test_frozen_leaves_have_no_optimizer_state():
     federation = toy_federation(model=Apart(), momentum=0.5)
     model = federation.initial_model(jax.random.key(0))
@@ -86,6 +88,7 @@ def test_frozen_leaves_have_no_optimizer_state():
         assert [leaf.shape for leaf in jax.tree.leaves(begun.optimizer)] == shapes
 
 
+@pytest.mark.costly
 def test_statistics_of_a_frozen_body_stay():
     federation = toy_federation(model=ConvNorm()).with_frozen("body")
     states = states_of(FedAvg(), federation, 1)

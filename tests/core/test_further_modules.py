@@ -88,6 +88,7 @@ def test_rules_of_shared_leaves_apply_to_further_modules(share, wanted):
     assert plan.shared_block_sizes().tolist() == wanted
 
 
+@pytest.mark.costly
 def test_a_federation_is_extended_once():
     federation = toy_federation(model=Apart())
     once = OwnShift().prepare(federation)
@@ -100,6 +101,7 @@ def test_a_federation_is_extended_once():
     assert frozen.plan == scaled(federation).with_frozen("hidden").with_mixtures().plan
 
 
+@pytest.mark.costly
 def test_a_round_with_further_modules():
     federation = toy_federation(model=Apart(), participation=0.6, momentum=0.5)
     first, last = (
@@ -136,6 +138,7 @@ def test_weight_decay_of_some_modules():
         pfl.training.weight_decay(0.5, ("heads",))(gradient, params, None, None)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["nnx", "frozen"])
 def test_further_modules_of_other_networks(kind):
     class Small(nnx.Module):

@@ -60,6 +60,7 @@ def two_headed():
         return told, pfl.simulate(TwoHeaded(), told.federation, ROUNDS, seeds=(0,))
 
 
+@pytest.mark.costly
 def test_a_personal_head_learns_beside_the_generic_one(two_headed):
     told, result = two_headed
     first = told.initial()
@@ -79,6 +80,7 @@ def test_a_personal_head_learns_beside_the_generic_one(two_headed):
             np.testing.assert_allclose(result.scores[f"{name}/test/accuracy"][0, 0, -1, i], right)
 
 
+@pytest.mark.costly
 def test_the_plan_of_two_heads():
     federation = TwoHeaded().prepare(toy_federation(model=Apart()))
     plan = federation.plan
@@ -109,12 +111,13 @@ def test_the_plan_of_batch_norm_under_two_heads(policy):
     assert sizes == {"conv": 20, "bn": affine, "head": 27, "personal_head": 0}
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "policy",
     [
         None,
-        pytest.param("local", marks=pytest.mark.thorough),
-        pytest.param("affine_shared", marks=pytest.mark.slow),
+        pytest.param("local", marks=pytest.mark.costly),
+        pytest.param("affine_shared", marks=pytest.mark.costly),
     ],
 )
 def test_batch_norm_under_two_heads(policy):
@@ -124,6 +127,7 @@ def test_batch_norm_under_two_heads(policy):
     assert (abs(moved - moved[:1]).max() > 1e-6) == (policy is not None)
 
 
+@pytest.mark.costly
 def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     told, result = two_headed
     federation = told.federation
@@ -135,6 +139,7 @@ def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     assert frozen.num_parameters == 43 and frozen.shared_block_sizes().tolist() == [25, 0]
 
 
+@pytest.mark.costly
 def test_new_clients_get_what_the_algorithm_asks_for(two_headed):
     told, result = two_headed
     final, (_, new) = result.final, split_new_clients(told.federation, 1)
@@ -145,7 +150,7 @@ def test_new_clients_get_what_the_algorithm_asks_for(two_headed):
 
 @pytest.mark.parametrize("check", ["partial_participation", "executions", "divergence"])
 @pytest.mark.parametrize("algorithm", [TwoHeaded, FrozenHead])
-@pytest.mark.slow
+@pytest.mark.costly
 def test_suite(algorithm, check):
     CHECKS[check](algorithm())
 
@@ -185,6 +190,7 @@ def test_a_model_that_does_not_say_its_features_is_refused(model):
         pfl.Simulation(TwoHeaded(), federation).check()
 
 
+@pytest.mark.costly
 def test_two_heads_have_the_losses_of_their_network():
     @dataclass(frozen=True)
     class Doubled(pfl.models.LinenTask):
@@ -196,6 +202,7 @@ def test_two_heads_have_the_losses_of_their_network():
     np.testing.assert_allclose(task.losses(logits, labels), 2 * np.log(3) * np.ones(2), 1e-12)
 
 
+@pytest.mark.costly
 def test_two_heads_compute_in_the_type_that_networks_compute_in():
     federation = toy_federation(model=Apart(), dtype="float32", compute_dtype="bfloat16")
     federation = federation.with_personal_head()

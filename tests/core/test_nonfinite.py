@@ -71,6 +71,7 @@ def simulated(algorithm, rounds=4, **options):
     return pfl.simulate(algorithm, federation, rounds, chunk=2)
 
 
+@pytest.mark.costly
 def test_lost_values_of_a_client_are_recorded_apart_from_divergence(lost_models):
     result = simulated(lost_models)
     assert not result.diverged()
@@ -85,11 +86,13 @@ def test_lost_values_of_a_client_are_recorded_apart_from_divergence(lost_models)
     assert np.isfinite(result.values()[0, 0, -1, 2])  # of the model that it has kept
 
 
+@pytest.mark.costly
 def test_the_suite_refuses_lost_values(lost_models):
     with jax.enable_x64(True), pytest.raises(AssertionError, match=r"clients \[2\] trained, and"):
         check_algorithm(lost_models, only="stragglers", show=None)
 
 
+@pytest.mark.costly
 def test_a_lost_server_ends_the_claim_of_a_score(lost_server):
     result = simulated(lost_server)
     assert result.server_nonfinite() == [(0, 0, 3), (0, 0, 4)]
@@ -103,12 +106,13 @@ def test_a_lost_server_ends_the_claim_of_a_score(lost_server):
     assert "| - |" in result.table()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [
         "fedadam",
         *(
-            pytest.param(name, marks=pytest.mark.slow)
+            pytest.param(name, marks=pytest.mark.costly)
             for name in pfl.core.ALGORITHMS
             if name != "fedadam"
         ),
@@ -124,6 +128,7 @@ def test_a_huge_finite_update_leaves_the_others_unharmed(name):
     assert others and np.isfinite(result.scores["personalized/test/loss"][0, 0, -1, others]).all()
 
 
+@pytest.mark.costly
 def test_squares_fit():
     like = {"w": jnp.zeros((10,)), "steps": jnp.arange(3)}
     largest = float(jnp.finfo(jnp.float32).max)

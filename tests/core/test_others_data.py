@@ -73,6 +73,7 @@ class CountsMembers(Averaging):
 LEAKS = [(CountsAll, "absent"), (TellsClients, "diverged"), (AddsSizes, "diverged")]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("cls", "who"), LEAKS)
 def test_samples_of_others_are_noticed(cls, who):
     algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
@@ -80,7 +81,7 @@ def test_samples_of_others_are_noticed(cls, who):
         check_algorithm(algorithm, only="others_data", show=None)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_members_may_be_counted():
     algorithm = pfl.core.algorithm("countsmembers")(CountsMembers)()
     with jax.enable_x64(True):
@@ -101,6 +102,7 @@ class ReadsMore(Averaging):
 READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("cls", "said"), READS)
 def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said):
     algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()

@@ -46,6 +46,7 @@ def own_heads():
     del core.ALGORITHMS["own_heads"]
 
 
+@pytest.mark.costly
 def test_it_is_fedper(own_heads):
     with jax.enable_x64(True):
         federation = toy_federation(participation=0.6, validation_size=0)
@@ -56,7 +57,7 @@ def test_it_is_fedper(own_heads):
     assert_close(records[-1]["scores"], wanted[-1]["scores"], "scores", 1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("check", CHECKS)
 def test_it_passes_the_suite(own_heads, check):
     check_algorithm(own_heads, only=check, show=None)

@@ -25,6 +25,7 @@ def context(t=0):
     return pfl.Context(federation, key, jnp.int32(0), jnp.int32(1), cohort)
 
 
+@pytest.mark.costly
 def test_a_cohort_of_one_is_no_identity():
     with jax.enable_x64(True):
         federation = toy_federation(participation=0.2, validation_size=0)
@@ -36,6 +37,7 @@ def test_a_cohort_of_one_is_no_identity():
         np.testing.assert_array_equal(matrix[0, 0, 0, 0], result.clients["participated"][0, 0, 0])
 
 
+@pytest.mark.costly
 def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     ctx = context()
     cohort, whole = ctx.cohort, np.arange(1, 26, dtype=np.float32).reshape(5, 5)
@@ -51,6 +53,7 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     assert "self_weight" not in record.clients  # of which of the two?
 
 
+@pytest.mark.costly
 def test_self_weights_of_every_form_of_a_matrix():
     ctx = context(3)
     whole, rows = np.arange(1, 26, dtype=np.float32).reshape(5, 5), np.asarray(ctx.cohort.rows)
@@ -97,6 +100,7 @@ def test_self_weights_of_every_form_of_a_matrix():
     np.testing.assert_array_equal(result["told"][rows], 0)
 
 
+@pytest.mark.costly
 def test_final_models_are_the_adapted_ones_that_were_scored():
     with jax.enable_x64(True):
         final = final_of(pfl.make_algorithm("fedavg_ft"), toy_federation(), 1, seeds=(0,))
@@ -120,7 +124,7 @@ class Scoring(ValidationLosses):
         return replace(state, models=models), ctx.record(cohort, scalars={"sum": jnp.sum(losses)})
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_forward_passes_of_candidates_are_counted_by_themselves(tmp_path):
     """Two validation samples of each client; what a client is absent from, it does not score."""
     nobody = {"test_sizes": (0,) * 5, "dtype": "float32"}  # fewer scores: a smaller program
@@ -178,6 +182,7 @@ class Sending(ValidationLosses):
         return state, ctx.record(ctx.cohort, up=0, down=2, numbers_up=numbers, numbers_down=7)
 
 
+@pytest.mark.costly
 def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
     """Bytes of 32 bits would wrap; what is absent receives nothing."""
     nobody = {"test_sizes": (0,) * 5, "dtype": "float32"}
@@ -198,6 +203,7 @@ def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
         assert metrics[t, "traffic/down_bytes"] == down[0, 0, t - 1].sum()
 
 
+@pytest.mark.costly
 def test_copies_are_whole_numbers():
     ctx = context()
     cohort = ctx.cohort
@@ -209,6 +215,7 @@ def test_copies_are_whole_numbers():
         ctx.record(cohort, scalars={"mean": jnp.zeros(2)})
 
 
+@pytest.mark.costly
 def test_numbers_of_sparse_and_quantised_uploads():
     ctx = context()
     assert [ctx.numbers_of(values, 8) for values in (0, 1, 4, 5)] == [0, 1, 1, 2]

@@ -23,7 +23,7 @@ MEANS = [("fedavg", "krum"), ("cwfedavg", "trimmed_mean"), ("ifca", "median"), (
 SIZES, TESTS = (7, 3, 6, 10, 4, 5, 8), (2,) * 7
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "rule"), MEANS)
 def test_rules_keep_attackers_out(name, rule):
     """An update of a million times its size moves benign clients' models only without a rule."""
@@ -48,6 +48,7 @@ def foolsgold_rounds(factor):
     return run_rounds(notes_uploads(), federation, 4, scored=())
 
 
+@pytest.mark.costly
 def test_foolsgold_sums_the_updates_of_all_rounds():
     states, records = foolsgold_rounds(2.0)
     total = np.zeros((7, 43), np.float32)
@@ -65,6 +66,7 @@ def test_foolsgold_forgets_updates_that_are_not_finite():
     assert np.isfinite(history).all() and not history[1].any() and history[[0, 2]].any(1).all()
 
 
+@pytest.mark.costly
 def test_fltrust_follows_the_trusted_client():
     """Against sign flips the others count by their cosine to it; without it nothing moves."""
     options = {
@@ -108,6 +110,7 @@ def remembering():
     return run(16, **REMEMBERS)
 
 
+@pytest.mark.costly
 def test_centred_clipping_begins_at_the_last_update():
     """v <- v + mean clip(x - v, radius), with v that of the last round with members."""
     centre, counts = 0.0, []
@@ -126,6 +129,7 @@ def test_centred_clipping_begins_at_the_last_update():
     assert 0 in counts[1:-1] and max(counts) > 2
 
 
+@pytest.mark.costly
 def test_rules_that_remember_go_with_momentum_that_is_kept():
     """With a wide radius, centred clipping that begins at the last update is the mean."""
     for ours, plain in zip(centred(1e6), remembering(), strict=True):
@@ -149,10 +153,11 @@ def test_mimic_copies_one_client_to_the_end():
 MATRICES = ("feddwa", "fedamp", "heurfedamp", "pfedla", "heurpfedla", "spfl", "spfl_w")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.thorough) if k else name
+        pytest.param(name, marks=pytest.mark.costly) if k else name
         for k, name in enumerate(MATRICES)
     ],
 )

@@ -164,9 +164,10 @@ def without_gradients(algorithm, monkeypatch, changed):
     return states, Final(program, states).models()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
-    [name if name == "mrmtl" else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+    [name if name == "mrmtl" else pytest.param(name, marks=pytest.mark.costly) for name in COVERED],
 )
 def test_samples_are_used_by_gradients_only(name, monkeypatch):
     """Or by what is declared in `unprotected` and `also_sent`."""
@@ -177,7 +178,7 @@ def test_samples_are_used_by_gradients_only(name, monkeypatch):
     assert_close(other, plain, f"samples of client 2 changed the state or models of {name}", 0)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_another_use_of_samples_is_noticed(monkeypatch):
     algorithm = make("knnper")
     monkeypatch.setattr(type(algorithm), "unprotected", ())
@@ -207,9 +208,10 @@ def key_words(monkeypatch):
     return drawn, twice
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in COVERED],
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.costly) for name in COVERED],
 )
 def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     """With equal keys the difference of two gradients has no noise."""
@@ -229,10 +231,10 @@ def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     assert len(drawn) >= np.asarray(taken)[0, :rounds].sum() // algorithm.gradients_per_batch()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("order", "execution"),
-    [("poisson", 2), pytest.param("shuffled", "vmap", marks=pytest.mark.thorough)],
+    [("poisson", 2), pytest.param("shuffled", "vmap", marks=pytest.mark.costly)],
 )
 def test_how_clients_run_does_not_matter(order, execution):
     """One by one, at once or in chunks, and in another order of the clients."""
@@ -257,7 +259,7 @@ def test_without_noise_and_clip_it_is_training_without_privacy():
     assert_close(states_of(algorithm, federation, 2)[-1], plain, "state", 1e-9)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_new_clients_have_noise_of_their_own():
     noisy, again, plain = (
         adapted().final.personalize(toy_federation(**{**SINGLE, "dp_noise": noise}))
@@ -267,6 +269,7 @@ def test_new_clients_have_noise_of_their_own():
     assert not np.allclose(*(jax.tree.leaves(models)[0] for models in (noisy, plain)))
 
 
+@pytest.mark.costly
 def test_new_clients_of_an_epsilon_are_refused():
     final = swept("shuffled").final
     with pytest.raises(pfl.InputError, match="take dp_noise, which new clients have too"):
@@ -291,6 +294,7 @@ def swept(order):
     return pfl.simulate(make("mrmtl"), federation, 3, settings=settings, eval_every=3)
 
 
+@pytest.mark.costly
 def test_epsilon_is_that_of_the_recorded_steps():
     """Batches of 4 of clients with 7, 3, 1, 10 and 4 samples, for three rounds of two epochs.
 
@@ -339,6 +343,7 @@ def test_the_highest_rate_of_several_schedules_counts():
     np.testing.assert_allclose(plan["rates"], [4 / 7, 1, 1, 0.4, 1])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("order", ["shuffled", "poisson"])
 def test_noise_of_an_epsilon(order):
     """Each client has the noise of its own steps and rate; all spend what was asked for."""
@@ -352,6 +357,7 @@ def test_noise_of_an_epsilon(order):
     assert said in repr(result) and said in result.table()
 
 
+@pytest.mark.costly
 def test_absent_clients_spend_less():
     federation = toy_federation(**SINGLE, dp_epsilon=2.0, participation=0.4)
     result = pfl.simulate(make("fedavg"), federation, 3, seeds=(0, 1), eval_every=3)
@@ -360,6 +366,7 @@ def test_absent_clients_spend_less():
     assert (found[came < 3] < 1.9).all() and (found <= 2.0).all() and (found[came == 0] == 0).all()
 
 
+@pytest.mark.costly
 def test_clip_and_noise_are_swept_in_one_program():
     federation = toy_federation(**SINGLE, dp_noise=1.0)
     settings = {"dp_noise": [0.0, 2.0, 4.0], "dp_clip": [1.0, 0.5, 0.5]}

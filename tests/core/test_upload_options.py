@@ -39,6 +39,7 @@ def top_k(update):
 
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
+SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
 CLIENTS = SUMS | {"dtype": "float32"}
 COMPOSED = {
     "participation": 0.6,
@@ -51,7 +52,8 @@ COMPOSED = {
 }
 
 
-@pytest.mark.parametrize("execution", ["vmap", pytest.param("map", marks=pytest.mark.thorough)])
+@pytest.mark.costly
+@pytest.mark.parametrize("execution", ["vmap", pytest.param("map", marks=pytest.mark.costly)])
 def test_compression_attack_and_rule_in_one_run(execution):
     errors = np.zeros((5, 43))
     for before, trained, sent, after, present, _ in run(client_execution=execution, **COMPOSED):
@@ -65,6 +67,7 @@ def test_compression_attack_and_rule_in_one_run(execution):
     assert TopK(RATE).bits([20], 64) == 5 * (64 + 5)
 
 
+@pytest.mark.costly
 def test_attackers_are_weighed_and_not_scored():
     options = COMPOSED | {"aggregator": "none", "participation": 1.0}
     federation = toy_federation((7, 3, 6, 10, 4), test_sizes=(2, 2, 2, 2, 2), **options)
@@ -77,6 +80,7 @@ def test_attackers_are_weighed_and_not_scored():
     assert result.traffic()["up"].sum() == 2 * 5 * result.upload_bytes.sum()
 
 
+@pytest.mark.costly
 def test_distributed_noise_weighs_all_members_equally():
     options = {"dp": "client", "dp_clip": 0.5, "dp_placement": "distributed"}
     for before, trained, sent, after, present, _ in run(1, **options):
@@ -107,6 +111,7 @@ class AddsCounts(FreeRiders):
         return jax.tree.map(lambda leaf: leaf + added, sent), memory
 
 
+@pytest.mark.costly
 def test_who_is_a_member_of_an_upload():
     """Not a failed client: attackers do not know it, and it keeps its error feedback.
 
@@ -126,6 +131,7 @@ def test_who_is_a_member_of_an_upload():
 NOBODY = {"participation": 0.2, "sampling": "poisson"}  # one of five is expected, often none comes
 
 
+@pytest.mark.costly
 def test_poisson_cohorts_have_a_public_denominator():
     counts = []
     for before, _, sent, after, present, _ in run(8, **NOBODY, **SUMS | {"dp_clip": 0.5}):
@@ -147,6 +153,7 @@ def test_a_sum_of_nobody_has_noise():
     np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / (0.2 * 5), rtol=0.25)
 
 
+@pytest.mark.costly
 def test_numbers_of_secure_aggregation():
     """Of 51 values from -0.2 to 0.2: larger numbers are cut, others are rounded to a neighbour.
 
@@ -167,6 +174,7 @@ def test_numbers_of_secure_aggregation():
     assert largest > 0.2 and empty > 2
 
 
+@pytest.mark.costly
 def test_secure_aggregation_divides_by_the_members():
     """Those that are late or have failed are not counted, as the server knows who sends."""
     federation = toy_federation(stragglers={0: 2, 1: 2}, diverging=2, secure_bits=32)
@@ -176,7 +184,7 @@ def test_secure_aggregation_divides_by_the_members():
     np.testing.assert_allclose(weights.sum(-1), 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_sums_of_models_and_controls():
     """SCAFFOLD's server adds up two uploads of equal weights, each within its bound."""
     options = SUMS | {"dp_clip": 1e6, "secure_bits": 32, "participation": 0.6}
@@ -190,6 +198,7 @@ def test_sums_of_models_and_controls():
         assert 0 < gap < 1e-4
 
 
+@pytest.mark.costly
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))
@@ -302,6 +311,18 @@ def test_bad_options(options, words):
         ("fedavg", {**SUMS, "attack": "ipm", "attackers": "1"}, "relies on the noise of all"),
         ("fedavg", {**SUMS, "dp_noise": 0.6, "dp_adaptive_clip": True}, "dp_noise must be below"),
         ("fedavg", {**SUMS, "dp_placement": "local", "dp_adaptive_clip": True}, "it needs"),
+        ("fedavg", {**SUMS, "secure_bits": 32, "dp_adaptive_clip": True}, "span of secure"),
+        ("fedavg", {**SECURE, "secure_options": {"span": 1.0}}, "must be at least 3.68328"),
+        (
+            "fedavg",
+            {
+                **SECURE,
+                "sampling": "poisson",
+                "participation": 0.5,
+                "secure_options": {"span": 5.0},
+            },
+            "must be at least 7",
+        ),
         ("fedavg", {**SUMS, "dtype": "bfloat16"}, "at least float32, got bfloat16"),
         ("fedavg", {**SUMS, "dp_strict": True, "participation": 0.6}, "take sampling='poisson'"),
         ("ifca", {"secure_bits": 32}, "a cluster beside its uploads, which secure_bits does not"),
@@ -339,7 +360,7 @@ def test_what_client_level_privacy_does_not_refuse():
         checked_program(pfl.make_algorithm("fedavg"), shared, 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "options",
     [
@@ -357,7 +378,7 @@ def test_host_state_keeps_errors_and_bounds(options):
         assert_close(one[:4], other[:4], "host state", 1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_withheld_uploads_leave_the_server_as_it_was():
     everyone = FreeRiders(jnp.arange(5))
     assert everyone.attacking(jnp.arange(5)) is None
@@ -366,7 +387,7 @@ def test_withheld_uploads_leave_the_server_as_it_was():
     assert_close(states[2].server, states[0].server, "the server's model", 1e-12)
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_more_rounds_continue_with_the_memory_of_uploads():
     """Two rounds and two more are four: error feedback is part of the state."""
     options = COMPOSED | {"dp": "client", "dp_clip": 0.5, "dp_noise": 0.1}
@@ -377,6 +398,7 @@ def test_more_rounds_continue_with_the_memory_of_uploads():
     np.testing.assert_array_equal(parts.curve(), whole.curve())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("swept", [False, True])
 def test_rounds_of_an_epsilon_are_not_continued(swept, tmp_path):
     given = {"dp_noise": 1.0} if swept else {"dp_epsilon": 2.0}
@@ -441,7 +463,7 @@ def test_swept_options_of_a_rule_fit_each_other():
         swept.check()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("name", ["apfl", "pfedme"])
 def test_failed_clients_count_in_loops_of_their_own(name):
     options = {"dp": "client", "dp_clip": 0.5, "dp_noise": 1.0, "diverging": 1}
@@ -451,6 +473,7 @@ def test_failed_clients_count_in_loops_of_their_own(name):
     assert records[0]["clients"]["diverged"][1] and weights.reshape(-1)[1] > 0
 
 
+@pytest.mark.costly
 def test_noisy_fisher_information_gives_weights():
     """Of which none is negative; noise is a hundred times the bound."""
     options = {"dp": "client", "dp_clip": 0.5, "dp_noise": 100.0}

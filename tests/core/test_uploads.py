@@ -71,7 +71,7 @@ class HalfOfTheServer(Averaging):
 @pytest.mark.parametrize(
     "cls",
     [
-        pytest.param(Averaging, marks=pytest.mark.thorough),  # as every algorithm of the package
+        pytest.param(Averaging, marks=pytest.mark.costly),  # as every algorithm of the package
         Unsent,
         WeighsByLoss,
         DeclaresIt,
@@ -141,7 +141,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "options"), OPTIONS)
 def test_options_send_through_it_too(name, options):
     made = pfl.make_algorithm(name, options)
@@ -160,7 +160,7 @@ SUMS = [name for name, cls in sorted(pfl.core.ALGORITHMS.items()) if cls.sees ==
 SEVERAL = ("feddistill", "fedproto", "ifca")  # sums, of classes and of clusters
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("name", sorted({*SUMS} - {*SEVERAL}))
 def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
     made = pfl.make_algorithm(name)

@@ -85,7 +85,7 @@ def test_mistakes_are_found(made, cls, check, message):
         check_algorithm(made(cls), only=check, show=None)
 
 
-@pytest.mark.thorough  # every algorithm of the package passes them
+@pytest.mark.costly  # every algorithm of the package passes them
 @pytest.mark.parametrize("check", sorted({check for _, check, _ in WRONG}))
 def test_the_right_one_passes(made, check):
     check_algorithm(made(Right), only=check, show=None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, training_releases
+from fedjax_pfl.uploads.clipping import split_noise
 from fedjax_pfl.utils.errors import InputError
 
 pytest.importorskip("dp_accounting")
@@ -31,13 +32,15 @@ def test_exact_gaussian():
     np.testing.assert_allclose(epsilon([Release(5, 100)], 1e-3), 7.58128, rtol=1e-3)
 
 
-def test_adaptive_clipping_composes():
-    """z_D of the updates and 2 s_b of the counts cost as much as z (Andrew et al., 2021)."""
-    z, s = 1.0, 5.0
-    z_updates = (z**-2 - (2 * s) ** -2) ** -0.5
-    joint = (z_updates**-2 + (2 * s) ** -2) ** -0.5  # one Gaussian with both in it
-    np.testing.assert_allclose(joint, z)
-    np.testing.assert_allclose(epsilon([Release(joint, 100, 0.1)], 1e-3, "rdp"), 5.6550528, 1e-6)
+def test_adaptive_clipping_costs_what_is_stated():
+    """The updates and the sum of `next_bound` (sensitivity 1/2) together, as one Gaussian."""
+    z, deviation = 1.9, 1.0  # of 20 members
+    updates = float(split_noise(z, deviation))
+    joint = ((1 / updates) ** 2 + (0.5 / deviation) ** 2) ** -0.5
+    true, wrong = (epsilon([Release(s, 100)], 1e-3, "rdp") for s in
+                   (joint, ((1 / updates) ** 2 + (1 / deviation) ** 2) ** -0.5))  # fmt: skip
+    np.testing.assert_allclose(true, epsilon([Release(z, 100)], 1e-3, "rdp"), rtol=1e-5)
+    assert wrong > 2 * true  # of a sum with sensitivity 1
 
 
 def test_order_and_merging():
@@ -46,6 +49,7 @@ def test_order_and_merging():
     assert epsilon(apart, 1e-5) == epsilon(together, 1e-5)
 
 
+@pytest.mark.costly
 def test_epsilon_falls_in_noise_and_grows_in_steps():
     cost = [epsilon([Release(z, 50, 0.1)], 1e-3) for z in (0.8, 1.6, 3.2)]
     assert cost[0] > cost[1] > cost[2]
@@ -60,6 +64,7 @@ def test_a_part_of_a_minibatch_counts_as_one():
     assert training_releases(plan, 2.0, 0, 5) == [Release(2.0 * (1 / math.sqrt(2)), 3, 0.5)]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("accountant", "wanted"), [("pld", 1.6739), ("rdp", 1.8574)])
 def test_calibration(accountant, wanted):
     z = noise_for(2.0, 1e-3, 100, 0.1, accountant)

@@ -57,6 +57,7 @@ CASES = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_formulas(name, seed):
@@ -65,12 +66,14 @@ def test_formulas(name, seed):
     np.testing.assert_allclose(sent[ATTACKERS], formula(x)[ATTACKERS], atol=1e-9)
 
 
+@pytest.mark.costly
 def test_gaussian_has_the_deviation_of_the_own_update():
     x, sent = run(attacks.Gaussian(), d=20000)
     np.testing.assert_allclose(sent[ATTACKERS].std(1), x[ATTACKERS].std(1), rtol=0.03)
     assert np.abs(np.corrcoef(sent)[np.triu_indices(8, 1)]).max() < 4 / np.sqrt(20000)
 
 
+@pytest.mark.costly
 def test_z_of_the_paper():
     """Baruch et al.: n = 25, m = 5 gives z = 0.25335."""
     np.testing.assert_allclose(attacks.hiding_z(25, 5), 0.25335, atol=1e-5)
@@ -87,6 +90,7 @@ def test_nothing_of_absent_members_is_used(name):
     np.testing.assert_array_equal(one[ATTACKERS], two[ATTACKERS])
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("warmup", [1, 3])
 def test_mimic_copies_the_client_of_its_warm_up_rounds(warmup):
     attack, ids = attacks.Mimic(warmup=warmup), np.array([12, 5, 7, 20, 1, 9, 4, 2])

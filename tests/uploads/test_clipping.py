@@ -29,6 +29,7 @@ def test_an_infinite_bound_changes_nothing():
     np.testing.assert_array_equal(clipping.clip_rows([x], jnp.inf)[0][0], x)
 
 
+@pytest.mark.costly
 def test_noise_is_independent_and_of_its_deviation():
     keys = jax.random.split(jax.random.key(0), 3)
     zeros = {"a": jnp.zeros((3, 100, 100)), "b": jnp.zeros((3, 10000))}
@@ -50,10 +51,27 @@ def test_the_bound_goes_to_the_quantile():
 
 
 def test_the_bound_divides_by_the_expected_members():
-    """Three of the four norms of members are within 2; five members are expected."""
+    """Three of the four norms of members are within 2: a sum of 1; five members are expected."""
     norms, mask = jnp.asarray([1.0, 2, 0.5, 3, 1]), jnp.asarray([True] * 4 + [False])
     after = clipping.next_bound(jnp.asarray(2.0), norms, mask, 0.0, 5, quantile=0.4, rate=0.3)
-    np.testing.assert_allclose(after, 2 * np.exp(-0.3 * (3 / 5 - 0.4)), rtol=1e-6)
+    np.testing.assert_allclose(after, 2 * np.exp(-0.3 * (1 / 5 + 0.5 - 0.4)), rtol=1e-6)
+
+
+def test_released_count_of_the_bound_changes_by_half_a_client():
+    """Whatever one client's norm is, against its absence: the sensitivity that `split_noise` has.
+
+    A zero update, such as a failed client's, counts as absence.
+    """
+    others = [0.5, 3.0, 1.0]
+
+    def released(norm, present=True):
+        norms, mask = jnp.asarray([*others, norm]), jnp.asarray([True] * 3 + [present])
+        after = clipping.next_bound(jnp.asarray(2.0), norms, mask, 0.0, 4.0)
+        return 4 * (0.5 - np.log(after / 2.0) / 0.2)
+
+    absent = released(1.0, present=False)
+    changes = [released(norm) - absent for norm in (0.0, jnp.inf, 1.0, 2.0, 9.0)]
+    np.testing.assert_allclose(changes, [0, 0, 0.5, 0.5, -0.5], atol=1e-5)
 
 
 def test_split_noise_composes():

@@ -31,6 +31,7 @@ def test_everything_is_the_update_itself(compressor):
     np.testing.assert_array_equal(decoded(compressor), X)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("compressor", [Qsgd(24), Uniform(22), Rotate(24)])
 def test_many_bits_are_nearly_exact(compressor):
     np.testing.assert_allclose(decoded(compressor), X, atol=1e-5)
@@ -51,6 +52,7 @@ def test_leaves_are_rounded_apart():
     assert not np.array_equal(sent["a"], sent["b"])
 
 
+@pytest.mark.costly
 def test_variance_of_qsgd_is_within_its_bound():
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     errors = [np.sum((decoded(Qsgd(4), x, seed) - x) ** 2) for seed in range(20)]
@@ -58,6 +60,7 @@ def test_variance_of_qsgd_is_within_its_bound():
     assert 0.4 < np.mean(errors) / (min(1000 / s**2, 1000**0.5 / s) * np.sum(x**2)) < 0.8
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "compressor", [Qsgd(3), Uniform(3), TopK(0.1), RandK(0.1), Sign(), Rotate()]
 )
@@ -87,6 +90,7 @@ def test_hadamard():
     np.testing.assert_allclose(ours, matrix / np.sqrt(8), atol=1e-6)
 
 
+@pytest.mark.costly
 def test_one_bit_of_a_rotation_is_nearly_unbiased():
     draws = 500
     keys = jax.random.split(jax.random.key(3), draws)

@@ -1,5 +1,6 @@
 """The stage between clients and the server: its order, its memory and its refusals."""
 
+import itertools
 from dataclasses import replace
 
 import jax
@@ -9,7 +10,6 @@ import pytest
 
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.uploads.attacks import SignFlip
-from fedjax_pfl.uploads.clipping import split_noise
 from fedjax_pfl.uploads.compression import Qsgd, TopK
 from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
 from fedjax_pfl.uploads.secure import FixedPoint
@@ -80,6 +80,7 @@ def test_an_update_that_is_not_finite_counts_as_zero():
     np.testing.assert_allclose(got, wanted, rtol=1e-12)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("placement", "share"), [("local", 1.0), ("distributed", 4**-0.5)])
 def test_noise_has_its_deviation_and_is_independent(placement, share):
     stage = private(2.0, 1.5, placement=placement)
@@ -109,6 +110,7 @@ def flat_of(stage, key):
     return flat(jax.tree.map(jnp.subtract, got, held))
 
 
+@pytest.mark.costly
 def test_noise_follows_the_permanent_id():
     sent, held, _ = stacks()
     order = np.array([3, 0, 4, 2, 1])
@@ -118,6 +120,7 @@ def test_noise_follows_the_permanent_id():
     np.testing.assert_allclose(moved, plain[order], rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_the_adaptive_bound_follows_the_papers_rule():
     """C exp(-0.2 (share of updates within C - 0.5)); the counts' noise is subtracted out here."""
     stage = private(4.0, 0.0, adaptive=AdaptiveClip(count_noise=0.0))
@@ -130,6 +133,7 @@ def test_the_adaptive_bound_follows_the_papers_rule():
     np.testing.assert_allclose(got, clipped(stacks()[2], 1.25), rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_noise_of_an_adaptive_bound():
     """Of four members: updates have z_D C / 2, z_D from z = 0.3 and 2 s_b = 0.4; counts s_b."""
     stage = private(2.0, 0.3, placement="distributed", adaptive=AdaptiveClip(count_noise=0.05))
@@ -149,6 +153,7 @@ def test_noise_of_an_adaptive_bound():
     np.testing.assert_allclose(moves.std(), 0.2 * 0.2 / 4, rtol=0.05)
 
 
+@pytest.mark.costly
 def test_rounding_does_not_follow_the_noise():
     """With the noise's keys, a large draw would be rounded up and a small one down."""
     privacy = ClientPrivacy(1e-9, 1e9)
@@ -164,12 +169,7 @@ def test_rounding_does_not_follow_the_noise():
     assert abs(np.corrcoef(noise, rounded - noise)[0, 1]) < 0.05
 
 
-def test_noise_is_split_between_updates_and_counts():
-    together = 1 / np.sqrt(1 / float(split_noise(1.0, 5.0)) ** 2 + 1 / 10.0**2)
-    np.testing.assert_allclose(together, 1.0, rtol=1e-6)
-    assert float(split_noise(0.0, 5.0)) == 0
-
-
+@pytest.mark.costly
 def test_error_feedback_sends_everything_in_time():
     """Over rounds, what was sent is what was meant minus the last error, exactly."""
     stage, memory = Uploads(compressor=TopK(0.25), feedback="ef"), None
@@ -198,6 +198,7 @@ def test_uploads_counted_in_numbers_are_not_compressed():
     np.testing.assert_allclose(got, stacks()[2], rtol=1e-12)
 
 
+@pytest.mark.costly
 def test_attackers_see_what_honest_members_send():
     """A mean of the clipped honest updates, sent by the attackers with the opposite sign."""
     stage = Uploads(
@@ -218,6 +219,7 @@ def test_attackers_do_not_count_absent_members_as_honest():
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
+@pytest.mark.costly
 def test_fixed_point_comes_last():
     stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
     got, _ = received(stage)
@@ -237,6 +239,42 @@ def test_secure_sums_wrap_modulo():
     FixedPoint(8, 1.0, 51).validate(5)
 
 
+def test_secure_aggregation_keeps_distributed_noise():
+    """Over a grid, sums of two neighbours have the noise that is promised, or are refused."""
+    accepted, size = 0, 400
+    grid = itertools.product((1e-3, 1.0, 8.0, 40.0), (0.5, 2.0), (0.5, 1.0, 4.0), (4, 25))
+    for span, clip, noise, members in grid:
+        numbers = FixedPoint(32, span, 2**16)
+        try:
+            numbers.check_noise(clip, noise, members, members)
+        except InputError:
+            continue
+        accepted += 1
+        stage = Uploads(
+            privacy=ClientPrivacy(clip, noise, placement="distributed"), fixed_point=numbers
+        )
+        here, held = jnp.ones(members, bool), jnp.zeros((members, size))
+        info = UploadInfo(jnp.arange(members), here, here, "model", jax.random.key(0))
+        for first in (0.0, clip):
+            sent = held.at[0, 0].set(first)
+            total = np.sum(stage([sent], [held], info, StageMemory())[0][0], 0) - sent[0]
+            np.testing.assert_allclose(np.std(total), noise * clip, rtol=0.12)
+    assert accepted == 23
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (FixedPoint(32, 1.0, 1024), r"at least 3.2 \(dp_clip and six"),
+        (FixedPoint(32, 8.0, 16), "levels of secure aggregation must be at least 80"),
+    ],
+)
+def test_secure_aggregation_refuses_to_remove_noise(numbers, words):
+    with pytest.raises(InputError, match=words):
+        numbers.check_noise(2.0, 1.0, 100, 100)
+    numbers.check_noise(2.0, 0.0, 100, 100)
+
+
 def test_whole_numbers_are_refused_under_privacy():
     sent, held, _ = stacks()
     counts = {"n": jnp.ones((M,), jnp.int32)}
@@ -253,6 +291,7 @@ def test_bytes_of_blocks():
     assert replace(stage, compressor=None).block_bytes(plan, 4) is None
 
 
+@pytest.mark.costly
 def test_fixed_point_is_unbiased():
     """In float32, whose sums of a number and a lot would lose the lot's last bits."""
     with jax.enable_x64(False):
@@ -265,6 +304,7 @@ def test_fixed_point_is_unbiased():
         assert (np.asarray(edge) == 2**22).all()
 
 
+@pytest.mark.costly
 def test_compressors_round_half_precision_without_bias():
     x = jnp.full((4000,), 0.3, jnp.bfloat16).at[0].set(1.0)
     sent = Qsgd(4)({"x": x}, jax.random.key(0))["x"]

@@ -1,0 +1,218 @@
+"""A stated epsilon covers all that the server, other clients and new clients see."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
+from fedjax_pfl.engine.arguments import checked_program
+from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.testing.toys import toy_federation, toy_for
+from fedjax_pfl.testing.withheld import check_withheld_uploads
+from fedjax_pfl.uploads.pipeline import ClientPrivacy, Uploads
+from fedjax_pfl.uploads.stage import StageMemory, UploadInfo
+from fedjax_pfl.utils.structs import by_field
+from tests.core.upload_rounds import flat
+
+SIZES = (7, 3, 6, 10, 4)
+CLIENT = {"dp": "client", "dp_clip": 0.5, "dp_noise": 2.0}
+SUMS = CLIENT | {"dp_placement": "distributed"}
+SAMPLE = {"dp": "sample", "dp_clip": 1.0, "dp_noise": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def context(algorithm, **options):
+    federation = algorithm.prepare(toy_federation(SIZES, **options))
+    run = jax.tree.map(lambda leaf: leaf[0], make_runs(algorithm, federation, (0,)))
+    return run.context(federation, jnp.int32(0), jnp.int32(1))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["fedper", *(pytest.param(n, marks=pytest.mark.costly) for n in ("cfl", "fedkd", "pfedhn"))],
+)
+def test_new_clients_begin_without_private_leaves_of_others(name):
+    """Whatever clients' own fields hold, under client-level privacy."""
+    algorithm = pfl.make_algorithm(name)
+    ctx = context(algorithm, **CLIENT)
+    open_run = replace(ctx, federation=replace(ctx.federation, uploads=None))
+
+    def states(ctx):
+        first = algorithm.init(ctx)
+        private = by_field(lambda value, axes: jax.tree.map(lambda x: x + axes, value), first)
+        return first, private, state_for_new_clients(algorithm, ctx, private)
+
+    (first, _, known), (_, private, unchanged) = jax.jit(lambda: (states(ctx), states(open_run)))()
+    for got, wanted in zip(jax.tree.leaves(known), jax.tree.leaves(first), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+    for got, wanted in zip(jax.tree.leaves(unchanged), jax.tree.leaves(private), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.costly
+def test_personalize_begins_without_private_leaves_of_others():
+    """The model of a new client does not depend on what clients keep to themselves."""
+    models, new = [], toy_federation((3, 4), (1, 1))
+    for changed in ([], [2]):
+        options = CLIENT | {"dp_clip": 1e-9, "changed": changed, "share": "body"}
+        federation = toy_federation(SIZES, **options)
+        simulation = pfl.Simulation(pfl.make_algorithm("fedper"), federation)
+        models.append(simulation.run(2).final.personalize(new))
+    for one, other in zip(*map(jax.tree.leaves, models), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_new_clients_of_algorithms_without_a_servers_model_are_refused():
+    algorithm = pfl.make_algorithm("feddwa")
+    ctx = context(algorithm, **CLIENT)
+    with pytest.raises(pfl.InputError, match="New clients of feddwa begin with other"):
+        state_for_new_clients(algorithm, ctx, jax.eval_shape(lambda: algorithm.init(ctx)))
+
+
+def test_a_failed_client_stays_in_the_graph_of_sfl():
+    """Whether it failed changes no weight, where it counts with its last model."""
+    algorithm = pfl.make_algorithm("sfl", {"graph": "neighbours", "neighbours": 3})
+
+    def graphs(ctx):
+        state, cohort = algorithm.init(ctx), ctx.cohort
+        failed = cohort.mark_diverged(jnp.arange(5) != 1)
+        return [
+            algorithm._weights(ctx, one, state.server, state.models) for one in (cohort, failed)
+        ]
+
+    each = [context(algorithm, **options) for options in (CLIENT, {})]
+    weights = jax.jit(lambda: [graph for ctx in each for graph in graphs(ctx)])()
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert np.any(weights[2] != weights[3])
+
+
+@pytest.mark.parametrize(
+    ("name", "hyperparameters", "options", "words"),
+    [
+        ("fedfomo", {}, CLIENT, "which models it downloads beside its uploads, which dp does not"),
+        ("fedfomo", {}, {"secure_bits": 32}, "which models it downloads"),
+        ("l2c", {}, CLIENT, "whom it listens to beside its uploads, which dp does not cover"),
+        ("fedsam", {"global_momentum": True}, SUMS, "leave global_momentum out"),
+        ("fedphp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
+        ("fedcp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
+    ],
+)
+def test_what_noise_does_not_cover_is_refused(name, hyperparameters, options, words):
+    made = pfl.make_algorithm(name, hyperparameters)
+    federation = toy_for(made, **options)
+    with pytest.raises(pfl.InputError, match=words):
+        checked_program(made, federation, 1)
+
+
+def test_steps_and_distillation_that_noise_covers():
+    made = pfl.make_algorithm("fedphp", {"regularizer": "distillation"})
+    assert not made.unprotected
+    open_sums = toy_federation(SIZES, **CLIENT)
+    checked_program(pfl.make_algorithm("fedsam", {"global_momentum": True}), open_sums, 1)
+
+
+def test_an_empty_round_looks_like_others():
+    """Whoever's weights are zero: the sum has noise, and the server takes its step."""
+    algorithm = pfl.make_algorithm("pfedme")
+    ctx = context(algorithm, **SUMS)
+    none = jnp.zeros(5)
+
+    def moves():
+        model = ctx.initial_model()
+        held, nobody = pfl.core.Broadcast(model), ctx.cohort.masked(none > 0)
+        sent = ctx.upload(ctx.replicate(model), held, cohort=nobody)
+        return jax.tree.map(jnp.subtract, ctx.aggregate(none, sent, onto=model), model)
+
+    moved = flat(jax.jit(moves)())
+    np.testing.assert_allclose(np.std(moved), 2.0 * 0.5 / 5, rtol=0.35)
+    assert ctx.arrived(none) and not context(algorithm).arrived(none)
+
+
+@pytest.mark.costly
+def test_feddyn_does_not_count_the_members_under_distributed_noise():
+    algorithm = pfl.make_algorithm("feddyn")
+    ctx = context(algorithm, **SUMS)
+    state = algorithm.init(ctx)
+    mean = jax.tree.map(lambda leaf: leaf + 1.0, state.server)
+    drifts = []
+    for members in (5, 2, 0):
+        cohort = ctx.cohort.masked(jnp.arange(5) < members)
+        used = pfl.algorithms.feddyn.Regularized(
+            ctx.replicate(mean), cohort, jnp.zeros(5), gradients=state.gradients
+        )
+        weights = cohort.mask / 5
+        drifts.append(flat(algorithm.server_update(ctx, state, mean, weights, used).drift))
+    for drift in drifts:
+        np.testing.assert_allclose(drift, -algorithm.alpha, rtol=1e-5)
+
+
+def test_noise_depends_on_its_parameters():
+    """Two releases with the same normals would cancel the noise."""
+    here, zero = jnp.ones(2, bool), jnp.zeros((2, 50))
+    info = UploadInfo(jnp.arange(2), here, here, "model", jax.random.key(0))
+
+    @jax.jit
+    def drawn(clip, noise):
+        stage = Uploads(privacy=ClientPrivacy(clip, noise))
+        return stage([zero], [zero], info, StageMemory())[0][0][0] / (clip * noise)
+
+    normals = [drawn(1.0, 1.0), drawn(1.0, 2.0), drawn(2.0, 1.0)]
+    assert np.abs(np.corrcoef(normals) - np.eye(3)).max() < 0.6
+    np.testing.assert_array_equal(drawn(1.0, 1.0), normals[0])
+
+
+@pytest.mark.costly
+def test_noise_of_uploads_depends_on_the_learning_rate_and_the_rounds():
+    moved = []
+    for algorithm, rate, rounds in (
+        ("fedavg", 0.3, 1), ("fedavg", 0.1, 1), ("fedphp", 0.3, 2), ("fedphp", 0.3, 3),
+    ):  # fmt: skip
+        ctx = context(pfl.make_algorithm(algorithm), learning_rate=rate, **CLIENT)
+        ctx = replace(ctx, total_rounds=jnp.int32(rounds),
+                      knows_num_rounds=algorithm == "fedphp")  # fmt: skip
+        held = np.zeros((5, 50))
+        moved.append(ctx.upload(held, held)[0])
+    apart = np.abs(np.corrcoef(moved) - np.eye(4))
+    assert apart.max() < 0.7
+
+
+@pytest.mark.parametrize("private", [CLIENT, SAMPLE])
+def test_statistics_of_samples_are_refused_as_input_scaling(private, tmp_path):
+    place = tmp_path / "t.csv"
+    pd.DataFrame({"a": [1.0, 2, 3, 4], "hospital": [0, 0, 1, 1], "label": [0, 1, 0, 1]}).to_csv(
+        place, index=False
+    )
+    data = pfl.load_dataset("table", str(place), id_columns="hospital")
+    partition = pfl.make_partition("by_column", data, None, seed=0)
+    with pytest.raises(pfl.InputError, match="takes exact means and deviations of all clients'"):
+        pfl.federate(data, partition, model="softmax", **private)
+    pfl.federate(data, partition, model="softmax", input_scaling="raw", **private)
+
+
+def test_noise_on_every_upload_is_accounted_without_sampling():
+    """Secure aggregation adds no noise to a sum of few."""
+    options = CLIENT | {"participation": 0.6, "sampling": "poisson", "secure_bits": 32}
+    plan = client_releases(pfl.make_algorithm("fedavg"), toy_federation(SIZES, **options))
+    assert plan["local"] and plan["rate"] == 1.0
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("name", ["feddwa", "fedper", "pfedme", "scaffold", "ditto"])
+def test_uploads_withheld(name):
+    assert check_withheld_uploads(pfl.make_algorithm(name))
+
+
+@pytest.mark.costly
+def test_uploads_withheld_from_a_graph():
+    graph = {"graph": "neighbours", "neighbours": 3}
+    assert check_withheld_uploads(pfl.make_algorithm("sfl", graph))
