@@ -106,6 +106,16 @@ class Dataset:
         require_memory(f"The samples of data set {self.name!r} in one array", size)
         return np.concatenate([self.train_x, self.test_x]), labels
 
+    def samples(self, rows: np.ndarray) -> np.ndarray:
+        """Return the samples at pool indices [k], without a copy of the pool."""
+        if self.num_test == 0:
+            return self.train_x[rows]
+        samples = np.empty((len(rows), *self.input_shape), self.train_x.dtype)
+        official = rows < self.num_train
+        samples[official] = self.train_x[rows[official]]
+        samples[~official] = self.test_x[rows[~official] - self.num_train]
+        return samples
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of the arrays (hexadecimal), which is computed only once.
 

@@ -98,9 +98,8 @@ class Final:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
         inputs = samples.astype(data.input_dtype(task.dtype))
         if not tokens:
-            inputs = inputs * np.asarray(data.scale, task.dtype) + np.asarray(
-                data.shift, task.dtype
-            )
+            scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
+            inputs = inputs * scale + shift
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
 
     def backbone(self) -> Tree | None:

@@ -1,5 +1,6 @@
 """Models and scores of new clients, which take part in no round."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split, make_split
+from fedjax_pfl.data.partitions.ragged import Ragged
+from fedjax_pfl.data.scaling import SHARED, fitted
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
@@ -51,14 +54,33 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
     )
     remaining = among.cohorts(len(rows))
     _check_threat(federation, ids, int(remaining.expected))
+    data, new = (_select(federation.data, some) for some in (rows, np.arange(total - count, total)))
+    if data.scaling == SHARED:
+        scale, shift = _fitted_scaling(data)
+        data, new = (replace(one, scale=scale, shift=shift) for one in (data, new))
     return (
-        replace(federation, data=_select(federation.data, rows), participation=remaining),
-        replace(
-            federation,
-            data=_select(federation.data, np.arange(total - count, total)),
-            participation=ParticipationOptions().cohorts(count),
-        ),
+        replace(federation, data=data, participation=remaining),
+        replace(federation, data=new, participation=ParticipationOptions().cohorts(count)),
     )
+
+
+def _fitted_scaling(data: FederatedData) -> tuple[jax.Array, jax.Array]:
+    """Return scale and shift of the training samples of all clients."""
+    if data.scale.ndim == 0:
+        raise InputError(
+            "new_clients must go with a constant input_scaling where cache_features is set: the "
+            "features were computed with statistics of the new clients' samples, too."
+        )
+    rows, count = np.asarray(data.samples), math.prod(data.sample_shape)
+    train, index = data.train, np.asarray(data.train.index)
+    ends = zip(np.asarray(train.offset), np.asarray(train.size), strict=True)
+    lists = Ragged.of([index[start : start + size] for start, size in ends])
+
+    def samples(at):
+        return rows[at, :count].reshape(-1, *data.sample_shape)
+
+    scale, shift = fitted(data.scaling, samples, lists)
+    return jnp.asarray(scale), jnp.asarray(shift)
 
 
 def _check_threat(federation: Federation, ids: np.ndarray, members: int) -> None:
@@ -97,6 +119,8 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
         ids=data.ids[rows],
         label_map=None if data.label_map is None else data.label_map[rows],
         turns=None if data.turns is None else data.turns[rows],
+        scale=data.scale[rows] if data.scale.ndim > 1 else data.scale,
+        shift=data.shift[rows] if data.shift.ndim > 1 else data.shift,
     )
 
 

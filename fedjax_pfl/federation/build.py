@@ -79,6 +79,7 @@ def federate(
         raise InputError(
             "dp='client' accounts for a fixed set of clients: give no arrivals or departures."
         )
+    groups[InputOptions].check_private(dataset, groups[PrivacyOptions].dp)
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
@@ -94,13 +95,13 @@ def federate(
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
-    metrics = threat.metrics(dataset)
+    metrics = threat.metrics(dataset, partition)
     if groups[ModelOptions].cache_features:
         changed = training.augment is not None or any(one.changes is not None for one in metrics)
-        if changed or data.turns is not None:
+        if changed or data.turns is not None or data.scale.ndim > 1:
             raise InputError(
-                "cache_features can't be combined with an augmentation, a backdoor or rotated "
-                "clients, which change samples."
+                "cache_features can't be combined with an augmentation, a backdoor, rotated "
+                "clients or each client's own scaling, which change samples."
             )
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
@@ -125,6 +126,7 @@ def federate(
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
             *seen,
+            *groups[InputOptions].notes(dataset),
             *groups[DriftOptions].notes(),
             *cohorts.notes(),
             *threat.notes(ids),
