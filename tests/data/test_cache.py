@@ -10,8 +10,7 @@ from fedjax_pfl.data import cache
 from fedjax_pfl.data.sources import images as sources_images
 from fedjax_pfl.data.sources import parquet
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from tests.data.sources.test_images import class_folders, colour, write
-from tests.data.sources.test_parquet import write_parquet
+from tests.data.image_files import class_folders, colour, write, write_parquet
 
 
 @pytest.fixture

@@ -22,10 +22,8 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.sources.idx import read_idx
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_archives import emnist_arrays, write_emnist_zip
-from tests.data.sources.test_bad_files import black, parquet, pictures
-from tests.data.sources.test_idx import idx_bytes
-from tests.data.sources.test_images import raw_png
+from tests.data.image_files import black, parquet, pictures, raw_png
+from tests.data.published_files import emnist_arrays, idx_bytes, write_emnist_zip
 
 POOL = dataset_from_arrays("toy", np.zeros((4, 2), np.uint8), np.arange(4) % 2)
 NO_NPZ = "can't be read as an NPZ file of plain arrays: "
@@ -162,6 +160,7 @@ def test_emnist_zip_far_too_large_or_encrypted(tmp_path, monkeypatch):
         load_dataset("emnist/digits", tmp_path)
 
 
+@pytest.mark.costly
 def test_free_memory_respects_the_limits_of_a_process():
     code = (
         "import resource\nfrom fedjax_pfl.data import limits\n"

@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 def test_a_label_map_is_relabelling():
     with jax.enable_x64(True):
         plain = toy_federation()

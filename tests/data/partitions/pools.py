@@ -1,8 +1,9 @@
-"""Data sets to be parted, whose samples are their own pool index."""
+"""Data sets to be parted, whose samples are their own pool index, and a small partition."""
 
 import numpy as np
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
+from fedjax_pfl.data.partitions.partition import Partition
 
 
 def toy(train, test=0, classes=10, balanced=True, seed=0):
@@ -29,3 +30,8 @@ def counts(partition, dataset, split="train"):
 
 def all_counts(partition, dataset):
     return counts(partition, dataset) + counts(partition, dataset, "test")
+
+
+def example(**fields):
+    """A partition of eight samples among three clients."""
+    return Partition.from_lists([[0, 1], [5], [3, 4, 6]], [[2], [], [7]], **fields)

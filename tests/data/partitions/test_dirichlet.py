@@ -81,28 +81,27 @@ def test_dirichlet_fallback_reaches_the_minimum_and_says_so():
 @pytest.mark.parametrize("rule", ["dirichlet", "dirichlet_uncapped"])
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4, 1e308])
 def test_dirichlet_extreme_settings_terminate(alpha, rule):
-    dataset = toy(3000)
+    dataset = toy(900)
     for min_size in (1, 3):
-        p = make_partition(rule, dataset, 1000, 0, alpha=alpha, min_size=min_size)
+        options = {"alpha": alpha, "min_size": min_size, "max_retries": 9}
+        p = make_partition(rule, dataset, 300, 0, **options)
         assert (p.sizes("train") + p.sizes("test")).min() >= min_size
         assert p.sizes("train").min() >= 1
         if alpha > 1:  # the limit is equal shares, up to rounding per class
             assert np.ptp(p.sizes("train") + p.sizes("test")) <= 10
-    with pytest.raises(
-        InputError, match="min_size must be at most 3 for 1000 clients that share 3"
-    ):
-        make_partition(rule, dataset, 1000, 0, alpha=alpha)
+    with pytest.raises(InputError, match="min_size must be at most 3 for 300 clients that share 9"):
+        make_partition(rule, dataset, 300, 0, alpha=alpha)
 
 
 def test_dirichlet_uncapped_exceeds_the_cap():
     size = {
-        rule: max(make_partition(rule, POOLED, 20, s, alpha=0.05).sizes().max() for s in range(8))
+        rule: max(make_partition(rule, POOLED, 20, s, alpha=0.05).sizes().max() for s in range(2))
         for rule in ("dirichlet", "dirichlet_uncapped")
     }
     assert size["dirichlet_uncapped"] > size["dirichlet"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     clients=st.integers(1, 60),
     alpha=st.sampled_from([1e-300, 1e-4, 0.1, 10.0, 1e308]),

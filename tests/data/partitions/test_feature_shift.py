@@ -78,7 +78,7 @@ def test_only_the_clients_samples_are_corrupted():
     assert (changed.train_x[q.client("train", 1)] != floats.train_x[q.client("train", 1)]).any()
 
 
-@pytest.mark.thorough
+@pytest.mark.costly
 @pytest.mark.parametrize("shape", [(4, 4, 1), (2, 6, 3)])
 def test_turned_clients_train_and_are_scored_on_turned_images(shape):
     dataset = images(shape)

@@ -1,8 +1,6 @@
 """Other tools' folders, recognized by the names in them."""
 
 import json
-import pickle
-import runpy
 
 import numpy as np
 import pytest
@@ -10,32 +8,15 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.data.partitions.from_flbench import FLBENCH_EXPORT
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
-
-from .test_importers import DATA, EXPECTED, lists_of, write_pfllib
-
-CLIENTS = [
-    {"train": [0, 3, 7], "val": [44], "test": [41, 2]},
-    {"train": [9, 1], "val": [], "test": [5]},
-    {"train": [20, 45], "val": [], "test": []},
-]
-
-
-def write_flbench(folder, dataset=DATA, clients=CLIENTS):
-    folder.mkdir(parents=True)
-    indices = [{name: np.array(part, np.int64) for name, part in one.items()} for one in clients]
-    (folder / "partition.pkl").write_bytes(pickle.dumps({"data_indices": indices}))
-    stats = {"samples_per_client": {"mean": 3.0, "stddev": 1.0}}
-    for client, one in enumerate(clients):
-        held, count = np.unique(dataset.labels[np.concatenate(list(one.values())).astype(int)],
-                                return_counts=True)  # fmt: skip
-        counted = zip(held.tolist(), count.tolist(), strict=True)
-        stats[str(client)] = {"x": int(count.sum()), "y": dict(counted)}
-    (folder / "all_stats.json").write_text(json.dumps(stats))
-
-
-def exported(folder, script):
-    (folder / "export.py").write_text(script.format(folder=str(folder)))
-    runpy.run_path(str(folder / "export.py"))
+from tests.data.partitions.saved_splits import (
+    CLIENTS,
+    DATA,
+    EXPECTED,
+    exported,
+    lists_of,
+    write_flbench,
+    write_pfllib,
+)
 
 
 def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):

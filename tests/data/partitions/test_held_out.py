@@ -11,8 +11,7 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition, held_out
 from fedjax_pfl.data.partitions.rule_registry import make_partition
 from fedjax_pfl.utils.errors import InputError
-from tests.data.partitions.pools import OFFICIAL, POOLED, counts, toy
-from tests.data.partitions.test_partition import example
+from tests.data.partitions.pools import OFFICIAL, POOLED, counts, example, toy
 
 
 def test_strata_are_held_out_to_the_nearest_sample():
@@ -45,9 +44,9 @@ def test_clients_of_a_few_samples_have_test_samples():
         ("pfedla_noniid1", {"classes_per_client": 3, "samples_per_client": 3}),
         ("iid", {"test_split": "pooled"}),
     ):
-        p = make_partition(rule, toy(3000), 1000, 0, test_fraction=0.25, **options)
-        assert p.sizes("train").tolist() == [2] * 1000
-        assert p.sizes("test").tolist() == [1] * 1000
+        p = make_partition(rule, toy(900), 300, 0, test_fraction=0.25, **options)
+        assert p.sizes("train").tolist() == [2] * 300
+        assert p.sizes("test").tolist() == [1] * 300
 
 
 @pytest.mark.parametrize(

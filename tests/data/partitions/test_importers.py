@@ -12,59 +12,18 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_images import png
-
-SHAPE = (6, 5, 3)
-
-
-def images(count, seed, shape=SHAPE):
-    return np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
-
-
-def colour_set(duplicates=False):
-    x = images(50, 0)
-    y = np.arange(50) % 4
-    if duplicates:
-        x[7], y[7] = x[3], y[3]  # one sample twice
-        x[9] = x[2]  # one image under two labels
-    return dataset_from_arrays("colours", x[:40], y[:40], x[40:], y[40:], num_classes=4)
-
-
-DATA = colour_set()
-TRAIN = [[0, 3, 7, 44], [9, 1], [20, 45]]
-TEST = [[41, 2], [5], []]
-
-
-def write_pfllib(folder, dataset, suffix=".npz", mean=0.5, std=0.5, noted=True):
-    x, y = dataset.pool()
-    for split, lists in (("train", TRAIN), ("test", TEST)):
-        (folder / split).mkdir(parents=True)
-        for client, idx in enumerate(lists):
-            shuffled = np.random.default_rng(client).permutation(idx).astype(int)
-            samples = x[shuffled]
-            if x.dtype == np.uint8:
-                samples = (np.moveaxis(samples, -1, 1) / 255 - mean) / std
-            arrays = {"x": samples.astype(np.float32), "y": y[shuffled].astype(np.int64)}
-            path = folder / split / f"{client}{suffix}"
-            if suffix == ".npz":
-                np.savez_compressed(path, data=arrays)  # pickles, as PFLlib does
-            else:
-                np.savez_compressed(path, **arrays)
-    statistic = [
-        [(int(c), int(np.sum(y[a + b] == c))) for c in np.unique(y[a + b])]
-        for a, b in zip(TRAIN, TEST, strict=True)
-    ]
-    config = {"num_clients": 3, "num_classes": 4}
-    if noted:
-        config["Size of samples for labels in clients"] = statistic
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def lists_of(partition):
-    return [[sorted(one.tolist()) for one in partition.split(s).lists()] for s in ("train", "test")]
-
-
-EXPECTED = [[sorted(idx) for idx in TRAIN], [sorted(idx) for idx in TEST]]
+from tests.data.image_files import png
+from tests.data.partitions.saved_splits import (
+    DATA,
+    EXPECTED,
+    TEST,
+    TRAIN,
+    colour_set,
+    images,
+    lists_of,
+    write_arrow,
+    write_pfllib,
+)
 
 
 def test_pfllib_refuses_pickles_and_reads_what_its_script_exports(tmp_path):
@@ -202,16 +161,6 @@ def test_flower_json_refusals(tmp_path, content, message):
 
 def encoded(image):
     return {"bytes": png(image), "path": None}
-
-
-def write_arrow(folder, table):
-    folder.mkdir(parents=True)
-    half = table.num_rows // 2
-    for k, part in enumerate((table.slice(0, half), table.slice(half))):
-        name = folder / f"data-0000{k}-of-00002.arrow"
-        with pa.OSFile(str(name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(part)
-    (folder / "state.json").write_text("{}")
 
 
 def test_flower_folders_of_images(tmp_path):

@@ -10,7 +10,7 @@ from fedjax_pfl.utils.errors import InputError
 from tests.data.partitions.pools import CIFAR10, POOLED, all_counts, counts, toy
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     clients=st.integers(1, 40),
     each=st.integers(1, 6),
@@ -60,7 +60,7 @@ def test_shards_of_the_paper():
     ],
 )
 def test_extreme_settings_terminate(rule, options):
-    p = make_partition(rule, toy(3000), 1000, 0, **options)  # three samples each
+    p = make_partition(rule, toy(900), 300, 0, **options)  # three samples each
     assert (p.sizes() + p.sizes("test")).min() >= 1
 
 
@@ -96,7 +96,7 @@ def test_pat_balanced_and_left_over_classes():
         make_partition("pat", POOLED, 1900, 0, classes_per_client=9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     clients=st.integers(2, 40), alpha=st.sampled_from([1e-4, 0.1, 100.0]), each=st.integers(1, 5)
 )
@@ -116,7 +116,7 @@ def test_exdir_refuses():
         make_partition("exdir", POOLED, 300, 0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     clients=st.integers(1, 40),
     each=st.integers(1, 10),

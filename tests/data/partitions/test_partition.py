@@ -7,12 +7,9 @@ import pytest
 
 from fedjax_pfl.data.partitions.partition import Partition, Ragged
 from fedjax_pfl.utils.errors import InputError
+from tests.data.partitions.pools import example
 
 LABELS = np.array([0, 1, 2, 0, 1, 2, 0, 0], np.int32)
-
-
-def example(**fields):
-    return Partition.from_lists([[0, 1], [5], [3, 4, 6]], [[2], [], [7]], **fields)
 
 
 def test_sizes_and_clients():

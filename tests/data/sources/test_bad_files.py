@@ -8,14 +8,12 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_idx import idx_bytes
-from tests.data.sources.test_images import colour, png, raw_png
+from tests.data.image_files import black, colour, parquet, pictures, png, raw_png
+from tests.data.published_files import idx_bytes
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "data_sources.md"
 
@@ -35,27 +33,6 @@ def mnist(folder, **changes):
             if content:
                 (folder / name).write_bytes(content)
     return "mnist", folder
-
-
-def black(size=(4, 4)):
-    return png(np.zeros((*size[::-1], 3), np.uint8))
-
-
-def pictures(folder, splits=("train", "test"), **contents):
-    for split in splits:
-        for name in ("cat", "dog"):
-            (folder / split / name).mkdir(parents=True)
-            (folder / split / name / "0.png").write_bytes(black())
-    for place, content in contents.items():
-        (folder / "train" / "cat" / place.replace("_", ".")).write_bytes(content)
-    return "folder", folder
-
-
-def parquet(folder, rows=2, name="train.parquet", labels=(0, 1), images=None):
-    images = [black()] * rows if images is None else images
-    column = pa.array([{"bytes": image, "path": None} for image in images])
-    pq.write_table(pa.table({"image": column, "label": pa.array(labels)}), folder / name)
-    return "parquet", folder
 
 
 def cut_cifar(folder):

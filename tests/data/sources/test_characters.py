@@ -28,6 +28,7 @@ def test_each_letter_is_labelled_with_the_next_one():
     assert again.hexdigest()[:12] == "ce72af23aaa1"
 
 
+@pytest.mark.costly
 def test_each_teller_is_a_client_and_a_network_learns():
     data = pfl.load_dataset("characters", texts=8, length=20)
     partition = pfl.make_partition("by_column", data, None, 0)

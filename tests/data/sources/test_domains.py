@@ -6,7 +6,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.cli import data_flags, flags
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_images import class_folders
+from tests.data.image_files import class_folders
 
 
 def test_a_domain_is_a_column_and_its_clients_share_it(tmp_path):

@@ -1,7 +1,6 @@
 """IDX folders: MNIST's files as they are and packed, missing and damaged ones."""
 
 import gzip
-import struct
 
 import numpy as np
 import pytest
@@ -10,19 +9,7 @@ from fedjax_pfl.data.sources import published
 from fedjax_pfl.data.sources.idx import read_idx
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-
-NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
-
-def idx_bytes(array, magic=b"\0\0\x08"):
-    """An array as an IDX file: two zero bytes, type, axes, big-endian lengths, values."""
-    lengths = struct.pack(f">{array.ndim}I", *array.shape)
-    return magic + bytes([array.ndim]) + lengths + array.astype(np.uint8).tobytes()
+from tests.data.published_files import NAMES, idx_bytes
 
 
 def write_idx_folder(folder, compressed=True):

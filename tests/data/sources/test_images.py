@@ -1,54 +1,13 @@
 """Folders of class folders, and how images are brought to one size."""
 
-import io
-import struct
-import zlib
-
 import numpy as np
 import pytest
-from PIL import Image
 
 from experiments.cli import data_flags, flags
 from fedjax_pfl.data import image_decoding, limits
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-
-RNG = np.random.default_rng(5)
-
-
-def png(array, form="PNG"):
-    file = io.BytesIO()
-    Image.fromarray(array).save(file, form)
-    return file.getvalue()
-
-
-def colour(size=(4, 5)):
-    return RNG.integers(0, 256, (*size, 3)).astype(np.uint8)
-
-
-def raw_png(width, height, depth=8, colour_type=0, data=b""):
-    """A PNG of these rows, each with its filter before it; by default it holds nothing."""
-    head = struct.pack(">2I5B", width, height, depth, colour_type, 0, 0, 0)
-    parts = [(b"IHDR", head), (b"IDAT", zlib.compress(data)), (b"IEND", b"")]
-    chunks = (
-        struct.pack(">I", len(d)) + t + d + struct.pack(">I", zlib.crc32(t + d)) for t, d in parts
-    )
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def write(path, data):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data if isinstance(data, bytes) else png(data))
-
-
-def class_folders(root, splits=("train", "test"), classes=("cat", "dog"), count=2, size=(4, 5)):
-    arrays = {}
-    for split in splits:
-        for name in classes:
-            for i in range(count):
-                array = arrays[f"{split}/{name}/{i}"] = colour(size)
-                write(root / split / name / f"{i}.png", array)
-    return arrays
+from tests.data.image_files import RNG, class_folders, colour, png, raw_png, write
 
 
 @pytest.mark.parametrize("test", ["test", "val", "valid", "validation"])

@@ -1,7 +1,5 @@
 """Parquet files with image bytes: columns, rows and files that can't be."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,20 +8,7 @@ import pytest
 from experiments.cli import data_flags, flags
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_images import colour, png
-
-
-def write_parquet(path, arrays, labels, image="image", label="label", names=None, binary=False):
-    encoded = [a if isinstance(a, bytes) or a is None else png(a) for a in arrays]
-    column = encoded if binary else [{"bytes": e, "path": None} for e in encoded]
-    kind = pa.binary() if binary else pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    table = pa.table({image: pa.array(column, kind), label: pa.array(labels)})
-    if names:
-        features = {label: {"names": names, "_type": "ClassLabel"}}
-        metadata = json.dumps({"info": {"features": features}})
-        table = table.replace_schema_metadata({"huggingface": metadata})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, path)
+from tests.data.image_files import colour, png, write_parquet
 
 
 @pytest.mark.parametrize("place", ["", "data"])

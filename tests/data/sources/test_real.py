@@ -47,7 +47,7 @@ def test_ag_news():
     assert data.train_x.max() == data.vocab_size - 1
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_cifar10_jpeg():
     folder = real("cifar10_jpeg")
     data = load_dataset("cifar10_jpeg", folder)
@@ -59,7 +59,7 @@ def test_cifar10_jpeg():
     assert load_dataset("cifar10_jpeg", folder).fingerprint() == data.fingerprint()
 
 
-@pytest.mark.slow
+@pytest.mark.costly
 def test_fashion_mnist_prepared(tmp_path):
     folder = real("fashion_mnist")
     prepare_tfds("fashion_mnist", folder, tmp_path)

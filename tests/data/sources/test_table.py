@@ -8,8 +8,7 @@ import pytest
 from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_images import colour
-from tests.data.sources.test_parquet import write_parquet
+from tests.data.image_files import colour, write_parquet
 
 CSV = "hospital,age,dose,label\n7,50,1.5,ill\n12,60,2,well\n7,70,-1e3,ill\n"
 

@@ -9,15 +9,7 @@ import tensorflow_datasets as tfds
 
 from fedjax_pfl.data.sources import tfds_builders, tfds_prepare
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.utils.errors import InputError
-
-ARRAY_RECORD = {"file_format": "array_record"}
-
-
-def load_error(name, data_dir):
-    with pytest.raises(InputError) as caught:
-        load_dataset(name, data_dir)
-    return str(caught.value)
+from tests.data.published_files import ARRAY_RECORD, load_error
 
 
 def prepare(folder, name, features, examples, splits=("train",), keys=None, config=None):

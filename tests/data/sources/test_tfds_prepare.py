@@ -20,9 +20,16 @@ from fedjax_pfl.data.sources import cifar, tfds_builders, tfds_prepare
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 from fedjax_pfl.utils.errors import InputError
-from tests.data.sources.test_archives import cifar_files, emnist_arrays, write_emnist_zip, write_tar
-from tests.data.sources.test_idx import NAMES, idx_bytes
-from tests.data.sources.test_tfds import ARRAY_RECORD, load_error
+from tests.data.published_files import (
+    ARRAY_RECORD,
+    NAMES,
+    cifar_files,
+    emnist_arrays,
+    idx_bytes,
+    load_error,
+    write_emnist_zip,
+    write_tar,
+)
 
 
 def publish(name, folder):
