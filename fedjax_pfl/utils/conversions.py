@@ -98,7 +98,7 @@ def as_array(values: Any) -> np.ndarray:
 def finite_float32(what: str, values: np.ndarray) -> np.ndarray:
     """Convert numbers to float32; `InputError` if some are not finite in it."""
     with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
+        values = values.astype(np.float32, copy=False)
     bad = np.count_nonzero(~np.isfinite(values))
     require(bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32")
     return values

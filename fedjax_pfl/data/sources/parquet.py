@@ -12,7 +12,6 @@ from fedjax_pfl.data.arrow_files import (
     image_bytes,
     integers,
     open_parquet,
-    read_columns,
 )
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.columns import column_names
@@ -21,6 +20,7 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
+from fedjax_pfl.data.tables import as_words, read_header, read_table
 from fedjax_pfl.utils.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -98,9 +98,11 @@ def _load(
     classes = (len(names) or None) if num_classes is None else num_classes
     parts: dict[str, list[np.ndarray]] = {}
     for path in train + test if id_columns else ():
-        known = column_names(id_columns, open_parquet(path).schema_arrow.names, path)
-        for column, values in read_columns(path, list(known)).items():
-            parts.setdefault(column, []).append(values)
+        header = read_header(path)
+        known = column_names(id_columns, header.names, path)
+        for column, values in read_table(path, header, (), known).items():
+            words = as_words(path, column, values)
+            parts.setdefault(column, []).append(words.values[words.rows])
     return dataset_from_arrays(
         name,
         **arrays,

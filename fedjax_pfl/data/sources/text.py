@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.columns import column_names
+from fedjax_pfl.data.columns import Words, check_words, column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, NEXT
@@ -230,8 +230,7 @@ def _read(
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
     labels = [sys.intern(row[label].strip()) for row in rows]
-    if "" in labels:
-        raise InputError(f"{path} has no label in row {labels.index('') + 1}.")
+    check_words(f"The label of {path}", Words(*np.unique(labels, return_inverse=True)))
     texts = [" ".join(row[i] for i in text) for row in rows]
     return _Texts(path, labels, texts, {name: [row[i] for row in rows] for name, i in kept.items()})
 
