@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.utils.conversions import as_array
+from fedjax_pfl.utils.conversions import as_array, require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 
 # Words that other programs write where there is no value. "none" may be a class.
@@ -62,6 +62,7 @@ def checked_columns(
 
 
 def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
+    require_unmasked(what, values)
     column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.utils.conversions import as_array, finite_float32
+from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
@@ -224,6 +224,7 @@ def dataset_from_arrays(
             f"Test samples of data set {name!r} are {test_x.dtype} {test_x.shape[1:]}, but its "
             f"training samples are {train_x.dtype} {train_x.shape[1:]}: both must be the same."
         )
+    _check_range(name, train_x, test_x)
     if task == CLASSES:
         num_classes = _num_classes(name, np.concatenate([train_y, test_y]), num_classes)
     else:
@@ -262,6 +263,7 @@ def dataset_from_arrays(
 
 
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
+    require_unmasked(what, x)
     given, x = x, as_array(x)
     require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
@@ -276,6 +278,18 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     if x.dtype != np.uint8:
         x = finite_float32(what, x)
     return x[..., None] if x.ndim == 3 else x
+
+
+def _check_range(name: str, train_x: np.ndarray, test_x: np.ndarray) -> None:
+    """Refuse images of which one split is in 0..1 and the other in 0..255."""
+    if train_x.ndim != 4 or train_x.dtype == np.uint8 or not len(test_x):
+        return
+    train, test = (float(np.abs(x).max()) for x in (train_x, test_x))
+    if (train <= 1 < 100 < test) or (test <= 1 < 100 < train):
+        raise InputError(
+            f"Training images of data set {name!r} reach {train:g}, and its test images {test:g}: "
+            "scale both alike."
+        )
 
 
 def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -137,6 +137,28 @@ def fitted(
     return scale, shift
 
 
+def check_stored(samples: np.ndarray, stored: np.dtype) -> None:
+    """Check samples [n, ...] that are to be scaled as a data set's of a type.
+
+    Raises:
+      InputError: a value that is not finite; for a data set of bytes, values that are no bytes, or
+        are scaled already.
+    """
+    if samples.dtype.kind == "f":
+        bad = int(np.count_nonzero(~np.isfinite(samples)))
+        require(bad == 0, "Samples", f"{bad} NaN or infinite values", "finite")
+    if stored != np.uint8 or samples.dtype == np.uint8 or not samples.size:
+        return
+    low, high = float(samples.min()), float(samples.max())
+    whole = samples.dtype.kind != "f" or bool((samples == np.trunc(samples)).all())
+    scaled = samples.dtype.kind == "f" and 0 < high <= 1
+    if low < 0 or high > 255 or not whole or scaled:
+        raise InputError(
+            f"Samples must be whole numbers in 0..255, as the data set stores them, got "
+            f"{samples.dtype} in {low:g}..{high:g}: they are scaled here."
+        )
+
+
 def standard(
     samples: Callable[[np.ndarray], np.ndarray], rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -1,7 +1,6 @@
 """Columns of CSV and Parquet files, read by pyarrow."""
 
 import csv
-import mmap
 import re
 from collections.abc import Collection
 from pathlib import Path
@@ -150,14 +149,12 @@ def _read_csv(
 
 def _plain_rows(path: Path) -> int:
     """Return the number of lines with content; -1 if quotation marks may join some of them."""
+    lines = 0
     with path.open("rb") as file:
-        quoted, lines = False, 0
         for line in file:
             lines += not line.isspace()
-            quoted |= b'"' in line
-        if quoted:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return -1 if _INNER_QUOTE.search(content) else lines
+            if b'"' in line and _INNER_QUOTE.search(line):
+                return -1
     return lines
 
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.scaling import check_stored
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
@@ -19,6 +20,7 @@ from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.utils.conversions import require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
@@ -79,6 +81,7 @@ class Final:
                 f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
                 f"of {ids[there].tolist()}."
             )
+        require_unmasked("samples", samples)
         (task, data), samples = complete(federation.network, federation.data), np.asarray(samples)
         shape = ", ".join(map(str, data.sample_shape))
         fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
@@ -86,6 +89,7 @@ class Final:
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
+        check_stored(samples, data.samples.dtype)
         stack = self.models([row])[PERSONALIZED]
         at = (run,) if isinstance(stack, Broadcast) else (run, 0)
         models = stack.model if isinstance(stack, Broadcast) else stack

@@ -19,6 +19,7 @@ from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
+from fedjax_pfl.data.sources.splits import table_files
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
 PAD, UNKNOWN = 0, 1
@@ -97,7 +98,8 @@ def load_ag_news(
     """
     places = folders(data_dir, "ag_news", "ag_news_csv")
     for place in places:
-        parts = [_read(place / f"{split}.csv", 3) for split in ("train", "test")]
+        files = [place / f"{split}.csv" for split in ("train", "test")]
+        parts = [_read(path, 3) if path.exists() else None for path in files]
         for part in filter(None, parts):
             for i, label in enumerate(part.labels, 1):
                 if label not in ("1", "2", "3", "4"):
@@ -133,6 +135,9 @@ def load_text_csv(
 ) -> Dataset:
     """Your own labelled texts: one CSV file, or a folder with train.csv (and test.csv).
 
+    Without a test file that of validation has the test samples; the data set's note names files
+    that are not used.
+
     Without a header the first column is the label and all others, joined by blanks, are the text.
     A first row with a cell `label` is a header: that column is the label, and the column `text`,
     or all others without such a column, is the text. Labels may be numbers or words; classes are
@@ -150,21 +155,23 @@ def load_text_csv(
         are the column `label`.
     """
     names = (label_column, text_column, id_columns)
-    folder = data_dir.is_dir()
-    train = _read(data_dir / "train.csv" if folder else data_dir, names=names)
-    test = _read(data_dir / "test.csv", names=names) if folder else None
-    if train is None:
+    files = table_files(data_dir, (".csv",))
+    if not files.train:
         raise InputError(
             f"{data_dir} lacks train.csv (label, text)."
-            if folder
+            if data_dir.is_dir()
             else f"No file {data_dir}: give a CSV file of labels and texts."
         )
+    train, test = _read(files.train[0], names=names), None
+    if files.held_out:
+        test = _read(files.held_out[0], names=names)
     values = sorted(set(train.labels))
     # Longer numbers, which Python doesn't read, are in alphabetical order.
     if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency, task)
-    return _encoded(data_dir.resolve().stem, train, test, tuple(values), values, options)
+    name = data_dir.resolve().stem
+    return _encoded(name, train, test, tuple(values), values, options, files.note())
 
 
 def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
@@ -208,16 +215,14 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
 
 def _read(
     path: Path, columns: int | None = None, names: tuple[str | None, str | None, str] | None = None
-) -> _Texts | None:
-    """Return labels and texts of a CSV file, or None if it doesn't exist.
+) -> _Texts:
+    """Return labels and texts of a CSV file.
 
     Args:
       path: the file.
       columns: cells of every row, of a file without a header.
       names: in a header: the label's column, the text's, and those to keep, where given.
     """
-    if not path.exists():
-        return None
     rows = read_rows(path, columns, " (label first)")
     if not rows:
         raise InputError(f"{path} holds no texts.")
@@ -248,5 +253,5 @@ def _places(
     if text or "text" in header:
         texts = [header.index(text or "text")]
     else:
-        texts = [i for i in range(len(header)) if i not in columns.values()]
+        texts = [i for i, name in enumerate(header) if name and i not in columns.values()]
     return at, [i for i in texts if i != at], columns

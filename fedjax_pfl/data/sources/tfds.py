@@ -13,6 +13,7 @@ from fedjax_pfl.data.files import read_json, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, emnist_from_arrays
 from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.data.sources.splits import notes, unused_note
 from fedjax_pfl.data.sources.tfds_prepare import PREPARABLE, prepare_tfds, quiet_tfds, tfds_folder
 from fedjax_pfl.utils.errors import InputError
 
@@ -113,24 +114,27 @@ def _read(name: str, folder: Path) -> Dataset:
         builder = tfds.builder_from_directory(folder)
     features, image, label = _features(name, tfds, builder)
     connector = features[label]
-    splits = [split for split in ("train", "test") if split in builder.info.splits]
-    if "train" not in splits:
-        held = ", ".join(builder.info.splits) or "none"
+    found = list(builder.info.splits)
+    if "train" not in found:
+        held = ", ".join(found) or "none"
         raise InputError(f"TFDS data set {name!r} has no split 'train'; splits found: {held}.")
+    held_out = [split for split in ("test", "validation", "val", "valid") if split in found][:1]
+    unused = unused_note([split for split in found if split not in ("train", *held_out)])
 
     def make():
         arrays = {}
-        for split in splits:
+        for ours, split in zip(("train", "test"), ("train", *held_out), strict=False):
             with quiet_tfds():
                 x, y = _read_split(name, builder, split, image, label)
-            arrays |= {f"{split}_x": x, f"{split}_y": y}
+            arrays |= {f"{ours}_x": x, f"{ours}_y": y}
         return arrays
 
     family, _, config = name.partition(":")[0].partition("/")
     files = sorted(p for p in folder.iterdir() if not p.is_dir())
-    arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, f"{image} {label}"), make)
+    recipe = f"{image} {label}" if held_out in ([], ["test"]) else f"{image} {label} {held_out}"
+    arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, recipe), make)
     note = "in the order of TFDS"
-    if family == "emnist" and config in EMNIST_CLASSES and "test" in splits:
+    if family == "emnist" and config in EMNIST_CLASSES and held_out:
         return emnist_from_arrays(config, **arrays, note=note)
     names = tuple(connector.names) if connector.num_classes else ()
     if "id" in features and family in ("cifar10", "cifar100"):
@@ -140,7 +144,7 @@ def _read(name: str, folder: Path) -> Dataset:
         **arrays,
         num_classes=connector.num_classes,
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
-        note=note,
+        note=notes(note, unused),
     )
 
 
