@@ -111,7 +111,7 @@ def test_scaled_samples_are_not_divided_by_255_once_more(name):
 
 def test_check_stored_refuses_images_that_are_scaled_already():
     x = np.random.default_rng(0).uniform(0, 1, (3, 2, 2, 1))
-    for wrong in (x, 255 * x, np.round(x), np.round(x * 255) + 1, np.full_like(x, -1)):
+    for wrong in (x, 255 * x, np.round(x), np.round(x * 255) + 100, np.full_like(x, -1)):
         with pytest.raises(InputError, match=r"whole numbers in 0\.\.255, as the data set stores"):
             check_stored(wrong, np.dtype(np.uint8))
     for right in (np.round(254 * x), np.round(x).astype(int), np.zeros_like(x)):

@@ -11,8 +11,7 @@ from fedjax_pfl.data.partitions.importers import import_partition
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.data.sources.splits import TEST, TRAIN, VALIDATION, split_of
 from fedjax_pfl.utils.errors import InputError
-from tests.data.image_files import colour
-from tests.data.sources.test_parquet import write_parquet
+from tests.data.image_files import colour, write_parquet
 
 TABLE = pd.DataFrame({"a": [1.0, 2.0, 3.0], "label": [0, 1, 0]})
 HELD_OUT = ["test", "Test", "TEST", "val", "valid", "validation", "dev", "eval", "held_out"]
@@ -45,7 +44,7 @@ def test_tables_that_are_not_used_are_named(tmp_path):
         TABLE.to_csv(tmp_path / f"{name}.csv", index=False)
     TABLE.to_parquet(tmp_path / "train.parquet")
     data = load_dataset("table", tmp_path)
-    assert data.note == "not used: more.csv, train.parquet, validation.csv"
+    assert data.note == "not used: train.parquet, more.csv, validation.csv"
     alone = load_dataset("table", tmp_path / "train.csv")
     assert (alone.num_test, alone.note) == (0, "not used: test.csv")
 
@@ -125,10 +124,10 @@ def test_flowers_validation_samples(tmp_path, name):
             pd.DataFrame({"index": [index]}).to_parquet(place / "a.parquet")
     assert import_partition("flower", tmp_path / "p", POOL).hash() == partition.hash()
     (tmp_path / "p/partition_0" / name).rename(tmp_path / "p/partition_0/extra")
-    with pytest.raises(InputError, match="Unknown split in .*partition_0: 'extra'"):
+    with pytest.raises(InputError, match=r"Unknown split in .*partition_0: 'extra'"):
         import_partition("flower", tmp_path / "p", POOL)
     (tmp_path / "a.json").write_text(json.dumps(content | {"tset": {}}))
-    with pytest.raises(InputError, match="Unknown split in .*: 'tset'. Did you mean 'test'"):
+    with pytest.raises(InputError, match=r"Unknown split in .*: 'tset'. Did you mean 'test'"):
         import_partition("flower", tmp_path / "a.json", POOL)
 
 
