@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.drift import Drift
+from fedjax_pfl.data.vocabulary import Vocabulary
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.trees import RowsNotOnDevice
@@ -90,6 +91,8 @@ class FederatedData:
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
       turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
+      tokens: int32 [V] or None: the model's id of each stored token id.
+      vocabulary: limits by which `tokens` was fitted, or None.
       scaling: name of the input scaling if it is fitted to training samples; otherwise empty.
       drift: concept drift, or None. The fields above are those of one round (`at_round`).
       num_classes: C; 0 without classes.
@@ -123,6 +126,8 @@ class FederatedData:
     own: Any = None
     turns: jax.Array | None = None
     drift: Drift | None = None
+    tokens: jax.Array | None = None
+    vocabulary: Vocabulary | None = static(default=None)
 
     @property
     def num_clients(self) -> int:
@@ -233,10 +238,14 @@ class FederatedData:
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
+        if self.tokens is not None:
+            inputs = _taken(self.tokens, inputs)
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             scale, shift = self.scaling_of(row)
             inputs = inputs * scale.astype(dtype) + shift.astype(dtype)
         labels = _taken(self.labels, pool)
+        if self.tokens is not None and labels.ndim == 2:  # next tokens; -1 stands for none
+            labels = jnp.where(labels < 0, labels, _taken(self.tokens, jnp.maximum(labels, 0)))
         if self.label_map is not None:
             labels = self.label_map[row, labels]
         elif jnp.issubdtype(labels.dtype, jnp.floating):

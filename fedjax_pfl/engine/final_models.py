@@ -101,6 +101,12 @@ class Final:
         if turns is not None:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
         inputs = samples.astype(data.input_dtype(task.dtype))
+        if data.tokens is not None:
+            known = np.asarray(data.tokens)
+            low, high = int(samples.min(initial=0)), int(samples.max(initial=0))
+            allowed = f"in 0..{len(known) - 1}, as in the data set"
+            require(0 <= low <= high < len(known), "Token ids", f"{low}..{high}", allowed)
+            inputs = known[inputs]
         if not tokens:
             scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
             inputs = inputs * scale + shift

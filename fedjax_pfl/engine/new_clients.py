@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_pfl.data.federated import FederatedData, Split, make_split
 from fedjax_pfl.data.partitions.ragged import Ragged
 from fedjax_pfl.data.scaling import SHARED, fitted
+from fedjax_pfl.data.vocabulary import token_ids, whole_texts
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
@@ -55,21 +56,21 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
     remaining = among.cohorts(len(rows))
     _check_threat(federation, ids, int(remaining.expected))
     data, new = (_select(federation.data, some) for some in (rows, np.arange(total - count, total)))
-    if data.scaling == SHARED:
-        scale, shift = _fitted_scaling(data)
-        data, new = (replace(one, scale=scale, shift=shift) for one in (data, new))
+    if data.scaling == SHARED or data.vocabulary is not None:
+        fields = _fitted(data)
+        data, new = (replace(one, **fields) for one in (data, new))
     return (
         replace(federation, data=data, participation=remaining),
         replace(federation, data=new, participation=ParticipationOptions().cohorts(count)),
     )
 
 
-def _fitted_scaling(data: FederatedData) -> tuple[jax.Array, jax.Array]:
-    """Return scale and shift of the training samples of all clients."""
+def _fitted(data: FederatedData) -> dict[str, jax.Array]:
+    """Return the fields of `data` that are statistics of its clients' training samples."""
     if data.scale.ndim == 0:
         raise InputError(
-            "new_clients must go with a constant input_scaling where cache_features is set: the "
-            "features were computed with statistics of the new clients' samples, too."
+            "new_clients can't be combined with cache_features where input_scaling or the "
+            "vocabulary is fitted: the features depend on the new clients' samples, too."
         )
     rows, count = np.asarray(data.samples), math.prod(data.sample_shape)
     train, index = data.train, np.asarray(data.train.index)
@@ -79,8 +80,17 @@ def _fitted_scaling(data: FederatedData) -> tuple[jax.Array, jax.Array]:
     def samples(at):
         return rows[at, :count].reshape(-1, *data.sample_shape)
 
+    if data.tokens is not None and data.vocabulary is not None:
+        labels = np.asarray(data.labels)
+        known = token_ids(
+            data.vocabulary,
+            len(data.tokens),
+            lambda at: whole_texts(samples(at), labels[at]),
+            lists.idx,
+        )
+        return {"tokens": jnp.asarray(known)}
     scale, shift = fitted(data.scaling, samples, lists)
-    return jnp.asarray(scale), jnp.asarray(shift)
+    return {"scale": jnp.asarray(scale), "shift": jnp.asarray(shift)}
 
 
 def _check_threat(federation: Federation, ids: np.ndarray, members: int) -> None:

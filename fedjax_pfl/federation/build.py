@@ -1,5 +1,6 @@
 """Building federations from a partitioned data set, a model and options."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -82,10 +83,18 @@ def federate(
     groups[InputOptions].check_private(dataset, groups[PrivacyOptions].dp)
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
+    tokens = dataset.token_ids(partition.train.idx)
+    if tokens is not None:
+        dataset = replace(dataset, vocab_size=int(tokens.max()) + 1)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
     on_host = is_distributed() or execution.client_state == "host"
     data = groups[InputOptions].data(
-        dataset, partition, platform, class_sorted=by_class, on_host=on_host
+        dataset,
+        partition,
+        platform,
+        class_sorted=by_class,
+        on_host=on_host,
+        tokens=tokens,
     )
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)

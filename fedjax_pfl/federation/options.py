@@ -118,6 +118,7 @@ class InputOptions(Group):
         platform: str = "cpu",
         class_sorted: bool = False,
         on_host: bool = False,
+        tokens: np.ndarray | None = None,
     ) -> FederatedData:
         """Return the data of all clients in the layout of a platform.
 
@@ -127,6 +128,7 @@ class InputOptions(Group):
           platform: such as "cpu".
           class_sorted: sort each client's training samples by class.
           on_host: keep the samples in host memory.
+          tokens: the model's id of each stored token id, see `Dataset.token_ids`.
 
         Raises:
           InputError: the partition does not fit the data set, or there is not one id per client.
@@ -170,11 +172,15 @@ class InputOptions(Group):
             num_outputs=dataset.num_outputs,
             sample_shape=tuple(dataset.input_shape),
             turns=None if turns is None else jnp.asarray(turns, np.int32),
-            scaling=scaling if scaling in FITTED else "",
+            scaling=scaling if isinstance(scaling, str) and scaling in FITTED else "",
+            tokens=None if tokens is None else jnp.asarray(tokens),
+            vocabulary=dataset.vocabulary,
         )
 
     def notes(self, dataset: Dataset) -> list[str]:
         """Return a sentence for tables on statistics that clients share."""
+        if dataset.vocabulary is not None:
+            return ["vocabulary of all clients' training samples"]
         if resolved_scaling(self.input_scaling, dataset) != SHARED:
             return []
         return ["inputs scaled by the mean and deviation of all clients' training samples"]
@@ -182,7 +188,14 @@ class InputOptions(Group):
     def check_private(self, dataset: Dataset, unit: str) -> None:
         """Raise `InputError` if inputs depend on statistics that privacy does not cover."""
         scaling = resolved_scaling(self.input_scaling, dataset)
-        if unit != "none" and scaling in FITTED:
+        if unit == "none":
+            return
+        if dataset.vocabulary is not None:
+            raise InputError(
+                f"dp={unit!r} does not cover the vocabulary, which shows what the clients' texts "
+                "are made of: take that of a public part, or give token ids of a known one."
+            )
+        if isinstance(scaling, str) and scaling in FITTED:
             raise InputError(
                 f"dp={unit!r} does not cover input_scaling {scaling!r}, exact means and deviations "
                 "of clients' samples: give known constants, input_scaling=(mean, deviation), or "

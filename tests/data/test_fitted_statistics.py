@@ -10,7 +10,9 @@ from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.feature_shift import with_corruption
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.poisoning import brightness
+from fedjax_pfl.data.public_part import split_public
 from fedjax_pfl.data.scaling import FITTED, input_scaling
+from fedjax_pfl.data.vocabulary import Vocabulary
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.build import federate
@@ -143,6 +145,76 @@ def test_shared_statistics_are_noted():
     for scaling in ("raw", "standard_by_client", ([0, 0, 0], [1, 1, 1])):
         data = federate(dataset(samples(3)), PARTITION, "softmax", input_scaling=scaling)
         assert note not in data.notes
+
+
+def text_data(*texts, task="classification", **options):
+    """Texts of two classes, all of them official training samples."""
+    limits = Vocabulary(**{"max_tokens": 99, "min_frequency": 1} | options)
+    x = np.array(texts, np.int32)
+    y = np.arange(len(x)) % 2
+    if task == "next_token":
+        x, y = x[:, :-1], np.where(x[:, 1:] == 0, -1, x[:, 1:])
+    return dataset_from_arrays("texts", x, y, vocab_size=12, vocabulary=limits, task=task)
+
+
+TEXTS = [[3, 4, 3], [5, 3, 0], [7, 8, 9], [5, 4, 3]]  # of clients 0, 1; a test text; a new client
+HELD = Partition.from_lists([[0], [1], [3]], [[2], [], []])
+
+
+@pytest.mark.parametrize("task", ["classification", "next_token"])
+def test_vocabulary_is_that_of_the_training_samples(task):
+    data = text_data(*TEXTS, task=task)
+    federation = federate(data, HELD, "fasttext" if task == "classification" else "char_lstm")
+    assert federation.data.tokens.tolist() == [0, 1, 1, 2, 3, 4, *[1] * 6]
+    assert federation.network.module.vocab_size == 5
+    assert federation.data.num_outputs == (2 if task == "classification" else 5)
+    assert "vocabulary of all clients' training samples" in federation.notes
+    changed = text_data(*TEXTS[:2], [10, 11, 10], TEXTS[3], task=task)
+    assert federate(changed, HELD, "fasttext" if task == "classification" else "char_lstm"
+                    ).data.tokens.tolist() == federation.data.tokens.tolist()  # fmt: skip
+
+
+@pytest.mark.costly
+def test_models_see_the_ids_of_the_vocabulary():
+    for task in ("classification", "next_token"):
+        data = text_data(*TEXTS, task=task)
+        federation = federate(data, HELD, "fasttext" if task == "classification" else "char_lstm")
+        batch = federation.data.batch(0, np.array([0, 2]), np.ones(2, bool), "float32")
+        assert batch.inputs.tolist() == [row[: data.input_shape[0]] for row in
+                                         ([2, 3, 2], [1, 1, 1])]  # fmt: skip
+        if task == "next_token":
+            assert batch.labels.tolist() == [[3, 2], [1, 1]]
+    given = text_data(*TEXTS).with_vocabulary(text_data(*TEXTS).token_ids(HELD.train.idx))
+    results = [
+        simulate(make_algorithm("fedavg"), federate(one, HELD, "fasttext"), rounds=2)
+        for one in (text_data(*TEXTS), given)
+    ]
+    np.testing.assert_array_equal(*(result.clients["train_loss"] for result in results))
+    outputs = [result.final.predict(0, 0, one.train_x) for result, one in
+               zip(results, (text_data(*TEXTS), given), strict=True)]  # fmt: skip
+    np.testing.assert_array_equal(*outputs)
+    with pytest.raises(InputError, match=r"Token ids must be in 0\.\.11, as in the data set"):
+        results[0].final.predict(0, 0, np.full((1, 3), 12))
+
+
+def test_new_clients_add_nothing_to_the_vocabulary():
+    others, new = split_new_clients(federate(text_data(*TEXTS), HELD, "fasttext"), 1)
+    for part in (others, new):
+        assert part.data.tokens.tolist() == [0, 1, 1, 2, 3, 4, *[1] * 6]
+    others, _ = split_new_clients(federate(text_data(*TEXTS[:3], [6, 6, 6]), HELD, "fasttext"), 1)
+    assert others.data.tokens.tolist() == [0, 1, 1, 2, 3, 4, *[1] * 6]
+
+
+def test_the_public_part_gives_its_vocabulary_to_the_rest():
+    public, rest = split_public(text_data(*TEXTS), "classes:0")
+    assert (public.vocabulary, rest.vocabulary, rest.vocab_size) == (None, None, 7)
+    assert public.train_x.tolist() == [[2, 3, 2], [4, 5, 6]]
+    assert rest.train_x.tolist() == [[1, 2, 0], [1, 3, 2]]
+
+
+def test_privacy_refuses_a_vocabulary_of_samples():
+    with pytest.raises(InputError, match="dp='client' does not cover the vocabulary"):
+        federate(text_data(*TEXTS), HELD, "fasttext", dp="client", dp_clip=1.0, dp_noise=1.0)
 
 
 def test_corruptions_and_triggers_see_the_range_of_training_samples():
