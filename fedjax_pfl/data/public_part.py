@@ -28,7 +28,7 @@ def split_public(dataset: Dataset, part: str, seed: int = 0) -> tuple[Dataset, D
     Raises:
       InputError: not of these forms, or a part without training samples.
     """
-    kind, colon, text = part.partition(":")
+    kind, colon, text = part.partition(":") if isinstance(part, str) else ("", "", "")
     kinds = {"classes": _of_classes, "share": _of_share, "column": _of_column}
     if not colon or kind not in kinds:
         raise InputError(f"public must read {ALLOWED}, got {shown(part)}.")

@@ -68,6 +68,9 @@ def input_scaling(
       InputError: unknown name, token ids (`vocab_size`) with another scaling than `raw`, samples
         in -1..1 with one that divides by 255, or constants that don't fit the samples.
     """
+    allowed = "a Partition, such as make_partition gives, or None"
+    good = partition is None or isinstance(partition, Partition)
+    require(good, "partition", type(partition).__name__, allowed)
     name = resolved_scaling(name, dataset)
     if isinstance(name, Sequence) and not isinstance(name, str) and len(name) == 2:
         return _constants(name, dataset)

@@ -208,6 +208,7 @@ class InputOptions(Group):
         Raises:
           InputError: there is not one for each.
         """
+        require(count > 0, "Number of clients of the partition", count, "at least 1")
         ids = np.arange(count) if self.client_ids is None else np.asarray(self.client_ids)
         known = ids.dtype.kind in "iu" and ids.shape == (count,)
         distinct = known and len(set(ids.tolist())) == len(ids)

@@ -86,6 +86,13 @@ def test_samples_of_several_clients_count_once():
     np.testing.assert_allclose(scale, 1 / x[:3].std(0), rtol=1e-5)
 
 
+def test_a_scaling_needs_a_partition_with_clients():
+    with pytest.raises(InputError, match=r"partition must be a Partition, .* got 'int'"):
+        input_scaling("standard", dataset(samples(3)), 3)
+    with pytest.raises(InputError, match="Number of clients of the partition must be at least 1"):
+        federate(dataset(samples(3)), Partition.from_lists([], []), "softmax")
+
+
 def test_known_constants_as_input_scaling():
     data = dataset(samples(2))
     scale, shift = input_scaling(([1.0, 2.0], 4.0), data)
