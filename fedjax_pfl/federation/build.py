@@ -109,8 +109,8 @@ def federate(
         changed = training.augment is not None or any(one.changes is not None for one in metrics)
         if changed or data.turns is not None or data.scale.ndim > 1:
             raise InputError(
-                "cache_features can't be combined with an augmentation, a backdoor, rotated "
-                "clients or each client's own scaling, which change samples."
+                "cache_features can't be combined with an augmentation, a backdoor or rotated "
+                "clients, which change samples, nor with each client's own scaling."
             )
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
