@@ -25,7 +25,6 @@ from fedjax_pfl.data.public_part import split_public
 from fedjax_pfl.data.scaling import SCALINGS, input_scaling
 from fedjax_pfl.data.sources import builtin  # noqa: F401 - registers the data sets
 from fedjax_pfl.data.sources.source_registry import DATASETS, load_dataset, register_dataset
-from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 
 __all__ = [
     "COMMON_OPTIONS",
@@ -46,7 +45,6 @@ __all__ = [
     "make_partition",
     "parse_options",
     "partition_statistics",
-    "prepare_tfds",
     "read_partition",
     "register_dataset",
     "register_rule",

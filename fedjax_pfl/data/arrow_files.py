@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.data.csv_files import check_header
 from fedjax_pfl.data.files import read_bytes, reading, require_file, unreadable
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.utils.errors import InputError
@@ -48,32 +47,6 @@ def batches(path: Path, file: Any, columns: list[str] | None = None) -> Iterator
         if done != meta.num_rows:
             why = f"it announces {meta.num_rows} rows, but {done} or more are there"
             raise unreadable(path, _PARQUET, why)
-
-
-def read_columns(path: Path, names: list[str] | None = None) -> dict[str, np.ndarray]:
-    """Return columns of numbers or text of a Parquet file, all of them by default.
-
-    Raises:
-      InputError: damaged, a column of another type, without a value in some row, or of a name that
-        two columns have.
-    """
-    from pyarrow import types  # slow import: only where it is used
-
-    file = open_parquet(path)
-    schema = file.schema_arrow
-    check_header(path, schema.names)
-    names = list(schema.names) if names is None else names
-    require_memory(f"The cells of {path}", 8 * file.metadata.num_rows * len(names))
-    for name in names:
-        kind = schema.field(name).type
-        number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if not (number or types.is_string(kind) or types.is_large_string(kind)):
-            raise InputError(f"Column {name!r} of {path} must hold numbers or text, got {kind}.")
-    parts: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for batch in batches(path, file, names):
-        for name, part in parts.items():
-            part.append(_values(path, batch, name))
-    return {name: np.concatenate(part) if part else np.zeros(0) for name, part in parts.items()}
 
 
 def _values(path: Path, batch, name: str) -> np.ndarray:

@@ -1,13 +1,30 @@
 """Columns beside samples and labels, such as the writer or the hospital of each sample."""
 
+import re
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedjax_pfl.utils.conversions import as_array
+from fedjax_pfl.utils.conversions import as_array, require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_name
+
+# Words that other programs write where there is no value. "none" may be a class.
+MISSING = frozenset(
+    {"", "?", "na", "n/a", "#n/a", "#na", "<na>", "nan", "-nan", "+nan", "null", "nat"}
+)
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_COMMAS = re.compile(r"[+-]?([0-9]+,[0-9]+|[0-9]{1,3}([., '][0-9]{3})+([.,][0-9]+)?)")
+
+
+class Words(NamedTuple):
+    """A column as text: its distinct values [V], and the value of each row [n]."""
+
+    values: np.ndarray
+    rows: np.ndarray
 
 
 def column_names(text: str, known: Collection[str], where: Path | str) -> tuple[str, ...]:
@@ -36,8 +53,8 @@ def checked_columns(
     """Convert columns to arrays [count] of int64, or of text if some value isn't an integer.
 
     Raises:
-      InputError: another number of values, values of another type, an empty text, or two texts
-        that differ only in the blanks around them.
+      InputError: another number of values, values of another type, a word for a missing value, one
+        number that is written in two ways, or two texts that differ only in the blanks around them.
     """
     require(isinstance(columns, Mapping), "columns", type(columns).__name__, "a dict")
     return {name: _checked(f"Column {name!r} of data set {dataset!r}", values, count)
@@ -45,6 +62,7 @@ def checked_columns(
 
 
 def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
+    require_unmasked(what, values)
     column = as_array(values)
     require(column.shape == (count,), f"Shape of {what}", column.shape, f"({count},)")
     if column.dtype.kind == "O" and all(isinstance(value, str) for value in column):
@@ -61,9 +79,7 @@ def _checked(what: str, values: ArrayLike, count: int) -> np.ndarray:
         raise InputError(
             f"{what} has {str(name)!r} with other blanks around it, too: write it one way."
         )
-    missing = np.flatnonzero(column == "")[:1]
-    if len(missing):
-        raise InputError(f"{what} has no value for sample {missing[0]}.")
+    check_words(what, Words(*np.unique(column, return_inverse=True)))
     return _numbers(column)
 
 
@@ -76,3 +92,48 @@ def _numbers(column: np.ndarray) -> np.ndarray:
     except ValueError:
         return column
     return numbers if np.array_equal(numbers.astype(column.dtype), column) else column
+
+
+def first_row(rows: np.ndarray, value: int) -> int:
+    return int(np.argmax(rows == value)) + 1
+
+
+def check_words(what: str, words: Words) -> None:
+    """Check the values of a column of classes or clients.
+
+    Raises:
+      InputError: a word for a missing value, or one number that is written in two ways.
+    """
+    values = [str(value) for value in words.values]
+    for k, value in enumerate(values):
+        if is_missing(value):
+            got = f"has {value!r}, a word for a missing value," if value else "is empty"
+            raise InputError(f"{what} {got} in row {first_row(words.rows, k)}.")
+    numbers = [value for value in values if is_number(value)]
+    if len(numbers) < len(values):  # among other names, 1e5 may be one
+        numbers = [value for value in numbers if "e" not in value.casefold()]
+    seen: dict[Decimal, str] = {}
+    for value in numbers:
+        other = seen.setdefault(Decimal(value), value)
+        if other != value:
+            raise InputError(f"{what} has {other} also as {value}: write equal numbers alike.")
+    commas = [value for value in values if has_commas(value)]
+    if commas and len(numbers) + len(commas) == len(values):
+        raise InputError(
+            f"{what} has {commas[0]!r}: write a decimal point, and nothing between thousands."
+        )
+
+
+def has_commas(word: str) -> bool:
+    """Return whether a word is a number with a decimal comma or with marks between thousands."""
+    return not is_number(word) and _COMMAS.fullmatch(word.strip()) is not None
+
+
+def is_missing(word: str) -> bool:
+    """Return whether a word stands for a missing value."""
+    return word.casefold() in MISSING or word == "None"
+
+
+def is_number(word: str) -> bool:
+    """Return whether a word is a decimal number; "2021_03" and "inf" are not."""
+    return _NUMBER.fullmatch(word.strip()) is not None

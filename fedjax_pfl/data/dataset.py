@@ -11,7 +11,8 @@ from numpy.typing import ArrayLike
 from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
-from fedjax_pfl.utils.conversions import as_array, finite_float32
+from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
+from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
@@ -35,6 +36,8 @@ class Dataset:
       num_classes: number of classes C; 1 for tasks without classes.
       input_scaling: name of the scaling that `default` means (see `fedjax_pfl.data.scaling`).
       vocab_size: number of token ids if samples are texts, otherwise None.
+      vocabulary: which of these tokens models know, by the clients' training samples; None if
+        the ids are given, and are the model's.
       class_names: name of each class, or empty if unknown.
       note: a remark for readers of results, such as lossy compression, a licence or the order of
         the samples, or empty.
@@ -55,6 +58,7 @@ class Dataset:
     note: str = ""
     task: str = CLASSES
     columns: Mapping[str, np.ndarray] = field(default_factory=dict)
+    vocabulary: Vocabulary | None = None
 
     def __repr__(self) -> str:
         sizes = f"{self.num_train} train" + (f", {self.num_test} test" if self.num_test else "")
@@ -106,6 +110,49 @@ class Dataset:
         require_memory(f"The samples of data set {self.name!r} in one array", size)
         return np.concatenate([self.train_x, self.test_x]), labels
 
+    def samples(self, rows: np.ndarray) -> np.ndarray:
+        """Return the samples at pool indices [k], without a copy of the pool."""
+        if self.num_test == 0:
+            return self.train_x[rows]
+        samples = np.empty((len(rows), *self.input_shape), self.train_x.dtype)
+        official = rows < self.num_train
+        samples[official] = self.train_x[rows[official]]
+        samples[~official] = self.test_x[rows[~official] - self.num_train]
+        return samples
+
+    def token_ids(self, rows: np.ndarray) -> np.ndarray | None:
+        """Return the model's id of each stored token id, by the training samples at pool indices.
+
+        None if the stored ids are the model's; see `fedjax_pfl.data.vocabulary`.
+        """
+        if self.vocabulary is None or self.vocab_size is None:
+            return None
+        labels = np.concatenate([self.train_y, self.test_y])
+
+        def texts(some: np.ndarray) -> np.ndarray:
+            return whole_texts(self.samples(some), labels[some])
+
+        return token_ids(self.vocabulary, self.vocab_size, texts, rows)
+
+    def with_vocabulary(self, known: np.ndarray) -> "Dataset":
+        """Return the same texts with a model's ids, which are then given."""
+
+        def renamed(ids: np.ndarray) -> np.ndarray:
+            return np.where(ids < 0, ids, known[np.maximum(ids, 0)]).astype(np.int32)
+
+        train_y, test_y = self.train_y, self.test_y
+        if not self.has_classes:
+            train_y, test_y = renamed(train_y), renamed(test_y)
+        return replace(
+            self,
+            train_x=renamed(self.train_x),
+            train_y=train_y,
+            test_x=renamed(self.test_x),
+            test_y=test_y,
+            vocab_size=int(known.max()) + 1,
+            vocabulary=None,
+        )
+
     def fingerprint(self) -> str:
         """Return the SHA-256 of the arrays (hexadecimal), which is computed only once.
 
@@ -117,6 +164,7 @@ class Dataset:
     @cached_property
     def _fingerprint(self) -> str:
         other = "" if self.has_classes else f" {self.task}"
+        other += "" if self.vocabulary is None else f" {tuple(self.vocabulary)}"
         digest = hashlib.sha256(f"{self.num_classes} {self.vocab_size}{other}".encode())
         for array in (self.train_x, self.train_y, self.test_x, self.test_y):
             # Little-endian, so that the hash doesn't depend on the machine.
@@ -168,6 +216,7 @@ def dataset_from_arrays(
     note: str = "",
     task: str = CLASSES,
     columns: Mapping[str, ArrayLike] | None = None,
+    vocabulary: Vocabulary | None = None,
 ) -> Dataset:
     """Make a `Dataset` of arrays.
 
@@ -189,6 +238,8 @@ def dataset_from_arrays(
         [n, length], -1 if there is none.
       columns: integers or text by name, of the training samples and then of the test samples, for
         the rule `by_column`.
+      vocabulary: limits of a vocabulary that is fitted to the clients' training samples; None if
+        the token ids are the model's.
 
     Raises:
       InputError: a shape, type or value that is not allowed.
@@ -214,6 +265,7 @@ def dataset_from_arrays(
             f"Test samples of data set {name!r} are {test_x.dtype} {test_x.shape[1:]}, but its "
             f"training samples are {train_x.dtype} {train_x.shape[1:]}: both must be the same."
         )
+    _check_range(name, train_x, test_x)
     if task == CLASSES:
         num_classes = _num_classes(name, np.concatenate([train_y, test_y]), num_classes)
     else:
@@ -248,10 +300,12 @@ def dataset_from_arrays(
         columns=checked_columns(
             name, {} if columns is None else columns, len(train_y) + len(test_y)
         ),
+        vocabulary=vocabulary,
     )
 
 
 def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
+    require_unmasked(what, x)
     given, x = x, as_array(x)
     require(x.shape != (), f"The {what}", given, "samples of one shape")
     if vocab_size is not None:
@@ -266,6 +320,18 @@ def _samples(what: str, x, vocab_size: int | None) -> np.ndarray:
     if x.dtype != np.uint8:
         x = finite_float32(what, x)
     return x[..., None] if x.ndim == 3 else x
+
+
+def _check_range(name: str, train_x: np.ndarray, test_x: np.ndarray) -> None:
+    """Refuse images of which one split is in 0..1 and the other in 0..255."""
+    if train_x.ndim != 4 or train_x.dtype == np.uint8 or not len(test_x):
+        return
+    train, test = (float(np.abs(x).max()) for x in (train_x, test_x))
+    if (train <= 1 < 100 < test) or (test <= 1 < 100 < train):
+        raise InputError(
+            f"Training images of data set {name!r} reach {train:g}, and its test images {test:g}: "
+            "scale both alike."
+        )
 
 
 def _tokens(what: str, x: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.drift import Drift
+from fedjax_pfl.data.vocabulary import Vocabulary
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.trees import RowsNotOnDevice
@@ -83,12 +84,16 @@ class FederatedData:
         short last axes: a TPU would store 28x28 pixels as 32x128. Rows may be longer than d; the
         rest is padding.
       labels: int32 [n]; int32 or float32 [n, K] without classes.
-      scale, shift: float, broadcast against one sample: input = sample * scale + shift.
+      scale, shift: float, broadcast against one sample: input = sample * scale + shift; [N, ...]
+        where clients have their own.
       train, validation, test: the splits; `validation` may hold no samples.
       class_counts: int32 [N, C], training samples per class; [N, 1] without classes.
       ids: int32 [N], permanent client ids.
       label_map: int32 [N, C] or None: the label that each client sees instead of a class.
       turns: int32 [N] or None: quarter turns, counterclockwise, of each client's images.
+      tokens: int32 [V] or None: the model's id of each stored token id.
+      vocabulary: limits by which `tokens` was fitted, or None.
+      scaling: name of the input scaling if it is fitted to training samples; otherwise empty.
       drift: concept drift, or None. The fields above are those of one round (`at_round`).
       num_classes: C; 0 without classes.
       num_outputs: number of a model's outputs for one sample or one token.
@@ -116,10 +121,13 @@ class FederatedData:
     sample_shape: tuple[int, ...] = static()
     shards: int = static(default=1)
     digest: str = static(default="")
+    scaling: str = static(default="")
     device_rows: jax.Array | None = None
     own: Any = None
     turns: jax.Array | None = None
     drift: Drift | None = None
+    tokens: jax.Array | None = None
+    vocabulary: Vocabulary | None = static(default=None)
 
     @property
     def num_clients(self) -> int:
@@ -198,6 +206,12 @@ class FederatedData:
         pool = self.places(split, row, jnp.where(valid, positions, 0))
         return self.batch(row, pool, valid, dtype, augment)
 
+    def scaling_of(self, row: Scalar | int) -> tuple[jax.Array, jax.Array]:
+        """Return scale and shift of a client's samples."""
+        if self.scale.ndim < 2:
+            return self.scale, self.shift
+        return self.scale[row], self.shift[row]
+
     def places(self, split: Split, row: Scalar | int, positions: jax.Array) -> jax.Array:
         """Return the pool indices of positions [B] within the client's part of a split.
 
@@ -224,9 +238,14 @@ class FederatedData:
         if augment is not None:
             inputs = augment(inputs)
         inputs = inputs.astype(self.input_dtype(dtype))
+        if self.tokens is not None:
+            inputs = _taken(self.tokens, inputs)
         if jnp.issubdtype(inputs.dtype, jnp.floating):
-            inputs = inputs * self.scale.astype(dtype) + self.shift.astype(dtype)
+            scale, shift = self.scaling_of(row)
+            inputs = inputs * scale.astype(dtype) + shift.astype(dtype)
         labels = _taken(self.labels, pool)
+        if self.tokens is not None and labels.ndim == 2:  # next tokens; -1 stands for none
+            labels = jnp.where(labels < 0, labels, _taken(self.tokens, jnp.maximum(labels, 0)))
         if self.label_map is not None:
             labels = self.label_map[row, labels]
         elif jnp.issubdtype(labels.dtype, jnp.floating):

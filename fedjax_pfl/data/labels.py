@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.utils.conversions import as_array, finite_float32
+from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
 from fedjax_pfl.utils.errors import require
 
 CLASSES = "classification"
@@ -34,6 +34,7 @@ def checked_labels(
     Raises:
       InputError: a shape, type or value that doesn't fit the task.
     """
+    require_unmasked(what, y)
     y = as_array(y)
     if task == "regression":
         return _numbers(what, y, count)

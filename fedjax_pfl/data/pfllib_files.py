@@ -38,6 +38,12 @@ def read_clients(
     folder: Path, split: str, count: int
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """Yield (name in messages, samples, labels) of each client's "train" or "test" file."""
+    more = folder / split / f"{count}.npz"
+    if more.exists() or more.with_suffix(".plain.npz").exists():
+        raise InputError(
+            f"{more.parent} has a file of client {count}, though {CONFIG} counts {count} clients: "
+            "is it of another split?"
+        )
     for client in range(count):
         path = folder / split / f"{client}.plain.npz"
         if not path.exists():

@@ -42,7 +42,7 @@ def poison(
     samples, labels = dataset.pool()
     train = [partition.client("train", i) for i in range(partition.num_clients)]
     new_x, new_y, size = [dataset.test_x], [dataset.test_y], len(labels)
-    bright = brightness(dataset)
+    bright = brightness(dataset, partition)
     for number, client in enumerate(clients):
         held = train[client]
         x, y = change(samples[held], labels[held], number, bright)
@@ -59,9 +59,10 @@ def poison(
     return poisoned, changed
 
 
-def brightness(dataset: Dataset) -> float:
-    """Return the largest value of the training samples, such as 255 in images of bytes."""
-    return dataset.train_x.max().item()
+def brightness(dataset: Dataset, partition: Partition) -> float:
+    """Return the largest value of clients' training samples, such as 255 in images of bytes."""
+    lists = [rows for rows in partition.train.lists() if len(rows)]
+    return max((dataset.samples(rows).max().item() for rows in lists), default=0)
 
 
 @dataclass(frozen=True)

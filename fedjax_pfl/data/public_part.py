@@ -28,7 +28,7 @@ def split_public(dataset: Dataset, part: str, seed: int = 0) -> tuple[Dataset, D
     Raises:
       InputError: not of these forms, or a part without training samples.
     """
-    kind, colon, text = part.partition(":")
+    kind, colon, text = part.partition(":") if isinstance(part, str) else ("", "", "")
     kinds = {"classes": _of_classes, "share": _of_share, "column": _of_column}
     if not colon or kind not in kinds:
         raise InputError(f"public must read {ALLOWED}, got {shown(part)}.")
@@ -38,6 +38,9 @@ def split_public(dataset: Dataset, part: str, seed: int = 0) -> tuple[Dataset, D
             raise InputError(f"{name} of {dataset.name!r} by {shown(part)} has no training sample.")
     renumber = kind == "classes"
     note = f"its public part {part}"
+    # Both have the public part's vocabulary, by whose ids a base model is trained.
+    known = dataset.token_ids(np.flatnonzero(public[: dataset.num_train]))
+    dataset = dataset if known is None else dataset.with_vocabulary(known)
     return (
         _only(dataset, public, f"only {note}", renumber),
         _only(dataset, ~public, f"without {note}", renumber),

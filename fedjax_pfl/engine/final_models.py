@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedjax_pfl.data.scaling import check_stored
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import served
 from fedjax_pfl.execution.locations import short_locations
@@ -19,6 +20,7 @@ from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.utils.conversions import require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
@@ -79,6 +81,7 @@ class Final:
                 f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
                 f"of {ids[there].tolist()}."
             )
+        require_unmasked("samples", samples)
         (task, data), samples = complete(federation.network, federation.data), np.asarray(samples)
         shape = ", ".join(map(str, data.sample_shape))
         fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
@@ -86,6 +89,7 @@ class Final:
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
+        check_stored(samples, data.samples.dtype)
         stack = self.models([row])[PERSONALIZED]
         at = (run,) if isinstance(stack, Broadcast) else (run, 0)
         models = stack.model if isinstance(stack, Broadcast) else stack
@@ -97,10 +101,15 @@ class Final:
         if turns is not None:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
         inputs = samples.astype(data.input_dtype(task.dtype))
+        if data.tokens is not None:
+            known = np.asarray(data.tokens)
+            low, high = int(samples.min(initial=0)), int(samples.max(initial=0))
+            allowed = f"in 0..{len(known) - 1}, as in the data set"
+            require(0 <= low <= high < len(known), "Token ids", f"{low}..{high}", allowed)
+            inputs = known[inputs]
         if not tokens:
-            inputs = inputs * np.asarray(data.scale, task.dtype) + np.asarray(
-                data.shift, task.dtype
-            )
+            scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
+            inputs = inputs * scale + shift
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
 
     def backbone(self) -> Tree | None:

@@ -1,5 +1,6 @@
 """Models and scores of new clients, which take part in no round."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.data.federated import FederatedData, Split, make_split
+from fedjax_pfl.data.partitions.ragged import Ragged
+from fedjax_pfl.data.scaling import SHARED, fitted
+from fedjax_pfl.data.vocabulary import token_ids, whole_texts
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.execution.locations import short_locations
 from fedjax_pfl.execution.processes import readable
@@ -51,14 +55,42 @@ def split_new_clients(federation: Federation, count: int) -> tuple[Federation, F
     )
     remaining = among.cohorts(len(rows))
     _check_threat(federation, ids, int(remaining.expected))
+    data, new = (_select(federation.data, some) for some in (rows, np.arange(total - count, total)))
+    if data.scaling == SHARED or data.vocabulary is not None:
+        fields = _fitted(data)
+        data, new = (replace(one, **fields) for one in (data, new))
     return (
-        replace(federation, data=_select(federation.data, rows), participation=remaining),
-        replace(
-            federation,
-            data=_select(federation.data, np.arange(total - count, total)),
-            participation=ParticipationOptions().cohorts(count),
-        ),
+        replace(federation, data=data, participation=remaining),
+        replace(federation, data=new, participation=ParticipationOptions().cohorts(count)),
     )
+
+
+def _fitted(data: FederatedData) -> dict[str, jax.Array]:
+    """Return the fields of `data` that are statistics of its clients' training samples."""
+    if data.scale.ndim == 0:
+        raise InputError(
+            "new_clients can't be combined with cache_features where input_scaling or the "
+            "vocabulary is fitted: the features depend on the new clients' samples, too."
+        )
+    rows, count = np.asarray(data.samples), math.prod(data.sample_shape)
+    train, index = data.train, np.asarray(data.train.index)
+    ends = zip(np.asarray(train.offset), np.asarray(train.size), strict=True)
+    lists = Ragged.of([index[start : start + size] for start, size in ends])
+
+    def samples(at):
+        return rows[at, :count].reshape(-1, *data.sample_shape)
+
+    if data.tokens is not None and data.vocabulary is not None:
+        labels = np.asarray(data.labels)
+        known = token_ids(
+            data.vocabulary,
+            len(data.tokens),
+            lambda at: whole_texts(samples(at), labels[at]),
+            lists.idx,
+        )
+        return {"tokens": jnp.asarray(known)}
+    scale, shift = fitted(data.scaling, samples, lists)
+    return {"scale": jnp.asarray(scale), "shift": jnp.asarray(shift)}
 
 
 def _check_threat(federation: Federation, ids: np.ndarray, members: int) -> None:
@@ -97,6 +129,8 @@ def _select(data: FederatedData, rows: np.ndarray) -> FederatedData:
         ids=data.ids[rows],
         label_map=None if data.label_map is None else data.label_map[rows],
         turns=None if data.turns is None else data.turns[rows],
+        scale=data.scale[rows] if data.scale.ndim > 1 else data.scale,
+        shift=data.shift[rows] if data.shift.ndim > 1 else data.shift,
     )
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.data.federated import FederatedData
+from fedjax_pfl.utils.errors import InputError, first_line, require
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -43,10 +44,33 @@ def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
 AUGMENTATIONS: dict[str, Augmentation] = {"crop_flip": crop_flip, "flip": random_flip}
 
 
-def check_augmentation(augment: str | Augmentation | None, sample_shape: tuple[int, ...]) -> None:
-    """Raise `InputError` for a named augmentation if samples are not images."""
-    if isinstance(augment, str) and len(sample_shape) != 3:
+def check_augmentation(augment: str | Augmentation | None, data: FederatedData) -> None:
+    """Check an augmentation before anything is compiled.
+
+    Raises:
+      InputError: a named one and samples that are not images; or a function that fails, or does not
+        return as many samples of the same shape, which would be broadcast.
+    """
+    sample_shape = data.sample_shape
+    if augment is None:
+        return
+    if isinstance(augment, str):
+        if len(sample_shape) != 3:
+            raise InputError(
+                f"augment={augment!r} takes images [height, width, channels]; the data set's "
+                f"samples have the shape {tuple(sample_shape)}."
+            )
+        return
+    allowed = "a name or a function (key, samples) -> samples"
+    require(callable(augment), "augment", augment, allowed)
+    batch = jax.ShapeDtypeStruct((3, *sample_shape), data.samples.dtype)
+    try:
+        changed = jax.eval_shape(augment, jax.random.key(0), batch)
+    except Exception as error:
         raise InputError(
-            f"augment={augment!r} takes images [height, width, channels]; the data set's samples "
-            f"have the shape {tuple(sample_shape)}."
-        )
+            f"augment can't change samples {list(batch.shape)}: {first_line(error)}"
+        ) from error
+    shape = getattr(changed, "shape", None)
+    got = type(changed).__name__ if shape is None else list(shape)
+    what = f"Shape of what augment returns for samples {list(batch.shape)}"
+    require(shape == batch.shape, what, got, "the same")

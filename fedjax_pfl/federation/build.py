@@ -1,5 +1,6 @@
 """Building federations from a partitioned data set, a model and options."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -80,12 +81,21 @@ def federate(
         raise InputError(
             "dp='client' accounts for a fixed set of clients: give no arrivals or departures."
         )
+    groups[InputOptions].check_private(dataset, groups[PrivacyOptions].dp)
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
+    tokens = dataset.token_ids(partition.train.idx)
+    if tokens is not None:
+        dataset = replace(dataset, vocab_size=int(tokens.max()) + 1)
     task = execution.placed(groups[ModelOptions].task(model, dataset))
     on_host = is_distributed() or execution.client_state == "host"
     data = groups[InputOptions].data(
-        dataset, partition, platform, class_sorted=by_class, on_host=on_host
+        dataset,
+        partition,
+        platform,
+        class_sorted=by_class,
+        on_host=on_host,
+        tokens=tokens,
     )
     data = groups[DriftOptions].drifting(data, dataset, partition)
     threat.check_concepts(data)
@@ -95,13 +105,13 @@ def federate(
     if network is not task:
         task = network
         shapes = jax.eval_shape(lambda: initial_model(task, data, jax.random.key(0), values))
-    metrics = threat.metrics(dataset)
+    metrics = threat.metrics(dataset, partition)
     if groups[ModelOptions].cache_features:
         changed = training.augment is not None or any(one.changes is not None for one in metrics)
-        if changed or data.turns is not None:
+        if changed or data.turns is not None or data.scale.ndim > 1:
             raise InputError(
                 "cache_features can't be combined with an augmentation, a backdoor or rotated "
-                "clients, which change samples."
+                "clients, which change samples, nor with each client's own scaling."
             )
         task, data = with_cached_features(task, data, shapes, values, platform)
     plan = groups[SharingOptions].plan(shapes, order)
@@ -126,6 +136,7 @@ def federate(
         aggregator=threat.rule(int(participation.expected), ids),
         notes=(
             *seen,
+            *groups[InputOptions].notes(dataset),
             *groups[DriftOptions].notes(),
             *cohorts.notes(),
             *threat.notes(ids),

@@ -75,7 +75,8 @@ def with_cached_features(
     if not np.array_equal(probe, features(few, train=True), equal_nan=True):
         raise InputError(DIFFERENT)
     key = hashlib.sha256(f"{jax.__version__} {[*frozen]}".encode())
-    for array in map(np.asarray, [data.samples, data.scale, data.shift, *frozen.values(), probe]):
+    stored = jax.tree.leaves((data.samples, data.scale, data.shift, data.tokens))
+    for array in map(np.asarray, [*stored, *frozen.values(), probe]):
         key.update(f"{array.dtype} {array.shape}".encode())
         key.update(np.ascontiguousarray(array).tobytes())
 
@@ -90,5 +91,5 @@ def with_cached_features(
     rows = np.pad(rows, ((0, 0), (0, longer))) if longer else rows
     kept = rows if isinstance(data.samples, np.ndarray) else jnp.asarray(rows)
     one, none = (jnp.asarray(x, np.float32) for x in (1, 0))
-    changed = replace(data, samples=kept, scale=one, shift=none, sample_shape=shape)
+    changed = replace(data, samples=kept, scale=one, shift=none, tokens=None, sample_shape=shape)
     return HeadOnly.around(task, sample, replace(data, samples=data.samples[:0])), changed

@@ -286,7 +286,7 @@ class LocalTraining(Group):
         self.schedule.check_counts(data.train.capacity)
         if self.extra_loss is not None:
             self.extra_loss.check(params, plan, data.num_classes)
-        check_augmentation(self.augment, data.sample_shape)
+        check_augmentation(self.augment, data)
         return jax.tree.map(lambda number: np.asarray(number, dtype), self)
 
     def numbers(self) -> dict[str, Any]:

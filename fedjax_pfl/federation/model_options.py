@@ -192,14 +192,17 @@ class ModelOptions(Group):
         return objective
 
     def notes(self, dataset: Dataset, partition: Partition) -> list[str]:
-        """Return a note if clients hold samples that the initial model was trained on.
+        """Return notes if clients hold samples that the initial model was trained on, or other ids.
 
         Raises:
           InputError: a damaged file.
         """
         _, seen = facts_of(self.initial_model)
+        notes = []
+        if self.initial_model is not None and dataset.vocabulary is not None:
+            notes = ["token ids are of these clients' vocabulary, as the initial model's must be"]
         if not len(seen):
-            return []
+            return notes
         pool = np.concatenate([dataset.train_x, dataset.test_x])
         known = np.isin(sample_hashes(pool), seen)
         held = {name: partition.split(name).idx for name in ("train", "validation", "test")}
@@ -208,7 +211,9 @@ class ModelOptions(Group):
             for name, idx in held.items()
             if known[idx].any()
         ]
-        return [f"the initial model was trained on {', '.join(parts)} of the clients"] * bool(parts)
+        if parts:
+            notes.append(f"the initial model was trained on {', '.join(parts)} of the clients")
+        return notes
 
     def with_pretrained(
         self, task: Task, shapes: Tree, order: Sequence[str], inputs: jax.ShapeDtypeStruct

@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.sharing import Rule
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.federated import FederatedData, by_class, check_turns, make_split
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.data.scaling import SCALINGS, input_scaling
+from fedjax_pfl.data.scaling import FITTED, SCALINGS, SHARED, input_scaling, resolved_scaling
 from fedjax_pfl.execution import tiles
 from fedjax_pfl.execution.lane_assignment import assign_lanes
 from fedjax_pfl.execution.platforms import PLATFORMS, resolve_platform
@@ -103,9 +103,10 @@ class SharingOptions(Group):
 class InputOptions(Group):
     """Options of the data: input scaling and client ids."""
 
-    input_scaling: str = option(
+    input_scaling: str | Sequence[Any] = option(
         "default",
-        "how stored samples are scaled for the model: {choices}",
+        "how stored samples are scaled for the model: {choices}; or in Python a pair (mean, "
+        "deviation) of known constants",
         choices=tuple(SCALINGS),
     )
     client_ids: np.ndarray | None = option(None, "int [N], permanent ids; 0..N-1 by default")
@@ -117,6 +118,7 @@ class InputOptions(Group):
         platform: str = "cpu",
         class_sorted: bool = False,
         on_host: bool = False,
+        tokens: np.ndarray | None = None,
     ) -> FederatedData:
         """Return the data of all clients in the layout of a platform.
 
@@ -126,6 +128,7 @@ class InputOptions(Group):
           platform: such as "cpu".
           class_sorted: sort each client's training samples by class.
           on_host: keep the samples in host memory.
+          tokens: the model's id of each stored token id, see `Dataset.token_ids`.
 
         Raises:
           InputError: the partition does not fit the data set, or there is not one id per client.
@@ -140,7 +143,8 @@ class InputOptions(Group):
                 f"No client of the partition (rule {partition.rule!r}) holds a training sample, so "
                 "there is nothing to train on."
             )
-        scale, shift = input_scaling(self.input_scaling, dataset)
+        scale, shift = input_scaling(self.input_scaling, dataset, partition)
+        scaling = resolved_scaling(self.input_scaling, dataset)
         ids = self.ids(partition.num_clients)
         counts = partition.class_counts(labels, dataset.num_classes, "train")
         label_map, turns = partition.label_map, partition.turns
@@ -168,7 +172,35 @@ class InputOptions(Group):
             num_outputs=dataset.num_outputs,
             sample_shape=tuple(dataset.input_shape),
             turns=None if turns is None else jnp.asarray(turns, np.int32),
+            scaling=scaling if isinstance(scaling, str) and scaling in FITTED else "",
+            tokens=None if tokens is None else jnp.asarray(tokens),
+            vocabulary=dataset.vocabulary,
         )
+
+    def notes(self, dataset: Dataset) -> list[str]:
+        """Return a sentence for tables on statistics that clients share."""
+        if dataset.vocabulary is not None:
+            return ["vocabulary of all clients' training samples"]
+        if resolved_scaling(self.input_scaling, dataset) != SHARED:
+            return []
+        return ["inputs scaled by the mean and deviation of all clients' training samples"]
+
+    def check_private(self, dataset: Dataset, unit: str) -> None:
+        """Raise `InputError` if inputs depend on statistics that privacy does not cover."""
+        scaling = resolved_scaling(self.input_scaling, dataset)
+        if unit == "none":
+            return
+        if dataset.vocabulary is not None:
+            raise InputError(
+                f"dp={unit!r} does not cover the vocabulary, which shows what the clients' texts "
+                "are made of: take that of a public part, or give token ids of a known one."
+            )
+        if isinstance(scaling, str) and scaling in FITTED:
+            raise InputError(
+                f"dp={unit!r} does not cover input_scaling {scaling!r}, exact means and deviations "
+                "of clients' samples: give known constants, input_scaling=(mean, deviation), or "
+                "'raw' for samples that are scaled already."
+            )
 
     def ids(self, count: int) -> np.ndarray:
         """Return the permanent ids of so many clients.
@@ -176,6 +208,7 @@ class InputOptions(Group):
         Raises:
           InputError: there is not one for each.
         """
+        require(count > 0, "Number of clients of the partition", count, "at least 1")
         ids = np.arange(count) if self.client_ids is None else np.asarray(self.client_ids)
         known = ids.dtype.kind in "iu" and ids.shape == (count,)
         distinct = known and len(set(ids.tolist())) == len(ids)

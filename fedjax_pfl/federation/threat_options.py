@@ -182,7 +182,7 @@ class ThreatOptions(Group):
                 "rotated clients or clients whose labels have other meanings."
             )
 
-    def metrics(self, dataset: Dataset) -> tuple[Metric, ...]:
+    def metrics(self, dataset: Dataset, partition: Partition) -> tuple[Metric, ...]:
         """Return the attack success rate of a backdoor, a metric of samples with its trigger.
 
         It is the share of samples of other classes that a model assigns to the target class.
@@ -192,7 +192,7 @@ class ThreatOptions(Group):
             return ()
         height, width = dataset.input_shape[:2]
         mask, target = change.mask(height, width), change.target
-        bright = brightness(dataset)
+        bright = brightness(dataset, partition)
 
         def success(outputs: jax.Array, labels: jax.Array, valid: jax.Array) -> jax.Array:
             others = valid & (labels != target)

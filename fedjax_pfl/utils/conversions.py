@@ -95,10 +95,16 @@ def as_array(values: Any) -> np.ndarray:
         return np.asarray(None)
 
 
+def require_unmasked(what: str, values: Any) -> None:
+    """Raise `InputError` if an array has masked values, which a plain array would have again."""
+    count = int(np.ma.getmaskarray(values).sum()) if isinstance(values, np.ma.MaskedArray) else 0
+    require(count == 0, f"Values of the {what}", f"{count} masked values", "without a mask")
+
+
 def finite_float32(what: str, values: np.ndarray) -> np.ndarray:
     """Convert numbers to float32; `InputError` if some are not finite in it."""
     with np.errstate(over="ignore"):
-        values = values.astype(np.float32)
+        values = values.astype(np.float32, copy=False)
     bad = np.count_nonzero(~np.isfinite(values))
     require(bad == 0, f"Values of the {what}", f"{bad} NaN or infinite values", "finite float32")
     return values

@@ -88,3 +88,24 @@ def test_data_print_in_a_line():
 def test_samples_of_several_shapes():
     with pytest.raises(InputError, match="training samples of data set 'mine' must be samples of"):
         dataset_from_arrays("mine", [[1.0, 2.0], [3.0]], [0, 1])
+
+
+MASKED = np.ma.masked_array([[1.0], [2.0]], [[False], [True]])
+
+
+def test_masked_arrays_lose_no_mask():
+    with pytest.raises(InputError, match=r"training samples .* without a mask, got '1 masked val"):
+        dataset_from_arrays("a", MASKED, [0, 1])
+    with pytest.raises(InputError, match=r"training labels .* without a mask"):
+        dataset_from_arrays("a", [[1.0], [2.0]], np.ma.masked_array([0, 1], [0, 1]))
+    with pytest.raises(InputError, match=r"Column 'c' of .* without a mask"):
+        who = np.ma.masked_array([0, 1], [0, 1])
+        dataset_from_arrays("a", [[1.0], [2.0]], [0, 1], columns={"c": who})
+    assert dataset_from_arrays("a", np.ma.masked_array(MASKED.data), [0, 1]).num_train == 2
+
+
+def test_images_of_two_ranges():
+    x = np.linspace(0, 1, 8).reshape(2, 2, 2, 1)
+    with pytest.raises(InputError, match="images of data set 'a' reach 255, and its test images 1"):
+        dataset_from_arrays("a", 255 * x, [0, 1], x, [0, 1])
+    assert dataset_from_arrays("a", x, [0, 1], x / 200, [0, 1]).num_test == 2

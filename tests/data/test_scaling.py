@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
-from fedjax_pfl.data.scaling import SCALINGS, input_scaling
+from fedjax_pfl.data.scaling import SCALINGS, check_stored, input_scaling
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.utils.errors import InputError
@@ -107,3 +107,15 @@ def test_scaled_samples_are_not_divided_by_255_once_more(name):
     input_scaling(name, dataset_from_arrays("a", x, labels))
     dark = np.round(np.abs(np.clip(x, 0, 1)))  # bytes, as floats
     input_scaling(name, dataset_from_arrays("a", dark, labels))
+
+
+def test_check_stored_refuses_images_that_are_scaled_already():
+    x = np.random.default_rng(0).uniform(0, 1, (3, 2, 2, 1))
+    for wrong in (x, 255 * x, np.round(x), np.round(x * 255) + 100, np.full_like(x, -1)):
+        with pytest.raises(InputError, match=r"whole numbers in 0\.\.255, as the data set stores"):
+            check_stored(wrong, np.dtype(np.uint8))
+    for right in (np.round(254 * x), np.round(x).astype(int), np.zeros_like(x)):
+        check_stored(right, np.dtype(np.uint8))
+    check_stored(x, np.dtype(np.float32))
+    with pytest.raises(InputError, match="Samples must be finite, got '1 NaN or infinite values'"):
+        check_stored(np.array([[0.0, np.nan]]), np.dtype(np.float32))

@@ -157,6 +157,25 @@ def test_a_function_of_ones_own():
     np.testing.assert_allclose(seen[0, 0], 1 - plain[0, 0], atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (
+            lambda key, images: images[:1],
+            r"returns for samples \[3, .*\] must be the same, got \[1,",
+        ),
+        (lambda key, images: images.mean(0), "must be the same, got"),
+        (lambda key, images: images[:, :1], "must be the same, got"),
+        (lambda key, images: None, "must be the same, got 'NoneType'"),
+        (lambda key, images: images.rotate(), r"augment can't change samples \[3, .*rotate"),
+        (True, r"augment must be a name or a function \(key, samples\) -> samples, got True"),
+    ],
+)
+def test_augmentations_keep_the_number_and_shape_of_images(augment, message):
+    with pytest.raises(InputError, match=message):
+        federation_of(augment)
+
+
 def test_names():
     assert set(AUGMENTATIONS) == {"flip", "crop_flip"}
     with pytest.raises(InputError, match="Unknown augmentation 'crop'"):

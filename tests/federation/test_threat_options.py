@@ -110,8 +110,8 @@ def test_validation_scores_of_clients_without_test_samples():
 @pytest.mark.costly
 def test_success_is_of_samples_of_other_classes():
     threat = ThreatOptions(attack="backdoor", attack_options={"target": 2}, attackers="1")
-    dataset, _ = clients()
-    (metric,) = threat.metrics(dataset)
+    dataset, partition = clients()
+    (metric,) = threat.metrics(dataset, partition)
     outputs = jax.nn.one_hot(jnp.array([2, 2, 0, 2, 2, 1]), 3)
     labels = jnp.array([0, 2, 1, 1, 0, 2])
     valid = jnp.array([True, True, True, True, False, True])
@@ -121,7 +121,7 @@ def test_success_is_of_samples_of_other_classes():
     bright = dataset.train_x.max()
     assert (x[:, 2:, 2:] == bright).all() and x.sum() == 2 * 16 * int(bright)
     assert metric.better == "lower"
-    assert not ThreatOptions(attack="label_flip", attackers="1").metrics(dataset)
+    assert not ThreatOptions(attack="label_flip", attackers="1").metrics(dataset, partition)
 
 
 @pytest.mark.costly

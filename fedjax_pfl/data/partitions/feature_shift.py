@@ -97,7 +97,7 @@ def shift_features(partition: Partition, shift: str, seed: int, **options: Any) 
 def with_corruption(dataset: Dataset, partition: Partition) -> Dataset:
     """Return the data set with each client's samples as `partition.corruption` has them.
 
-    Images are scaled to 0..1 by the smallest and largest value of the training samples.
+    Images are scaled to 0..1 by the smallest and largest value of the clients' training samples.
 
     Raises:
       InputError: samples that are not images, or that clients share.
@@ -114,7 +114,8 @@ def with_corruption(dataset: Dataset, partition: Partition) -> Dataset:
             "corruption of them: take a partition without overlap."
         )
     samples, kept = dataset.pool()[0].copy(), dataset.train_x.dtype
-    low, high = float(dataset.train_x.min()), float(dataset.train_x.max())
+    fitted = samples[np.unique(partition.train.idx)] if len(partition.train.idx) else samples
+    low, high = float(fitted.min()), float(fitted.max())
     for client, (kind, strength) in enumerate(partition.corruption.tolist()):
         lists = [partition.client(split, client) for split in SPLITS]
         held = np.unique(np.concatenate(lists))

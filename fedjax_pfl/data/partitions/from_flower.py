@@ -24,8 +24,14 @@ from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.matching import Matcher, index_list, pixels
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import is_number
-from fedjax_pfl.utils.errors import InputError, require, require_whole
+from fedjax_pfl.data.partitions.statistics import SPLITS
+from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
+_SPLITS = {
+    "train": "train",
+    "test": "test",
+    **dict.fromkeys(("validation", "valid", "val"), "validation"),
+}
 _LABELS = ("label", "labels", "fine_label", "character")
 
 
@@ -41,13 +47,14 @@ def import_flower(
 
     JSON: `{"0": [indices], "1": [...]}` of official training samples, as in
     `partitioner.partition_id_to_indices`, or `{"train": {...}, "test": {...}}`, the latter of
-    official test samples. `FederatedDataset` shuffles by default, and its indices are then those
+    official test samples; "validation", too, is of official training samples. `FederatedDataset`
+    shuffles by default, and its indices are then those
     of the shuffled samples: use shuffle=False, or save the partitions themselves.
 
     A folder: one entry for each partition, whose name ends in its number, such as `partition_0`.
     It is a Parquet file, or a folder of Parquet or Arrow files (`save_to_disk`), perhaps in the
-    folders `train` and `test`. An integer column `index_column` contains pool indices; otherwise
-    rows need encoded images, which are decoded and looked up in the pool.
+    folders `train`, `test` and `validation`. An integer column `index_column` contains pool
+    indices; otherwise rows need encoded images, which are decoded and looked up in the pool.
 
     Args:
       path: the file or the folder.
@@ -65,31 +72,46 @@ def import_flower(
     seed = require_whole("seed", seed, 0)
     matcher = Matcher(dataset)
     if path.is_dir():
-        train, test = _read_folder(path, dataset, matcher, index_column)
+        parts = _read_folder(path, dataset, matcher, index_column)
         options: dict[str, Any] = {"path": str(path), "index_column": index_column}
     else:
-        train, test = _read_indices(path, dataset)
+        parts = _read_indices(path, dataset)
         options = {"path": str(path)}
     options["ambiguous_samples"] = matcher.ambiguous
-    if test is None:
+    if "test" not in parts:
         options |= {"test_fraction": test_fraction, "seed": seed}
-        train, test = _hold_out(train, test_fraction, seed)
-    return Partition.from_lists(train, test, rule="flower", options=options, allow_overlap=True)
+        parts["train"], parts["test"] = _hold_out(parts["train"], test_fraction, seed)
+    return Partition.from_lists(**parts, rule="flower", options=options, allow_overlap=True)
 
 
-def _read_indices(path: Path, dataset: Dataset) -> tuple[list, list | None]:
+def _read_indices(path: Path, dataset: Dataset) -> dict[str, list[np.ndarray]]:
     content = read_json(path)
     named = isinstance(content, dict) and len(content) > 0
     require(named, f"Content of {path}", type(content).__name__,
             "an object with the indices of each partition")  # fmt: skip
-    if "train" not in content:
-        return _numbered(content, path, 0, dataset.num_train), None
-    train = _numbered(content["train"], path, 0, dataset.num_train)
-    if not content.get("test"):
-        return train, None
-    test = _numbered(content["test"], path, dataset.num_train, dataset.num_test)
-    require(len(test) == len(train), f"Test partitions in {path}", len(test), f"{len(train)}")
-    return train, test
+    if not content.keys() & _SPLITS.keys():
+        return {"train": _numbered(content, path, 0, dataset.num_train)}
+    parts = {}
+    for name, own in content.items():
+        require_name(f"split in {path}:", name, _SPLITS)
+        split = _SPLITS[name]
+        official = (dataset.num_train, dataset.num_test) if split == "test" else (
+            0, dataset.num_train
+        )  # fmt: skip
+        if own or split == "train":
+            parts[split] = _numbered(own, path, *official)
+    return _alike(parts, path)
+
+
+def _alike(parts: dict[str, list[np.ndarray]], where: Path) -> dict[str, list[np.ndarray]]:
+    """Check that each split has a list for each client."""
+    count = len(parts.get("train", ()))
+    require(count > 0, f"Training partitions in {where}", count, "at least 1")
+    for split, lists in parts.items():
+        require(
+            len(lists) == count, f"{split.title()} partitions in {where}", len(lists), f"{count}"
+        )
+    return parts
 
 
 def _numbered(content, path: Path, start: int, count: int) -> list[np.ndarray]:
@@ -116,19 +138,19 @@ def _read_folder(folder: Path, dataset: Dataset, matcher: Matcher, index_column:
             f"Partitions in {folder} must be files or folders whose names end in 0, 1, 2, ..., got "
             f"{[entry.name for entry in folder.iterdir()][:5]}."
         )
-    train, test = [], []
+    parts: dict[str, list[np.ndarray]] = {}
     for k in range(len(entries)):
         entry = entries[k]
-        parts = [entry / name for name in ("train", "test")]
-        if not parts[0].is_dir():
-            parts = [entry]
-        for part, lists in zip(parts, (train, test), strict=False):
-            if part.exists():
-                lists.append(_read_rows(part, dataset, matcher, index_column))
-    require(
-        len(test) in (0, len(train)), f"Test parts in {folder}", len(test), f"0 or {len(train)}"
-    )
-    return train, test or None
+        inside = sorted(path for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else []
+        own = {"train": entry}
+        if inside:
+            for place in inside:
+                require_name(f"split in {entry}:", place.name, _SPLITS)
+            own = {_SPLITS[place.name]: place for place in inside}
+        for split in sorted(own, key=SPLITS.index):
+            rows = _read_rows(own[split], dataset, matcher, index_column)
+            parts.setdefault(split, []).append(rows)
+    return _alike(parts, folder)
 
 
 def _hold_out(lists: list[np.ndarray], fraction: float, seed: int):

@@ -3,6 +3,7 @@
 The order of the imports is the order of `run --list`.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,11 @@ from fedjax_pfl.data.sources import (  # noqa: F401 - importing them registers t
 )
 from fedjax_pfl.data.sources.idx import DIGITS
 from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.data.sources.splits import TEST, TRAIN, VALIDATION, unused_note
 from fedjax_pfl.utils.errors import InputError
+
+_WORDS = dict.fromkeys(("images", "samples", "data", "features", "inputs"), "x")
+_WORDS |= dict.fromkeys(("labels", "label", "targets", "target"), "y")
 
 
 @register_dataset(
@@ -53,17 +58,19 @@ def load_digits(data_dir: Path | None) -> Dataset:
     bundled=True,
 )
 def load_diabetes(data_dir: Path | None) -> Dataset:
-    """The diabetes regression of scikit-learn, standardized."""
+    """The diabetes regression of scikit-learn; the number to predict is (progress - 152) / 77."""
     from sklearn import datasets  # slow import: only where it is used
 
-    arrays: Any = datasets.load_diabetes(return_X_y=True)
+    # Not scaled by scikit-learn, which takes means over all samples, test samples too.
+    arrays: Any = datasets.load_diabetes(return_X_y=True, scaled=False)
     features, progress = arrays  # [442, 10], [442]
     return dataset_from_arrays(
         "diabetes",
-        features * len(features) ** 0.5,  # scikit-learn's have a deviation of 1 / sqrt(442)
-        (progress - progress.mean()) / progress.std(),
+        features,
+        (progress - 152) / 77,
+        input_scaling="standard",
         task="regression",
-        note="features and the number to predict in standard deviations from their means",
+        note="the number to predict is (progress - 152) / 77",
     )
 
 
@@ -77,29 +84,64 @@ def load_npz(
 ) -> Dataset:
     """An NPZ file of your own arrays.
 
+    Without x_test and y_test, x_val and y_val are the test samples. Other orders and cases of these
+    words are understood, such as X_train, train_x or trainX; the data set's note names arrays that
+    are not used.
+
     Args:
       path: the file: x_train, y_train and perhaps x_test, y_test.
       vocab_size: number of token ids where samples are texts.
       task: see `dataset_from_arrays`.
       id_columns: columns for the rule `by_column`, such as "user" for user_train and user_test.
     """
-    arrays = read_npz(path, ("x_train", "y_train"), ("x_test", "y_test"))
-    if ("x_test" in arrays) != ("y_test" in arrays):
-        raise InputError(f"{path} must have both of x_test and y_test or neither.")
-    ends = [end for end in ("_train", "_test") if f"x{end}" in arrays]
-    known = [name.removesuffix("_train") for name in npz_names(path)
-             if name.endswith("_train") and name not in arrays]  # fmt: skip
+    names = npz_names(path)
+    pairs = [_pair(path, names, TRAIN), _pair(path, names, TEST)]
+    pairs = [pair or _pair(path, names, VALIDATION) if k else pair for k, pair in enumerate(pairs)]
+    if pairs[0] is None:
+        read_npz(path, ("x_train", "y_train"))  # says which of them the file lacks
+    used = [name for pair in pairs if pair for name in pair]
+    arrays = read_npz(path, used)
+    ends = ["_train", "_test"][: len(used) // 2]
+    known = [name.removesuffix("_train") for name in names
+             if name.endswith("_train") and name not in used]  # fmt: skip
     columns = {}
     for name in column_names(id_columns, known, path):
-        parts = read_npz(path, [f"{name}{end}" for end in ends]).values()
-        columns[name] = np.concatenate([part.reshape(-1) for part in parts])
+        parts = read_npz(path, [f"{name}{end}" for end in ends])
+        columns[name] = np.concatenate([part.reshape(-1) for part in parts.values()])
+        used += parts
     return dataset_from_arrays(
         path.stem,
-        arrays["x_train"],
-        arrays["y_train"],
-        arrays.get("x_test"),
-        arrays.get("y_test"),
+        *arrays.values(),
         vocab_size=vocab_size,
         columns=columns,
         task=task,
+        note=unused_note([name for name in names if name not in used]),
     )
+
+
+def _pair(path: Path, names: list[str], split: tuple[str, ...]) -> tuple[str, str] | None:
+    """Return the names of the samples and labels of a split; None if there are none.
+
+    Raises:
+      InputError: one without the other, or two of one meaning.
+    """
+    found = {}
+    for letter in "xy":
+        found[letter] = [name for name in names if _meaning(name) in {(letter, w) for w in split}]
+        several = f"{path} has several arrays for {letter}_{split[0]}: {', '.join(found[letter])}."
+        if len(found[letter]) > 1:
+            raise InputError(several)
+    if len(found["x"]) != len(found["y"]):
+        both = f"{path} must have both of x_{split[0]} and y_{split[0]} or neither."
+        raise InputError(both)
+    return (found["x"][0], found["y"][0]) if found["x"] else None
+
+
+def _meaning(name: str) -> tuple[str, str] | None:
+    """Return ("x", "train") for "x_train", "X_train", "train_x", "trainX" and the like."""
+    words = re.findall("[a-z]+", re.sub("(?<=[a-z])([A-Z])", r"_\1", name).casefold())
+    if len(words) == 1:  # xtrain, trainx
+        match = re.fullmatch("([xy])([a-z]{3,})|([a-z]{3,})([xy])", words[0])
+        words = [word for word in match.groups() if word] if match else words
+    first, *others = sorted((_WORDS.get(word, word) for word in words), key=len)
+    return (first, others[0]) if len(others) == 1 else None

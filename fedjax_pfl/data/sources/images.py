@@ -13,11 +13,11 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.files import read_bytes
 from fedjax_pfl.data.image_decoding import SUFFIXES, ImageSize, decode_images, parse_size
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
+from fedjax_pfl.data.sources.splits import Splits, notes, split_of, splits
 from fedjax_pfl.utils.errors import InputError, require
 
 # Files that file managers create.
-_IGNORED = ("thumbs.db", "desktop.ini")
-_TEST_NAMES = ("test", "val", "valid", "validation")
+_IGNORED = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 @register_dataset(
@@ -32,9 +32,9 @@ def load_folder(
 ) -> Dataset:
     """Any folder of class folders: train/CLASS/IMAGE and test/CLASS/IMAGE, or only CLASS/IMAGE.
 
-    Classes are the folders' names in alphabetical order. The test folder may be called test, val,
-    valid or validation; the first of these is taken. Without a train folder all images are one
-    pool.
+    Classes are the names of folders with images, in alphabetical order. Folders may have other
+    usual names, such as Training, val or validation; the data set's note names what is not used.
+    Without a train folder all images are one pool.
 
     Args:
       data_dir: the folder.
@@ -43,13 +43,23 @@ def load_folder(
     """
     if not data_dir.is_dir():
         raise InputError(f"No folder {data_dir}: give a folder of class folders with images.")
-    train, test = [data_dir / "train"], []
-    if train[0].is_dir():
-        test = [data_dir / name for name in _TEST_NAMES if (data_dir / name).is_dir()][:1]
+    inside = [data_dir / name for name in _subfolders(data_dir)]
+    # A split has class folders; a class may be called "train", too.
+    parts = splits([path for path in inside if _subfolders(path)], whole=True)
+    if len(parts.train) > 1:
+        raise InputError(f"{data_dir} holds {_few(p.name for p in parts.train)}: keep one.")
+    if parts.train:
+        held_out = parts.held_out[:1]
+        unused = [path for path in inside if path not in (*parts.train, *held_out)]
+        parts = Splits(parts.train, held_out, unused)
+    elif inside and all(path.name.isalpha() and split_of(path.name) for path in inside):
+        raise InputError(
+            f"{data_dir} holds {_few(p.name for p in inside)} but no folder train of class folders "
+            "with the training images. (Without train and test its folders would be the classes.)"
+        )
     else:
-        _refuse_parts(data_dir)
-        train = [data_dir]
-    return _class_folders(data_dir.resolve().name, data_dir, train, test, image_size, channels)
+        parts = Splits([data_dir], [], [])
+    return _class_folders(data_dir.resolve().name, data_dir, parts, image_size, channels)
 
 
 @register_dataset(
@@ -77,11 +87,11 @@ def load_domains(
             f"No folder {data_dir}: give a folder of domains, each with class folders."
         )
     domains = _subfolders(data_dir)
-    classes = _subfolders(data_dir / domains[0]) if domains else ()
+    classes = _classes([data_dir / domains[0]]) if domains else ()
     if not classes:
         raise InputError(f"{data_dir} holds no domains (folders of class folders with images).")
     for name in domains[1:]:
-        own = _subfolders(data_dir / name)
+        own = _classes([data_dir / name])
         if own != classes:
             raise InputError(
                 f"All domains of {data_dir} need the same classes: {domains[0]} has "
@@ -112,7 +122,7 @@ def load_cinic10(
     places = folders(data_dir, "CINIC-10", "cinic-10", "cinic10")
     root = _root("cinic10", places, [*train, "test"], way)
     parts = [root / name for name in train]
-    return _class_folders("cinic10", root, parts, [root / "test"], image_size, 3)
+    return _class_folders("cinic10", root, Splits(parts, [root / "test"], []), image_size, 3)
 
 
 @register_dataset("tiny_imagenet", "Tiny-ImageNet: 110,000 images 64x64 of 200 classes in folders")
@@ -129,22 +139,11 @@ def load_tiny_imagenet(data_dir: Path | None, image_size: ImageSize = None) -> D
     way = "set data_dir to the folder tiny-imagenet-200, which holds train and val"
     places = folders(data_dir, "tiny-imagenet-200", "tiny_imagenet")
     root = _root("tiny_imagenet", places, ["train", "val"], way)
-    classes = _subfolders(root / "train")
+    classes = _classes([root / "train"], inner="images")
     train = _labelled([root / "train"], classes, inner="images")
     test = _annotated(root / "val", classes)
     note = "its validation images are the test samples"
     return _decoded("tiny_imagenet", root, train, test, classes, image_size, 3, note)
-
-
-def _refuse_parts(root: Path) -> None:
-    """Raise `InputError` if the folders are splits without `train`, and not classes."""
-    names = _subfolders(root)
-    parts = {"train", *_TEST_NAMES}
-    if names and parts.issuperset(name.lower() for name in names):
-        raise InputError(
-            f"{root} holds {_few(names)} but no folder train, in lower case, for the training "
-            "images. (Without train and test its folders would be the classes.)"
-        )
 
 
 def _root(name: str, places: list[Path], required: list[str], way: str) -> Path:
@@ -158,16 +157,41 @@ def _root(name: str, places: list[Path], required: list[str], way: str) -> Path:
     return root
 
 
-def _class_folders(name, root, train, test, image_size, channels) -> Dataset:
-    classes = _subfolders(train[0])
+def _class_folders(name, root, parts: Splits, image_size, channels) -> Dataset:
+    classes = _classes(parts.train)
     if not classes:
-        raise InputError(f"{train[0]} holds no class folders (one folder of images per class).")
-    rows = _labelled(train, classes), _labelled(test, classes)
-    return _decoded(name, root, *rows, classes, image_size, channels)
+        what = "class folders (one folder of images per class)"
+        if _subfolders(parts.train[0]):
+            what = "images in its class folders"
+        raise InputError(f"{parts.train[0]} holds no {what}.")
+    rows = _labelled(parts.train, classes), _labelled(parts.held_out, classes)
+    empty = {path for place in parts.train for path in _subfolders(place)} - {*classes}
+    without = f"no images in {_few(sorted(empty))}" if empty else ""
+    beside = [
+        path
+        for place in (*parts.train, *parts.held_out)
+        for path in place.iterdir()
+        if path.suffix.casefold() in SUFFIXES and path.is_file()
+    ]
+    outside = f"not used: {len(beside)} images beside the class folders" if beside else ""
+    note = notes(without, outside, parts.note())
+    return _decoded(name, root, *rows, classes, image_size, channels, note)
+
+
+def _classes(places: list[Path], inner: str = "") -> tuple[str, ...]:
+    """Return the names of folders with images; empty ones are no classes."""
+    names = {name for place in places for name in _subfolders(place)}
+    return tuple(
+        name for name in sorted(names) if any(_images(place / name / inner) for place in places)
+    )
 
 
 def _subfolders(folder: Path) -> tuple[str, ...]:
-    visible = (p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
+    visible = (
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name.lower() not in _IGNORED
+    )
     names = sorted(path.name for path in visible)
     for name in names:
         with contextlib.suppress(UnicodeEncodeError):
@@ -181,22 +205,23 @@ def _labelled(places: list[Path], classes: tuple[str, ...], inner: str = "") -> 
     """Return image files with their labels, in alphabetical order of classes and files."""
     rows = []
     for folder in places:
-        strange = sorted(set(_subfolders(folder)) - set(classes))
+        strange = sorted(set(_classes([folder], inner)) - set(classes))
         if strange:
             raise InputError(
                 f"{folder} has the class {strange[0]!r}, which the training images lack; their "
                 f"classes: {_few(classes)}."
             )
         for label, name in enumerate(classes):
-            place = folder / name / inner
-            files = _images(place) if place.is_dir() else []
-            rows += [(file, label) for file in files]
+            rows += [(file, label) for file in _images(folder / name / inner)]
     if places and not rows:
         raise InputError(f"{places[0]} holds no images in its class folders.")
     return rows
 
 
 def _images(folder: Path) -> list[Path]:
+    """Return the images of a folder, which may not exist, in alphabetical order."""
+    if not folder.is_dir():
+        return []
     # Names, not paths: those of 100,000 files take seconds to sort.
     seen = (name for name in os.listdir(folder) if not name.startswith("."))
     files = sorted(name for name in seen if name.lower() not in _IGNORED)

@@ -15,6 +15,7 @@ from fedjax_pfl.data.files import read_json
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import register_dataset
+from fedjax_pfl.data.sources.splits import split_of, unused_note
 from fedjax_pfl.utils.conversions import as_array
 from fedjax_pfl.utils.errors import InputError, require, shown
 
@@ -74,6 +75,8 @@ def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
     for part in parts[1:]:
         same = (part.x.dtype.kind, part.x.shape[1:]) == (train.x.dtype.kind, train.x.shape[1:])
         require(same, f"Samples in {folder / 'test'}", part.x.shape[1:], "as those for training")
+    beside = (place for place in sorted(folder.iterdir()) if place.name not in ("train", "test"))
+    unused = [place.name for place in beside if split_of(place.name) and any(place.glob("*.json"))]
     place = folder.resolve()
     name = (place.parent if place.name == "data" else place).name  # as LEAF's folders are laid out
     about: dict[str, Any] = {}
@@ -92,6 +95,7 @@ def load_leaf(data_dir: Path, task: str = CLASSES) -> Dataset:
             about = {"num_classes": len(FEMNIST), "class_names": tuple(FEMNIST)}
     arrays = [array for pair in zip(xs, ys, strict=True) for array in pair]
     users = np.concatenate([part.users for part in parts])
+    about["note"] = unused_note(unused)
     return dataset_from_arrays(name, *arrays, columns={COLUMN: users}, **about)
 
 

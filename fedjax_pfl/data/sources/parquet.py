@@ -12,7 +12,6 @@ from fedjax_pfl.data.arrow_files import (
     image_bytes,
     integers,
     open_parquet,
-    read_columns,
 )
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.columns import column_names
@@ -21,6 +20,8 @@ from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
 from fedjax_pfl.data.image_decoding import ImageSize, decode_images, parse_size
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
+from fedjax_pfl.data.sources.splits import notes, splits
+from fedjax_pfl.data.tables import as_words, read_header, read_table
 from fedjax_pfl.utils.errors import InputError
 
 _IMAGE_COLUMNS = ("image", "img")
@@ -58,6 +59,9 @@ def load_parquet(
 ) -> Dataset:
     """A folder with train*.parquet (and test*.parquet) files, directly or in its folder `data`.
 
+    Without test files those of validation are the test samples; the data set's note names files
+    that are not used.
+
     Args:
       data_dir: the folder.
       image_size: size of all images (see `fedjax_pfl.data.image_decoding.decode_images`).
@@ -79,9 +83,10 @@ def _load(
     name, folder, image_size, channels, columns, num_classes, id_columns="", note=""
 ) -> Dataset:
     size = parse_size(image_size)
-    train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
+    parts = splits(sorted(folder.glob("*.parquet")))
+    train, test = parts.train, parts.held_out
     if not train:
-        found = ", ".join(sorted(path.name for path in folder.glob("*.parquet"))[:5])
+        found = ", ".join(path.name for path in sorted(folder.glob("*.parquet"))[:5])
         raise InputError(f"{folder} has no train*.parquet; Parquet files found: {found}.")
 
     def make():
@@ -96,18 +101,20 @@ def _load(
     arrays = cached_arrays(name, folder, hash_of(train + test, recipe), make)
     names = _class_names(train[0], columns[1])
     classes = (len(names) or None) if num_classes is None else num_classes
-    parts: dict[str, list[np.ndarray]] = {}
+    kept: dict[str, list[np.ndarray]] = {}
     for path in train + test if id_columns else ():
-        known = column_names(id_columns, open_parquet(path).schema_arrow.names, path)
-        for column, values in read_columns(path, list(known)).items():
-            parts.setdefault(column, []).append(values)
+        header = read_header(path)
+        known = column_names(id_columns, header.names, path)
+        for column, values in read_table(path, header, (), known).items():
+            words = as_words(path, column, values)
+            kept.setdefault(column, []).append(words.values[words.rows])
     return dataset_from_arrays(
         name,
         **arrays,
         num_classes=classes,
         class_names=names if len(names) == classes else (),
-        note=note,
-        columns={column: np.concatenate(part) for column, part in parts.items()},
+        note=notes(note, parts.note()),
+        columns={column: np.concatenate(part) for column, part in kept.items()},
     )
 
 

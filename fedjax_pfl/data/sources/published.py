@@ -17,8 +17,7 @@ from fedjax_pfl.data.sources.idx import (
     read_idx_folder,
 )
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
-from fedjax_pfl.data.sources.tfds import find_prepared, read_prepared
-from fedjax_pfl.data.sources.tfds_prepare import tfds_folder
+from fedjax_pfl.data.sources.tfds import find_prepared, read_prepared, tfds_folder
 from fedjax_pfl.utils.errors import InputError
 
 # Where Debian's package dataset-fashion-mnist puts the files.
@@ -53,7 +52,7 @@ def _load(
             return data
         places = [*places, DEBIAN]
         ways += ["install dataset-fashion-mnist (Debian)"]
-    raise not_found(name, places, *ways, f"let TFDS download it (name it tfds:{name})")
+    raise not_found(name, places, *ways, "let TFDS prepare it where TensorFlow is installed")
 
 
 def load_mnist(name: str, data_dir: Path | None) -> Dataset:

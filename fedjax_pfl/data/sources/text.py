@@ -1,10 +1,10 @@
 """Texts as token ids: AG News and any CSV file of labelled texts.
 
 The pipeline is that of PFLlib's AG News (torchtext's "basic_english"): lower case, punctuation
-marks as tokens, a vocabulary of the most frequent tokens of the training texts, a fixed length.
+marks as tokens, a fixed length. The vocabulary is that of the clients' training samples, see
+`fedjax_pfl.data.vocabulary`.
 """
 
-import collections
 import re
 import sys
 from collections.abc import Iterable
@@ -13,15 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedjax_pfl.data.columns import column_names
+from fedjax_pfl.data.columns import Words, check_words, column_names
 from fedjax_pfl.data.csv_files import check_header, read_rows
 from fedjax_pfl.data.dataset import MAX_VOCABULARY, Dataset, dataset_from_arrays
 from fedjax_pfl.data.labels import CLASSES, NEXT
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.source_registry import folders, not_found, register_dataset
+from fedjax_pfl.data.sources.splits import table_files
+from fedjax_pfl.data.vocabulary import PAD, RESERVED, UNKNOWN, Vocabulary
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
-PAD, UNKNOWN = 0, 1
 _RESERVED = ("<pad>", "<unk>")
 _PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, ";": " ", ":": " "})
 AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
@@ -34,27 +35,6 @@ def tokenize(text: str) -> list[str]:
     """
     plain = text.lower().replace('"', "").replace("<br />", " ")
     return plain.translate(_PUNCTUATION).split()
-
-
-def build_vocabulary(
-    tokens: Iterable[list[str]], max_tokens: int = 32_000, min_frequency: int = 1
-) -> dict[str, int]:
-    """Return the ids of the most frequent tokens, from 2 on: 0 is padding, 1 all other tokens.
-
-    Tokens of equal frequency are in alphabetical order, so that the order of the texts doesn't
-    change the ids.
-
-    Args:
-      tokens: tokenized training texts.
-      max_tokens: largest number of ids, the two reserved ones included.
-      min_frequency: tokens that occur less often get no id.
-    """
-    counts = collections.Counter(token for text in tokens for token in text)
-    for reserved in _RESERVED:
-        counts.pop(reserved, None)
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    frequent = [token for token, count in ranked if count >= min_frequency][: max_tokens - 2]
-    return {token: number for number, token in enumerate(frequent, 2)}
 
 
 def encode(tokens: Iterable[list[str]], vocabulary: dict[str, int], length: int) -> np.ndarray:
@@ -85,19 +65,20 @@ def load_ag_news(
     """AG News (120,000 + 7,600 texts, 4 classes): a folder with train.csv and test.csv.
 
     A text is its title, a blank and its description. Without train.csv, the texts of test.csv are
-    the pool and define the vocabulary, as noted in the data set.
+    the pool, as noted in the data set.
 
     Args:
       data_dir: the folder, or one with ag_news or ag_news_csv in it.
-      max_tokens: largest number of ids (see `build_vocabulary`).
+      max_tokens: largest number of ids, those of padding and unknown tokens included.
       max_length: number of tokens that a text is cut or padded to.
-      min_frequency: tokens that occur less often get no id.
+      min_frequency: tokens that occur less often in the training samples get no id.
       task: "classification", or "next_token": each token's label is the next one, and the classes
         are the column `label`.
     """
     places = folders(data_dir, "ag_news", "ag_news_csv")
     for place in places:
-        parts = [_read(place / f"{split}.csv", 3) for split in ("train", "test")]
+        files = [place / f"{split}.csv" for split in ("train", "test")]
+        parts = [_read(path, 3) if path.exists() else None for path in files]
         for part in filter(None, parts):
             for i, label in enumerate(part.labels, 1):
                 if label not in ("1", "2", "3", "4"):
@@ -133,6 +114,9 @@ def load_text_csv(
 ) -> Dataset:
     """Your own labelled texts: one CSV file, or a folder with train.csv (and test.csv).
 
+    Without a test file that of validation has the test samples; the data set's note names files
+    that are not used.
+
     Without a header the first column is the label and all others, joined by blanks, are the text.
     A first row with a cell `label` is a header: that column is the label, and the column `text`,
     or all others without such a column, is the text. Labels may be numbers or words; classes are
@@ -140,9 +124,9 @@ def load_text_csv(
 
     Args:
       data_dir: the file or folder, UTF-8.
-      max_tokens: largest number of ids (see `build_vocabulary`).
+      max_tokens: largest number of ids, those of padding and unknown tokens included.
       max_length: number of tokens that a text is cut or padded to.
-      min_frequency: tokens that occur less often get no id.
+      min_frequency: tokens that occur less often in the training samples get no id.
       label_column: name in the header; None takes `label`.
       text_column: name in the header; None takes `text`, or all others.
       id_columns: columns for the rule `by_column`, such as "user".
@@ -150,21 +134,23 @@ def load_text_csv(
         are the column `label`.
     """
     names = (label_column, text_column, id_columns)
-    folder = data_dir.is_dir()
-    train = _read(data_dir / "train.csv" if folder else data_dir, names=names)
-    test = _read(data_dir / "test.csv", names=names) if folder else None
-    if train is None:
+    files = table_files(data_dir, (".csv",))
+    if not files.train:
         raise InputError(
             f"{data_dir} lacks train.csv (label, text)."
-            if folder
+            if data_dir.is_dir()
             else f"No file {data_dir}: give a CSV file of labels and texts."
         )
+    train, test = _read(files.train[0], names=names), None
+    if files.held_out:
+        test = _read(files.held_out[0], names=names)
     values = sorted(set(train.labels))
     # Longer numbers, which Python doesn't read, are in alphabetical order.
     if all(re.fullmatch("-?[0-9]{1,100}", value) for value in values):
         values.sort(key=int)
     options = (max_tokens, max_length, min_frequency, task)
-    return _encoded(data_dir.resolve().stem, train, test, tuple(values), values, options)
+    name = data_dir.resolve().stem
+    return _encoded(name, train, test, tuple(values), values, options, files.note())
 
 
 def _encoded(name, train, test, class_names, values, options, note="") -> Dataset:
@@ -178,17 +164,17 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
     rows = sum(len(part.texts) for part in parts)
     what = f"{rows:,} texts of {max_length:,} tokens (max_length)"
     require_memory(what, 4 * rows * max_length)
-    tokens = [tokenize(text) for text in train.texts]
-    vocabulary = build_vocabulary(tokens, max_tokens, min_frequency)
+    tokens = [[tokenize(text) for text in part.texts] for part in parts]
+    known = {token for texts in tokens for text in texts for token in text} - {*_RESERVED}
+    vocabulary = {token: number for number, token in enumerate(sorted(known), RESERVED)}
     number = {value: i for i, value in enumerate(values)}
     arrays = []
-    for part in parts:
+    for part, words in zip(parts, tokens, strict=True):
         unknown = [label for label in part.labels if label not in number]
         if unknown:
             raise InputError(
                 f"{part.path} has the label {unknown[0]!r:.100}, which {train.path} lacks."
             )
-        words = tokens if part is train else map(tokenize, part.texts)
         if task == NEXT:
             ids = encode(words, vocabulary, max_length + 1)
             arrays += [ids[:, :-1], np.where(ids[:, 1:] == PAD, -1, ids[:, 1:])]
@@ -202,22 +188,21 @@ def _encoded(name, train, test, class_names, values, options, note="") -> Datase
         classes = [class_names[number[label]] for part in parts for label in part.labels]
         columns, about = {"label": classes, **columns}, {"task": task}
     return dataset_from_arrays(
-        name, *arrays, vocab_size=len(vocabulary) + 2, note=note, columns=columns, **about
-    )
+        name, *arrays, vocab_size=len(vocabulary) + RESERVED, note=note, columns=columns,
+        vocabulary=Vocabulary(max_tokens, min_frequency), **about,
+    )  # fmt: skip
 
 
 def _read(
     path: Path, columns: int | None = None, names: tuple[str | None, str | None, str] | None = None
-) -> _Texts | None:
-    """Return labels and texts of a CSV file, or None if it doesn't exist.
+) -> _Texts:
+    """Return labels and texts of a CSV file.
 
     Args:
       path: the file.
       columns: cells of every row, of a file without a header.
       names: in a header: the label's column, the text's, and those to keep, where given.
     """
-    if not path.exists():
-        return None
     rows = read_rows(path, columns, " (label first)")
     if not rows:
         raise InputError(f"{path} holds no texts.")
@@ -230,8 +215,7 @@ def _read(
     if not rows:
         raise InputError(f"{path} holds no texts below its header.")
     labels = [sys.intern(row[label].strip()) for row in rows]
-    if "" in labels:
-        raise InputError(f"{path} has no label in row {labels.index('') + 1}.")
+    check_words(f"The label of {path}", Words(*np.unique(labels, return_inverse=True)))
     texts = [" ".join(row[i] for i in text) for row in rows]
     return _Texts(path, labels, texts, {name: [row[i] for row in rows] for name, i in kept.items()})
 
@@ -249,5 +233,5 @@ def _places(
     if text or "text" in header:
         texts = [header.index(text or "text")]
     else:
-        texts = [i for i in range(len(header)) if i not in columns.values()]
+        texts = [i for i, name in enumerate(header) if name and i not in columns.values()]
     return at, [i for i in texts if i != at], columns

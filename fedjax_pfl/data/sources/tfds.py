@@ -1,7 +1,10 @@
 """Data sets prepared by tensorflow-datasets (TFDS), read without TensorFlow."""
 
+import contextlib
+import io
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,11 @@ import numpy as np
 
 from fedjax_pfl.data.cache import cached_arrays, hash_of
 from fedjax_pfl.data.dataset import Dataset, dataset_from_arrays
-from fedjax_pfl.data.files import read_json, reading, require_file
+from fedjax_pfl.data.files import as_path, read_json, reading, require_file
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.sources.idx import EMNIST_CLASSES, emnist_from_arrays
 from fedjax_pfl.data.sources.source_registry import register_dataset
-from fedjax_pfl.data.sources.tfds_prepare import PREPARABLE, prepare_tfds, quiet_tfds, tfds_folder
+from fedjax_pfl.data.sources.splits import notes, unused_note
 from fedjax_pfl.utils.errors import InputError
 
 # NAME, NAME/CONFIG, each with :VERSION or without.
@@ -26,8 +29,7 @@ _BYTES = 2**28
 def load_tfds(data_dir: Path | None, name: str) -> Dataset:
     """A TFDS data set of images and class labels by its TFDS name.
 
-    Anything already prepared in a random-access format is read. mnist, fashion_mnist, cifar10,
-    cifar100 and emnist/* are prepared first if necessary (see `prepare_tfds`).
+    What TFDS prepared in a random-access format is read; nothing is prepared or downloaded.
 
     Args:
       data_dir: TFDS's folder; None means $TFDS_DATA_DIR or ~/tensorflow_datasets.
@@ -36,17 +38,20 @@ def load_tfds(data_dir: Path | None, name: str) -> Dataset:
     place = tfds_folder(data_dir)
     prepared = find_prepared(name, place)
     if prepared is None:
-        if name.partition(":")[0] not in PREPARABLE:
-            raise InputError(
-                f"TFDS data set {name!r} isn't prepared in {place}, and preparing it needs "
-                f"TensorFlow. Prepare it once where TensorFlow is installed, with "
-                f"tfds.builder({name!r}, data_dir=..., file_format='array_record')"
-                ".download_and_prepare(), and set data_dir to that folder. Prepared without "
-                f"TensorFlow: {', '.join(PREPARABLE)}."
-            )
-        known, _, version = name.partition(":")
-        prepared = prepare_tfds(known, None, place, version or None)
+        raise InputError(
+            f"TFDS data set {name!r} isn't prepared in {place}, and preparing it needs "
+            f"TensorFlow. Prepare it once where TensorFlow is installed, with "
+            f"tfds.builder({name!r}, data_dir=..., file_format='array_record')"
+            ".download_and_prepare(), and set data_dir to that folder."
+        )
     return read_prepared(name, prepared)
+
+
+def tfds_folder(data_dir: Path | None) -> Path:
+    """Return `data_dir`, or TFDS's default folder for None."""
+    if data_dir is not None:
+        return data_dir
+    return as_path("TFDS_DATA_DIR", os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets")
 
 
 def find_prepared(name: str, data_dir: Path) -> Path | None:
@@ -113,24 +118,27 @@ def _read(name: str, folder: Path) -> Dataset:
         builder = tfds.builder_from_directory(folder)
     features, image, label = _features(name, tfds, builder)
     connector = features[label]
-    splits = [split for split in ("train", "test") if split in builder.info.splits]
-    if "train" not in splits:
-        held = ", ".join(builder.info.splits) or "none"
+    found = list(builder.info.splits)
+    if "train" not in found:
+        held = ", ".join(found) or "none"
         raise InputError(f"TFDS data set {name!r} has no split 'train'; splits found: {held}.")
+    held_out = [split for split in ("test", "validation", "val", "valid") if split in found][:1]
+    unused = unused_note([split for split in found if split not in ("train", *held_out)])
 
     def make():
         arrays = {}
-        for split in splits:
+        for ours, split in zip(("train", "test"), ("train", *held_out), strict=False):
             with quiet_tfds():
                 x, y = _read_split(name, builder, split, image, label)
-            arrays |= {f"{split}_x": x, f"{split}_y": y}
+            arrays |= {f"{ours}_x": x, f"{ours}_y": y}
         return arrays
 
     family, _, config = name.partition(":")[0].partition("/")
     files = sorted(p for p in folder.iterdir() if not p.is_dir())
-    arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, f"{image} {label}"), make)
+    recipe = f"{image} {label}" if held_out in ([], ["test"]) else f"{image} {label} {held_out}"
+    arrays = cached_arrays(f"tfds-{family}", folder, hash_of(files, recipe), make)
     note = "in the order of TFDS"
-    if family == "emnist" and config in EMNIST_CLASSES and "test" in splits:
+    if family == "emnist" and config in EMNIST_CLASSES and held_out:
         return emnist_from_arrays(config, **arrays, note=note)
     names = tuple(connector.names) if connector.num_classes else ()
     if "id" in features and family in ("cifar10", "cifar100"):
@@ -140,7 +148,7 @@ def _read(name: str, folder: Path) -> Dataset:
         **arrays,
         num_classes=connector.num_classes,
         class_names=() if names == tuple(map(str, range(len(names)))) else names,
-        note=note,
+        note=notes(note, unused),
     )
 
 
@@ -198,3 +206,20 @@ def _read_split(name: str, builder, split: str, image: str, label: str):
         return x, y
     back = np.argsort(order, kind="stable")
     return x[back], y[back]
+
+
+@contextlib.contextmanager
+def quiet_tfds() -> Iterator[None]:
+    """Suppress TFDS's output, progress bars and warnings."""
+    from absl import logging
+    from tensorflow_datasets.core.utils import tqdm_utils
+
+    bars, tqdm_utils._active = tqdm_utils._active, False
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        tqdm_utils._active = bars
+        logging.set_verbosity(verbosity)

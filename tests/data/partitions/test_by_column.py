@@ -105,7 +105,7 @@ def test_names_are_kept_in_the_file(tmp_path):
     [
         ([1.0, 2.0], "must be whole numbers or text, got 'float64'"),
         ([1], r"must be \(2,\), got \(1,\)"),
-        (["a", " "], "has no value for sample 1"),
+        (["a", " "], "is empty in row 2"),
         (["a", " a"], "has 'a' with other blanks around it, too: write it one way"),
     ],
 )

@@ -58,7 +58,7 @@ def test_missing_data_says_where_it_looked_and_what_to_do(tmp_path):
     sentence = str(caught.value)
     for part in (str(tmp_path / "mnist"), f"{tmp_path})", f"{NAMES[0]}.gz", "npz:PATH", "'digits'"):
         assert part in sentence
-    with pytest.raises(InputError, match=r"looked in: .*tfds/mnist\).*name it tfds:mnist"):
+    with pytest.raises(InputError, match=r"looked in: .*tfds/mnist\).*let TFDS prepare it"):
         load_dataset("mnist")
 
 

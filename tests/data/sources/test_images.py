@@ -175,11 +175,45 @@ def test_sizes_on_the_command_line(tmp_path):
         load_dataset("folder", tmp_path, channels=True)
 
 
-@pytest.mark.parametrize("parts", [("test",), ("val", "test"), ("Train", "Test"), ("TRAIN",)])
+@pytest.mark.parametrize("parts", [("test",), ("val", "test"), ("Valid",)])
 def test_parts_without_train_are_no_classes(tmp_path, parts):
     class_folders(tmp_path, parts)
-    with pytest.raises(InputError, match=f"holds .*{parts[-1]}.* but no folder train, in lower"):
+    with pytest.raises(InputError, match=f"holds .*{parts[0]}.* but no folder train of class"):
         load_dataset("folder", tmp_path)
+
+
+def test_parts_with_images_and_without_class_folders_are_no_classes(tmp_path):
+    class_folders(tmp_path, ("",), ("train", "test"))
+    with pytest.raises(InputError, match="holds test, train but no folder train of class folders"):
+        load_dataset("folder", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"), [("Train", "Test"), ("TRAIN", "Validation"), ("training", "dev")]
+)
+def test_spellings_of_the_folders_of_splits(tmp_path, train, test):
+    class_folders(tmp_path, (train,), count=2)
+    class_folders(tmp_path, (test,), count=1)
+    data = load_dataset("folder", tmp_path)
+    assert (data.num_train, data.num_test) == (4, 2)
+
+
+def test_folders_and_images_that_are_not_used_are_named(tmp_path):
+    class_folders(tmp_path, ("train", "test", "val", "more"))
+    write(tmp_path / "train/0.png", colour())
+    data = load_dataset("folder", tmp_path)
+    assert data.note == "not used: 1 images beside the class folders; not used: more, val"
+
+
+@pytest.mark.parametrize("empty", ["__MACOSX", "ant", "zebra"])
+def test_class_folders_without_images_are_no_classes(tmp_path, empty):
+    class_folders(tmp_path)
+    (tmp_path / "train" / empty).mkdir()
+    (tmp_path / "train" / empty / "._0.png").write_bytes(b"\0")
+    data = load_dataset("folder", tmp_path)
+    assert data.class_names == ("cat", "dog")
+    assert np.unique(data.train_y).tolist() == [0, 1]
+    assert data.note == ("" if empty == "__MACOSX" else f"no images in {empty}")
 
 
 def test_a_class_may_be_called_train(tmp_path):

@@ -63,6 +63,6 @@ def test_npz_files_that_are_not(tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"one\.npy can't be read as an NPZ file"):
         load_dataset(f"npz:{tmp_path}/one.npy")
-    path = save(tmp_path / "names.npz", X_train=np.zeros((3, 5)), y_train=np.zeros(3, int))
-    with pytest.raises(InputError, match="lacks x_train; arrays found: X_train, y_train"):
+    path = save(tmp_path / "names.npz", X=np.zeros((3, 5)), y=np.zeros(3, int))
+    with pytest.raises(InputError, match="lacks x_train, y_train; arrays found: X, y"):
         load_dataset(f"npz:{path}")

@@ -8,7 +8,6 @@ import pytest
 
 from fedjax_pfl.data.scaling import input_scaling
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 
 
 def real(name):
@@ -57,17 +56,3 @@ def test_cifar10_jpeg():
     scale, shift = input_scaling("standard", data)
     np.testing.assert_allclose(-shift / scale / 255, [0.4914, 0.4822, 0.4465], atol=2e-3)
     assert load_dataset("cifar10_jpeg", folder).fingerprint() == data.fingerprint()
-
-
-@pytest.mark.costly
-def test_fashion_mnist_prepared(tmp_path):
-    folder = real("fashion_mnist")
-    prepare_tfds("fashion_mnist", folder, tmp_path)
-    ours, raw = load_dataset("tfds:fashion_mnist", tmp_path), load_dataset("fashion_mnist", folder)
-    assert ours.class_names == raw.class_names
-    for split in ("train", "test"):
-        parts = ((getattr(d, f"{split}_x"), getattr(d, f"{split}_y")) for d in (ours, raw))
-        one, two = (
-            sorted((a.tobytes(), int(b)) for a, b in zip(*part, strict=True)) for part in parts
-        )
-        assert one == two

@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from fedjax_pfl.data.sources.text import build_vocabulary, encode, tokenize
+from fedjax_pfl.data.sources.text import encode, tokenize
+from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
 from fedjax_pfl.utils.errors import InputError
 
 TRAIN = '"1","Ford cuts","A cut, again."\n"4","The ""chip""","a chip; a cut"\n'
 TEST = '"2","Unseen cut","A word"\n'
+
+
+def fitted(data):
+    """The texts with the ids of a vocabulary of all official training samples."""
+    return data.with_vocabulary(data.token_ids(np.arange(data.num_train)))
 
 
 @pytest.mark.parametrize(
@@ -28,12 +34,24 @@ def test_tokens(text, joined):
     assert tokenize(text) == joined.split()
 
 
-def test_vocabulary_is_ranked_and_ties_are_alphabetical():
-    texts = [["b", "a", "c"], ["a", "d", "<unk>"], ["c", "<pad>"]]
-    assert build_vocabulary(texts) == {"a": 2, "c": 3, "b": 4, "d": 5}
-    assert build_vocabulary(texts[::-1]) == build_vocabulary(texts)
-    assert build_vocabulary(texts, max_tokens=4) == {"a": 2, "c": 3}
-    assert build_vocabulary(texts, min_frequency=2) == {"a": 2, "c": 3}
+def test_token_ids_are_ranked_and_ties_keep_their_order():
+    texts = np.array([[3, 2, 4], [2, 5, 1], [4, 0, 0], [6, 6, 6]])  # 6 only where nobody trains
+
+    def ids(rows=(0, 1, 2), max_tokens=9, min_frequency=1):
+        known = token_ids(Vocabulary(max_tokens, min_frequency), 7, lambda at: texts[at], rows)
+        return known.tolist()
+
+    assert ids() == [0, 1, 2, 4, 3, 5, 1]
+    assert ids((2, 1, 0, 0)) == ids()
+    assert ids(max_tokens=4) == [0, 1, 2, 1, 3, 1, 1]
+    assert ids(min_frequency=2) == [0, 1, 2, 1, 3, 1, 1]
+    assert ids((3,)) == [0, 1, 1, 1, 1, 1, 2]
+
+
+def test_whole_texts_have_every_token_once():
+    x, y = np.array([[2, 3, 4], [5, 0, 0]]), np.array([[3, 4, 6], [-1, -1, -1]])
+    assert whole_texts(x, y).tolist() == [[2, 3, 4, 6], [5, -1, -1, -1]]
+    assert whole_texts(x, np.array([0, 1])) is x
 
 
 def test_ids_are_cut_and_padded():
@@ -49,13 +67,15 @@ def test_ag_news(tmp_path, place):
     (folder / "train.csv").write_text(TRAIN)
     (folder / "test.csv").write_text(TEST)
     data = load_dataset("ag_news", tmp_path, max_length=8)
+    assert data.vocab_size == 2 + 11
+    assert data.class_names == ("World", "Sports", "Business", "Sci/Tech")
+    data = fitted(data)
     # Training tokens: a 3, cut 2, chip 2, then , . again cuts ford the (one each) in this order.
     assert data.vocab_size == 2 + 9
     assert data.train_x.tolist() == [[9, 8, 2, 4, 5, 7, 6, 0], [10, 3, 2, 3, 2, 4, 0, 0]]
     assert data.test_x.tolist() == [[1, 4, 2, 1, 0, 0, 0, 0]]
     assert (data.train_y.tolist(), data.test_y.tolist()) == ([0, 3], [1])
     assert (data.train_x.dtype, data.input_scaling, data.num_classes) == (np.int32, "raw", 4)
-    assert data.class_names == ("World", "Sports", "Business", "Sci/Tech")
     assert load_dataset("ag_news", tmp_path).input_shape == (200,)
 
 
@@ -68,7 +88,7 @@ def test_next_tokens_keep_the_classes_as_a_column(tmp_path):
     np.testing.assert_array_equal(data.train_x, plain.train_x[:, :4])
     np.testing.assert_array_equal(data.train_y, plain.train_x[:, 1:5])
     assert data.columns["label"].tolist() == ["World", "Sci/Tech", "Sports"]
-    long = load_dataset("ag_news", tmp_path, task="next_token").train_y[0]
+    long = fitted(load_dataset("ag_news", tmp_path, task="next_token")).train_y[0]
     assert long[5:8].tolist() == [6, -1, -1]
     with pytest.raises(InputError, match="task of texts must be 'classification' or 'next_token'"):
         load_dataset("ag_news", tmp_path, task="regression")
@@ -77,7 +97,8 @@ def test_next_tokens_keep_the_classes_as_a_column(tmp_path):
 def test_ag_news_without_its_training_file_says_so(tmp_path):
     (tmp_path / "test.csv").write_text(TRAIN)
     data = load_dataset("ag_news", tmp_path, max_tokens=4)
-    assert (data.num_train, data.num_test, data.vocab_size) == (2, 0, 4)
+    assert (data.num_train, data.num_test, data.vocab_size) == (2, 0, 11)
+    assert fitted(data).vocab_size == 4
     assert "train.csv isn't there: the texts of test.csv are the pool" in data.note
 
 
@@ -120,13 +141,13 @@ def test_text_csv(tmp_path, content, classes, labels, ids):
     path.write_text(content, encoding="utf-8")
     data = load_dataset(f"text_csv:{path}", max_length=2)
     assert (data.name, data.class_names, data.num_test) == ("mine", classes, 0)
-    assert (data.train_y.tolist(), data.train_x.tolist()) == (labels, ids)
+    assert (data.train_y.tolist(), fitted(data).train_x.tolist()) == (labels, ids)
 
 
 def test_text_csv_with_a_test_file(tmp_path):
     (tmp_path / "train.csv").write_text("spam,a b\nham,b\n")
     (tmp_path / "test.csv").write_text("ham,b c\n")
-    data = load_dataset("text_csv", tmp_path, max_length=2)
+    data = fitted(load_dataset("text_csv", tmp_path, max_length=2))
     assert (data.vocab_size, data.test_x.tolist(), data.test_y.tolist()) == (4, [[2, 1]], [0])
     (tmp_path / "test.csv").write_text("eggs,b c\n")
     with pytest.raises(InputError, match=r"test\.csv has the label 'eggs', which .*train\.csv lac"):
@@ -138,7 +159,7 @@ def test_text_csv_with_a_test_file(tmp_path):
     [
         ("a\n", r"must have 2 columns \(label first\) in every row, got 1"),
         ("label,text\n", "holds no texts below its header"),
-        (" ,b\n", "has no label in row 1"),
+        (" ,b\n", r"The label of .* is empty in row 1"),
         ("label\nx\n", r"must have 2 columns \(label first\)"),
     ],
 )

@@ -6,10 +6,11 @@ import os
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
+from PIL import Image
 
-from fedjax_pfl.data.sources import tfds_builders, tfds_prepare
 from fedjax_pfl.data.sources.source_registry import load_dataset
-from tests.data.published_files import ARRAY_RECORD, load_error
+from fedjax_pfl.data.sources.tfds import quiet_tfds
+from tests.data.published_files import ARRAY_RECORD, NAMES, emnist_arrays, idx_bytes, load_error
 
 
 def prepare(folder, name, features, examples, splits=("train",), keys=None, config=None):
@@ -33,14 +34,14 @@ def prepare(folder, name, features, examples, splits=("train",), keys=None, conf
     Mine.name = name
     Mine.pkg_dir_path = folder
     builder = Mine(data_dir=folder, **ARRAY_RECORD)
-    with tfds_prepare.quiet_tfds():
+    with quiet_tfds():
         builder.download_and_prepare()
     return builder.data_path
 
 
 def picture(size=(4, 5)):
     array = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
-    return tfds_builders.Image.fromarray(array)
+    return Image.fromarray(array)
 
 
 def test_anything_prepared_is_read(tmp_path):
@@ -63,6 +64,61 @@ def test_anything_prepared_is_read(tmp_path):
     assert "can't be read as a prepared TFDS data set: " in load_error("tfds:mine", tmp_path)
     (folder / "dataset_info.json").write_text("{")
     assert "can't be read as a prepared TFDS data set" in load_error("tfds:mine", tmp_path)
+
+
+def images_of(name, splits, count=5, **more):
+    """Prepares grey images whose pixels and labels are their numbers."""
+
+    def prepared(folder):
+        features = {"image": tfds.features.Image(shape=(None, None, 1)),
+                    "label": tfds.features.ClassLabel(num_classes=26), **more}  # fmt: skip
+        rows = [
+            {"image": Image.fromarray(np.full((4, 4), k, np.uint8)), "label": k}
+            | ({"id": f"train_{k:05d}"} if more else {})
+            for k in range(1, count + 1)
+        ]
+        name_, _, config = name.partition("/")
+        return prepare(folder, name_, features, rows, splits, config=config or None)
+
+    return prepared
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_in_the_order_of_its_files(tmp_path, name):
+    images_of(name, ("train", "test"), id=tfds.features.Text())(tmp_path)
+    data = load_dataset(f"tfds:{name}", tmp_path)
+    assert (data.train_y.tolist(), data.note) == ([1, 2, 3, 4, 5], "")
+    assert data.train_x[:, 0, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert load_dataset(name, tmp_path).fingerprint() == data.fingerprint()
+
+
+def test_emnist_is_upright_and_counted_from_0(tmp_path):
+    images_of("emnist/letters", ("train", "test"))(tmp_path)
+    data = load_dataset("tfds:emnist/letters", tmp_path)
+    assert sorted(data.train_y) == [0, 1, 2, 3, 4]
+    assert (data.num_classes, data.note) == (26, "in the order of TFDS")
+
+
+@pytest.mark.parametrize(
+    ("splits", "tests", "note"),
+    [
+        (("train", "validation"), 5, ""), (("train", "test", "validation"), 5, "validation"),
+        (("train", "unlabelled"), 0, "unlabelled"),
+    ],
+)  # fmt: skip
+def test_splits_are_used_or_named(tmp_path, splits, tests, note):
+    images_of("mine", splits)(tmp_path)
+    data = load_dataset("tfds:mine", tmp_path)
+    assert data.num_test == tests
+    assert data.note == "in the order of TFDS" + (f"; not used: {note}" if note else "")
+
+
+def test_raw_files_come_before_prepared_ones(tmp_path):
+    images_of("mnist", ("train", "test"))(tmp_path)
+    assert load_dataset("mnist", tmp_path).note == "in the order of TFDS"
+    for file, array in zip(NAMES, emnist_arrays((1, 2, 7)), strict=True):
+        (tmp_path / "mnist" / file).write_bytes(idx_bytes(array))
+    assert load_dataset("mnist", tmp_path).note == ""
 
 
 def test_prepared_data_of_other_kinds(tmp_path):
@@ -128,7 +184,7 @@ def test_damage_that_shows_only_when_a_split_is_opened(tmp_path):
 
 def test_names_that_are_not_there(tmp_path):
     assert "'kmnist' isn't prepared in" in load_error("tfds:kmnist", tmp_path)
-    assert "needs TensorFlow. Prepare it once where" in load_error("tfds:kmnist", tmp_path)
+    assert "needs TensorFlow. Prepare it once where" in load_error("tfds:mnist", tmp_path)
     assert "isn't prepared in" in load_error("tfds:no_such_data", None)
     assert "A TFDS name is NAME, NAME/CONFIG" in load_error("tfds:huggingface:mnist", tmp_path)
     assert "A TFDS name is NAME, NAME/CONFIG" in load_error("tfds:../mnist", tmp_path)

@@ -1,0 +1,100 @@
+"""Which files and folders hold training samples, and which hold samples held out for testing."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+TRAIN = ("train", "training")
+TEST = ("test", "testing")
+VALIDATION = (
+    "val", "valid", "validation", "dev", "eval", "evaluation", "holdout", "heldout",
+)  # fmt: skip
+GROUPS = (TRAIN, TEST, VALIDATION)
+
+
+class Splits(NamedTuple):
+    """Files or folders, in the order in which they were given.
+
+    Attributes:
+      train: of training samples.
+      held_out: of test samples; without any, of validation samples.
+      unused: all others.
+    """
+
+    train: list[Path]
+    held_out: list[Path]
+    unused: list[Path]
+
+    def note(self, what: str = "") -> str:
+        """Return a remark that names what is not used, or an empty text."""
+        return unused_note([f"{what}{path.name}" for path in self.unused])
+
+
+def split_of(name: str) -> tuple[str, ...] | None:
+    """Return the group of a name such as "Test" or "data_train-0": the one whose word it has."""
+    words = set(re.findall("[a-z]+", name.replace("held_out", "heldout").casefold()))
+    groups = [group for group in GROUPS if words & {*group}]
+    return groups[0] if len(groups) == 1 else None
+
+
+def splits(places: Iterable[Path], whole: bool = False) -> Splits:
+    """Sort files or folders into those for training, for testing, and others.
+
+    Args:
+      places: the files or folders.
+      whole: their names must be such a word, in any case, as among folders of classes, which may
+        have names such as "train station".
+    """
+    places = list(places)
+    groups = [
+        None if whole and not place.name.isalpha() else split_of(place.stem) for place in places
+    ]
+    found = {group: [p for p, own in zip(places, groups, strict=True) if own == group]
+             for group in GROUPS}  # fmt: skip
+    held_out = found[TEST] or found[VALIDATION]
+    unused = [place for place in places if place not in (*found[TRAIN], *held_out)]
+    return Splits(found[TRAIN], held_out, unused)
+
+
+def one_each(files: Splits, endings: Sequence[str]) -> Splits:
+    """Keep one file of a split: that with a plain name, then that of the first ending."""
+
+    def first(paths: list[Path]) -> list[Path]:
+        ranked = sorted(
+            paths,
+            key=lambda path: (len(path.stem), endings.index(path.suffix.casefold()), path.name),
+        )
+        return ranked[:1]
+
+    train, held_out = first(files.train), first(files.held_out)
+    every = (*files.train, *files.held_out, *files.unused)
+    return Splits(train, held_out, [path for path in every if path not in (*train, *held_out)])
+
+
+def table_files(place: Path, endings: Sequence[str]) -> Splits:
+    """Return the files of a folder, or a single file, with the files that are not used.
+
+    Beside a single file for training, those of held-out samples are named as not used.
+    """
+    if place.is_dir():
+        inside = sorted(path for path in place.iterdir() if path.suffix.casefold() in endings)
+        return one_each(splits(inside), endings)
+    unused = []
+    if split_of(place.stem) == TRAIN:
+        beside = splits(sorted(place.parent.glob("*.*")))
+        unused = [path for path in beside.held_out if path.suffix.casefold() in endings]
+    return Splits([place] if place.exists() else [], [], unused)
+
+
+def unused_note(names: Sequence[str]) -> str:
+    """Return a remark that names what is not used, or an empty text."""
+    if not names:
+        return ""
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"not used: {', '.join(names[:5])}{more}"
+
+
+def notes(*parts: str) -> str:
+    """Join remarks; empty ones are left out."""
+    return "; ".join(filter(None, parts))

@@ -1,0 +1,235 @@
+"""Columns of CSV and Parquet files, read by pyarrow."""
+
+import csv
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedjax_pfl.data.arrow_files import open_parquet
+from fedjax_pfl.data.columns import Words, check_words, first_row, has_commas, is_number
+from fedjax_pfl.data.csv_files import check_header, read_rows
+from fedjax_pfl.data.files import reading, require_file, unreadable
+from fedjax_pfl.data.limits import require_memory
+from fedjax_pfl.utils.errors import InputError, shown
+
+LONGEST = 1000  # characters of a cell; NumPy takes as many for every other cell of its column
+_NAMELESS = re.compile(r"(Unnamed: [0-9]+)?|__index_level_[0-9]+__")
+# A quotation mark within a cell, which Python's strict parser understands or refuses.
+_INNER_QUOTE = re.compile(rb'"(?=[^,\r\n"])(?<=[^,\r\n"]")')  # begins with what is rare
+_CSV = "a CSV file in UTF-8"
+_TOGETHER = 4  # columns of a Parquet file that are decoded at once, which takes twice their size
+
+
+class Header(NamedTuple):
+    """Names of a file's columns; nameless ones are called "Unnamed: 0", as by pandas."""
+
+    names: list[str]
+    lines: int = 0
+
+
+def read_header(path: Path) -> Header:
+    """Return the names of the columns of a CSV or Parquet file.
+
+    Raises:
+      InputError: not such a file, two columns of one name, or cells that are not separated by
+        commas.
+    """
+    if is_parquet(path):
+        header = Header(list(open_parquet(path).schema_arrow.names))
+    else:
+        require_file(path)
+        with reading(path, _CSV), path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            first = next(filter(None, reader), [])
+            names = [cell.strip() or f"Unnamed: {k}" for k, cell in enumerate(first)]
+            header = Header(names, reader.line_num)
+        for mark in ";\t|" if len(header.names) == 1 else "":
+            if mark in header.names[0]:
+                raise InputError(
+                    f"{path} has cells that are separated by {mark!r}: write it with commas "
+                    "between cells and points in numbers."
+                )
+    check_header(path, header.names)
+    return header
+
+
+def is_parquet(path: Path) -> bool:
+    return path.suffix.casefold() == ".parquet"
+
+
+def nameless(names: Collection[str]) -> list[str]:
+    """Return the names of columns that nobody named, such as an index that pandas wrote."""
+    return [name for name in names if _NAMELESS.fullmatch(name)]
+
+
+def read_table(
+    path: Path, header: Header, numbers: Collection[str], words: Collection[str]
+) -> dict[str, Any]:
+    """Return columns of a file as Arrow arrays, numbers perhaps as text; others are not read.
+
+    Raises:
+      InputError: damaged, larger than memory, without rows, or rows of different lengths.
+    """
+    columns = [*dict.fromkeys([*numbers, *words])]
+    if is_parquet(path):
+        table = _read_parquet(path, columns)
+    else:
+        table = _read_csv(path, header, columns, {*numbers} - {*words})
+    if not len(table[columns[0]]):
+        raise InputError(f"{path} has no rows.")
+    return table
+
+
+def _read_parquet(path: Path, columns: list[str]) -> dict[str, Any]:
+    import pyarrow.parquet as pq  # slow import: only where it is used
+    from pyarrow import types
+
+    meta = open_parquet(path).metadata
+    require_memory(f"The cells of {path}", 8 * meta.num_rows * len(columns))
+    schema = open_parquet(path).schema_arrow
+    texts = []
+    for name in columns:
+        kind = schema.field(name).type
+        kind = kind.value_type if types.is_dictionary(kind) else kind
+        if types.is_string(kind) or types.is_large_string(kind):
+            texts.append(name)
+        elif not (
+            types.is_integer(kind)
+            or types.is_floating(kind)
+            or types.is_boolean(kind)
+            or types.is_decimal(kind)
+        ):
+            raise InputError(f"Column {name!r} of {path} must hold numbers or text, got {kind}.")
+    read = {}
+    with reading(path, "a Parquet file"):
+        # Texts stay in a dictionary: a few bytes may stand for a long text in each row.
+        file = pq.ParquetFile(path, read_dictionary=texts, pre_buffer=False)
+        for start in range(0, len(columns), _TOGETHER):
+            table = file.read(columns[start : start + _TOGETHER])
+            table.validate(full=True)
+            if len(table) != meta.num_rows:
+                why = f"it announces {meta.num_rows} rows, but {len(table)} are there"
+                raise unreadable(path, "a Parquet file", why)
+            read |= {name: table[name].combine_chunks() for name in table.column_names}
+    return read
+
+
+def _read_csv(
+    path: Path, header: Header, columns: list[str], numbers: Collection[str]
+) -> dict[str, Any]:
+    """Read a CSV file by pyarrow, or row by row for the reason why pyarrow doesn't read it.
+
+    pyarrow joins rows in which a quotation mark is open, and finds no reason for it.
+    """
+    import pyarrow as pa  # slow import: only where it is used
+    import pyarrow.csv
+
+    kinds = {name: pa.float32() if name in numbers else pa.string() for name in columns}
+    require_memory(f"The cells of {path}", require_file(path))
+    try:
+        with reading(path):
+            table = pyarrow.csv.read_csv(
+                path,
+                pyarrow.csv.ReadOptions(column_names=header.names, skip_rows=header.lines),
+                convert_options=pyarrow.csv.ConvertOptions(
+                    include_columns=columns, column_types=kinds, null_values=[]
+                ),
+            )
+            if len(table) == _plain_rows(path) - header.lines:
+                return {name: table[name].combine_chunks() for name in columns}
+    except pa.ArrowException:
+        pass
+    rows = read_rows(path, len(header.names))[1:]
+    places = [(name, header.names.index(name)) for name in columns]
+    return {name: pa.array([row[k] for row in rows], pa.string()) for name, k in places}
+
+
+def _plain_rows(path: Path) -> int:
+    """Return the number of lines with content; -1 if quotation marks may join some of them."""
+    lines = 0
+    with path.open("rb") as file:
+        for line in file:
+            lines += not line.isspace()
+            if b'"' in line and _INNER_QUOTE.search(line):
+                return -1
+    return lines
+
+
+def as_numbers(path: Path, name: str, column: Any, hint: str) -> np.ndarray:
+    """Convert a column to float32 [n].
+
+    Raises:
+      InputError: a cell without a finite number, which the message shows with its row.
+    """
+    import pyarrow as pa  # slow import: only where it is used
+    import pyarrow.compute as pc
+
+    try:
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            column = pc.utf8_trim_whitespace(column)
+        values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        values = np.array([_as_number(cell) for cell in column.to_pylist()])
+    wrong = np.flatnonzero(~np.isfinite(values))[:1]
+    if len(wrong):
+        cell = column[int(wrong[0])].as_py()
+        raise InputError(
+            f"Column {name!r} of {path} must hold numbers, got {shown(_text(cell))} in row "
+            f"{wrong[0] + 1}: {_advice(_text(cell), hint)}."
+        )
+    return values
+
+
+def _as_number(cell: Any) -> float:
+    return float(cell) if is_number(str(cell)) else np.nan
+
+
+def _text(cell: Any) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _advice(cell: str, hint: str) -> str:
+    if has_commas(cell):
+        return "write a decimal point, and nothing between thousands"
+    return hint
+
+
+def as_words(path: Path, name: str, column: Any) -> Words:
+    """Convert a column to text without blanks at the ends; whole numbers are written as 7.
+
+    Raises:
+      InputError: a row without a value, or with a word for a missing one; a text that is too long,
+        or equal numbers that are written in two ways.
+    """
+    import pyarrow as pa  # slow import: only where it is used
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        numbers = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        whole = np.all(np.isnan(numbers) | (np.mod(numbers, 1) == 0))
+        texts = [f"{x:.0f}" if whole else str(x) for x in np.nan_to_num(numbers).tolist()]
+        column = pa.array(texts, mask=np.isnan(numbers))
+    elif not pa.types.is_dictionary(kind):
+        column = column.cast(pa.string())
+    if not pa.types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    values = [_text(value).strip() for value in column.dictionary.to_pylist()]
+    rows = np.asarray(pc.fill_null(column.indices, -1), np.int64)
+    for k, value in enumerate(values):
+        if len(value) > LONGEST:
+            raise InputError(
+                f"Column {name!r} of {path} must hold texts of at most {LONGEST:,} characters, got "
+                f"{len(value):,} in row {first_row(rows, k)}: leave it out with skip_columns."
+            )
+    values, inverse = np.unique(np.array([*values, ""], dtype=str), return_inverse=True)
+    rows = inverse[rows]
+    used = np.unique(rows)
+    words = Words(values[used], np.searchsorted(used, rows))
+    check_words(f"Column {name!r} of {path}", words)
+    return words
