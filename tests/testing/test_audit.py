@@ -1,0 +1,189 @@
+"""Audits of differential privacy by attack: stated epsilons hold, and violations are found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing import audit
+from fedjax_pfl.testing.audit import audit_privacy, audit_uploads
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.uploads import pipeline
+from fedjax_pfl.uploads.pipeline import AdaptiveClip, ClientPrivacy, Uploads
+from fedjax_pfl.uploads.secure import FixedPoint
+from fedjax_pfl.utils.errors import InputError
+
+pytest.importorskip("dp_accounting")
+
+FEW = {"deltas": (0.1,), "members": 5, "draws": 2000}
+# Of 20 members, with s_b = 1: nearly the whole budget is that of the released sum of `next_bound`.
+ADAPTIVE = ClientPrivacy(2.0, 1.9, placement="distributed", adaptive=AdaptiveClip(), delta=1e-3)
+# 100 members whose noise has a deviation of .2 each, and numbers cut at 1.
+CUT = Uploads(
+    ClientPrivacy(2.0, 1.0, placement="distributed", delta=1e-3),
+    fixed_point=FixedPoint(32, 1.0, 1024),
+)
+
+
+def distributed(noise=1.0, **stages):
+    return Uploads(ClientPrivacy(2.0, noise, placement="distributed", delta=0.1), **stages)
+
+
+def counts_within(bound, norms, mask, noise, expected, quantile=0.5, rate=0.2):
+    """A release of the sum of b in {0, 1}, which one client changes by 1."""
+    share = (jnp.sum((norms <= bound) & mask) + noise) / expected
+    return bound * jnp.exp(-rate * (share - quantile))
+
+
+def without_noise(*args):
+    """An upload stage that forgets its noise."""
+    return args[1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        pytest.param(Uploads(ClientPrivacy(2.0, 1.0, delta=0.1)), {}, id="local"),
+        pytest.param(distributed(), {}, id="distributed"),
+        pytest.param(distributed(0.8), {"rate": 0.5, "rounds": 3}, id="poisson"),
+        pytest.param(distributed(fixed_point=FixedPoint(32, 32.0, 2**16)), {}, id="secure_bits"),
+    ],
+)
+def test_audit_of_uploads_holds(stage, options):
+    found = audit_uploads(stage, **FEW | options)
+    assert found.holds
+    assert 0.4 * found.stated[0] < found.lower[0]  # the attack is not blind
+
+
+def test_audit_of_the_adaptive_clip_holds():
+    found = audit_uploads(Uploads(ADAPTIVE), rounds=4, draws=2000, deltas=(0.1,))
+    assert found.holds and 0.4 * found.stated[1] < found.lower[1]
+
+
+def test_audit_exposes_a_count_of_sensitivity_one(monkeypatch):
+    """The adaptive clip once released the sum of b in {0, 1} with the noise of sensitivity 1/2."""
+    monkeypatch.setattr(pipeline, "next_bound", counts_within)
+    found = audit_uploads(Uploads(ADAPTIVE), rounds=4, draws=2000, deltas=(0.1,))
+    assert not found.holds and found.lower[1] > found.stated[1] + 0.3
+
+
+def test_audit_exposes_secure_numbers_that_cut_the_noise():
+    """They are refused before a run: what the refusal prevents."""
+    with pytest.raises(InputError, match="it would cut off the noise"):
+        CUT.fixed_point.check_noise(2.0, 1.0, 100, 100)
+    found = audit_uploads(CUT, members=100, draws=1000, deltas=(0.1,))
+    assert not found.holds and (found.lower > found.stated).all()
+
+
+def test_audit_exposes_missing_noise(monkeypatch):
+    monkeypatch.setattr(pipeline, "add_noise", without_noise)
+    assert not audit_uploads(distributed(), **FEW).holds
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("valid", [True, False])
+def test_audit_of_a_hundred_releases_of_the_adaptive_clip(valid, monkeypatch):
+    """20 clients, z = 1.9: epsilon 29.3 at delta 1e-3 was stated, and the sum of b costs 81.8.
+
+    No number of runs shows an epsilon of 29, but at large deltas the same guarantee states less.
+    """
+    if not valid:
+        monkeypatch.setattr(pipeline, "next_bound", counts_within)
+    found = audit_uploads(Uploads(ADAPTIVE), rounds=100, draws=4000)
+    np.testing.assert_allclose(found.stated[0], 28.06, rtol=0.05)
+    assert found.holds == valid
+
+
+def test_bounds_are_those_of_clopper_and_pearson():
+    """Of 8 and 1 of 10 guesses: 95 % intervals (.4439, .9748) and (.0025, .4450)."""
+    yes, no = np.repeat([1.0, 0.0], [8, 2]), np.repeat([1.0, 0.0], [1, 9])
+    (least,), (most,) = audit._rates(yes, no, np.array([0.5]), 0.025)
+    np.testing.assert_allclose([least, most], [0.4439, 0.4450], atol=1e-4)
+    np.testing.assert_allclose(audit._bounds(0.8, 0.2, 0.1), np.log(0.7 / 0.2))
+    assert audit._bounds(0.1, 0.2, 0.1) == 0
+    least, most = audit._rates(yes, no, np.array([-1.0, 2.0]), 0.025)
+    assert most[0] == 1 and least[1] == 0  # all and no guesses
+
+
+def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
+    """Of noise alone it proves nothing, whatever it found in the first half of the runs."""
+    rng = np.random.default_rng(0)
+    pair = rng.normal(size=(2, 400, 300))
+    found = audit._attacked([pair], (0.01,), (0.0,), 0.95)
+    assert found.holds and found.lower[0] == 0
+    learned = audit._rates(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
+    assert audit._bounds(*learned, 0.01) > 1  # which would have been a false alarm
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: audit_uploads(Uploads()), "needs a stage with ClientPrivacy"),
+        (lambda: audit_uploads(Uploads(ClientPrivacy(1.0, 1.0)), rate=0.5), "rate must be 1 with"),
+        (lambda: audit_uploads(distributed(), rate=1.5), r"rate must be in \(0, 1\]"),
+        (
+            lambda: audit_privacy(pfl.make_algorithm("fedavg"), toy_federation(), 1),
+            "needs a federation with dp='client' or 'sample'",
+        ),
+    ],
+)
+def test_what_can_not_be_audited_is_refused(call, words):
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def federation(**options):
+    options = {"dp_delta": 1e-3, "dp_clip": 0.5, "dp_noise": 1.0, "validation_size": 0} | options
+    return toy_federation(
+        (4, 4, 4), model="softmax", client_execution="vmap", dtype="float32", **options
+    )
+
+
+SUMS = {"dp": "client", "dp_placement": "distributed"}
+SAMPLES = {"dp": "sample", "dp_clip": 0.01, "batch_order": "poisson", "batch_size": 2}
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param("fedavg", {"dp": "client"}, id="local"),
+        pytest.param("feddwa", {"dp": "client"}, id="two-uploads"),
+        pytest.param("fedavg", SUMS, id="distributed"),
+        pytest.param("feddyn", SUMS, id="feddyn"),
+        pytest.param("fedavg", SUMS | {"participation": 0.6, "sampling": "poisson"}, id="poisson"),
+        pytest.param("fedavg", SUMS | {"secure_bits": 32}, id="secure_bits"),
+        pytest.param("fedavg", SAMPLES, id="sample"),
+        pytest.param("pfedme", SAMPLES, id="two-gradients"),
+    ],
+)
+def test_audit_of_simulations_holds(name, options):
+    found = audit_privacy(
+        pfl.make_algorithm(name), federation(**options), 2, seeds=1000, deltas=(0.1, 0.3)
+    )
+    assert found.holds, str(found)
+    assert found.lower.max() > 0.2, str(found)  # the attack is not blind
+
+
+@pytest.mark.costly
+def test_audit_of_a_simulation_exposes_numbers_that_cut_the_noise(monkeypatch):
+    """20 clients would be told epsilon 4 of sums without noise."""
+    secure = {"secure_bits": 32, "secure_options": {"span": 1e-3, "levels": 1024}}
+    cut = federation(**SUMS | secure)
+    algorithm = pfl.make_algorithm("fedavg")
+    with pytest.raises(InputError, match="it would cut off the noise"):
+        audit_privacy(algorithm, cut, 2, seeds=200)
+    monkeypatch.setattr("fedjax_pfl.engine.runs.check_noise", lambda *args: None)
+    found = audit_privacy(algorithm, cut, 2, seeds=200)
+    assert not found.holds and found.lower[0] > found.stated[-2]
+
+
+@pytest.mark.costly
+def test_audit_of_a_simulation_exposes_missing_noise(monkeypatch):
+    monkeypatch.setattr(pipeline, "add_noise", without_noise)
+    jax.clear_caches()  # of programs that are traced with the noise
+    options = SUMS | {"dp_noise": 2.0}
+    found = audit_privacy(pfl.make_algorithm("fedavg"), federation(**options), 2, seeds=200)
+    jax.clear_caches()
+    assert not found.holds
