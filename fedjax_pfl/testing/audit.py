@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.simulate import simulate
@@ -344,10 +344,8 @@ def _rates(
     """
     count = len(yes)
     right, wrong = (count - np.searchsorted(np.sort(x), thresholds) for x in (yes, no))
-    least, most = (
-        beta.ppf(alpha, right, count - right + 1),
-        beta.ppf(1 - alpha, wrong + 1, count - wrong),
-    )
+    least = betaincinv(np.maximum(right, 1), count - right + 1, alpha)
+    most = betaincinv(wrong + 1, np.maximum(count - wrong, 1), 1 - alpha)
     return np.where(right > 0, least, 0), np.where(wrong < count, most, 1)
 
 
