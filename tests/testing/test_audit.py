@@ -29,11 +29,11 @@ def adaptive(delta=0.1):
     return Uploads(ClientPrivacy(2.0, 1.9, "distributed", adaptive=how, delta=delta))
 
 
-def federation(dp="none", **options):
+def federation(dp="none", clients=3, **options):
     private = {"dp": dp, "dp_delta": 1e-3, "dp_clip": 0.5, "dp_noise": 1.0}
     options = (private if dp != "none" else {}) | {"validation_size": 0} | options
     return toy_federation(
-        (4, 4, 4), model="softmax", client_execution="vmap", dtype="float32", **options
+        (4,) * clients, model="softmax", client_execution="vmap", dtype="float32", **options
     )
 
 
@@ -93,17 +93,15 @@ def test_audit_exposes_missing_noise(monkeypatch):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("valid", [True, False])
-def test_audit_of_a_hundred_releases_of_the_adaptive_clip(valid, monkeypatch):
-    """20 clients, z = 1.9: epsilon 29.3 (RDP) at delta 1e-3 was stated where it was 81.8.
+def test_audit_exposes_a_hundred_releases_of_sensitivity_one(monkeypatch):
+    """20 clients, z = 1.9: epsilon 29.3 at delta 1e-3 was stated where it was 81.8.
 
     No number of runs shows an epsilon of 29, but at large deltas the same guarantee states less.
     """
-    if not valid:
-        monkeypatch.setattr(pipeline, "next_bound", counts_within)
-    found = audit_uploads(adaptive(1e-3), rounds=100, draws=4000)
-    np.testing.assert_allclose(found.stated[0], 28.5, atol=0.8)
-    assert found.holds == valid
+    monkeypatch.setattr(pipeline, "next_bound", counts_within)
+    found = audit_uploads(adaptive(1e-3), rounds=100, draws=2500, deltas=(0.99,))
+    np.testing.assert_allclose(found.stated[0], 29.33, atol=0.01)
+    assert found.lower[1] > found.stated[1]
 
 
 def test_bounds_are_those_of_clopper_and_pearson():
@@ -171,15 +169,15 @@ def test_audit_of_simulations_holds(name, options):
 
 @pytest.mark.costly
 def test_audit_of_a_simulation_exposes_numbers_that_cut_the_noise(monkeypatch):
-    """20 clients would be told epsilon 4 of sums without noise."""
+    """Updates of clients with the same sign are sent without noise."""
     secure = {"secure_bits": 32, "secure_options": {"span": 1e-3, "levels": 1024}}
-    cut = federation(**SUMS | secure)
+    cut = federation(clients=12, **SUMS | secure)
     algorithm = pfl.make_algorithm("fedavg")
     with pytest.raises(InputError, match="it would cut off the noise"):
-        audit_privacy(algorithm, cut, 2, seeds=200)
+        audit_privacy(algorithm, cut, 2, seeds=600)
     monkeypatch.setattr("fedjax_pfl.engine.runs.check_noise", lambda *args: None)
-    found = audit_privacy(algorithm, cut, 2, seeds=200)
-    assert not found.holds and found.lower[0] > found.stated[-2]
+    found = audit_privacy(algorithm, cut, 2, seeds=600)
+    assert (found.lower > found.stated)[2:4].all(), str(found)  # at deltas .1 and .5
 
 
 @pytest.mark.costly
