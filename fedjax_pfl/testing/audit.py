@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.stats import beta
+from scipy.special import betaincinv
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.simulate import simulate
@@ -117,13 +117,14 @@ def audit_privacy(
     def released(present: float, others: float) -> np.ndarray:
         simulation = Simulation(algorithm, world(present, others), **options)
         state, seen = simulation.init(rounds), []
-        before = _flat(_of_server(state.states))
+        before = _flat(_of_server(state.states), seeds)
         for _ in range(rounds):
             state, _ = simulation.step(state)
-            after = _flat(_of_server(state.states))
+            after = _flat(_of_server(state.states), seeds)
             seen.append(after - before)
             if not stage.noise_of_sums:
-                seen.append(_flat(jax.tree.map(lambda x: x[:, client], state.states.errors)))
+                uploaded = jax.tree.map(lambda x: x[:, client], state.states.errors)
+                seen.append(_flat(uploaded, seeds))
             before = after
         return np.concatenate(seen, axis=1)
 
@@ -267,11 +268,11 @@ def _of_server(states: State) -> list[jax.Array]:
     return leaves
 
 
-def _flat(states: Tree) -> np.ndarray:
+def _flat(states: Tree, runs: int) -> np.ndarray:
     """Return the float leaves [R, ...] as one array [R, d]."""
     leaves = [leaf for leaf in jax.tree.leaves(states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    rows = [np.asarray(leaf, np.float64).reshape(len(leaf), -1) for leaf in leaves]
-    return np.concatenate(rows, axis=1)
+    rows = [np.asarray(leaf, np.float64).reshape(runs, -1) for leaf in leaves]
+    return np.concatenate([np.zeros((runs, 0)), *rows], axis=1)
 
 
 def _attacked(
@@ -344,10 +345,8 @@ def _rates(
     """
     count = len(yes)
     right, wrong = (count - np.searchsorted(np.sort(x), thresholds) for x in (yes, no))
-    least, most = (
-        beta.ppf(alpha, right, count - right + 1),
-        beta.ppf(1 - alpha, wrong + 1, count - wrong),
-    )
+    least = betaincinv(np.maximum(right, 1), count - right + 1, alpha)
+    most = betaincinv(wrong + 1, np.maximum(count - wrong, 1), 1 - alpha)
     return np.where(right > 0, least, 0), np.where(wrong < count, most, 1)
 
 

@@ -16,18 +16,25 @@ from fedjax_pfl.utils.errors import InputError
 
 pytest.importorskip("dp_accounting")
 
-FEW = {"deltas": (0.1,), "members": 5, "draws": 2000}
-# Of 20 members, with s_b = 1: nearly the whole budget is that of the released sum of `next_bound`.
-ADAPTIVE = ClientPrivacy(2.0, 1.9, placement="distributed", adaptive=AdaptiveClip(), delta=1e-3)
-# 100 members whose noise has a deviation of .2 each, and numbers cut at 1.
-CUT = Uploads(
-    ClientPrivacy(2.0, 1.0, placement="distributed", delta=1e-3),
-    fixed_point=FixedPoint(32, 1.0, 1024),
-)
+FEW = {"deltas": (), "members": 5, "draws": 2000}
 
 
 def distributed(noise=1.0, **stages):
     return Uploads(ClientPrivacy(2.0, noise, placement="distributed", delta=0.1), **stages)
+
+
+def adaptive(delta=0.1):
+    """Of 20 members s_b is 1: nearly the whole budget goes into the sum of `next_bound`."""
+    how = AdaptiveClip()
+    return Uploads(ClientPrivacy(2.0, 1.9, "distributed", adaptive=how, delta=delta))
+
+
+def federation(dp="none", clients=3, **options):
+    private = {"dp": dp, "dp_delta": 1e-3, "dp_clip": 0.5, "dp_noise": 1.0}
+    options = (private if dp != "none" else {}) | {"validation_size": 0} | options
+    return toy_federation(
+        (4,) * clients, model="softmax", client_execution="vmap", dtype="float32", **options
+    )
 
 
 def counts_within(bound, norms, mask, noise, expected, quantile=0.5, rate=0.2):
@@ -46,34 +53,38 @@ def without_noise(*args):
     [
         pytest.param(Uploads(ClientPrivacy(2.0, 1.0, delta=0.1)), {}, id="local"),
         pytest.param(distributed(), {}, id="distributed"),
-        pytest.param(distributed(0.8), {"rate": 0.5, "rounds": 3}, id="poisson"),
-        pytest.param(distributed(fixed_point=FixedPoint(32, 32.0, 2**16)), {}, id="secure_bits"),
+        pytest.param(adaptive(), {"members": 20}, id="adaptive", marks=pytest.mark.costly),
+        pytest.param(
+            distributed(0.8), {"rate": 0.5, "rounds": 3}, id="poisson", marks=pytest.mark.costly
+        ),
+        pytest.param(
+            distributed(fixed_point=FixedPoint(32, 32.0, 2**16)),
+            {},
+            id="secure_bits",
+            marks=pytest.mark.costly,
+        ),
     ],
 )
 def test_audit_of_uploads_holds(stage, options):
     found = audit_uploads(stage, **FEW | options)
     assert found.holds
-    assert 0.4 * found.stated[0] < found.lower[0]  # the attack is not blind
+    assert found.lower[0] > 0.3 * found.stated[0]  # the attack is not blind
 
 
-def test_audit_of_the_adaptive_clip_holds():
-    found = audit_uploads(Uploads(ADAPTIVE), rounds=4, draws=2000, deltas=(0.1,))
-    assert found.holds and 0.4 * found.stated[1] < found.lower[1]
-
-
-def test_audit_exposes_a_count_of_sensitivity_one(monkeypatch):
-    """The adaptive clip once released the sum of b in {0, 1} with the noise of sensitivity 1/2."""
+def test_audit_exposes_an_adaptive_clip_of_sensitivity_one(monkeypatch):
+    """It once released the sum of b in {0, 1} with the noise of sensitivity 1/2."""
     monkeypatch.setattr(pipeline, "next_bound", counts_within)
-    found = audit_uploads(Uploads(ADAPTIVE), rounds=4, draws=2000, deltas=(0.1,))
-    assert not found.holds and found.lower[1] > found.stated[1] + 0.3
+    found = audit_uploads(adaptive(), **FEW | {"members": 20})
+    assert not found.holds and found.lower[0] > 2 * found.stated[0]
 
 
 def test_audit_exposes_secure_numbers_that_cut_the_noise():
-    """They are refused before a run: what the refusal prevents."""
+    """A member's noise has a deviation of 0.4: they are refused before a run, and not here."""
+    numbers = FixedPoint(32, 1.0, 1024)
     with pytest.raises(InputError, match="it would cut off the noise"):
-        CUT.fixed_point.check_noise(2.0, 1.0, 100, 100)
-    found = audit_uploads(CUT, members=100, draws=1000, deltas=(0.1,))
-    assert not found.holds and (found.lower > found.stated).all()
+        numbers.check_noise(2.0, 1.0, 25, 25)
+    found = audit_uploads(distributed(fixed_point=numbers), members=25, draws=600, deltas=())
+    assert not found.holds and found.lower[0] > 3 * found.stated[0]
 
 
 def test_audit_exposes_missing_noise(monkeypatch):
@@ -82,17 +93,15 @@ def test_audit_exposes_missing_noise(monkeypatch):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("valid", [True, False])
-def test_audit_of_a_hundred_releases_of_the_adaptive_clip(valid, monkeypatch):
-    """20 clients, z = 1.9: epsilon 29.3 at delta 1e-3 was stated, and the sum of b costs 81.8.
+def test_audit_exposes_a_hundred_releases_of_sensitivity_one(monkeypatch):
+    """20 clients, z = 1.9: epsilon 29.3 at delta 1e-3 was stated where it was 81.8.
 
     No number of runs shows an epsilon of 29, but at large deltas the same guarantee states less.
     """
-    if not valid:
-        monkeypatch.setattr(pipeline, "next_bound", counts_within)
-    found = audit_uploads(Uploads(ADAPTIVE), rounds=100, draws=4000)
-    np.testing.assert_allclose(found.stated[0], 28.06, rtol=0.05)
-    assert found.holds == valid
+    monkeypatch.setattr(pipeline, "next_bound", counts_within)
+    found = audit_uploads(adaptive(1e-3), rounds=100, draws=2500, deltas=(0.99,))
+    np.testing.assert_allclose(found.stated[0], 29.33, atol=0.01)
+    assert found.lower[1] > found.stated[1]
 
 
 def test_bounds_are_those_of_clopper_and_pearson():
@@ -113,7 +122,7 @@ def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
     found = audit._attacked([pair], (0.01,), (0.0,), 0.95)
     assert found.holds and found.lower[0] == 0
     learned = audit._rates(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
-    assert audit._bounds(*learned, 0.01) > 1  # which would have been a false alarm
+    assert audit._bounds(*learned, 0.01) > 0.9  # a false alarm
 
 
 @pytest.mark.parametrize(
@@ -123,21 +132,14 @@ def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
         (lambda: audit_uploads(Uploads(ClientPrivacy(1.0, 1.0)), rate=0.5), "rate must be 1 with"),
         (lambda: audit_uploads(distributed(), rate=1.5), r"rate must be in \(0, 1\]"),
         (
-            lambda: audit_privacy(pfl.make_algorithm("fedavg"), toy_federation(), 1),
-            "needs a federation with dp='client' or 'sample'",
+            lambda: audit_privacy(pfl.make_algorithm("fedavg"), federation(dp="none"), 1),
+            "needs a federation with dp='client' or dp='sample'",
         ),
     ],
 )
 def test_what_can_not_be_audited_is_refused(call, words):
     with pytest.raises(InputError, match=words):
         call()
-
-
-def federation(**options):
-    options = {"dp_delta": 1e-3, "dp_clip": 0.5, "dp_noise": 1.0, "validation_size": 0} | options
-    return toy_federation(
-        (4, 4, 4), model="softmax", client_execution="vmap", dtype="float32", **options
-    )
 
 
 SUMS = {"dp": "client", "dp_placement": "distributed"}
@@ -150,7 +152,6 @@ SAMPLES = {"dp": "sample", "dp_clip": 0.01, "batch_order": "poisson", "batch_siz
     [
         pytest.param("fedavg", {"dp": "client"}, id="local"),
         pytest.param("feddwa", {"dp": "client"}, id="two-uploads"),
-        pytest.param("fedavg", SUMS, id="distributed"),
         pytest.param("feddyn", SUMS, id="feddyn"),
         pytest.param("fedavg", SUMS | {"participation": 0.6, "sampling": "poisson"}, id="poisson"),
         pytest.param("fedavg", SUMS | {"secure_bits": 32}, id="secure_bits"),
@@ -160,7 +161,7 @@ SAMPLES = {"dp": "sample", "dp_clip": 0.01, "batch_order": "poisson", "batch_siz
 )
 def test_audit_of_simulations_holds(name, options):
     found = audit_privacy(
-        pfl.make_algorithm(name), federation(**options), 2, seeds=1000, deltas=(0.1, 0.3)
+        pfl.make_algorithm(name), federation(**options), 2, seeds=600, deltas=(0.1, 0.3)
     )
     assert found.holds, str(found)
     assert found.lower.max() > 0.2, str(found)  # the attack is not blind
@@ -168,15 +169,15 @@ def test_audit_of_simulations_holds(name, options):
 
 @pytest.mark.costly
 def test_audit_of_a_simulation_exposes_numbers_that_cut_the_noise(monkeypatch):
-    """20 clients would be told epsilon 4 of sums without noise."""
+    """Updates of clients with the same sign are sent without noise."""
     secure = {"secure_bits": 32, "secure_options": {"span": 1e-3, "levels": 1024}}
-    cut = federation(**SUMS | secure)
+    cut = federation(clients=12, **SUMS | secure)
     algorithm = pfl.make_algorithm("fedavg")
     with pytest.raises(InputError, match="it would cut off the noise"):
-        audit_privacy(algorithm, cut, 2, seeds=200)
+        audit_privacy(algorithm, cut, 2, seeds=600)
     monkeypatch.setattr("fedjax_pfl.engine.runs.check_noise", lambda *args: None)
-    found = audit_privacy(algorithm, cut, 2, seeds=200)
-    assert not found.holds and found.lower[0] > found.stated[-2]
+    found = audit_privacy(algorithm, cut, 2, seeds=600)
+    assert (found.lower > found.stated)[2:4].all(), str(found)  # at deltas .1 and .5
 
 
 @pytest.mark.costly

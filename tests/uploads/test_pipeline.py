@@ -239,6 +239,7 @@ def test_secure_sums_wrap_modulo():
     FixedPoint(8, 1.0, 51).validate(5)
 
 
+@pytest.mark.costly
 def test_secure_aggregation_keeps_distributed_noise():
     """Over a grid, sums of two neighbours have the noise that is promised, or are refused."""
     accepted, size = 0, 400
