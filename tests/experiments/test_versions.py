@@ -10,6 +10,7 @@ import fedjax_pfl as pfl
 from experiments import compare
 from experiments.figures.loading import find
 from experiments.figures.selection import differing_settings
+from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.engine.fingerprint import JAX, check_same
 from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY
 from fedjax_pfl.results.result_files import digest
@@ -85,7 +86,7 @@ def of_0_3(finished, tmp_path):
     record["flags"] = {k: v for k, v in record["flags"].items() if not k.endswith("revision")}
     (folder / "run.json").write_text(json.dumps(record))
     config = read_json(folder / "local/config.json")
-    assert config.pop("revision") == "1.1" and config.pop("code") == []
+    assert config.pop("revision") == f"{ENGINE_REVISION}.1" and config.pop("code") == []
     config["versions"]["fedjax_pfl"] = "0.3.0"
     (folder / "local/config.json").write_text(json.dumps(config))
     path = folder / "local/result.json"
@@ -116,5 +117,6 @@ def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
     monkeypatch.setattr(pfl.core.ALGORITHMS["local"], "revision", 2)
     assert run_in(finished, *WORDS) == 2
-    text = "was made with other code: local.revision was '1.1' and is '1.2'. Give --accept_changed"
+    before, now = (f"{ENGINE_REVISION}.{k}" for k in (1, 2))
+    text = f"with other code: local.revision was '{before}' and is '{now}'. Give --accept_changed"
     assert text in capsys.readouterr().err
