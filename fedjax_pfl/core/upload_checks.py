@@ -1,5 +1,7 @@
 """Checks of an algorithm against the federation's upload options and robust rule."""
 
+from typing import Any
+
 import numpy as np
 
 from fedjax_pfl.aggregation.aggregators import check_aggregator
@@ -123,7 +125,7 @@ def check_noise(federation: Federation, clip: float, noise: float) -> None:
       InputError: secure aggregation would remove a part of the noise; or with an adaptive clip it
         is not below 2 s_b, so no noise is left for the updates.
     """
-    stage = federation.uploads
+    stage: Any = federation.uploads  # without `privacy`, a stage of one's own
     privacy = getattr(stage, "privacy", None)
     if privacy is None:
         return

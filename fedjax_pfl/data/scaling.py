@@ -71,10 +71,11 @@ def input_scaling(
     allowed = "a Partition, such as make_partition gives, or None"
     good = partition is None or isinstance(partition, Partition)
     require(good, "partition", type(partition).__name__, allowed)
-    name = resolved_scaling(name, dataset)
-    if isinstance(name, Sequence) and not isinstance(name, str) and len(name) == 2:
-        return _constants(name, dataset)
-    require_name("input scaling", name, SCALINGS)
+    given = resolved_scaling(name, dataset)
+    if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
+        return _constants(given, dataset)
+    require_name("input scaling", given, SCALINGS)
+    name = str(given)
     if dataset.vocab_size is not None and name != "raw":
         raise InputError(
             f"Samples of data set {dataset.name!r} are token ids, which are never scaled: "

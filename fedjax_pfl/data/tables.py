@@ -171,7 +171,7 @@ def as_numbers(path: Path, name: str, column: Any, hint: str) -> np.ndarray:
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            column = pc.utf8_trim_whitespace(column)
+            column = pc.call_function("utf8_trim_whitespace", [column])
         values = column.cast(pa.float32(), safe=False).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         values = np.array([_as_number(cell) for cell in column.to_pylist()])

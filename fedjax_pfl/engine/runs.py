@@ -261,10 +261,8 @@ def _variant(
     if rule is not None:
         rule.validate(int(federation.participation.expected))
     if federation.privacy is not None:
-        clip, noisy = (
-            numbers.get(f"dp_{name}", getattr(federation.privacy, name))
-            for name in ("clip", "noise")
-        )
+        clip: Any = numbers.get("dp_clip", federation.privacy.clip)
+        noisy: Any = numbers.get("dp_noise", federation.privacy.noise)
         check_noise(federation, float(clip), float(np.max(noisy)))
     seed: Any = np.uint32(0)
     variant, numbers = jax.tree.map(lambda leaf: _strong(leaf, dtype), (variant, numbers))

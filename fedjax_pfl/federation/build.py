@@ -62,7 +62,6 @@ def federate(
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
     seen = groups[ModelOptions].notes(dataset, partition)
-    groups[PrivacyOptions].check_scaling(groups[InputOptions].input_scaling, dataset)
     dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"

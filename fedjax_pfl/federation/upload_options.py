@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.federation.threat_options import ThreatOptions, described, made_with, on_device
@@ -83,16 +82,6 @@ class PrivacyOptions(Group):
         if self.dp == "sample" and (self.dp_adaptive_clip or self.dp_placement != "local"):
             name = "dp_adaptive_clip" if self.dp_adaptive_clip else "dp_placement"
             raise InputError(f"{name} is of updates: it must go with dp='client'.")
-
-    def check_scaling(self, name: str, dataset: Dataset) -> None:
-        """Raise `InputError` if inputs are scaled by statistics of samples, which have no noise."""
-        name = dataset.input_scaling if name == "default" else name
-        if self.dp != NONE and name == "standard":
-            raise InputError(
-                "input_scaling='standard' takes exact means and deviations of all clients' samples "
-                f"to every model, which dp={self.dp!r} does not cover: scale the columns by public "
-                "constants and give input_scaling='raw'."
-            )
 
     def of_samples(self, dtype: str) -> SamplePrivacy | None:
         """Return clipping and noise of local gradients; noise for an epsilon follows later."""

@@ -30,7 +30,7 @@ from fedjax_pfl.data.sources.source_registry import register_dataset
 from fedjax_pfl.data.sources.splits import TEST, TRAIN, VALIDATION, unused_note
 from fedjax_pfl.utils.errors import InputError
 
-_WORDS = dict.fromkeys(("images", "samples", "data", "features", "inputs"), "x")
+_WORDS: dict[str, str] = dict.fromkeys(("images", "samples", "data", "features", "inputs"), "x")
 _WORDS |= dict.fromkeys(("labels", "label", "targets", "target"), "y")
 
 
