@@ -1,7 +1,8 @@
 """The shared checks of algorithms, and audits of differential privacy."""
 
-from fedjax_pfl.testing.audit import Audit, audit_privacy, audit_uploads
+from fedjax_pfl.testing.audit import audit_privacy, audit_uploads
 from fedjax_pfl.testing.checks import CHECKS
+from fedjax_pfl.testing.guesses import Audit
 from fedjax_pfl.testing.suite import check_algorithm
 
 __all__ = ["CHECKS", "Audit", "audit_privacy", "audit_uploads", "check_algorithm"]

@@ -5,20 +5,20 @@ who sees what is released guesses which of the two it was. How often it is right
 below, and this bound may not exceed the stated epsilon.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from scipy.special import betaincinv
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.testing.guesses import Audit, attacked
 from fedjax_pfl.uploads.accounting import Release, epsilon
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo
@@ -28,42 +28,7 @@ from fedjax_pfl.utils.typing import Key, Stack, State, Tree
 
 DELTAS = (0.01, 0.1, 0.5, 0.9, 0.99)
 FAR = 1e6  # norm of a worst update before it is clipped
-THRESHOLDS = 401
 OTHERS = (0.0, 1.0)  # the others' updates: zero, or the same as the worst one
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Stated epsilons and what an attack proves, at several deltas.
-
-    Attributes:
-      deltas: [K].
-      stated: [K], the stated epsilon at each delta.
-      lower: [K], lower bounds of epsilon that hold together at the confidence of the audit.
-      runs: number of runs with the contribution, and of those without it.
-      present, absent: [runs], the attack's statistic, large where it guesses "present"; that of
-        the delta at which `lower` exceeds `stated` by most.
-    """
-
-    deltas: np.ndarray
-    stated: np.ndarray
-    lower: np.ndarray
-    runs: int
-    present: np.ndarray
-    absent: np.ndarray
-
-    @property
-    def holds(self) -> bool:
-        """Whether no lower bound exceeds the stated epsilon."""
-        return bool((self.lower <= self.stated).all())
-
-    def __str__(self) -> str:
-        """Format a line for each delta."""
-        lines = [f"delta      stated  at least  ({self.runs} runs each)"]
-        for delta, stated, lower in zip(self.deltas, self.stated, self.lower, strict=True):
-            mark = "" if lower <= stated else "  VIOLATED"
-            lines.append(f"{delta:<9g}{stated:8.3f}{lower:10.3f}{mark}")
-        return "\n".join(lines)
 
 
 def audit_privacy(
@@ -136,7 +101,7 @@ def audit_privacy(
     ]
     others = OTHERS if privacy.unit == "client" else OTHERS[:1]
     pairs = ((released(1.0, other), released(0.0, other)) for other in others)
-    return _attacked(pairs, deltas, stated, confidence)
+    return attacked(pairs, deltas, stated, confidence)
 
 
 def audit_uploads(
@@ -202,7 +167,7 @@ def audit_uploads(
     release = Release(float(privacy.noise), rounds, rate)
     stated = [epsilon([release], delta) for delta in deltas]
     pairs = ((released(1.0, other), released(0.0, other)) for other in OTHERS)
-    return _attacked(pairs, deltas, stated, confidence)
+    return attacked(pairs, deltas, stated, confidence)
 
 
 @struct
@@ -273,83 +238,3 @@ def _flat(states: Tree, runs: int) -> np.ndarray:
     leaves = [leaf for leaf in jax.tree.leaves(states) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
     rows = [np.asarray(leaf, np.float64).reshape(runs, -1) for leaf in leaves]
     return np.concatenate([np.zeros((runs, 0)), *rows], axis=1)
-
-
-def _attacked(
-    pairs: Iterable[tuple[Any, Any]],
-    deltas: Sequence[float],
-    stated: Sequence[float],
-    confidence: float,
-) -> Audit:
-    """Return the audit of pairs of what is released [S, F] with and without a contribution.
-
-    On the first half of the runs the attack learns the statistic, a weighted sum of all numbers,
-    and chooses pair, direction of the guess and threshold for each delta. Bounds are of the second
-    half, so the choice does not bias them.
-    """
-    alpha = (1 - confidence) / (2 * len(deltas))  # two rates for each delta
-    guesses = []
-    for pair in pairs:
-        present, absent = (np.asarray(seen, np.float64) for seen in pair)
-        half = len(present) // 2
-        weights = _weights(present[:half], absent[:half])
-        yes, no = present @ weights, absent @ weights
-        guesses += [_Guess(yes, no, half, alpha), _Guess(-no, -yes, half, alpha)]
-    lower, used = [], []
-    for delta in deltas:
-        learned = [_bounds(*guess.learned, delta) for guess in guesses]
-        best = int(np.argmax([bounds.max() for bounds in learned]))
-        threshold = int(learned[best].argmax())
-        lower.append(_bounds(*guesses[best].held_out(threshold), delta).item())
-        used.append(guesses[best])
-    worst = used[int(np.argmax(np.subtract(lower, stated)))]
-    return Audit(
-        np.array(deltas), np.array(stated), np.array(lower), len(worst.yes), worst.yes, worst.no
-    )
-
-
-class _Guess:
-    """The rates of guesses beyond thresholds, of a statistic [S] with and without a contribution.
-
-    Attributes:
-      yes, no: the statistic, on the side of the guess.
-      learned: bounds of the rates at all thresholds, on the first `half` of the runs.
-    """
-
-    def __init__(self, yes: np.ndarray, no: np.ndarray, half: int, alpha: float):
-        self.yes, self.no, self._half, self._alpha = yes, no, half, alpha
-        seen = np.concatenate([yes[:half], no[:half]])
-        self._thresholds = np.quantile(seen, np.linspace(0, 1, THRESHOLDS))
-        self.learned = _rates(yes[:half], no[:half], self._thresholds, alpha)
-
-    def held_out(self, threshold: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the bounds at one threshold, on the second half of the runs."""
-        rest = slice(self._half, None)
-        chosen = self._thresholds[threshold, None]
-        return _rates(self.yes[rest], self.no[rest], chosen, self._alpha)
-
-
-def _weights(present: np.ndarray, absent: np.ndarray) -> np.ndarray:
-    """Return the weights [F] of the linear statistic, the best one for independent numbers."""
-    spread = (present.var(axis=0) + absent.var(axis=0)) / 2
-    least = max(1e-9 * spread.max(), 1e-30)  # of numbers without noise
-    return (present.mean(axis=0) - absent.mean(axis=0)) / np.maximum(spread, least)
-
-
-def _rates(
-    yes: np.ndarray, no: np.ndarray, thresholds: np.ndarray, alpha: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return (a lower bound of P(yes), an upper bound of P(no)) to be beyond each threshold.
-
-    By Clopper and Pearson (1934), each with confidence 1 - alpha.
-    """
-    count = len(yes)
-    right, wrong = (count - np.searchsorted(np.sort(x), thresholds) for x in (yes, no))
-    least = betaincinv(np.maximum(right, 1), count - right + 1, alpha)
-    most = betaincinv(wrong + 1, np.maximum(count - wrong, 1), 1 - alpha)
-    return np.where(right > 0, least, 0), np.where(wrong < count, most, 1)
-
-
-def _bounds(least: np.ndarray, most: np.ndarray, delta: float) -> np.ndarray:
-    """Return lower bounds of epsilon, since P(yes) <= exp(epsilon) P(no) + delta."""
-    return np.log(np.maximum((least - delta) / most, 1))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing import audit
+from fedjax_pfl.testing import guesses
 from fedjax_pfl.testing.audit import audit_privacy, audit_uploads
 from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.uploads import pipeline
@@ -107,11 +107,11 @@ def test_audit_exposes_a_hundred_releases_of_sensitivity_one(monkeypatch):
 def test_bounds_are_those_of_clopper_and_pearson():
     """Of 8 and 1 of 10 guesses: 95 % intervals (.4439, .9748) and (.0025, .4450)."""
     yes, no = np.repeat([1.0, 0.0], [8, 2]), np.repeat([1.0, 0.0], [1, 9])
-    (least,), (most,) = audit._rates(yes, no, np.array([0.5]), 0.025)
+    (least,), (most,) = guesses.rates_of(yes, no, np.array([0.5]), 0.025)
     np.testing.assert_allclose([least, most], [0.4439, 0.4450], atol=1e-4)
-    np.testing.assert_allclose(audit._bounds(0.8, 0.2, 0.1), np.log(0.7 / 0.2))
-    assert audit._bounds(0.1, 0.2, 0.1) == 0
-    least, most = audit._rates(yes, no, np.array([-1.0, 2.0]), 0.025)
+    np.testing.assert_allclose(guesses.bounds_of(0.8, 0.2, 0.1), np.log(0.7 / 0.2))
+    assert guesses.bounds_of(0.1, 0.2, 0.1) == 0
+    least, most = guesses.rates_of(yes, no, np.array([-1.0, 2.0]), 0.025)
     assert most[0] == 1 and least[1] == 0  # all and no guesses
 
 
@@ -119,10 +119,10 @@ def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
     """Of noise alone it proves nothing, whatever it found in the first half of the runs."""
     rng = np.random.default_rng(0)
     pair = rng.normal(size=(2, 400, 300))
-    found = audit._attacked([pair], (0.01,), (0.0,), 0.95)
+    found = guesses.attacked([pair], (0.01,), (0.0,), 0.95)
     assert found.holds and found.lower[0] == 0
-    learned = audit._rates(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
-    assert audit._bounds(*learned, 0.01) > 0.9  # a false alarm
+    learned = guesses.rates_of(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
+    assert guesses.bounds_of(*learned, 0.01) > 0.9  # a false alarm
 
 
 @pytest.mark.parametrize(

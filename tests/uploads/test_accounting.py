@@ -122,6 +122,7 @@ GAUSSIAN = dp.GaussianDpEvent(1.5)
             [[4, 0], [4, 3]],
             [[(dp.TruncatedSubsampledGaussianDpEvent(8, 0.5, 5, 1.5), 8)], [(GAUSSIAN, 3)]],
             id="poisson-minibatches",
+            marks=pytest.mark.costly,
         ),
         pytest.param(
             SAMPLES | {"per_batch": 2, "adapted": [[[0.25, 0.5], None, [2, 0]]]},
@@ -131,6 +132,7 @@ GAUSSIAN = dp.GaussianDpEvent(1.5)
                 [(dp.GaussianDpEvent(1.5 / 2**0.5), 2)],
             ],
             id="two-gradients-and-adaptation",
+            marks=pytest.mark.costly,
         ),
     ],
 )
