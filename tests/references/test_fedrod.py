@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.references import fedavg, fedrod, network
+from tests.references import fedrod, network
 from tests.references.small import (
     CLASSES,
-    EVERYBODY,
-    PARTIAL,
-    assert_same,
     differences,
     flat,
 )
@@ -24,12 +21,6 @@ def without_class(setting, client, missing):
 
 
 # ------------------------------------------------------------------ the losses
-
-
-def test_counts_of_classes():
-    np.testing.assert_allclose(
-        fedrod.log_counts(np.array([0, 2, 2, 2]), 4), [0, -np.inf, np.log(3), -np.inf]
-    )
 
 
 @pytest.mark.parametrize("missing", [None, 1])
@@ -57,15 +48,3 @@ def test_balanced_loss_and_its_gradient(setting, missing):
 
 
 # ------------------------------------------------------------------ the rounds
-
-
-@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
-def test_with_equal_counts_the_generic_model_is_fedavgs(setting, cohorts):
-    y, clients = setting.y.copy(), []
-    for client in setting.clients:
-        own = client["samples"]
-        y[own] = np.arange(len(own)) % CLASSES
-        clients.append({"samples": own[: len(own) // CLASSES * CLASSES]})
-    common = setting.but(cohorts=cohorts, y=y, clients=clients)
-    for models, expected in zip(fedrod.run(common), fedavg.run(common), strict=True):
-        assert_same(models["global"], expected["global"])

@@ -3,15 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.references import fedavg, network, pfedhn, pfedla
-from tests.references.local_sgd import sgd
-from tests.references.small import CLASSES, COUNT, PARTIAL, RATES, assert_same
+from tests.references import network, pfedhn, pfedla
+from tests.references.small import CLASSES, COUNT
 
 # ---- pFedHN
-
-
-PLAIN = {"momentum": 0.0, "weight_decay": 0.0, "clip": None}
-UNDECAYED = {"server_momentum": 0.0, "server_decay": 0.0, "server_clip": None}
 
 
 def hypernetwork(like, noise=0.0):
@@ -22,16 +17,6 @@ def hypernetwork(like, noise=0.0):
     for layer in pfedhn.layers_in_order(psi):
         layer["bias"] = layer["bias"] + noise * rng.normal(size=layer["bias"].shape)
     return {"embeddings": embeddings, "hypernetwork": psi}
-
-
-def biases_alone(like):
-    """A hypernetwork whose models are the biases of its output layers, and which stays so."""
-    embeddings, psi = hypernetwork(like).values()
-    nothing = pfedhn.rebuilt(0.0 * pfedhn.numbers(embeddings, psi), embeddings, psi)
-    for name, leaves in nothing[1]["output"].items():
-        for leaf, layer in leaves.items():
-            layer["bias"] = np.ravel(like[name][leaf])
-    return {"embeddings": nothing[0], "hypernetwork": nothing[1]}
 
 
 def all_numbers(models):
@@ -54,39 +39,6 @@ def test_a_step_descends_on_a_quadratic_and_the_other_sign_ascends(setting):
         slope = pfedhn.server_gradient(*drawn.values(), i, change)
         start = all_numbers(drawn)
         assert loss(start - 1e-2 * slope) < loss(start) < loss(start + 1e-2 * slope)
-
-
-def test_biases_alone_pass_a_model_from_client_to_client(setting):
-    """At rate 1, theta - (theta - theta') is what the client before it trained."""
-    common, drawn = setting.but(cohorts=PARTIAL), biases_alone(setting.initial)
-    model = setting.initial
-    for t, models in enumerate(pfedhn.run(common, **drawn, **PLAIN, **UNDECAYED, server_rate=1.0)):
-        for i in PARTIAL[t]:
-            assert_same(models["received"][i], model)
-            model = sgd(model, setting.batches[t][i], setting.x, setting.y, RATES[t])
-            assert_same(models["trained"][i], model)
-        for own in models["personalized"]:
-            assert_same(own, model)
-
-
-def test_biases_alone_and_mean_products_are_fedavg_of_equal_clients(setting):
-    common, drawn = setting.but(cohorts=PARTIAL), biases_alone(setting.initial)
-    ran = pfedhn.run(common, **drawn, **PLAIN, **UNDECAYED, server_rate=1.0, form="mean_vjp")
-    plain = fedavg.run(setting.but(cohorts=PARTIAL, sizes=[1] * COUNT))
-    for models, expected in zip(ran, plain, strict=True):
-        assert_same(models["personalized"][3], expected["global"])
-
-
-def test_a_cohort_is_its_clients_one_after_the_other(setting):
-    """So the paper's step is a round with one client, and the order counts."""
-    batches, drawn = setting.batches[0], hypernetwork(setting.initial)
-    common = setting.but(learning_rate=[RATES[0]] * 3, batches=[batches] * 3)
-    singly = pfedhn.run(common.but(cohorts=[[3], [0], [1]]), **drawn)[-1]
-    (together,) = pfedhn.run(common.but(rounds=1, cohorts=[[3, 0, 1]]), **drawn)
-    np.testing.assert_array_equal(all_numbers(together), all_numbers(singly))
-    np.testing.assert_array_equal(together["velocity"], singly["velocity"])
-    (sorted_,) = pfedhn.run(common.but(rounds=1, cohorts=[[0, 1, 3]]), **drawn)
-    assert np.abs(all_numbers(sorted_) - all_numbers(together)).max() > 1e-9
 
 
 # ---- pFedLA

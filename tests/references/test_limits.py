@@ -18,6 +18,7 @@ from tests.references import (
     fedala,
     fedamp,
     fedasync,
+    fedavg,
     fedavg_async,
     fedavg_ft,
     fedavgm,
@@ -50,12 +51,14 @@ from tests.references.limits import (
     punctual,
     uniform,
 )
+from tests.references.local_sgd import sgd
 from tests.references.small import (
     COUNT,
     EVERYBODY,
     PARTIAL,
     RATES,
     ROUNDS,
+    assert_same,
     further_batches,
 )
 
@@ -220,3 +223,14 @@ LIMITS = {
 @pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
 def test_limits(setting, limit, cohorts):
     check(limit, setting.but(cohorts=cohorts))
+
+
+@pytest.mark.parametrize("cohort", [[0, 1, 2, 3], [1, 3], [3]])
+def test_one_step_of_fedavg_on_all_samples_follows_the_pooled_gradient(setting, cohort):
+    whole = [[client["samples"]] for client in setting.clients]
+    common = setting.but(cohorts=[cohort] * ROUNDS, batches=[whole] * ROUNDS)
+    pooled = np.concatenate([setting.clients[i]["samples"] for i in cohort])
+    model = setting.initial
+    for models, rate in zip(fedavg.run(common), RATES, strict=True):
+        model = sgd(model, [pooled], setting.x, setting.y, rate)
+        assert_same(models["global"], model)

@@ -52,13 +52,6 @@ def test_steps_on_mixed_logits_follow_the_published_code(pair):
     )
 
 
-def test_weights_of_the_mixture_stay_in_the_unit_interval(setting):
-    fast = setting.but(learning_rate=[8.0] * ROUNDS)
-    alphas = np.array([models["alpha"] for models in apfl.run(fast, adapt="every_step")])
-    assert 0.0 <= alphas.min() <= alphas.max() <= 1.0
-    assert {0.0, 1.0} <= set(alphas.ravel())
-
-
 # ---- APPLE
 
 
@@ -108,21 +101,6 @@ def test_gradients_are_those_of_the_objective(several, setting):
 
 
 # ---- pFedMe
-
-
-def test_a_strong_pull_leaves_the_personal_model_at_the_local_one(setting):
-    """theta = w - grad f / lambda + O(1 / lambda^2); eta_p lambda = 1 is stable."""
-    gaps = []
-    for pull in (1e3, 1e4):
-        (models,) = pfedme.run(
-            setting.but(rounds=1, learning_rate=[0.1 / pull]),
-            personal_rate=[1 / pull],
-            proximal_weight=pull,
-            decay=0.0,
-        )
-        pairs = [(models["personalized"][i], models["trained"][i]) for i in range(COUNT)]
-        gaps.append(max(np.abs(flat(theta) - flat(w)).max() for theta, w in pairs))
-    assert 0 < gaps[1] < 0.11 * gaps[0] < 1e-3
 
 
 def test_many_inner_steps_find_the_minimum_of_the_envelope(setting):
@@ -176,27 +154,7 @@ def test_meta_gradient_is_that_of_the_loss_after_a_step(setting, product):
     assert np.abs(flat(simple) - numeric).max() > 1e-3
 
 
-def test_differences_are_near_the_exact_product(setting):
-    common = setting.but(batches=steps_of(setting, perfedavg.VARIANTS["hessian_free"]))
-
-    def model(**options):
-        return flat(perfedavg.run(common, variant="hessian_free", **options)[-1]["global"])
-
-    exact, near = model(), model(product="differences")
-    far = model(product="differences", delta=0.3)
-    gaps = [np.abs(other - exact).max() for other in (near, far)]
-    assert 0.0 < gaps[0] < 1e-6 < 1e-4 < gaps[1]
-
-
 # ---- MOON
-
-
-@pytest.fixture
-def three(setting):
-    """A model in training, a global and a previous one, and a minibatch."""
-    rng = np.random.default_rng(4)
-    models = [network.random_parameters(rng, 5, {"b": 4, "a": 6}, 4) for _ in range(3)]
-    return *models, setting.x[9:16], setting.y[9:16]
 
 
 def test_contrast_is_the_softmax_of_two_cosines():
@@ -213,20 +171,6 @@ def test_contrast_is_the_softmax_of_two_cosines():
     assert 0.0 <= loss < 1e-300 and np.isfinite(slope).all()
     loss, slope = moon.contrast(np.zeros((1, 2)), near[:1], far[:1], 0.5)
     assert loss == np.log(2) and not slope.any()
-
-
-def test_the_term_draws_features_to_the_global_model_and_away_from_the_last_one(three):
-    own, received, previous, x, y = three
-    before = [network.features(model, x) for model in (own, received, previous)]
-    for _ in range(20):
-        _, with_term = moon.loss_and_gradient(own, received, previous, x, y, 1.0, 0.5)
-        _, without = network.loss_and_gradient(own, x, y)
-        step = network.subtract(with_term, without)
-        own = network.subtract(own, network.scale(0.2, step))
-    z = network.features(own, x)
-    near, far = (moon.cosines(z, other)[0].mean() for other in before[1:])
-    assert near > moon.cosines(before[0], before[1])[0].mean() + 0.1
-    assert far < moon.cosines(before[0], before[2])[0].mean() - 0.1
 
 
 # ---- FedALA
@@ -268,32 +212,3 @@ def test_a_step_of_the_weights_follows_central_differences(setting, top):
             weights[layer]["bias"] if layer in top else 1.0
         )
         np.testing.assert_allclose(adapted[layer]["bias"], mixed, rtol=1e-13)
-
-
-def test_weights_are_clipped():
-    def model(*values):
-        return {"head": {"bias": np.array(values, float)}}
-
-    weights = fedala.weight_step(
-        model(0.5, 0.5, 0.5, 1.0), model(1, -1, 2, 3), model(0, 0, 0, 7), model(1, 1, 0, 7), 0.3
-    )
-    np.testing.assert_allclose(weights["head"]["bias"], [0.2, 0.8, 0.5, 1.0])
-    weights = fedala.weight_step(model(0.5, 0.5), model(9, -9), model(0, 0), model(1, 1), 1.0)
-    np.testing.assert_array_equal(weights["head"]["bias"], [0.0, 1.0])
-
-
-def test_when_losses_have_settled():
-    assert not fedala.converged([1.0] * 10, 0.1, 10)  # more than ten are needed
-    assert fedala.converged([9.0] + [1.0] * 10, 0.1, 10)
-    assert not fedala.converged([1.0] * 10 + [9.0], 0.1, 10)
-    assert not fedala.converged([1.0] * 11, 0.0, 10)  # below, not at
-
-
-def test_windows():
-    samples = np.arange(20, 30)
-    np.testing.assert_array_equal(fedala.window(samples, 80, 0), np.arange(20, 28))
-    np.testing.assert_array_equal(fedala.window(samples, 79, 3), np.arange(23, 30))
-    np.testing.assert_array_equal(fedala.window(samples[:1], 80, 0), [20])  # not 0 samples
-    for start in (-1, 3):
-        with pytest.raises(ValueError, match="can't start"):
-            fedala.window(samples, 80, start)

@@ -1,16 +1,8 @@
 """WAFFLE's reference: weights and their schedule, its limits SCAFFOLD and local training."""
 
 import numpy as np
-import pytest
 
-from tests.references import network, waffle
-from tests.references.local_sgd import sgd
-from tests.references.small import (
-    COUNT,
-    assert_same,
-    flat,
-    longer,
-)
+from tests.references import waffle
 
 # ------------------------------------------------------------------ the weights
 
@@ -30,12 +22,6 @@ def test_waffle_schedule_of_the_paper():
     rounds = np.array([1, 25, 50, 75, 90, 100])
     expected = [0.958, 0.832, 0.5, 0.168, 0.072, 0.039]
     np.testing.assert_allclose(waffle.personalization(rounds, 100), expected, atol=5e-4)
-
-
-@pytest.mark.parametrize("distances", [[0.0, 0.0, 0.0], [0.0, 2.0, 2.0], [0.0, 5.0], [0.0]])
-def test_waffle_equal_distances_give_equal_weights(distances):
-    weights = waffle.raw_weights(distances, 0, 0.3, 0.3)
-    np.testing.assert_array_equal(weights, 0.3)
 
 
 def test_waffle_cut_off_is_smoothed_too():
@@ -59,32 +45,3 @@ def test_waffle_cut_off_is_smoothed_too():
 
 
 # ------------------------------------------------------------------ the rounds
-
-
-def test_waffle_switched_to_alice_alone_drifts_under_the_literal_rule_only(setting):
-    common = longer(setting, 5)
-    forced = [np.full(COUNT, 1 / COUNT)] * 2 + [np.eye(COUNT)[1]] * 3
-    rebased = waffle.run(common, alice=1, forced=forced)
-    literal = waffle.run(common, alice=1, forced=forced, control_rule="literal")
-
-    def offset(models):
-        return flat(models["control"]) - flat(models["controls"][1])
-
-    drift = offset(literal[1])
-    assert np.abs(drift).max() > 1e-3
-    for t in (2, 3, 4):
-        np.testing.assert_array_equal(offset(rebased[t]), 0.0)
-        np.testing.assert_allclose(offset(literal[t]), drift, rtol=1e-10, atol=1e-14)
-    for t in (3, 4):
-        batches, rate = common.batches[t][1], common.learning_rate[t]
-        alone = sgd(rebased[t - 1]["alice"], batches, setting.x, setting.y, rate)
-        assert_same(rebased[t]["alice"], alone, rtol=1e-9, atol=1e-12)
-        drifting = sgd(
-            literal[t - 1]["alice"],
-            batches,
-            setting.x,
-            setting.y,
-            rate,
-            extra_gradient=lambda params: network.unflat(drift, params),
-        )
-        assert_same(literal[t]["alice"], drifting, rtol=1e-9, atol=1e-12)

@@ -27,30 +27,6 @@ def test_unknown_names(name):
     assert_input_error(r"^Unknown --target .*--list shows them.$", targets.parse, name)
 
 
-def test_the_nearest_name_is_suggested():
-    assert_input_error("Did you mean 'v5e'", targets.parse, "v5f")
-    assert_input_error("Did you mean 'h100'", targets.parse, "h10")
-
-
-def test_a_word_that_is_near_nothing_is_answered_with_the_chips():
-    assert_input_error(r"'tpu'\. A chip is one of v2, .*, v5e, .*, h100, ", targets.parse, "tpu")
-
-
-@pytest.mark.parametrize("name", ["v5e", "a100"])
-def test_compilers_that_are_not_installed(name, monkeypatch):
-    monkeypatch.setattr(targets, "_found", lambda module: False)
-    extra = {"v5e": "aot-tpu", "a100": "aot-gpu"}[name]
-    with pytest.raises(pfl.InputError) as error:
-        targets.check_installed(targets.parse(name))
-    assert f"pip install 'fedjax_pfl[{extra}]'." in str(error.value)
-    assert str(error.value).startswith(f"--target={name} needs ")
-
-
-def test_a_module_in_a_package_that_is_not_there():
-    assert not targets._found("no_such_package_here.plugin")
-    assert targets._found("jax")
-
-
 @pytest.mark.parametrize("chip", targets.chips().values(), ids=lambda chip: chip.name)
 def test_facts_of_chips(chip):
     """Everything has a source; only TPUs have a clock; what a GPU is described by is its own."""
