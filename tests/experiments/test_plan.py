@@ -1,16 +1,13 @@
 """The planning script: on devices of this machine, and on described ones where compilers are."""
 
 import json
-import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
 import pytest
 
-import fedjax_pfl as pfl
 from experiments import plan
-from experiments.planning import plan_table, plans, targets
+from experiments.planning import plans, targets
 from tests.experiments.small_runs import read_rows
 
 SMALL = ["--dataset=digits", "--model=softmax", "--num_clients=4", "--train_samples=20",
@@ -165,5 +162,3 @@ def test_the_floor_of_a_step():
     cycles = plans.step_floor(federation, 20, targets.chips()["v5e"])
     assert cycles == pytest.approx(0.284e-3 * 1.5e9, rel=2e-3)
     assert plans.step_floor(federation, 20, targets.chips()["h100"]) is None
-
-

@@ -80,7 +80,7 @@ def mixing_matrix(receivers, weights):
     return receivers @ weights.T
 
 
-def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
+def run(s, *, shares="norms", wdr_weight=10.0):
     """One model per class, averaged over the cohort; every client mixes them by its class shares.
 
     A round: the cohort trains; the class models are averaged from what it trained; every client,
@@ -93,8 +93,6 @@ def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
       shares: the source of P, one of `SHARES`: "labels" (w/ Dist.), the labels' frequencies;
         "norms" (w/o and w/ WDR), the norms of the head's columns.
       wdr_weight: lambda; 0 leaves the regularizer out.
-      fused: whether the clients' models are mixed straight from the uploads by W, not through
-        the class models.
 
     Returns:
       After every round, "personalized": [N models], each client's model after the new start;
@@ -148,8 +146,6 @@ def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
         for i in range(count):
             if keeps[i]:
                 personal[i] = held[i]
-            elif fused:
-                personal[i] = combine(weights[i, cohort], models)
             else:  # eq. (7)
                 personal[i] = combine(applied[i, existing], [class_models[j] for j in existing])
 

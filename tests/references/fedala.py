@@ -38,12 +38,12 @@ def weight_step(weights, slope, own, received, rate):
     )
 
 
-def converged(losses, threshold, window_size):
-    """More than `window_size` losses, whose last ones have a standard deviation below."""
-    return len(losses) > window_size and np.std(losses[-window_size:]) < threshold
+def converged(losses, threshold):
+    """More than ten losses, whose last ten have a standard deviation below."""
+    return len(losses) > 10 and np.std(losses[-10:]) < threshold
 
 
-def adapt(own, received, weights, batches, x, y, *, rate, first, threshold, window_size, most):
+def adapt(own, received, weights, batches, x, y, *, rate, first, threshold, most):
     """One client's adaptive local aggregation.
 
     Args:
@@ -53,7 +53,7 @@ def adapt(own, received, weights, batches, x, y, *, rate, first, threshold, wind
       batches: of one pass over its window, in order.
       rate: eta.
       first: whether passes are repeated until their last losses have settled.
-      threshold, window_size, most: when that is, and the largest number of passes.
+      threshold, most: when that is, and the largest number of passes.
 
     Returns:
       (theta_hat, W_i, the passes taken).
@@ -68,7 +68,7 @@ def adapt(own, received, weights, batches, x, y, *, rate, first, threshold, wind
             slope = {name: gradient[name] for name in top}
             weights = weight_step(weights, slope, mine, theirs, rate)
         losses.append(loss)  # of the pass's last batch
-        if converged(losses, threshold, window_size):
+        if converged(losses, threshold):
             break
     return {**received, **between(mine, theirs, weights)}, weights, len(losses)
 
@@ -85,10 +85,8 @@ def run(
     top=("head",),
     weight_rate=1.0,
     threshold=0.1,
-    window_size=10,
     max_passes=30,
     participants="all",
-    first_weight=1.0,
 ):
     """FedAvg whose clients mix the received model into their own, element by element.
 
@@ -97,13 +95,12 @@ def run(
         in round t, unshuffled; none leaves its weights as they are.
       top: names of the layers with weights; below, clients take the server's.
       weight_rate: eta.
-      threshold, window_size: the weights of a client's first adaptation are learnt until the
-        last `window_size` losses have a standard deviation below the threshold.
+      threshold: the weights of a client's first adaptation are learnt until the last ten losses
+        have a standard deviation below it.
       max_passes: the published code has no such bound.
       participants: "all" (the published code): at the end of a round, which is the beginning of the
         next, all clients download the new model and adapt; absent ones keep what came out.
         "sampled": the cohort at the beginning of its round.
-      first_weight: of all elements before a client's first adaptation.
 
     Returns:
       After every round, "global"; "personalized": [N], theta_hat, that a client will train
@@ -115,7 +112,7 @@ def run(
     if participants not in PARTICIPANTS:
         raise ValueError(f"Unknown clients {participants!r}. Valid: {', '.join(PARTICIPANTS)}.")
     count = len(s.clients)
-    ones = mapped(lambda leaf: np.full_like(leaf, first_weight), {k: s.initial[k] for k in top})
+    ones = mapped(np.ones_like, {k: s.initial[k] for k in top})
     model, weights, begun = s.initial, [ones] * count, [False] * count
     held, adapted, trained = [s.initial] * count, [s.initial] * count, [s.initial] * count
     passes = [0] * count
@@ -132,7 +129,6 @@ def run(
                 rate=weight_rate,
                 first=not begun[i],
                 threshold=threshold,
-                window_size=window_size,
                 most=max_passes,
             )
             begun[i] = True

@@ -26,7 +26,6 @@ def run(
     s,
     *,
     tuning_batches=None,
-    tuning_rate=None,
     tuning_budget=None,
     tuning_proximal_weight=0.0,
     train=fedavg.run,
@@ -38,7 +37,6 @@ def run(
       tuning_batches: tuning_batches[t][i] is the list of batches that client i fine-tunes on
         when the model after round t is scored; None leaves the fine-tuned models out, of all
         rounds or of one.
-      tuning_rate: one rate per round; None takes the round's learning rate.
       tuning_budget: (F, B): fine-tune only after the last round, on the first `budget(F, n_i, B)`
         batches; None fine-tunes after every round, on all batches.
       tuning_proximal_weight: of a pull towards the global model while fine-tuning.
@@ -49,7 +47,6 @@ def run(
       After every round, {"global": model} and, where asked for, "personalized": [N models].
     """
     history = train(s, **options)
-    rates = s.learning_rate if tuning_rate is None else tuning_rate
     for t, models in enumerate(history):
         if tuning_batches is None or tuning_batches[t] is None:
             continue
@@ -62,6 +59,7 @@ def run(
                 steps = budget(epochs, s.sizes[i], batch_size)
                 assert len(batches) >= steps
                 batches = batches[:steps]
-            tuned = fine_tune(models["global"], batches, s.x, s.y, rates[t], tuning_proximal_weight)
+            rate = s.learning_rate[t]
+            tuned = fine_tune(models["global"], batches, s.x, s.y, rate, tuning_proximal_weight)
             models["personalized"].append(tuned)
     return history

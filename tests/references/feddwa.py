@@ -1,7 +1,5 @@
 """FedDWA: dynamic weight adjustment (Liu et al., IJCAI 2023, Algorithm 1)."""
 
-from itertools import combinations
-
 import numpy as np
 
 from tests.references.local_sgd import sgd
@@ -37,30 +35,15 @@ def inverse_distance_weights(distances, k=None, tiny=1e-300):
     return weights
 
 
-def exact_weights(guide, trained, nonnegative=False):
+def exact_weights(guide, trained):
     """Eq. (13), p = W^-1 1 / (1^T W^-1 1) with W of eq. (11): an oracle for a few clients.
 
-    Eq. (13) leaves out the constraint p >= 0 of eq. (12). With `nonnegative`, eq. (12) is solved
-    as it stands: eq. (13) on every subset of the clients, and the best of those that satisfy it.
+    Eq. (13) leaves out the constraint p >= 0 of eq. (12).
     """
-    count = len(trained)
     differences = [subtract(guide, model) for model in trained]
     gram = np.array([[dot(a, b) for b in differences] for a in differences])
-    supports = (
-        [s for size in range(1, count + 1) for s in combinations(range(count), size)]
-        if nonnegative
-        else [tuple(range(count))]
-    )
-    best, least = None, np.inf
-    for support in supports:
-        solved = np.linalg.solve(gram[np.ix_(support, support)], np.ones(len(support)))
-        weights = np.zeros(count)
-        weights[list(support)] = solved / solved.sum()
-        objective = weights @ gram @ weights
-        if nonnegative and (weights.min() < 0.0 or objective >= least):
-            continue
-        best, least = weights, objective
-    return best
+    solved = np.linalg.solve(gram, np.ones(len(trained)))
+    return solved / solved.sum()
 
 
 def guidance_model(variant, *, received, trained, last, samples, batches, x, y, learning_rate):

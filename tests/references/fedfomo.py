@@ -111,7 +111,6 @@ def run(
     norm="l2",
     affinity="normalized",
     fallback="trained",
-    self_affinity=0.1,
 ):
     """Clients mix the models that help on their validation samples, then train.
 
@@ -127,7 +126,6 @@ def run(
       affinity: what the affinities are raised by, "normalized" or "raw".
       fallback: without a positive weight the client trains on from "trained", Theta_i, or falls
         back to "start", s_i, as the published code does.
-      self_affinity: the diagonal of the affinities at first; the rest is 0.
 
     Returns:
       After every round, "personalized": [s_i], mixed and not trained, "trained": [Theta_i],
@@ -137,7 +135,7 @@ def run(
     """
     count = len(s.clients)
     starts, trained = [s.initial for _ in s.clients], [s.initial for _ in s.clients]
-    affinities = self_affinity * np.eye(count)
+    affinities = 0.1 * np.eye(count)
     uploaders = []
     history = []
     for t in range(s.rounds):

@@ -12,32 +12,11 @@ import numpy as np
 
 from tests.references.network import flat, linear, scale, subtract
 
-WIDTHS = (10, 20)
-
 
 def rows_of(leaf):
     """[units, inputs]: columns of a kernel, elements of a bias."""
     leaf = np.asarray(leaf, np.float64)
     return np.moveaxis(leaf, -1, 0).reshape(leaf.shape[-1], -1)
-
-
-def random_encoder(rng, like, widths=WIDTHS):
-    """Linear layers from U(+-1/sqrt(fan_in)) for every tensor of a model."""
-
-    def layer(fan_in, fan_out):
-        bound = 1.0 / np.sqrt(fan_in)
-        return {
-            "kernel": rng.uniform(-bound, bound, (fan_in, fan_out)),
-            "bias": rng.uniform(-bound, bound, fan_out),
-        }
-
-    return {
-        name: {
-            leaf: (layer(rows_of(value).shape[1], widths[0]), layer(*widths))
-            for leaf, value in leaves.items()
-        }
-        for name, leaves in like.items()
-    }
 
 
 def update_of(initial, trained):

@@ -4,14 +4,12 @@ import numpy as np
 
 from tests.references import (
     fedavg,
-    l2c_encoder,
     local,
     pfedla,
 )
 from tests.references.small import (
     COUNT,
     ROUNDS,
-    further_batches,
     stack,
 )
 
@@ -41,14 +39,6 @@ def drawn():
         "embeddings": embeddings,
         "hypernetworks": hypernetworks,
     }
-
-
-def attention(s, factor):
-    """Options of L2C with an attention whose parameters are multiplied by a factor."""
-    encoder = l2c_encoder.random_encoder(np.random.default_rng(3), s.initial, (3, 2))
-    numbers = l2c_encoder.numbers(encoder)
-    encoder = l2c_encoder.rebuilt(factor * numbers, encoder)
-    return {"validation_batches": further_batches(s), "encoder": encoder}
 
 
 def fedavg_of(s):

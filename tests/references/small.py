@@ -1,6 +1,5 @@
 """A small federation and comparisons that the tests of the references share."""
 
-import inspect
 from itertools import pairwise
 
 import numpy as np
@@ -29,12 +28,6 @@ def assert_same(model, other, **tolerance):
     np.testing.assert_allclose(
         flat(model), flat(other), **{"rtol": 1e-11, "atol": 1e-13, **tolerance}
     )
-
-
-def defaults(function):
-    """{name: default} of a function's arguments that have one."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
 def differences(function, vector, step=1e-5):
@@ -92,12 +85,3 @@ def longer(setting, rounds):
     picks = [t % ROUNDS for t in range(rounds)]
     cycled = {key: [getattr(setting, key)[t] for t in picks] for key in ("cohorts", "batches")}
     return setting.but(**cycled, rounds=rounds, learning_rate=[RATES[t] for t in picks])
-
-
-def identical(setting):
-    """Every client has the first one's samples and batches."""
-    return setting.but(
-        clients=[setting.clients[0]] * COUNT,
-        sizes=[SIZES[0]] * COUNT,
-        batches=[[of_round[0]] * COUNT for of_round in setting.batches],
-    )

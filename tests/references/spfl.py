@@ -162,17 +162,12 @@ def run_paper(
     body,
     head="head",
     gamma=10,
-    server_rate=1.0,
-    data_shares=None,
     **training,
 ):
     """Equation (7) for two stages, body and head, each mixed by a matrix of its own.
 
     Args:
       body, head, gamma, **training: as in `run`.
-      server_rate: alpha.
-      data_shares: n_j for the factor |D_j| / |D| of (7), over the participants; None leaves it
-        out.
 
     Returns:
       As `run`; "similarity" and "weights" are [2, N, N], body and head.
@@ -191,14 +186,10 @@ def run_paper(
         mixing = np.array([rows_of(of_stage, cohort) for of_stage in similarity])  # eq. (6)
         trained = state.local(cohort, t)
         moves = [subtract(trained[i], state.models[i]) for i in cohort]  # -g_j
-        factors = np.full(len(cohort), server_rate)
-        if data_shares is not None:
-            total = sum(data_shares[j] for j in cohort)
-            factors = factors * np.array([data_shares[j] / total for j in cohort])
         for i in cohort:
             for stage, of_stage in zip(stages, mixing, strict=True):
                 layers = {layer for block in stage for layer in layers_of(block)}
-                shares = factors * of_stage[i, cohort]
+                shares = of_stage[i, cohort]
                 state.models[i] = step(state.models[i], shares, moves, layers)  # eq. (7)
         history.append(
             {

@@ -1,17 +1,11 @@
 """cwFedAVG's reference: its weights, the regularizer's gradient, the rounds."""
 
 import numpy as np
-import pytest
 
 from tests.references import cwfedavg, network
 from tests.references.small import (
-    COUNT,
-    EVERYBODY,
-    PARTIAL,
-    ROUNDS,
     differences,
     flat,
-    stack,
 )
 
 # ------------------------------------------------------------------ the weights
@@ -51,27 +45,3 @@ def test_cwfedavg_regularizer_gradient_equals_central_differences(setting):
     np.testing.assert_allclose(penalty(flat(params)), 3.5 * distance, rtol=1e-9)
     reached = cwfedavg.norm_shares(params)
     assert np.isfinite(flat(cwfedavg.regularizer_gradient(params, reached, 7.0))).all()
-
-
-# ------------------------------------------------------------------ the rounds
-
-
-@pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
-@pytest.mark.parametrize(("shares", "wdr_weight"), [("labels", 0.0), ("norms", 0.0), ("norms", 5)])
-def test_cwfedavg_class_models_and_fused_matrix_agree(setting, cohorts, shares, wdr_weight):
-    common, options = setting.but(cohorts=cohorts), {"shares": shares, "wdr_weight": wdr_weight}
-    literal, fused = (cwfedavg.run(common, **options, fused=fused) for fused in (False, True))
-    for t in range(ROUNDS):
-        for key in ("weights", "shares", "class_weights"):
-            np.testing.assert_allclose(literal[t][key], fused[t][key], rtol=1e-11, atol=1e-14)
-        np.testing.assert_allclose(
-            stack(literal[t]["personalized"]), stack(fused[t]["personalized"]), rtol=1e-10
-        )
-        weights = literal[t]["weights"]
-        assert weights.min() >= 0.0
-        np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-13)
-        absent = sorted(set(range(COUNT)) - set(cohorts[t]))
-        np.testing.assert_array_equal(literal[t]["class_weights"][absent], 0.0)
-        for i in range(COUNT):
-            kept = np.array_equal(weights[i], np.eye(COUNT)[i])
-            assert kept or not weights[i, absent].any()

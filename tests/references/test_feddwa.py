@@ -25,6 +25,3 @@ def test_exact_weights_on_orthogonal_differences_are_the_inverse_distances(setti
     trained = [network.unflat(flat(guide) + row, guide) for row in directions]
     expected = feddwa.inverse_distance_weights(lengths)
     np.testing.assert_allclose(feddwa.exact_weights(guide, trained), expected, rtol=1e-12)
-
-
-# ------------------------------------------------------------------ FedDWA: the rounds

@@ -45,6 +45,3 @@ def test_balanced_loss_and_its_gradient(setting, missing):
         assert counts[missing] == 0
         assert not gradient["head"]["kernel"][:, missing].any()
         assert gradient["head"]["bias"][missing] == 0.0
-
-
-# ------------------------------------------------------------------ the rounds

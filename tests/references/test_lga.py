@@ -48,9 +48,6 @@ def test_nothing_moved_is_similarity_zero(models):
         lga.similarity(zero, zero, "layer")
 
 
-# ------------------------------------------------------------------ the predictor
-
-
 # ------------------------------------------------------------------ the rounds
 
 

@@ -137,12 +137,6 @@ LIMITS = {
         lambda s: fedala.run(s, adaptation_batches=further_batches(s), weight_rate=0.0),
         "personalized", fedavg_of,
     ),
-    "fedala-weights-of-zero": (
-        lambda s: fedala.run(
-            s, adaptation_batches=further_batches(s), top=("hidden", "head"), weight_rate=0.0,
-            first_weight=0.0,
-        ), "personalized", local_of,
-    ),
     "fedamp-no-pull": (lambda s: fedamp.run(s, proximal_weight=0.0), "personalized", local_of),
     "heurfedamp-own-weight": (
         lambda s: fedamp.run(s, heuristic=True, self_weight=1.0, proximal_weight=0.0),

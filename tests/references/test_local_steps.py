@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.references import apfl, apple, fedala, moon, network, perfedavg, pfedme
-from tests.references.small import CLASSES, COUNT, ROUNDS, SIZES, differences, flat
+from tests.references.small import CLASSES, COUNT, SIZES, differences, flat
 
 # ---- APFL
 
@@ -122,19 +122,6 @@ def test_many_inner_steps_find_the_minimum_of_the_envelope(setting):
 # ---- Per-FedAvg
 
 
-def steps_of(setting, count, seed=5):
-    """batches[t][i]: steps of `count` minibatches of 2 samples, the last ones short or empty."""
-    rng = np.random.default_rng(seed)
-
-    def epoch(own):
-        order, width = rng.permutation(own), 2 * count
-        blocks = [order[k : k + width] for k in range(0, len(order), width)]
-        return [[block[2 * m : 2 * m + 2] for m in range(count)] for block in blocks]
-
-    samples = [client["samples"] for client in setting.clients]
-    return [[epoch(own) for own in samples] for _ in range(ROUNDS)]
-
-
 @pytest.mark.parametrize("product", perfedavg.PRODUCTS)
 def test_meta_gradient_is_that_of_the_loss_after_a_step(setting, product):
     """With the third minibatch equal to the first, of F(w) = f_2(w - alpha grad f_1(w))."""
@@ -202,7 +189,7 @@ def test_a_step_of_the_weights_follows_central_differences(setting, top):
     slope = differences(loss, flat(first))
     adapted, weights, passes = fedala.adapt(
         own, received, first, [np.arange(len(y))], x, y,
-        rate=0.1, first=False, threshold=0.1, window_size=10, most=9,
+        rate=0.1, first=False, threshold=0.1, most=9,
     )  # fmt: skip
     np.testing.assert_allclose(flat(weights), flat(first) - 0.1 * slope, atol=1e-9)
     assert passes == 1 and np.abs(slope).max() > 1e-3

@@ -96,6 +96,3 @@ def test_a_step_of_the_logits_lowers_the_validation_loss(setting):
             for logits in (np.zeros(COUNT), after["logits"][i])
         ]
         assert losses[1] < losses[0]
-
-
-# ---- L2C's attention

@@ -20,9 +20,6 @@ from tests.references.small import (
     stack,
 )
 
-# ---- FedAvgM
-
-
 # ---- FedOpt
 
 
@@ -67,9 +64,6 @@ def test_it_is_the_published_codes_form(setting, scaling, cohorts):
         np.testing.assert_allclose(flat(models["everyone"]), last.mean(axis=0), rtol=1e-10)
         np.testing.assert_allclose(stack(models["gradients"]), -np.array(own)[:, None] * drift)
         np.testing.assert_allclose(stack(models["trained"]), last, rtol=1e-10)
-
-
-# ---- SCAFFOLD
 
 
 # ---- Weight Erosion

@@ -6,9 +6,6 @@ import pytest
 from tests.references import network, spfl
 from tests.references.similarity import cosine_matrix, softmax_rows
 
-BODY = ("hidden",)
-
-
 # ------------------------------------------------------------------ cosines and softmax
 
 
@@ -46,6 +43,3 @@ def test_block_weights():
     assert spfl.block_weights(2, (0.9, 0.1), spfl.BODY_WEIGHTS) == [0.9, 0.1]
     with pytest.raises(ValueError, match="3 weights for 2 blocks"):
         spfl.block_weights(2, (0.5, 0.3, 0.2), spfl.BODY_WEIGHTS)
-
-
-# ------------------------------------------------------------------ equation (7)

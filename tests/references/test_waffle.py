@@ -42,6 +42,3 @@ def test_waffle_cut_off_is_smoothed_too():
     np.testing.assert_array_equal(first, [1.0, 0.0])
     _, late = waffle.calc_weights([0.0, 1.0], 0, 94, 100, np.ones(2) / 2, np.ones(2) / 2)
     np.testing.assert_array_equal(late, [0.5, 0.5])
-
-
-# ------------------------------------------------------------------ the rounds

@@ -66,7 +66,6 @@ def run(
     s,
     *,
     alice=0,
-    total_rounds=None,
     delta_omega=3.2,
     server_rate=1.0,
     control_rule="rebased",
@@ -75,13 +74,11 @@ def run(
     psi=None,
     initial_history="uniform",
     distance="update",
-    forced=None,
 ):
     """Algorithm 2 for one Alice: SCAFFOLD with the updates weighted by closeness to Alice's.
 
     Args:
       alice: the client the model is for.
-      total_rounds: R of the schedule; None takes `s.rounds`.
       delta_omega: as in `personalization`.
       server_rate: eta_g.
       control_rule: "rebased", c <- sum_i abar_i c_i^+; "literal", eq. (1) as SCAFFOLD samples,
@@ -91,8 +88,6 @@ def run(
       initial_history: raw weights of the two rounds before the first, "uniform" or "none".
       distance: d_i is between "update"s dy_i (Alg. 1), or between the sums of the raw "gradient"s
         of an agent's steps (the text).
-      forced: forced[t], weights [N] to apply in round t in place of abar; "weights" and "raw"
-        then both are these.
 
     Under sampling CalcWeights uses only the cohort: absent agents have a raw weight of 0 in
     that round, and abar is normalized over the members present. Without Alice nothing changes.
@@ -109,7 +104,6 @@ def run(
     if distance not in DISTANCES:
         raise ValueError(f"Unknown distance {distance!r}. Valid: {', '.join(DISTANCES)}.")
     count = len(s.clients)
-    horizon = s.rounds if total_rounds is None else total_rounds
     model = s.initial
     control = zeros_like(s.initial)
     controls = [zeros_like(s.initial) for _ in s.clients]
@@ -150,14 +144,11 @@ def run(
         hers = cohort.index(alice)
         distances, raw = np.full(count, np.nan), np.zeros(count)
         distances[cohort] = np.sqrt([squared_distance(one, compared[hers]) for one in compared])
-        if forced is None:
-            old = [None if known is None else known[cohort] for known in (previous, before)]
-            abar, raw[cohort] = calc_weights(
-                distances[cohort], hers, t + 1, horizon, *old, delta_omega, omega, psi
-            )
-            abar = abar / abar.sum()
-        else:
-            abar = raw[cohort] = np.asarray(forced[t], np.float64)[cohort]
+        old = [None if known is None else known[cohort] for known in (previous, before)]
+        abar, raw[cohort] = calc_weights(
+            distances[cohort], hers, t + 1, s.rounds, *old, delta_omega, omega, psi
+        )
+        abar = abar / abar.sum()
         weights = np.zeros(count)
         weights[cohort] = abar
         before, previous = previous, raw

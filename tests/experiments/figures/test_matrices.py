@@ -81,5 +81,3 @@ def test_layerwise_weights(found, layered):
     drawn = pfedla.layerwise([whole], client=2, matrix="mixing", rounds="first")
     own = whole.matrix("mixing")[:, 0, 0, 2, 2].mean()
     np.testing.assert_allclose(drawn.figure.axes[1].get_lines()[0].get_ydata(), [own] * 2)
-
-

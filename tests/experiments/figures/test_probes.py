@@ -1,10 +1,7 @@
 """The epoch that follows a finished run, against a run of one round more."""
 
-import json
 import shutil
-from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,8 +11,7 @@ from experiments.cli.algorithms import parse_algorithms, setting_flags
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.loading import find
-from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
-from fedjax_pfl.aggregation.pairs import Pair
+from fedjax_pfl import Partition, load_dataset
 from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
@@ -198,5 +194,3 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
         preset.write_text(f"--import_file={other}\n")
         assert main(["command", f"--flagfile={preset}", "--list"]) == 2
         assert "A --flagfile has --import_file" in capsys.readouterr().err
-
-

@@ -60,5 +60,3 @@ def test_local_steps_of_a_real_program(name, ways):
     bound = 2 * max(steps.max(), steps.sum() / lanes)
     assert 0.8 * bound <= result.steps <= 1.4 * bound
     assert result.transfers == {} and not result.evaluation
-
-

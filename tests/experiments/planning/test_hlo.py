@@ -1,7 +1,5 @@
 """Texts of compiled programs are read."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from experiments.planning import hlo
@@ -49,5 +47,3 @@ def test_trip_counts():
     }
     counts = {name: module.trip_count(one) for name, one in loops.items()}
     assert counts == {name: {"w.4": 4, "w.6": 6}.get(name) for name in loops}
-
-

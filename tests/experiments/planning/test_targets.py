@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments.planning import targets
 from tests.experiments.small_runs import assert_input_error
 
