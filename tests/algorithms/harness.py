@@ -261,8 +261,8 @@ PATTERNS = {
 }
 
 # For algorithms that know late uploads: in seven rounds a delay of two comes round twice.
-ROUNDS = 7
-PATTERNS = {
+LATE_ROUNDS = 7
+LATE_PATTERNS = {
     "code-map": {"stragglers": {1: 1, 3: 2}},
     "paper-vmap": {
         "stragglers": {1: 1, 3: 2},
