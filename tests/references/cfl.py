@@ -110,7 +110,7 @@ def run(
     for t in range(s.rounds):
         updates = {
             i: subtract(
-                sgd(models[clusters[i]], s.batches[t][i], s.x, s.y, s.learning_rate[t]),
+                sgd(models[clusters[i]], *s.work(t, i)),
                 models[clusters[i]],
             )
             for i in s.cohorts[t]

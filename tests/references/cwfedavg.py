@@ -116,12 +116,7 @@ def run(s, *, shares="norms", wdr_weight=10.0):
                 return regularizer_gradient(params, target, wdr_weight)
 
             trained[i] = sgd(
-                personal[i],
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                extra_gradient=extra if wdr_weight else None,
+                personal[i], *s.work(t, i), extra_gradient=extra if wdr_weight else None
             )
             uploaded[i] = trained[i]
 

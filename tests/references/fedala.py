@@ -142,7 +142,7 @@ def run(
                 adapt_client(i, t)
         received = {i: held[i] for i in cohort}
         for i in cohort:
-            held[i] = trained[i] = sgd(held[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            held[i] = trained[i] = sgd(held[i], *s.work(t, i))
         if cohort:
             model = average([trained[i] for i in cohort], s.sizes, cohort)
         if participants == "all":

@@ -110,9 +110,7 @@ def run(
                 return scale(proximal_weight, subtract(params, target))
 
             begin = models[i] if start == "own" else cloud[i]
-            trained[i] = sgd(
-                begin, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=towards
-            )
+            trained[i] = sgd(begin, *s.work(t, i), extra_gradient=towards)
         for i in range(count):
             if i in trained:
                 models[i] = trained[i]

@@ -61,7 +61,7 @@ def run(s, *, align_batches, fisher_batches, align_rate=0.01):
             received = {**body, "head": own[i]["head"]}
             samples = s.clients[i]["samples"]
             aligned = align(received, own[i], align_batches[t][i], s.x, s.y, samples, align_rate)
-            own[i] = sgd(aligned, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            own[i] = sgd(aligned, *s.work(t, i))
             values[i] = fisher(own[i], fisher_batches[i], s.x, s.y)
         weights = {i: value / sum(values.values()) for i, value in values.items()}
         if weights:

@@ -15,7 +15,7 @@ def run(s):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         if cohort:
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            trained = [sgd(model, *s.work(t, i)) for i in cohort]
             total = sum(s.sizes[i] for i in cohort)
             model = combine([s.sizes[i] / total for i in cohort], trained)
         history.append({"global": model})

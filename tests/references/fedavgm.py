@@ -22,7 +22,7 @@ def run(s, *, server_momentum=0.9, nesterov=True, server_rate=1.0):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         if cohort:
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            trained = [sgd(model, *s.work(t, i)) for i in cohort]
             total = sum(s.sizes[i] for i in cohort)
             mean = combine([s.sizes[i] / total for i in cohort], trained)
             away = subtract(model, mean)

@@ -61,16 +61,7 @@ def run(
         if cohort:
             uploads = []
             for i in cohort:
-                trained = descend(
-                    model,
-                    body,
-                    s.batches[t][i],
-                    s.x,
-                    s.y,
-                    s.learning_rate[t],
-                    momentum,
-                    weight_decay,
-                )
+                trained = descend(model, body, *s.work(t, i), momentum, weight_decay)
                 uploads.append({layer: trained[layer] for layer in body})
             model = {**model, **average(uploads, s.sizes, cohort, weighting)}
         history.append({"global": model, "personalized": [model] * len(s.clients)})

@@ -71,16 +71,7 @@ def run(s, *, first_batches, kappa=50.0, mu=1.0):
     for t in range(s.rounds):
         sent = []
         for i in s.cohorts[t]:
-            model, _ = train(
-                {**shared, **own[i]},
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                consensus,
-                kappa,
-                mu,
-            )
+            model, _ = train({**shared, **own[i]}, *s.work(t, i), consensus, kappa, mu)
             own[i] = {"memory": model["memory"]}
             sent.append({name: layer for name, layer in model.items() if name != "memory"})
         if sent:

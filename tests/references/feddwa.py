@@ -96,7 +96,7 @@ def run(s, *, top_k=5, guidance="epochs", guidance_batches=None):
         cohort = list(s.cohorts[t])
         trained, guide = {}, {}
         for i in cohort:
-            trained[i] = sgd(personal[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])  # eq. (7)
+            trained[i] = sgd(personal[i], *s.work(t, i))  # eq. (7)
             guide[i] = guidance_model(  # eq. (16)
                 guidance,
                 received=personal[i],

@@ -51,7 +51,7 @@ def run(s, *, alpha=0.01, scaling="equal"):
         cohort, received = list(s.cohorts[t]), model
         for i in cohort:
             trained[i], gradients[i] = train_client(
-                received, gradients[i], alphas[i], s.batches[t][i], s.x, s.y, s.learning_rate[t]
+                received, gradients[i], alphas[i], *s.work(t, i)
             )
             away = subtract(trained[i], received)
             h = subtract(h, scale(alpha / count, away))  # N, not the cohort's size

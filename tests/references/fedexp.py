@@ -22,10 +22,7 @@ def run(s, *, epsilon=0.001, weighting="size"):
         cohort, rate = list(s.cohorts[t]), 1.0
         if cohort:
             parts = shares(s.sizes, cohort, weighting)
-            updates = [
-                subtract(sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]), model)
-                for i in cohort
-            ]
+            updates = [subtract(sgd(model, *s.work(t, i)), model) for i in cohort]
             mean = combine(parts, updates)
             spread = sum(p * squared_norm(d) for p, d in zip(parts, updates, strict=True))
             rate = max(1.0, spread / (2 * (squared_norm(mean) + epsilon)))

@@ -154,7 +154,7 @@ def run(
             weights[i, who] = share
         for i in s.cohorts[t]:
             starts[i] = mixed[i]
-            trained[i] = sgd(mixed[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            trained[i] = sgd(mixed[i], *s.work(t, i))
         uploaders = list(s.cohorts[t]) or uploaders
         history.append(
             {

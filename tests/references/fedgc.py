@@ -57,7 +57,7 @@ def run(s, *, weight=1.0):
         sent = []
         for i in s.cohorts[t]:
             start = {**body, "head": heads[i]}
-            model = train(start, s.batches[t][i], s.x, s.y, s.learning_rate[t], held[i])
+            model = train(start, *s.work(t, i), held[i])
             heads[i], known[i] = model["head"], held[i]
             sent.append({"hidden": model["hidden"]})
         if sent:

@@ -41,9 +41,7 @@ def run(s, *, orders, server_rate=0.01, server_batch=1):
     for t in range(s.rounds):
         pairs = {}
         for i in s.cohorts[t]:
-            bodies[i] = sgd(
-                {**bodies[i], "head": head}, s.batches[t][i], s.x, s.y, s.learning_rate[t]
-            )
+            bodies[i] = sgd({**bodies[i], "head": head}, *s.work(t, i))
             own = s.clients[i]["samples"]
             for c, mean in class_means(bodies[i], s.x[own], s.y[own]).items():
                 pairs[i, c] = (mean, c)

@@ -41,8 +41,6 @@ def run(s, *, coupling=None, ridge=None):
         before = list(own)
         for i in s.cohorts[t]:
             others = [before[j] for j in s.cohorts[t] if j != i]
-            own[i] = column(
-                own[i], others, s.batches[t][i], s.x, s.y, s.learning_rate[t], coupling, ridge
-            )
+            own[i] = column(own[i], others, *s.work(t, i), coupling, ridge)
         history.append({"personalized": list(own)})
     return history

@@ -69,14 +69,7 @@ def run(s, *, personal_weight=1.0):
         cohort, sent = list(s.cohorts[t]), {}
         for i in cohort:
             sent[i], own[i] = train_client(
-                model,
-                own[i],
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                offsets[i],
-                personal_weight,
+                model, own[i], *s.work(t, i), offsets[i], personal_weight
             )
         if cohort:
             model = average([sent[i] for i in cohort], s.sizes, cohort)

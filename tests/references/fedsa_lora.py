@@ -18,7 +18,7 @@ def run(s, *, base, factor=1.0):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         for i in cohort:
-            models[i] = sgd(base, models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t], factor)
+            models[i] = sgd(base, models[i], *s.work(t, i), factor)
         if cohort:
             weights = shares(s.sizes, cohort)
             a = sum(p * models[i]["hidden"]["lora_a"] for p, i in zip(weights, cohort, strict=True))

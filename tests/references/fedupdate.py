@@ -25,14 +25,7 @@ def run(s, *, update_batches, steps=1, discard_fine_tuned=False):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         trained = [
-            sgd(
-                average if discard_fine_tuned else personal[i],
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-            )
-            for i in cohort
+            sgd(average if discard_fine_tuned else personal[i], *s.work(t, i)) for i in cohort
         ]
         if cohort:
             total = sum(s.sizes[i] for i in cohort)

@@ -17,17 +17,7 @@ def run(s, *, base, factor=1.0):
     model, history = s.initial, []
     for t in range(s.rounds):
         trained = [
-            sgd(
-                base,
-                model,
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                factor,
-                trained=("lora_b",),
-            )
-            for i in s.cohorts[t]
+            sgd(base, model, *s.work(t, i), factor, trained=("lora_b",)) for i in s.cohorts[t]
         ]
         model = average(trained, s.sizes, s.cohorts[t]) if trained else model
         history.append({"global": model, "whole": whole(base, model, factor)})

@@ -43,9 +43,7 @@ def run(s, *, alpha=0.5, beta=0.5, weighting="size"):
     for t in range(s.rounds):
         memes = []
         for i in s.cohorts[t]:
-            own[i], meme = train(
-                own[i], model, s.batches[t][i], s.x, s.y, s.learning_rate[t], alpha, beta
-            )
+            own[i], meme = train(own[i], model, *s.work(t, i), alpha, beta)
             memes.append(meme)
         if memes:
             model = average(memes, s.sizes, list(s.cohorts[t]), weighting)

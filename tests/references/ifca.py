@@ -81,7 +81,7 @@ def run(
                 total = combine([1.0 / len(clusters)] * len(takers), slopes)
                 renewed[k] = subtract(model, scale(s.learning_rate[t], total))
                 continue
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in takers]
+            trained = [sgd(model, *s.work(t, i)) for i in takers]
             parts = [s.sizes[i] if weighting == "size" else 1.0 for i in takers]
             renewed[k] = combine([part / sum(parts) for part in parts], trained)
         models = renewed

@@ -96,7 +96,7 @@ def run(
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         present = np.isin(np.arange(count), cohort)
-        trained = {i: sgd(models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort}
+        trained = {i: sgd(models[i], *s.work(t, i)) for i in cohort}
         deltas = {i: subtract(models[i], trained[i]) for i in cohort}
         weights, copies = np.eye(count), []
         updates = {j: l2c_encoder.update_of(s.initial, trained[j]) for j in cohort}

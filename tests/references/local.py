@@ -13,6 +13,6 @@ def run(s):
     history = []
     for t in range(s.rounds):
         for i in s.cohorts[t]:
-            models[i] = sgd(models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            models[i] = sgd(models[i], *s.work(t, i))
         history.append({"personalized": list(models)})
     return history

@@ -31,25 +31,24 @@ def contrast(z, z_global, z_previous, tau):
     return float(losses.mean()), weight[:, None] * (to_far - to_near)
 
 
-def loss_and_gradient(params, received, previous, x, y, mu, tau, form=network):
+def loss_and_gradient(params, received, previous, x, y, mu, tau):
     """Cross-entropy + mu times the contrast of the features, and its gradient."""
-    loss, slope = cross_entropy(form.logits(params, x), y)
+    loss, slope = cross_entropy(network.logits(params, x), y)
     apart, feature_slope = contrast(
-        *(form.features(model, x) for model in (params, received, previous)), tau
+        *(network.features(model, x) for model in (params, received, previous)), tau
     )
-    return loss + mu * apart, form.backward(params, x, slope, mu * feature_slope)
+    return loss + mu * apart, network.backward(params, x, slope, mu * feature_slope)
 
 
-def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
+def run(s, *, mu=1.0, tau=0.5, weighting="size"):
     """FedAvg whose clients keep features near the global model's, away from their last model's.
 
-    Features are what the last hidden layer gives, or the projection of a network that has one.
+    Features are what the last hidden layer gives.
 
     Args:
       mu: weight of the contrast.
       tau: its temperature.
       weighting: of the average, "size" or "uniform".
-      form: the network's functions `logits`, `features` and `backward`.
 
     Returns:
       After every round, "global": w, "previous": [N], every client's last trained model, None
@@ -65,7 +64,7 @@ def run(s, *, mu=1.0, tau=0.5, weighting="size", form=network):
             last = received if previous[i] is None else previous[i]
             for batch in s.batches[t][i]:
                 at = s.x[batch], s.y[batch]
-                _, gradient = loss_and_gradient(own, received, last, *at, mu, tau, form)
+                _, gradient = loss_and_gradient(own, received, last, *at, mu, tau)
                 own = subtract(own, scale(s.learning_rate[t], gradient))
             previous[i] = own
         if cohort:

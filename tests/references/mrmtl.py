@@ -29,9 +29,7 @@ def run(s, *, proximal_weight=1.0, weighting="size"):
     for t in range(s.rounds):
         cohort, received = list(s.cohorts[t]), mean
         for i in cohort:
-            own[i] = own_training(
-                own[i], received, s.batches[t][i], s.x, s.y, s.learning_rate[t], proximal_weight
-            )
+            own[i] = own_training(own[i], received, *s.work(t, i), proximal_weight)
         if cohort:
             mean = average([own[i] for i in cohort], s.sizes, cohort, weighting)
         history.append({"global": mean, "personalized": list(own)})

@@ -21,7 +21,7 @@ def run(s, *, shared, weighting, train=sgd):
     history = []
     for t in range(s.rounds):
         for i in s.cohorts[t]:
-            models[i] = train(models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            models[i] = train(models[i], *s.work(t, i))
         if shared and len(s.cohorts[t]):
             shares = [s.sizes[i] if weighting == "size" else 1.0 for i in s.cohorts[t]]
             sent = [{layer: models[i][layer] for layer in shared} for i in s.cohorts[t]]

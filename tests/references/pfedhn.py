@@ -227,10 +227,7 @@ def run(
                 received[i] = whole(i)
                 after, heads[i], of_heads[i] = train_client(
                     model,
-                    s.batches[t][i],
-                    s.x,
-                    s.y,
-                    s.learning_rate[t],
+                    *s.work(t, i),
                     momentum=momentum,
                     weight_decay=weight_decay,
                     bound=clip,

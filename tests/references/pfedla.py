@@ -231,7 +231,7 @@ def run(
         stored = list(uploaded)  # all clients at once: nobody sees this round's uploads
         received = {i: personal[i] for i in s.cohorts[t]}
         for i in s.cohorts[t]:
-            trained = sgd(received[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            trained = sgd(received[i], *s.work(t, i))
             change = subtract(trained, received[i])
             uploaded[i] = trained  # theta_bar_i + dtheta_i
             cotangent = weight_cotangent(change, stored, blocks)

@@ -46,7 +46,7 @@ def run(s, *, warm=1):
         cohort, trained, used = list(s.cohorts[t]), {}, {}
         if t < warm:
             for i in cohort:
-                trained[i] = sgd(server, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+                trained[i] = sgd(server, *s.work(t, i))
             if cohort:
                 server = average([trained[i] for i in cohort], s.sizes, cohort, "size")
         else:
@@ -56,7 +56,7 @@ def run(s, *, warm=1):
                 if used[i] is not None:
                     body = combine(used[i], held)
                     start = {**body, "head": held[i]["head"]}
-                trained[i] = sgd(start, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+                trained[i] = sgd(start, *s.work(t, i))
             for i in cohort:
                 own[i] = trained[i]
                 for j in cohort:

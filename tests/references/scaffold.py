@@ -62,14 +62,7 @@ def run(s, *, server_rate=1.0, control_update="gradients"):
         trained, renewed = {}, {}
         for i in cohort:
             trained[i], renewed[i] = train_client(
-                model,
-                controls[i],
-                control,
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                control_update,
+                model, controls[i], control, *s.work(t, i), control_update
             )
         if cohort:
             moves = [subtract(trained[i], model) for i in cohort]

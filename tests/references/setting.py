@@ -34,6 +34,10 @@ class Setting:
     starts: list = field(default_factory=list)
     arrivals: list = field(default_factory=list)
 
+    def work(self, t, i):
+        """What client i trains on in round t: its batches, all samples and labels, the rate."""
+        return self.batches[t][i], self.x, self.y, self.learning_rate[t]
+
     def but(self, **changes):
         """The same setting with some attributes replaced."""
         return replace(self, **changes)

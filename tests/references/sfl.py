@@ -82,9 +82,7 @@ def run(
                 return norms_gradient(params, targets)
 
             extra = None if detached else pull
-            trained[i] = sgd(
-                readout, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=extra
-            )
+            trained[i] = sgd(readout, *s.work(t, i), extra_gradient=extra)
         weights = np.eye(count)
         if trained:
             sent = [trained.get(i, model) for i, model in enumerate(models)]

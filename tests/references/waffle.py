@@ -125,16 +125,7 @@ def run(
             continue
         moves, changes, renewed, compared = [], [], [], []
         for i in cohort:
-            trained, own = train_client(
-                model,
-                controls[i],
-                control,
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                control_update,
-            )
+            trained, own = train_client(model, controls[i], control, *s.work(t, i), control_update)
             moves.append(subtract(trained, model))
             changes.append(subtract(own, controls[i]))
             renewed.append(own)

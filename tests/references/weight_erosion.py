@@ -59,12 +59,7 @@ def run(s, *, distance_penalty, alice=0, size_penalty=0.0, batch_size=None):
         cohort = sorted(s.cohorts[t])
         distances, weights = np.full(count, np.nan), np.zeros(count)
         if alice in cohort:
-            gradients = [
-                corrected_sgd(
-                    model, s.batches[t][i], s.x, s.y, s.learning_rate[t], zeros_like(model)
-                )[1]
-                for i in cohort
-            ]
+            gradients = [corrected_sgd(model, *s.work(t, i), zeros_like(model))[1] for i in cohort]
             distances[cohort] = relative_distances(gradients, cohort.index(alice))
             alpha = alpha.copy()
             alpha[cohort] = eroded(

@@ -90,16 +90,6 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(finished, grow
     assert len(tables[1]) == 3
 
 
-@pytest.mark.costly
-def test_replaced_tables_are_kept(grown):
-    kept = {path.name for path in (grown / algorithm_folders.EARLIER).iterdir()}
-    assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
-    text = (grown / algorithm_folders.EARLIER / "algorithms_1" / "comparison.md").read_text()
-    assert "| fedavg" in text and "| local" not in text
-    record = json.loads((grown / run_folder.RECORD).read_text())
-    assert record[algorithm_folders.PARTS] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -200,15 +190,3 @@ def test_results_with_a_seed_in_common_are_not_joined(finished):
             join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
         join_seeds([one, pfl.Result.load(finished / "fedavg")])
-
-
-@pytest.mark.costly
-def test_one_more_seed_after_more_rounds(tmp_path):
-    """The longer run has other matrices than a fresh one, and one seed is no two for a mesh."""
-    folder, words = tmp_path / "out", ("--algorithms=feddwa", "--keep_state")
-    assert call(folder, *words, "--num_seeds=1") == 0
-    assert call(folder, *words, "--num_seeds=1", "--rounds=5") == 0
-    assert call(folder, *words, "--num_seeds=2", "--rounds=5") == 0
-    result = pfl.Result.load(folder / "feddwa")
-    assert result.seeds == (0, 1) and result.matrices["mixing"].shape[:3] == (2, 1, 3)
-    assert result.matrix_rounds.tolist() == [1, 3, 5]
