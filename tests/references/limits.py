@@ -9,7 +9,6 @@ from tests.references import (
 )
 from tests.references.small import (
     COUNT,
-    ROUNDS,
     stack,
 )
 
@@ -47,10 +46,6 @@ def fedavg_of(s):
 
 def local_of(s):
     return [models["personalized"] for models in local.run(s)]
-
-
-def initial_of(s):
-    return [s.initial] * ROUNDS
 
 
 def check(limit, setting):

@@ -14,39 +14,24 @@ from tests.references import (
     apfl,
     apple,
     cfl,
-    ditto,
     fedala,
     fedamp,
     fedasync,
     fedavg,
     fedavg_async,
-    fedavg_ft,
-    fedavgm,
-    fedbabu,
     feddwa,
-    fedfomo,
     fedopt,
-    fedproto,
-    fedprox,
-    fedprox_ft,
-    fedrep,
-    fedupdate,
     ifca,
     l2c,
     lga,
-    moon,
-    mrmtl,
     perfedavg,
-    perfedavg_spfl,
     pfedla,
-    pfedme,
     pfedsim,
 )
 from tests.references.limits import (
     check,
     drawn,
     fedavg_of,
-    initial_of,
     local_of,
     punctual,
     uniform,
@@ -62,7 +47,6 @@ from tests.references.small import (
     further_batches,
 )
 
-NOTHING = [[[]] * COUNT] * ROUNDS
 ALONE = np.eye(COUNT)
 
 
@@ -78,12 +62,6 @@ def test_no_file_imports_the_library_or_jax():
 
 # name: (run, the models compared, what they equal)
 LIMITS = {
-    "fedprox-no-term": (lambda s: fedprox.run(s, proximal_weight=0.0), "global", fedavg_of),
-    "moon-no-term": (lambda s: moon.run(s, mu=0.0), "global", fedavg_of),
-    "fedavgm-nesterov": (lambda s: fedavgm.run(s, server_momentum=0.0), "global", fedavg_of),
-    "fedavgm": (
-        lambda s: fedavgm.run(s, server_momentum=0.0, nesterov=False), "global", fedavg_of,
-    ),
     **{
         f"fedopt-{rule}-large-tau": (
             lambda s, rule=rule: fedopt.run(
@@ -121,34 +99,13 @@ LIMITS = {
             s, mean_below=np.inf, largest_above=0.0, first_split=0, max_clusters=1
         ), "personalized", lambda s: fedavg_of(uniform(s)),
     ),
-    "ditto-global": (
-        lambda s: ditto.run(s, personal_batches=further_batches(s), proximal_weight=0.7),
-        "global", fedavg_of,
-    ),
-    "mrmtl-no-pull": (
-        lambda s: mrmtl.run(s, proximal_weight=0.0), "personalized", local_of,
-    ),
-    "ditto-no-pull": (
-        lambda s: ditto.run(s, personal_batches=further_batches(s), proximal_weight=0.0),
-        "personalized",
-        lambda s: local_of(s.but(batches=further_batches(s))),
-    ),
     "fedala-weights-of-one": (
         lambda s: fedala.run(s, adaptation_batches=further_batches(s), weight_rate=0.0),
         "personalized", fedavg_of,
     ),
-    "fedamp-no-pull": (lambda s: fedamp.run(s, proximal_weight=0.0), "personalized", local_of),
     "heurfedamp-own-weight": (
         lambda s: fedamp.run(s, heuristic=True, self_weight=1.0, proximal_weight=0.0),
         "personalized", local_of,
-    ),
-    "fedupdate-no-steps": (
-        lambda s: fedupdate.run(
-            s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
-        ), "global", fedavg_of,
-    ),
-    "perfedavg_spfl-one-step": (
-        lambda s: perfedavg_spfl.run(s, steps=1), "global", fedavg_of,
     ),
     "perfedavg-no-inner-step": (
         lambda s: perfedavg.run(
@@ -156,13 +113,6 @@ LIMITS = {
             inner_rate=[0.0] * ROUNDS, outer_rate=RATES,
         ), "global", fedavg_of,
     ),
-    "fedrep-no-head-steps": (
-        lambda s: fedrep.run(s, head_batches=NOTHING), "personalized",
-        lambda s: [models["global"] for models in fedbabu.run(s)],
-    ),
-    "fedproto-no-term": (lambda s: fedproto.run(s, weight=0.0), "personalized", local_of),
-    "fedfomo-nothing-downloaded": (lambda s: fedfomo.run(s, downloads=0), "trained", local_of),
-    "fedfomo-no-validation": (lambda s: fedfomo.run(s), "trained", local_of),
     "ifca-one-model": (
         lambda s: ifca.run(s.but(initial=[s.initial])), "personalized", fedavg_of,
     ),
@@ -184,15 +134,6 @@ LIMITS = {
     "fedavg_sync-punctual": (
         lambda s: fedavg_async.run(punctual(s), synchronous=True), "global", fedavg_of,
     ),
-    "fedprox_ft-no-term": (
-        lambda s: fedprox_ft.run(
-            s, proximal_weight=0.0, tuning_batches=further_batches(s)
-        ), "personalized",
-        lambda s: [
-            models["personalized"]
-            for models in fedavg_ft.run(s, tuning_batches=further_batches(s))
-        ],
-    ),
     "feddwa-small-steps": (
         lambda s: feddwa.run(
             s.but(learning_rate=[1e-3] * ROUNDS), top_k=1,
@@ -202,13 +143,6 @@ LIMITS = {
     "pfedsim-warm-up": (lambda s: pfedsim.run(s, warm=ROUNDS), "global", fedavg_of),
     "pfedla-retained": (
         lambda s: pfedla.run(s, **drawn(), retained=2), "personalized", local_of,
-    ),
-    "pfedme-no-pull": (
-        lambda s: pfedme.run(s, personal_rate=RATES, proximal_weight=0.0), "global", initial_of,
-    ),
-    "pfedme-no-server-rate": (
-        lambda s: pfedme.run(s, personal_rate=[0.05] * ROUNDS, server_rate=0.0), "global",
-        initial_of,
     ),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.core.download import checksums, downloader
 
-from fedjax_pfl.data.sources import cifar, tfds_builders, tfds_prepare
+from fedjax_pfl.data.sources import cifar, tfds_builders
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.data.sources.tfds_prepare import prepare_tfds
 from fedjax_pfl.utils.errors import InputError
@@ -113,27 +113,6 @@ def test_prepare_and_read(tmp_path, name, known, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_order_is_that_of_tfds_own_builder(tmp_path, known):
-    """The records lie in the order of the hash of their number, as TFDS's own builder has them."""
-    publish("mnist", tmp_path / "files")
-    known("mnist", tmp_path / "files")
-    ours = prepare_tfds("mnist", tmp_path / "files", tmp_path / "a")
-    images, labels = emnist_arrays((1, 2, 7))[:2]
-
-    class Plain(tfds_builders.mnist.MNIST, skip_registration=True):
-        name = "mnist"
-
-        def _split_generators(self, dl_manager):
-            return {"train": tfds_builders._examples(images.astype(np.uint8), labels)}
-
-    plain = Plain(data_dir=tmp_path / "b", **ARRAY_RECORD)
-    plain.download_and_prepare()
-    assert ours.name == plain.data_path.name
-    data = load_dataset("tfds:mnist", tmp_path / "b")
-    np.testing.assert_array_equal(load_dataset("tfds:mnist", tmp_path / "a").train_x, data.train_x)
-    assert data.num_test == 0
-
-
 def test_raw_files_come_before_prepared_ones(tmp_path, known):
     publish("mnist", tmp_path / "mnist")
     known("mnist", tmp_path / "mnist")
@@ -150,24 +129,6 @@ def test_other_files_than_published_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"a file isn't the published one \(its size or SHA-256"):
         prepare_tfds("fashion_mnist", tmp_path, tmp_path / "tfds")
     assert not (tmp_path / "tfds/fashion_mnist/3.0.1").exists()
-
-
-def test_damaged_files_get_their_own_sentence(tmp_path, known):
-    publish("mnist", tmp_path)
-    (tmp_path / f"{NAMES[0]}.gz").write_bytes(gzip.compress(b"junk" * 9))
-    known("mnist", tmp_path)
-    with pytest.raises(InputError, match=r"images-idx3-ubyte\.gz isn't an IDX file of unsigned"):
-        prepare_tfds("mnist", tmp_path, tmp_path / "tfds")
-    assert load_error("tfds:mnist", tmp_path).startswith(f"{tmp_path / NAMES[0]}.gz isn't an IDX")
-
-
-def test_files_missing(tmp_path):
-    publish("mnist", tmp_path)
-    (tmp_path / f"{NAMES[2]}.gz").unlink()
-    with pytest.raises(InputError, match=rf"'mnist' needs the published .*{NAMES[0]}\.gz.* in"):
-        prepare_tfds("mnist", tmp_path, tmp_path / "tfds")
-    with pytest.raises(InputError, match="Unknown TFDS data set that can be prepared here 'mnits'"):
-        prepare_tfds("mnits")
 
 
 @pytest.fixture
@@ -205,14 +166,6 @@ def test_download(tmp_path, server, known):
     assert server == []
 
 
-def test_a_download_that_fails(tmp_path, server):
-    (tmp_path / "web").mkdir()
-    start = time.perf_counter()
-    sentence = load_error("tfds:mnist", tmp_path / "tfds")
-    assert "'mnist' can't be prepared: Failed to get url" in sentence and "404" in sentence
-    assert time.perf_counter() - start < 3
-
-
 @pytest.mark.parametrize("name", ["mnist", "cifar10", "emnist/byclass"])
 def test_no_network(tmp_path, name, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -231,14 +184,6 @@ def test_no_network(tmp_path, name, monkeypatch):
     ):
         assert part in sentence
     assert not (tmp_path / "downloads").exists()
-
-
-def test_a_network_that_swallows_everything(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfds_prepare, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr("requests.head", lambda *_, **__: time.sleep(5))
-    start = time.perf_counter()
-    assert "can't be reached (no answer)" in load_error("tfds:cifar10", tmp_path)
-    assert time.perf_counter() - start < 2
 
 
 def test_the_version_asked_for_and_no_other(tmp_path, known):
