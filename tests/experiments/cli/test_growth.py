@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.cli import algorithm_folders, identity, run_folder
+from experiments.cli import algorithm_folders, identity
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
 from tests.experiments.small_runs import (
@@ -135,47 +135,6 @@ def flags_of(**changed):
 def test_growth_of_a_run(changed, way):
     assert identity.growth(flags_of(), flags_of(**changed)) == way
     assert identity.growth(flags_of(), flags_of(**changed), ways=()) is None
-
-
-def test_growth_with_patience():
-    before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
-    assert identity.growth(before, now) is None
-
-
-@pytest.mark.parametrize("way", ["rounds", "num_seeds"])
-def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
-    """Their record goes with the results only where these are simulated again."""
-    for name in ("run.json", "tracking.json", "comparison.md"):
-        (tmp_path / name).write_text("{}")
-    for name in ("tensorboard", "fedavg"):
-        (tmp_path / name).mkdir()
-    run_folder.move_to_earlier(tmp_path, way, flags_of())
-    here = {path.name for path in tmp_path.iterdir()}
-    kept = {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
-    assert here & {"tracking.json", "tensorboard"} == kept
-    assert not here & {"fedavg", "comparison.md"}
-
-
-def test_seed_parts():
-    record = {"flags": flags_of()}
-    assert algorithm_folders.seed_parts(None, flags_of()) == [3]
-    assert algorithm_folders.seed_parts(record, flags_of()) == [3]
-    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=5)) == [3, 2]
-    record = {"flags": flags_of(num_seeds=5), algorithm_folders.PARTS: [3, 2]}
-    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
-
-
-def test_plan_of_finished_parts(tmp_path):
-    def finish(seeds, rounds=5):
-        folder = algorithm_folders.part_folder(tmp_path, "fedavg", seeds, rounds)
-        folder.mkdir(parents=True)
-        (folder / "summary.json").touch()
-
-    finish(range(2, 5))
-    finish(range(2, 7))
-    finish(range(2, 8), rounds=4)  # another run's
-    planned = algorithm_folders.plan(tmp_path, "fedavg", [3, 2, 1], 2, 5)
-    assert list(planned) == [(range(2, 7), True), (range(7, 8), False)]
 
 
 def test_results_with_a_seed_in_common_are_not_joined(finished):

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.planning import hlo
-from tests.experiments.planning.programs import PROGRAM, line
+from tests.experiments.planning.programs import line
 
 
 def read(text):
@@ -34,16 +34,3 @@ def test_instruction():
 )
 def test_bytes_of_a_result(kind, shape, size):
     assert read(line("x", kind, shape)).result_bytes == size
-
-
-def test_trip_counts():
-    module = hlo.parse(PROGRAM)
-    assert module.entry == "main"
-    loops = {
-        one.name: one
-        for lines in module.computations.values()
-        for one in lines
-        if one.kind == "while"
-    }
-    counts = {name: module.trip_count(one) for name, one in loops.items()}
-    assert counts == {name: {"w.4": 4, "w.6": 6}.get(name) for name in loops}
