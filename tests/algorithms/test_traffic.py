@@ -37,6 +37,14 @@ TRAFFIC = [
     ("plga", {}, 1, 1, 2),
     ("fedmtl", {}, 1, 1, 2),
     ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
+    ("weight_erosion", {}, 1, 1, 2),
+    ("waffle", {}, 2, 2, 2),
+    ("feddwa", {}, 2, 1, 4),  # trained and guidance models
+    ("feddwa", {"guidance_epochs": 1}, 2, 1, 3),
+    ("feddwa", {"guidance": "full_gradient"}, 2, 1, 3),
+    ("feddwa", {"guidance": "last"}, 1, 1, 2),  # the server remembers
+    ("feddwa", {"guidance": "received"}, 1, 1, 2),
+    ("floco", {"warmup_fraction": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 # name, settings, and passes of a client over its samples: of all other algorithms as many as epochs
 PASSES = [
