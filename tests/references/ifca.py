@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from tests.references.averaging import average
 from tests.references.local_sgd import sgd
 from tests.references.network import combine, loss_and_gradient, scale, subtract
 
-AVERAGING = ("models", "gradients")
 BALANCED = {1: 0.0, 2: 0.35, 4: 0.1}  # the published code's shares
 
 
@@ -58,10 +58,6 @@ def run(
       After every round, "personalized": [N models], chosen among the new ones, "choices": [N],
       "models": [K] and "clusters": {client: its model in this round}.
     """
-    if averaging not in AVERAGING:
-        raise ValueError(f"Unknown averaging {averaging!r}. Valid: {', '.join(AVERAGING)}.")
-    if weighting not in ("size", "uniform"):
-        raise ValueError(f"Unknown weighting {weighting!r}.")
     models = list(s.initial)
     split = {"train": "samples", "test": "test"}[scored_by]
     history = []
@@ -82,8 +78,7 @@ def run(
                 renewed[k] = subtract(model, scale(s.learning_rate[t], total))
                 continue
             trained = [sgd(model, *s.work(t, i)) for i in takers]
-            parts = [s.sizes[i] if weighting == "size" else 1.0 for i in takers]
-            renewed[k] = combine([part / sum(parts) for part in parts], trained)
+            renewed[k] = average(trained, s.sizes, takers, weighting)
         models = renewed
         choices = [choose(models, client[split], s.x, s.y) for client in s.clients]
         history.append(

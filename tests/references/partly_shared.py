@@ -1,7 +1,7 @@
 """Rounds in which some layers are averaged and the others stay with their client."""
 
+from tests.references.averaging import average
 from tests.references.local_sgd import sgd
-from tests.references.network import combine
 
 
 def run(s, *, shared, weighting, train=sgd):
@@ -15,17 +15,14 @@ def run(s, *, shared, weighting, train=sgd):
     Returns:
       After every round, {"personalized": [N models]}.
     """
-    if weighting not in ("size", "uniform"):
-        raise ValueError(f"Unknown weighting {weighting!r}.")
     models = [s.initial for _ in s.clients]
     history = []
     for t in range(s.rounds):
         for i in s.cohorts[t]:
             models[i] = train(models[i], *s.work(t, i))
         if shared and len(s.cohorts[t]):
-            shares = [s.sizes[i] if weighting == "size" else 1.0 for i in s.cohorts[t]]
             sent = [{layer: models[i][layer] for layer in shared} for i in s.cohorts[t]]
-            mean = combine([share / sum(shares) for share in shares], sent)
+            mean = average(sent, s.sizes, s.cohorts[t], weighting)
             models = [{**model, **mean} for model in models]
         history.append({"personalized": list(models)})
     return history
