@@ -3,17 +3,12 @@
 from dataclasses import fields
 
 import jax
-import jax.numpy as jnp
-import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
-from fedjax_pfl.utils.structs import struct
 from tests.algorithms.comparison import comparison
-from tests.models.norm_net import NormNet
 from tests.references import fedavgm
 
 
@@ -37,31 +32,6 @@ test_reference, test_contract = comparison(
     scores={"global": "global", "personalized": "global"},
     check=check_velocity,
 )
-
-
-@struct
-class Adaptive(FedAvg):
-    """FedAvg with Adam on the server; its state holds a count too."""
-
-    name = "adaptive"
-
-    def server_optimizer(self):
-        return optax.adam(0.05)
-
-
-@pytest.mark.costly
-def test_server_optimizer_steps_along_the_averages_difference():
-    federation = toy_federation(model=NormNet())
-    _, averaged = states_of(FedAvg(), federation, 1)
-    start, after = states_of(Adaptive(), federation, 1)
-    params = start.server["params"]
-    away = jax.tree.map(jnp.subtract, params, averaged.server["params"])
-    optimizer = optax.adam(0.05)
-    step, memory = optimizer.update(away, optimizer.init(params), params)
-    assert_close(after.server["params"], optax.apply_updates(params, step), "Adam's step")
-    assert_close(after.optimizer, memory, "Adam's state")
-    # Running statistics are averaged: an optimizer's step could make a variance negative.
-    assert_close(after.server["batch_stats"], averaged.server["batch_stats"], "statistics", 0)
 
 
 @pytest.mark.costly

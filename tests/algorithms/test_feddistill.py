@@ -6,9 +6,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_models, sampled_federation
+from tests.algorithms.harness import assert_models
 from tests.engine.finals import final_in
 from tests.references import feddistill
 
@@ -57,18 +57,6 @@ test_reference, test_contract = comparison(
     check=check_exchange,
     finish=check_new_clients,
 )
-
-
-@pytest.mark.costly
-def test_weight_of_zero_is_local_training():
-    federation = sampled_federation()
-    states, ours = run_rounds(algorithm(weight=0), federation)
-    local, theirs = run_rounds(pfl.make_algorithm("local", {"participants": "sampled"}), federation)
-    assert_close(states[-1].models, local[-1].models, "models")
-    mine, plain = (records[-1]["clients"]["train_loss"] for records in (ours, theirs))
-    np.testing.assert_allclose(mine, plain, 1e-9)
-    assert algorithm(weight=0).remarks(federation)[-1] == "weight is 0: trained locally"
-    assert len(algorithm().remarks(federation)) == 1
 
 
 @pytest.mark.costly

@@ -164,19 +164,6 @@ def test_new_clients_train_an_own_set():
     assert models[ours.MIXING]["anchors"].shape[:2] == (1, 2)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"local_weight": 1.1}, r"local_weight must be in \[0, 1\]"),
-        ({"max_weight": -0.1}, r"max_weight must be in \[0, 1\]"),
-        ({"instances": 0}, "instances must be at least 1"),
-    ],
-)
-def test_values_out_of_range(settings, message):
-    with pytest.raises(pfl.InputError, match=message):
-        pfl.make_algorithm("feddpa", settings)
-
-
 def test_refusals():
     one = sampled_federation(share="*lora_a,head", **ADAPTERS)
     with pytest.raises(pfl.InputError, match="needs both factors of each adapter, and share"):

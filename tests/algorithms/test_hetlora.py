@@ -147,17 +147,3 @@ def test_squared_norms():
     a, b = rng.normal(size=(3, 4, 2)), rng.normal(size=(3, 2, 5))
     wanted = [np.linalg.norm(one @ other) ** 2 for one, other in zip(a, b, strict=True)]
     np.testing.assert_allclose(squared_norms(jnp.asarray(a), jnp.asarray(b)), wanted, 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"gamma": 0.0}, r"gamma must be in \(0, 1\]"),
-        ({"tail_weight": -1.0}, "tail_weight must be at least 0"),
-        ({"min_rank": 0}, "min_rank must be at least 1"),
-        ({"weighting": "even"}, "weighting"),
-    ],
-)
-def test_invalid_settings(settings, message):
-    with pytest.raises(pfl.InputError, match=message):
-        pfl.make_algorithm("hetlora", settings)

@@ -1,6 +1,5 @@
 """L2C against its reference, pruning, and what is not mixed."""
 
-import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -189,13 +188,6 @@ def test_default_number_of_neighbours():
         assert jnp.diagonal(active).all()
     # Who listens to few is never asked again.
     np.testing.assert_array_equal(pruned(algorithm(prune_after=0), jnp.eye(31) > 0), np.eye(31))
-
-
-def test_defaults_are_those_of_the_reference():
-    own = algorithm().hyperparameters()
-    assert (own.pop("neighbours"), own.pop("weights")) == (0, "learned")  # the reference's None
-    stated = inspect.signature(l2c.run).parameters
-    assert own == {name: stated[name].default for name in own}
 
 
 def test_all_others_as_neighbours():

@@ -8,12 +8,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import trees
 from fedjax_pfl.algorithms.moon import contrast
-from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case
-from tests.references import local_sgd, moon, projected_network
-from tests.references.network import cross_entropy
+from tests.references import local_sgd, moon
 
 
 def algorithm(**settings):
@@ -63,31 +60,6 @@ test_reference, test_contract = comparison(
     check=check,
     finish=assert_first_rounds_are_plain,
 )
-
-
-def named(params):
-    """Parameters of a projected network by the reference's names."""
-    params = jax.tree.map(np.asarray, dict(params))
-    return params | params.pop("projection")
-
-
-@pytest.mark.costly
-def test_moon_with_a_projection_head():
-    """The projection's outputs are the features, and what is classified and scored."""
-    case = Case(model=Projected(TanhNetwork(), 4), participation=0.6)
-    states, records = case.run_rounds(algorithm(mu=3.0))
-    setting = case.setting(initial=named(states[0].server["params"]))
-    wanted = moon.run(setting, mu=3.0, form=projected_network)
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        model = models["global"]
-        assert_close(named(state.server["params"]), model, "global")
-        losses = []
-        for i in range(case.num_clients):
-            at = case.samples(i, "test")
-            scores = projected_network.logits(model, case.x[at])
-            losses.append(cross_entropy(scores, case.y[at])[0] if len(at) else np.nan)
-        for name in ("personalized", "global"):
-            np.testing.assert_allclose(record["scores"][f"{name}/test/loss"], losses, 1e-9)
 
 
 @pytest.mark.costly

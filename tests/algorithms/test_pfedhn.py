@@ -99,20 +99,6 @@ test_reference, test_contract = comparison(
 
 
 @pytest.mark.costly
-def test_pfedhn_when_all_diverge():
-    settings = {"local_head": True, "server_decay": 0.1}
-    algorithm = made(**settings)
-    options = {"model": TanhNetwork(), "momentum": 0.5, "diverging": 0}
-    federation = algorithm.prepare(toy_federation((6,), (3,), **options))
-
-    ctx = context(federation)
-    first = jax.jit(partial(algorithm.init, ctx))()
-    last, record = jax.jit(partial(algorithm.round, ctx))(first)
-    assert record.clients["diverged"].all()
-    assert_close(last, first, "the state", 0)
-
-
-@pytest.mark.costly
 def test_new_clients_of_pfedhn():
     """They learn an embedding through the frozen hypernetwork."""
     algorithm = made(local_head=True, clip=0.001)

@@ -184,12 +184,6 @@ def negative(ids):
     ("settings", "options", "said"),
     [
         ({"graph": "label"}, {}, "Unknown value of sfl.graph 'label'. Did you mean 'labels'"),
-        ({"neighbours": 0}, {}, "neighbours must be at least 1, got 0"),
-        ({"layers": 0}, {}, "layers must be at least 1, got 0"),
-        ({"server_alpha": 1.5}, {}, r"server_alpha must be in \[0, 1\], got 1.5"),
-        ({"learned_share": 1}, {}, r"learned_share must be in \[0, 1\), got 1"),
-        ({"graph_weight": -1}, {}, "graph_weight must be at least 0, got -1"),
-        ({"global_weight": -1}, {}, "global_weight must be at least 0, got -1"),
         ({"relation": "ring"}, {}, "relation must be a function of the clients' ids"),
         ({"relation": uneven}, {}, r"must be edges \[5, 5\] of at least 0, all.*array \[5, 2\]"),
         ({"relation": negative}, {}, r"must be edges \[5, 5\] of at least 0"),

@@ -15,8 +15,6 @@ from tests.algorithms.comparison import QUICK_CHECKS, comparison
 from tests.algorithms.harness import assert_losses, stack
 from tests.references import waffle
 
-RUN = ("server", "control", "controls", "previous", "before")
-
 
 def row(tree, i):
     return jax.tree.map(lambda leaf: leaf[i], tree)
@@ -94,25 +92,6 @@ test_reference, test_contract = comparison(
 @pytest.mark.parametrize("check", QUICK_CHECKS)
 def test_contract_of_everyone(check):
     CHECKS[check](pfl.make_algorithm("waffle", {"everyone": True}))
-
-
-@pytest.mark.costly
-def test_everyone_equals_each_alice():
-    federation = toy_federation(stragglers={1: 1}, diverging=3)
-    together, records = run_rounds(pfl.make_algorithm("waffle", {"everyone": True}), federation)
-    up = 0
-    for alice in range(5):
-        alone, seen = run_rounds(pfl.make_algorithm("waffle", {"alice": alice}), federation)
-        for one, every in zip(alone, together, strict=True):
-            for name in RUN:
-                mine = row(getattr(every, name), alice)
-                assert_close(mine, getattr(one, name), f"{name} of client {alice}", 0)
-        for one, every in zip(seen, records, strict=True):
-            for name, scores in one["scores"].items():
-                np.testing.assert_array_equal(scores[alice], every["scores"][name][alice])
-            assert np.isnan(scores[np.arange(5) != alice]).all()
-        up = up + np.array([record["up"] for record in seen])
-    np.testing.assert_array_equal([record["up"] for record in records], up)
 
 
 @pytest.mark.costly

@@ -140,22 +140,3 @@ def test_every_draw_of_adapters_names_its_type():
     with jax.enable_x64(True):
         federation = toy_federation(dtype="float32", lora_rank=2)
         assert widths_of_draws(traced(pfl.make_algorithm("local"), federation)) == {"32"}
-
-
-@pytest.mark.costly
-def test_cohorts_and_first_models_are_the_same_with_64_bit_types():
-    def drawn():
-        federation = toy_federation((4,) * 9, participation=0.4, dtype="float32")
-        run = first_run(make_runs(pfl.make_algorithm("fedavg"), federation, (3,)))
-
-        @jax.jit
-        def of_round(t):
-            ctx = run.context(federation, t, jnp.int32(8))
-            return ctx.cohort.rows, ctx.cohort.order(ctx.key_for("order")), ctx.initial_model()
-
-        return [of_round(np.int32(t)) for t in range(3)]
-
-    single = drawn()
-    with jax.enable_x64(True):
-        double = drawn()
-    jax.tree.map(np.testing.assert_array_equal, single, double)

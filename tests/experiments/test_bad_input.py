@@ -159,27 +159,9 @@ def test_several_unknown_flags(capsys):
 
 def test_command_of_pfllib(capsys):
     words = [
-        "-data",
-        "MNIST",
-        "-m",
-        "CNN",
-        "-algo",
-        "FedAvg",
-        "-gr",
-        "9",
-        "-did",
-        "0",
-        "-nc",
-        "6",
-        "-jr",
-        "1",
-        "-lbs",
-        "10",
-        "-ls",
-        "1",
-        "-lr",
-        ".1",
-    ]
+        "-data", "MNIST", "-m", "CNN", "-algo", "FedAvg", "-gr", "9", "-did", "0", "-nc", "6",
+        "-jr", "1", "-lbs", "10", "-ls", "1", "-lr", ".1",
+    ]  # fmt: skip
     assert call(*words) == 2
     text = capsys.readouterr().err
     assert [word for word in words[::2] if f"'{word[1:]}'. It is" not in text] == []

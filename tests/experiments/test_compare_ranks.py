@@ -60,21 +60,6 @@ def test_scores_are_means_over_seeds(runs):
     assert len(notes) == 1
 
 
-@pytest.mark.costly
-def test_blocks_that_some_row_lacks_are_left_out(runs, tmp_path, capsys):
-    folder = blocks(tmp_path / "all", 6)
-    for path in (folder / "0-5" / "local").iterdir():
-        path.unlink()
-    words = [f"--runs={folder}", "--pivot=dataset,batch_size", "--tests"]
-    assert compare.main(["compare", *words]) == 0
-    out = capsys.readouterr().out
-    assert "Mean ranks over 11 blocks" in out
-    assert "Left out, as not all rows have them: data0, 5." in out
-    only = [f"--runs={folder / '*-10'}", "--pivot=dataset", "--tests"]
-    assert compare.main(["compare", *only]) == 0
-    assert "not independent" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("words", "said"), [
     (["--tests"], "--tests needs blocks: give --pivot=dataset or other settings."),
     (["--tests", "--pivot=dataset,seed"], "and seed is none: runs of several seeds are not"),

@@ -14,7 +14,6 @@ import pytest
 from experiments import run
 from experiments.cli import run_folder
 from fedjax_pfl.data import atomic_files
-from fedjax_pfl.engine import state_store
 from tests.experiments.small_runs import SMALL, assert_refused, error_line, run_in
 
 from .conftest import drawing
@@ -41,18 +40,6 @@ def assert_same(folder, finished):
     ours, theirs = ({path.relative_to(at) for path in at.rglob("*")} for at in (folder, finished))
     assert ours == theirs
     assert_same_arrays(folder, finished, ("local", "feddwa"))
-
-
-@contextlib.contextmanager
-def limited(size):
-    """Limits the size of files in bytes, which fails as a full disk does."""
-    resource = pytest.importorskip("resource")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 FILES = (
@@ -84,24 +71,6 @@ def test_a_full_disk_at_every_file(finished, tmp_path, monkeypatch, capsys):
     assert call(folder) == 0
     assert (folder / "local" / "summary.json").stat().st_mtime_ns == before
     assert_same(folder, finished)
-
-
-@pytest.mark.costly
-def test_full_disk_below_clients_state(tmp_path, monkeypatch, capsys):
-    """Rows are in a file, in which the clients of the higher numbers have no room."""
-    folder = tmp_path / "out"
-    words = (*SMALL, "--num_clients=40", "--participation=0.2", "--num_seeds=1", "--model=mlp",
-             "--partition=iid", "--train_samples=10", "--algorithms=fedavg,ditto", "--rounds=12",
-             "--matrix_rounds=1,2,3,4,5,6", "--client_state=host", "--devices=1")  # fmt: skip
-    with monkeypatch.context() as patch, limited(400_000):
-        patch.setattr(state_store, "MEMORY", 0)
-        assert run_in(folder, *words) == 1
-    error = error_line(capsys)
-    assert "The state of the clients can't be written to " in error and "File too large." in error
-    kept = (folder / "fedavg" / "summary.json").stat().st_mtime_ns
-    assert run_in(folder, *words) == 0
-    assert (folder / "fedavg" / "summary.json").stat().st_mtime_ns == kept
-    assert (folder / "ditto" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("kept", [60, 0])

@@ -232,20 +232,6 @@ def test_errors_of_all_processes(tmp_path, words, own, said):
     assert not folder.exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody knows of the other run")
-def test_another_run_at_the_same_address_is_refused_and_harms_none(tmp_path):
-    port, folder = free_port(), tmp_path / "pair"
-    with Started(tmp_path, *LONG, f"--output_dir={folder}", port=port) as pair:
-        wait_for_rounds(folder, pair)
-        with Started(tmp_path / "others", *LONG, port=port) as others:
-            assert others.codes() == [2, 2]
-        for k in (0, 1):
-            assert f"process {k} of a run that meets" in others.said(k)
-        assert [each.poll() for each in pair.running] == [None, None], pair.said(0)
-        pair.running[0].send_signal(signal.SIGTERM)
-        assert pair.codes() == [128 + signal.SIGTERM] * 2, pair.said(0) + pair.said(1)
-
-
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_gives_the_numbers_of_one_process(tmp_path, quarter):
     """Two processes of two devices each, which do not divide five clients, nor three of them."""

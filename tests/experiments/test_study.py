@@ -70,29 +70,6 @@ def test_numbers_of_a_study(finished):
                     assert np.isnan(weight)
 
 
-@pytest.mark.costly
-def test_settings_with_other_clients(tmp_path):
-    """Numbers of clients may differ, and so may the clients that are scored."""
-    words = "--algorithms=local,fedavg", "--setting=six: --num_clients=6", "--measures=accuracy"
-    with drawing():
-        assert call(*words, SETTINGS[0], f"--output_dir={tmp_path}") == 0
-    found, text = numbers(tmp_path), (tmp_path / "study.md").read_text()
-    assert "mean over all 6 or all 4 clients after the last round" in text
-    gains = {(one["setting"], one["row"]): float(one["win_rate_over_local"])
-             for one in read_rows(tmp_path / "gains.csv")
-             if one["win_rate_over_local"]}  # fmt: skip
-    for setting, place in (("no attack", "no_attack"), ("six", "six")):
-        local, fedavg = (
-            pfl.Result.load(tmp_path / place / name / name).values()[:, 0, -1]
-            for name in ("local", "fedavg")
-        )
-        for seed in range(2):
-            mean = found["accuracy", "fedavg", setting, seed]
-            assert mean == pytest.approx(100 * fedavg[seed].mean())
-        wins = (fedavg > local) + 0.5 * (fedavg == local)
-        assert gains[setting, "fedavg"] == pytest.approx(wins.mean())
-
-
 def test_no_client_is_scored_in_all_runs(finished):
     """Each run has its own, and no finished study is refused."""
     runs = {(row, row): read(finished / at / "fedavg/fedavg")

@@ -1,12 +1,8 @@
 """A sweep's cells: what is inside a program, what is a queue, and the names of their folders."""
 
-import json
 import re
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from experiments import sweep
 from experiments.cli.algorithms import parse_algorithms
@@ -83,22 +79,6 @@ def test_two_values_never_share_a_folder(first, second):
     result = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
     assert len({name.lower() for name in result}) == 2
     assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in result)
-
-
-NASTY = st.text(st.sampled_from("aA1-=_.~/\\ ,ä\n"), max_size=4) | st.text(max_size=200)
-KEYS = st.sampled_from(["dataset", "batch_size", "feddwa.top_k", "Own.K", "a"])
-SETTINGS = st.tuples(st.sampled_from(["m", "M", "m-a", ".m"]), st.dictionaries(KEYS, NASTY))
-
-
-@pytest.mark.costly
-@settings(max_examples=300, deadline=None)
-@given(st.lists(SETTINGS, max_size=12))
-def test_different_settings_have_different_folders(found):
-    cells = {json.dumps(one, sort_keys=True): sweep.Cell(*one, [{}]) for one in found}
-    names = {cell.folder.lower() for cell in cells.values()}
-    assert len(names) == len(cells)
-    for name in names:
-        assert len(name.encode()) <= 200 and name[0] not in "." and Path(name).name == name
 
 
 def test_changing_data():

@@ -20,10 +20,7 @@ from fedjax_pfl.testing.toys import (
 from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.field import TwoModels
-from tests.algorithms.harness import Case, assert_losses
-from tests.references.cwfedavg import label_shares, regularizer_gradient
-from tests.references.local_sgd import sgd
-from tests.references.network import combine
+from tests.algorithms.harness import Case
 
 WDR = WeightDistribution(10.0)
 
@@ -36,29 +33,6 @@ def double_precision():
 
 def sampled(extra_loss=WDR):
     return Case(participation=0.6, extra_loss=extra_loss)
-
-
-@pytest.mark.costly
-def test_fedavg_with_wdr_equals_plain_loops():
-    case = sampled()
-    states, records = case.run_rounds(pfl.make_algorithm("fedavg"))
-    server, batches = case.initial(), case.batches()
-    shares = [label_shares(case.y[case.samples(i)], 3) for i in range(5)]
-    for t, cohort in enumerate(case.cohorts):
-        trained = [
-            sgd(
-                server,
-                batches[t][i],
-                case.x,
-                case.y,
-                case.rates[t],
-                lambda params, i=i: regularizer_gradient(params, shares[i], 10.0),
-            )
-            for i in cohort
-        ]
-        server = combine(case.sizes[cohort] / case.sizes[cohort].sum(), trained)
-        assert_close(states[t + 1].server["params"], server, "server")
-        assert_losses(records[t], case, "global", [server] * 5)
 
 
 def test_extra_loss_beside_wdr_weight_is_refused():

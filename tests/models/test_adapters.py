@@ -1,6 +1,5 @@
 """Low-rank adapters on the dense layers of networks, attention's among them."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,32 +40,6 @@ def test_a_layer_with_an_adapter_by_hand():
     hidden = jnp.maximum(x @ kernel + whole["bias"], 0)
     wanted = hidden @ params["head"]["kernel"] + params["head"]["bias"]
     np.testing.assert_allclose(one.task.predict({"params": moved}, x), wanted, 1e-5, 1e-5)
-
-
-class WithAttention(nn.Module):
-    """Flax's own layers, whose kernels have several axes."""
-
-    @nn.compact
-    def __call__(self, x):
-        x = x.reshape(x.shape[0], 6, 6)
-        x = nn.MultiHeadDotProductAttention(2, qkv_features=4, name="mix")(x)
-        return nn.Dense(3, name="head")(x.mean(1))
-
-
-@pytest.mark.costly
-def test_attention_of_flax_by_merged_kernels():
-    one, model = begun(small_federation(WithAttention(), lora_rank=1, dtype="float32"))
-    assert set(model["params"]["mix"]) == {"query", "key", "value", "out"}
-    plain, _ = begun(small_federation(WithAttention(), dtype="float32"))
-    moved = jax.tree.map(lambda leaf: leaf + 0.3, model)
-    merged = {"mix": {}, "head": moved["params"]["head"]}
-    for name, layer in one.backbone["params"]["mix"].items():
-        own = moved["params"]["mix"][name]
-        more = (own["lora_a"] @ own["lora_b"]).reshape(layer["kernel"].shape)
-        merged["mix"][name] = {**layer, "kernel": layer["kernel"] + more}
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 6, 6, 1)), jnp.float32)
-    wanted = plain.task.predict({"params": merged}, x)
-    np.testing.assert_allclose(one.task.predict(moved, x), wanted, 1e-5, 1e-5)
 
 
 @pytest.mark.costly
@@ -121,25 +94,6 @@ def test_a_fixed_factor_is_in_the_backbone():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)
     np.testing.assert_array_equal(one.task.predict(model, x), every.task.predict(first, x))
     assert federation(freeze="*lora_a").plan == fixed.plan
-
-
-@pytest.mark.costly
-def test_the_mean_of_products_with_a_fixed_factor_is_exact():
-    with jax.enable_x64(True):
-        options = {"dtype": "float64", "client_execution": "vmap", "local_steps": 3}
-        one = federation(freeze="body,*lora_a", **options)
-        result = pfl.simulate(pfl.make_algorithm("fedavg"), one, 1)
-        started = jax.jit(one.with_backbone)(jax.random.key(0))
-        zero, size = jnp.int32(0), np.asarray(one.data.train.size)
-        start = pfl.Broadcast(one.initial_model(pfl.utils.keys.derive(jax.random.key(0), "init")))
-        ctx = pfl.Context(started, jax.random.key(0), zero, zero + 1, None)
-        models = jax.jit(lambda: ctx.train(start, ctx.cohort_of()).models)()["params"]
-        a = started.backbone["params"]["fc_0"]["lora_a"]
-        products = np.asarray(a @ models["fc_0"]["lora_b"])
-        wanted = np.einsum("i,iab->ab", size / size.sum(), products)
-        (b,) = result.final.models()["global"].model["params"]["fc_0"]["lora_b"]
-        assert np.abs(b).max() > 0.01
-        np.testing.assert_allclose(a @ b, wanted, 0, 1e-9)
 
 
 def test_one_factor_is_shared():

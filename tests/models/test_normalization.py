@@ -8,16 +8,12 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.batching import batch_indices
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
-from fedjax_pfl.testing.toys import assert_close, states_of
-from fedjax_pfl.utils import keys
+from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.trees import join
 from tests.models.norm_net import NormNet
 
 EPSILON, MOMENTUM = 1e-5, 0.1
@@ -178,68 +174,10 @@ def federation_of(policy, dtype="float32"):
     return federate(data, partition, NormNet(), batch_norm=policy, **options)
 
 
-def sgd_step(model, x, y):
-    """One step of a client, in place, by hand."""
-    weights, norm = (
-        model["params"],
-        Reference(**model["params"]["bn"], **model["batch_stats"]["bn"]),
-    )
-    inner = norm.forward(x @ weights["fc"]["kernel"] + weights["fc"]["bias"])
-    hidden = np.maximum(inner, 0)
-    logits = hidden @ weights["head"]["kernel"] + weights["head"]["bias"]
-    shares = np.exp(logits - logits.max(1, keepdims=True))
-    shares /= shares.sum(1, keepdims=True)
-    slope = (shares - np.eye(3)[y]) / len(y)
-    back = slope @ weights["head"]["kernel"].T * (inner > 0)
-    rows, scale, bias = norm.backward(back)
-    gradient = {
-        "bn": {"scale": scale, "bias": bias},
-        "fc": {"kernel": x.T @ rows, "bias": rows.sum(0)},
-        "head": {"kernel": hidden.T @ slope, "bias": slope.sum(0)},
-    }
-    model["params"] = jax.tree.map(lambda w, g: w - RATE * g, weights, gradient)
-    model["batch_stats"] = {"bn": {"mean": norm.mean, "var": norm.var}}
-
-
 def averaged(path, policy):
     if "bn" not in path:
         return True
     return policy == "shared" or (policy == "affine_shared" and path.startswith("params"))
-
-
-def fedavg_by_hand(federation, model, policy):
-    """Every client's model after the rounds."""
-    data = federation.data
-    models = [jax.tree.map(np.array, model) for _ in SIZES]
-    x, y = np.asarray(data.samples, float), np.asarray(data.labels)
-    shares = np.array(SIZES) / sum(SIZES)
-    for t in range(ROUNDS):
-        key = keys.of_round(jax.random.key(0), "train", t)
-        for i, model in enumerate(models):
-            for (batch,) in batch_indices(federation.schedule, data.train, key, i, i):
-                sgd_step(model, x[np.asarray(batch)], y[np.asarray(batch)])
-        flat = [jax.tree_util.tree_flatten_with_path(model) for model in models]
-        for leaf, (path, _) in enumerate(flat[0][0]):
-            name = "/".join(entry.key for entry in path)
-            if averaged(name, policy):
-                mean = sum(p * f[0][leaf][1] for p, f in zip(shares, flat, strict=True))
-                for f in flat:
-                    f[0][leaf] = (path, mean)
-        models = [f[1].unflatten([value for _, value in f[0]]) for f in flat]
-    return models
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("policy", ["shared", "local", "affine_shared"])
-def test_fedavg_shares_what_the_policy_says(policy):
-    with jax.enable_x64(True):
-        federation = federation_of(policy, "float64")
-        start = jax.jit(federation.initial_model)(keys.derive(jax.random.key(0), "init"))
-        wanted = fedavg_by_hand(federation, start, policy)
-        last = states_of(FedAvg(), federation, ROUNDS, ROUNDS)[-1]
-        for i, model in enumerate(wanted):
-            mine = jax.tree.map(lambda leaf, i=i: leaf[i], last.private)
-            assert_close(join(last.server, mine), model, f"client {i}")
 
 
 def test_policies_name_their_leaves():

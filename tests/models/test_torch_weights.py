@@ -8,11 +8,10 @@ import pytest
 from flax import nnx
 
 import fedjax_pfl as pfl
-from fedjax_pfl.models.cnn import CNN
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.recurrent import CharLSTM
 from fedjax_pfl.models.task import as_task
-from fedjax_pfl.models.text import FastText, TextCNN
+from fedjax_pfl.models.text import TextCNN
 from tests.models import torch_forward as torch
 
 IMAGES = np.random.default_rng(3).normal(size=(3, 2, 8, 10)).astype(np.float32)  # channels first
@@ -72,43 +71,10 @@ class OfNnx(nnx.Module):
         return self.n(nnx.relu(self.o(x)))
 
 
-class OfTwoNorms(nn.Module):
-    """Batch normalization of a flattened image, too."""
-
-    @nn.compact
-    def __call__(self, x, train: bool = False):
-        x = nn.Conv(3, (3, 3), 2, padding=1, use_bias=False)(x)
-        x = nn.BatchNorm(not train)(x.reshape(x.shape[0], -1))
-        return nn.Dense(5)(x)
-
-
-OWN = CNN(5, (4, 3), 3, 0, 6, pooled=1, norm="before_relu")
-
-
 @pytest.mark.parametrize("network", [Net(), Net("channels first"), OfNnx], ids=["", "first", "nnx"])
 def test_a_cnn_gives_the_same_outputs(network):
     model = pfl.models.from_torch(STATE, network, SHAPE)
     assert_close(outputs(network, model, IMAGES), WANTED)
-
-
-@pytest.mark.costly
-def test_a_network_of_this_package_gives_the_same_outputs():
-    state = STATE | torch.state_of(1, b2=(3,))
-    x = torch.batch_norm(torch.conv2d(IMAGES, state, "c1"), state, "b1")
-    x = torch.conv2d(torch.relu(torch.max_pool(x)), state, "c2")
-    x = torch.flatten(torch.relu(torch.batch_norm(x, state, "b2")))
-    wanted = torch.linear(torch.relu(torch.linear(x, state, "fc")), state, "out")
-    assert_close(outputs(OWN, pfl.models.from_torch(state, OWN, SHAPE), IMAGES), wanted)
-
-
-@pytest.mark.costly
-def test_strides_and_a_normalized_flat_image():
-    state = torch.state_of(c=(3, 2, 3, 3), b=(3 * 4 * 5,), out=(5, 3 * 4 * 5))
-    del state["c.bias"]
-    x = torch.flatten(torch.conv2d(IMAGES, state, "c", padding=1, stride=2))
-    wanted = torch.linear(torch.batch_norm(x, state, "b"), state, "out")
-    model = pfl.models.from_torch(state, OfTwoNorms(), SHAPE)
-    assert_close(outputs(OfTwoNorms(), model, IMAGES), wanted)
 
 
 def test_a_dense_network_of_coloured_images():
@@ -254,13 +220,3 @@ class Upward(nn.Module):
 def test_transposed_convolutions_are_refused():
     with pytest.raises(pfl.InputError, match=r"up.weight: .* no transposed convolutions"):
         pfl.models.from_torch(torch.state_of(up=(2, 2, 3, 3)), Upward(), SHAPE)
-
-
-def test_an_average_of_embeddings_turns_nothing():
-    state = torch.state_of(emb=(7, 4), fc=(4, 4), out=(5, 4))
-    del state["emb.bias"]
-    state["emb.weight"][0] = 0
-    network = FastText(5, 7, hidden=4)
-    model = pfl.models.from_torch(state, network, (6,), input_dtype="int32")
-    np.testing.assert_array_equal(model["params"]["embedding"]["table"], state["emb.weight"])
-    np.testing.assert_array_equal(model["params"]["fc"]["kernel"], state["fc.weight"].T)

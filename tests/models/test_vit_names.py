@@ -5,7 +5,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import fedjax_pfl as pfl
 from fedjax_pfl.models.task import as_task
@@ -142,25 +141,6 @@ def test_outputs_are_those_of_the_original_network(state, forward):
     model = pfl.models.from_torch(state, NETWORK, SHAPE)
     made = as_task(NETWORK).predict(model, jnp.asarray(IMAGES.transpose(0, 2, 3, 1)))
     np.testing.assert_allclose(made, wanted, 1e-4, 1e-4)
-
-
-@pytest.mark.costly
-@BOTH
-def test_the_file_of_a_body_begins_a_run(state, forward, tmp_path):
-    """Blocks 0, 1, 10 of a file come in that order; its classifier has other classes."""
-    pooler = ("vit.pooler.dense.weight",) * (forward is hugging_face_forward)
-    save_file(state | dict.fromkeys(pooler, np.eye(WIDTH)), tmp_path / "base.safetensors")
-    rng = np.random.default_rng(0)
-    images, labels = rng.normal(size=(40, *SHAPE)).astype(np.float32), np.arange(40) % 3
-    data = pfl.dataset_from_arrays("mine", images, labels)
-    partition = pfl.make_partition("iid", data, num_clients=2, seed=0)
-    federation = pfl.federate(
-        data, partition, ViT(3, PATCH, WIDTH, DEPTH, HEADS), freeze="body",
-        initial_model=tmp_path / "base.safetensors",
-    )  # fmt: skip
-    match = federation.initial_match
-    assert match.drawn == ("params/head/bias", "params/head/kernel")
-    assert match.unused == pooler and "params/head/kernel [12, 5] for [12, 3]" in str(match)
 
 
 def test_a_bare_hugging_face_body_has_no_prefix():

@@ -196,26 +196,6 @@ def test_a_window_is_a_part_of_each_clients_samples():
     assert [sorted(client) for client in seen[1]] == parts and seen[1] != parts
 
 
-@pytest.mark.costly
-def test_traced_rows_of_length_one_and_in_any_order():
-    federation = numbered()
-    full = walked(run(federation, EPOCHS)[0])
-    assert walked(run(federation, EPOCHS, rows=jnp.array([3]))[0]) == [full[3]]
-    several = walked(run(federation, EPOCHS, rows=jnp.array([4, 0, 3]))[0])
-    assert several == [full[4], full[0], full[3]]
-
-
-@pytest.mark.costly
-def test_a_clients_batches_do_not_depend_on_the_others():
-    base, other = numbered(), numbered(sizes=(7, 3, 0, 37, 4))
-    seen = walked(run(base, EPOCHS)[0])
-    assert walked(run(other, EPOCHS, rows=jnp.array([0]))[0]) == seen[:1]
-    # and hang on its own permanent id:
-    moved = replace(base, data=replace(base.data, ids=jnp.array([41, *IDS[1:]])))
-    again = walked(run(moved, EPOCHS)[0])
-    assert again[0] != seen[0] and again[1:] == seen[1:]
-
-
 def facts(carry, batch, rng, broadcast, client):
     """Sums up all arguments of a step."""
     told = jnp.stack(

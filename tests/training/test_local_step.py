@@ -11,15 +11,12 @@ import optax
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.regularizers import weight_distribution
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep, LossAndGradient
-from fedjax_pfl.utils import keys
 from fedjax_pfl.utils.structs import static, struct
-from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case, assert_models, dense
 from tests.references.network import add, loss_and_gradient, scale, subtract
 
@@ -37,92 +34,6 @@ class Noisy(nn.Module):
         x = BatchNorm(name="bn")(nn.tanh(dense(5, "fc")(x)), train, valid)
         x = nn.Dropout(0.3, deterministic=not train)(x)
         return dense(3, "head")(x)
-
-
-class ByHand:
-    """APFL's local steps of one client, every part of them written out."""
-
-    def __init__(self, federation, client):
-        self.federation, self.client = federation, client
-        self.slope = jax.jit(jax.value_and_grad(self.loss, has_aux=True))
-
-    def loss(self, params, model, batch, rng, weight):
-        logits, new = Noisy().apply(
-            {**model, "params": params},
-            batch.inputs,
-            train=True,
-            valid=batch.valid,
-            rngs={"dropout": rng},
-            mutable=["batch_stats"],
-        )
-        chosen = jax.nn.log_softmax(logits)[jnp.arange(SIZE), batch.labels]
-        loss = -jnp.sum(jnp.where(batch.valid, chosen, 0)) / jnp.sum(batch.valid)
-        counts = self.federation.data.class_counts[self.client]
-        return loss + weight_distribution(params, self.federation.plan, counts, weight), new
-
-    def seen(self, model, at, batch, rng, without):
-        """(statistics after a pass, gradient) of a model with the parameters `at`."""
-        rng = jax.random.key(0) if without == "dropout" else rng
-        weight = 0.0 if without == "extra loss" else WDR
-        (_, new), gradient = jax.device_get(self.slope(at, model, batch, rng, weight))
-        return ({} if without == "statistics" else dict(new)), gradient
-
-    def moved(self, params, gradient, trace, without):
-        if without != "weight decay":
-            gradient = add(gradient, scale(DECAY, params))
-        if without != "momentum":
-            gradient = add(gradient, scale(MOMENTUM, trace))
-        return subtract(params, scale(RATE, gradient)), gradient
-
-    def walk(self, model, without=None):
-        """(w, v, alpha) of the first round; `without` a part, as a hand-written step may be."""
-        data, key = self.federation.data, keys.of_round(jax.random.key(SEEDS[0]), "train", 0)
-        split = jax.device_get(data.train)
-        at = pfl.training.batch_indices(
-            self.federation.schedule, split, key, self.client, self.client
-        )
-        _, step_key = client_key(key, self.client)
-        w = v = model
-        zero = scale(0.0, model["params"])
-        alpha, traces = 0.5, [zero, zero]
-        for k, (pool,) in enumerate(at):
-            fill = (0, SIZE - len(pool))
-            x, y = np.asarray(data.samples, float)[pool], np.asarray(data.labels)[pool]
-            batch = pfl.training.Batch(
-                np.pad(x, (fill, (0, 0))), np.pad(y, fill), np.arange(SIZE) < len(y)
-            )
-            rng = jax.random.fold_in(step_key, k)
-            blend = add(scale(alpha, v["params"]), scale(1 - alpha, w["params"]))
-            statistics, g = self.seen(v, blend, batch, rng, without)
-            apart = subtract(v["params"], w["params"])
-            inner = sum(jax.tree.leaves(jax.tree.map(lambda a, b: float((a * b).sum()), apart, g)))
-            mine, traces[1] = self.moved(v["params"], scale(alpha, g), traces[1], without)
-            v = {**v, **statistics, "params": mine}
-            statistics, g = self.seen(w, w["params"], batch, rng, without)
-            server, traces[0] = self.moved(w["params"], g, traces[0], without)
-            w = {**w, **statistics, "params": server}
-            alpha = min(max(alpha - RATE * inner, 0), 1)
-        return w, v, alpha
-
-
-@pytest.mark.costly
-def test_two_models_keep_momentum_decay_dropout_statistics_and_the_extra_loss():
-    federation = toy_federation(
-        (7,), model=Noisy(), learning_rate=RATE, local_epochs=2, momentum=MOMENTUM,
-        weight_decay=DECAY, extra_loss=pfl.training.WeightDistribution(WDR), batch_norm="shared",
-    )  # fmt: skip
-    _, state = states_of(TwoModels(), federation, rounds=1)
-    key = keys.derive(jax.random.key(SEEDS[0]), "init")
-    first = jax.device_get(jax.jit(federation.initial_model)(key))
-    by_hand = ByHand(federation, 0)
-    w, v, alpha = by_hand.walk(first)
-    assert_close(state.server, w, "w")
-    assert_close(jax.tree.map(lambda leaf: leaf[0], state.own), v, "v")
-    assert_close(state.alpha[0], alpha, "alpha")
-    for part in ("momentum", "weight decay", "dropout", "statistics", "extra loss"):
-        for mine, kept in zip(by_hand.walk(first, part), (w, v), strict=False):
-            apart = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b).max(), mine, kept)
-            assert max(jax.tree.leaves(apart)) > 1e-4, part
 
 
 @pytest.mark.costly

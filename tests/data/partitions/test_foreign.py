@@ -33,23 +33,6 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
         assert partition.rule == "flbench"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"0": []}, "must be a list with an object for each client"),
-        ([[1, 2]], "Client 0 in .* must be an object with lists train, val, test"),
-        ([{"train": [50]}], "'train' of client 0 in .* must be a list of integers 0..49"),
-        ([{"train": [1.0]}], "must be a list of integers"),
-        ([{"train": [1], "test": [2]}], "Client 0 has other class counts than in .*all_stats.json"),
-    ],
-)
-def test_flbench_files_of_another_form(tmp_path, content, message):
-    write_flbench(folder := tmp_path / "colours")
-    (folder / "partition.json").write_text(json.dumps(content))
-    with pytest.raises(pfl.InputError, match=message):
-        pfl.read_partition(folder, DATA)
-
-
 def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     write_pfllib(tmp_path, DATA)
     with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded here"):

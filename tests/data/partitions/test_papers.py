@@ -141,18 +141,6 @@ def test_spfl_class_sets_and_parts(clients, each, iid, balanced, seed):
     np.testing.assert_array_equal(held, (held > 0) * (held_in_all // clients))
 
 
-def test_spfl_of_the_paper():
-    p = make_partition("spfl", CIFAR10, 10, 0)
-    assert set(p.sizes()) == {2400}
-    assert set(p.sizes("test")) == {600}
-    assert set(np.unique(counts(p, CIFAR10, "test"))) == {0, 100}
-    assert len({tuple(row) for row in counts(p, CIFAR10) > 0}) > 5
-    balanced_emnist = toy(112800, 0, classes=47)
-    p = make_partition("spfl", balanced_emnist, 10, 0, classes_per_client=32)
-    assert set(p.sizes()) == {6144}
-    assert set(p.sizes("test")) == {1536}
-
-
 @pytest.mark.parametrize(
     ("rule", "clients", "options", "message"),
     [

@@ -5,7 +5,7 @@ import pytest
 import fedjax_pfl as pfl
 from experiments.cli import devices
 from fedjax_pfl.execution import processes
-from tests.experiments.small_runs import SMALL, assert_input_error, run_in
+from tests.experiments.small_runs import assert_input_error
 
 START = devices._start  # which the tests of commands replace
 
@@ -53,19 +53,3 @@ def test_devices_are_shared_by_all_processes(monkeypatch):
     monkeypatch.setattr(processes, "exchange", lambda mine: [mine, "--devices=2 --mesh=auto"])
     with pytest.raises(pfl.InputError, match="process 1 has '--devices=2 --mesh=auto' and process"):
         devices.prepare("4", 20)
-
-
-@pytest.mark.costly
-def test_run_on_two_devices_has_the_bits_of_one(tmp_path):
-    words, results = (
-        (*SMALL, "--num_clients=3", "--num_seeds=3", "--algorithms=fedavg", "--nosave_models"),
-        [],
-    )
-    for count in ("1", "2"):
-        folder = tmp_path / count
-        assert run_in(folder, *words, f"--devices={count}") == 0
-        results.append(pfl.Result.load(folder / "fedavg"))
-    one, two = results
-    assert (one.execution, two.execution) == ("map", "map on each of 2 devices")
-    for name, score in one.scores.items():
-        assert score.tobytes() == two.scores[name].tobytes(), name

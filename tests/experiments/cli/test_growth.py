@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.cli import algorithm_folders, identity, run_folder
+from experiments.cli import algorithm_folders, identity
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
 from tests.experiments.small_runs import (
@@ -90,16 +90,6 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(finished, grow
     assert len(tables[1]) == 3
 
 
-@pytest.mark.costly
-def test_replaced_tables_are_kept(grown):
-    kept = {path.name for path in (grown / algorithm_folders.EARLIER).iterdir()}
-    assert kept == {"algorithms_1", "seeds_0-0_rounds_3", "seeds_1-2_rounds_3"}
-    text = (grown / algorithm_folders.EARLIER / "algorithms_1" / "comparison.md").read_text()
-    assert "| fedavg" in text and "| local" not in text
-    record = json.loads((grown / run_folder.RECORD).read_text())
-    assert record[algorithm_folders.PARTS] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -147,47 +137,6 @@ def test_growth_of_a_run(changed, way):
     assert identity.growth(flags_of(), flags_of(**changed), ways=()) is None
 
 
-def test_growth_with_patience():
-    before, now = flags_of(patience=3), flags_of(patience=3, num_seeds=4)
-    assert identity.growth(before, now) is None
-
-
-@pytest.mark.parametrize("way", ["rounds", "num_seeds"])
-def test_trackers_are_sent_finished_seeds_once(tmp_path, way):
-    """Their record goes with the results only where these are simulated again."""
-    for name in ("run.json", "tracking.json", "comparison.md"):
-        (tmp_path / name).write_text("{}")
-    for name in ("tensorboard", "fedavg"):
-        (tmp_path / name).mkdir()
-    run_folder.move_to_earlier(tmp_path, way, flags_of())
-    here = {path.name for path in tmp_path.iterdir()}
-    kept = {"tracking.json", "tensorboard"} if way == "num_seeds" else set()
-    assert here & {"tracking.json", "tensorboard"} == kept
-    assert not here & {"fedavg", "comparison.md"}
-
-
-def test_seed_parts():
-    record = {"flags": flags_of()}
-    assert algorithm_folders.seed_parts(None, flags_of()) == [3]
-    assert algorithm_folders.seed_parts(record, flags_of()) == [3]
-    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=5)) == [3, 2]
-    record = {"flags": flags_of(num_seeds=5), algorithm_folders.PARTS: [3, 2]}
-    assert algorithm_folders.seed_parts(record, flags_of(num_seeds=6)) == [3, 2, 1]
-
-
-def test_plan_of_finished_parts(tmp_path):
-    def finish(seeds, rounds=5):
-        folder = algorithm_folders.part_folder(tmp_path, "fedavg", seeds, rounds)
-        folder.mkdir(parents=True)
-        (folder / "summary.json").touch()
-
-    finish(range(2, 5))
-    finish(range(2, 7))
-    finish(range(2, 8), rounds=4)  # another run's
-    planned = algorithm_folders.plan(tmp_path, "fedavg", [3, 2, 1], 2, 5)
-    assert list(planned) == [(range(2, 7), True), (range(7, 8), False)]
-
-
 def test_results_with_a_seed_in_common_are_not_joined(finished):
     one = pfl.Result.load(finished / "local")
     assert_input_error("seeds in common", join_seeds, [one, one])
@@ -200,15 +149,3 @@ def test_results_with_a_seed_in_common_are_not_joined(finished):
             join_seeds([one, replace(other, **changed)])
     with pytest.raises(pfl.InputError, match=r"their algorithm.* differ"):
         join_seeds([one, pfl.Result.load(finished / "fedavg")])
-
-
-@pytest.mark.costly
-def test_one_more_seed_after_more_rounds(tmp_path):
-    """The longer run has other matrices than a fresh one, and one seed is no two for a mesh."""
-    folder, words = tmp_path / "out", ("--algorithms=feddwa", "--keep_state")
-    assert call(folder, *words, "--num_seeds=1") == 0
-    assert call(folder, *words, "--num_seeds=1", "--rounds=5") == 0
-    assert call(folder, *words, "--num_seeds=2", "--rounds=5") == 0
-    result = pfl.Result.load(folder / "feddwa")
-    assert result.seeds == (0, 1) and result.matrices["mixing"].shape[:3] == (2, 1, 3)
-    assert result.matrix_rounds.tolist() == [1, 3, 5]

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
@@ -16,31 +15,6 @@ from tests.experiments.stopped_runs import default_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = ROOT / "experiments/examples/kept_average.py"
-
-
-@pytest.mark.costly
-def test_runs_and_a_sweep_of_the_example(tmp_path, capsys):
-    """Its limits: all kept is local training, nothing kept is FedAvg."""
-    valid = "--validation_fraction=0.2"
-    for keep, like in ((1, "local"), (0, "fedavg")):
-        words = (f"--import_file={EXAMPLE}", f"--algorithms={like},kept_average")
-        own = (f"--set=kept_average.keep={keep}", valid)
-        assert run_in(tmp_path / like, *SMALL, *words, *own) == 0, capsys.readouterr().err
-        ours, theirs = (
-            pfl.Result.load(tmp_path / like / name).scores["personalized/test/loss"]
-            for name in ("kept_average", like)
-        )
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5)
-    capsys.readouterr()
-    words = (f"--import_file={EXAMPLE}", "--algorithms=kept_average", valid, "--num_seeds=1")
-    grid = ("--grid=kept_average.keep=0,1", f"--output_dir={tmp_path / 'sweep'}")
-    assert sweep.main(["sweep", *SMALL, *words, *grid]) == 0, capsys.readouterr().err
-    assert "kept_average" in capsys.readouterr().out
-    swept = pfl.Result.load(tmp_path / "sweep" / "results" / "kept_average")
-    for k, like in enumerate(("fedavg", "local")):
-        theirs = pfl.Result.load(tmp_path / like / like)
-        for name in ("personalized/test/loss", "personalized/validation/loss"):
-            np.testing.assert_allclose(swept.scores[name][0, k], theirs.scores[name][0, 0], 1e-5)
 
 
 @pytest.mark.costly

@@ -9,7 +9,6 @@ import experiments
 import fedjax_pfl as pfl
 from experiments import run, sweep
 from experiments.cli import flags, identity, plugins, presets
-from experiments.cli.algorithms import parse_algorithms
 
 ROOT = Path(experiments.__file__).parents[1]
 NESTED = "cwfedavg/table2_clients_100"  # a preset that includes one that includes parts
@@ -38,26 +37,6 @@ def test_every_preset_is_the_same_from_anywhere(monkeypatch):
     there = parsed(f"--preset={NESTED}")
     assert here.by_group() == there.by_group()
     assert (there.num_clients, there.dataset) == (100, "cifar100")  # its own, and a part's
-
-
-# Defaults of version 0.3 that have changed since, FedAMP's apart, which depended on N.
-BEFORE_0_4 = [
-    "feddwa.guidance_epochs=1", "fedavgm.server_momentum=0.1", "apple.initial=independent",
-    "fedproto.eligible=own", "fedrep.head_epochs=1", "fedrep.weighting=size",
-    "pfedme.participants=sampled",
-]  # fmt: skip
-
-
-def test_preset_of_the_defaults_of_0_3():
-    names = {word.partition(".")[0] for word in BEFORE_0_4}
-    args = parsed("--preset=defaults_0_3", f"--algorithms={','.join(names)}")
-    assert args.set == BEFORE_0_4
-    before = parse_algorithms(args.algorithms, args.set)
-    for word in BEFORE_0_4:
-        name, _, key = word.partition("=")[0].partition(".")
-        now = pfl.make_algorithm(name).hyperparameters()
-        assert before[name].hyperparameters()[key] != now[key]
-    assert parsed("--preset=defaults_0_3", "--algorithms=local,fedavg").set == []
 
 
 def test_where_a_preset_may_stand(tmp_path):

@@ -3,10 +3,7 @@
 import ast
 import contextlib
 import io
-import json
 import os
-import re
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -182,36 +179,6 @@ def test_errors_are_one_sentence(capsys, monkeypatch, error, code, said):
 def test_long_values_are_not_printed_whole(capsys, word):
     assert run.main(["run", word.format("x" * 100_000)]) == 2
     assert len(capsys.readouterr().err) < 2100
-
-
-@pytest.mark.costly
-@needs_full
-def test_run_with_a_closed_pipe(tmp_path):
-    """In its own process: ASCII only, a reader that leaves, and a full disk for errors."""
-    words = "--algorithms=fedavg --dataset=digits --num_clients=3 --num_seeds=2 --model=softmax"
-    words += f" --rounds=2 --devices=1 --compilation_cache= --output_dir={tmp_path / 'out'}"
-    with closed_pipe() as pipe, FULL.open("w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "experiments.run", *words.split()],
-            cwd=ROOT, stdout=pipe, stderr=full, check=False,
-            env=os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C"},
-        )  # fmt: skip
-    assert done.returncode == 0
-    assert (tmp_path / "out" / "comparison.md").exists()
-    summary = json.loads((tmp_path / "out" / "fedavg" / "summary.json").read_text())
-    assert summary["rounds"] == 2
-    assert compare.main(["compare", f"--runs={tmp_path / 'out'}"]) == 0
-
-
-@pytest.mark.costly
-def test_help_for_a_reader_that_leaves():
-    with closed_pipe() as pipe:
-        done = subprocess.run(
-            [sys.executable, "-m", "experiments.sweep", "--help"],
-            cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-    assert done.returncode == 0
-    assert not re.search("Traceback|Exception|Error", done.stderr)
 
 
 def test_errors_of_flags_are_one_line(capsys):

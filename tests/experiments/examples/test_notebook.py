@@ -85,15 +85,6 @@ def test_it_uses_public_names_alone():
                 assert node.module in ("fedjax_pfl", "fedjax_pfl.results")  # pictures load slowly
 
 
-def test_installing_where_nothing_is_lacking(image, capsys):
-    run_cell("install", image.names)
-    assert image.calls == []
-    text = capsys.readouterr().out
-    assert "installed: nothing was lacking" in text
-    assert f"jax {importlib.metadata.version('jax')}" in text
-    assert "Attention" not in text
-
-
 def test_installing_what_is_lacking(image, capsys):
     image.versions |= {"optax": None, "flax": "0.1", "jax": "0.7.2"}
     image.names["SOURCE"] = "git+https://example.org/fedjax_pfl"

@@ -9,13 +9,10 @@ import pytest
 import experiments
 import fedjax_pfl as pfl
 from experiments.figures import __main__ as command
-from experiments.figures import accuracy, comparison
 from experiments.figures.__main__ import main, options_given, parse
 from experiments.figures.drawing import FIGURES
-from experiments.figures.loading import find
 from experiments.figures.runs import Run
 from experiments.outputs import line_styles
-from fedjax_pfl.results import plots
 from tests.experiments.small_runs import assert_refused, read_rows
 
 DOCUMENT = Path(experiments.__file__).parents[1] / "docs" / "figures.md"
@@ -166,22 +163,6 @@ def test_document_has_every_figure():
     assert set(re.findall(r"\[`([a-z]+/[a-z_]+)`\]", text)) == set(FIGURES)
     drawn = re.findall(r"experiments\.figures ([a-z]+/[a-z_]+)", text)
     assert set(drawn) == set(FIGURES)
-
-
-def test_algorithms_have_one_style(finished):
-    runs = find([str(finished / "main")])
-    for some in (runs, runs[::-1], runs[1:3]):
-        wanted = {run.algorithm: plots.style(line_styles.number(run.algorithm)) for run in some}
-        colors = [one["color"] for one in wanted.values()]
-        axes = accuracy.of_models(some, models="personalized", by="model").figure.axes[0]
-        assert [line.get_color() for line in axes.get_lines()] == colors
-        axes = accuracy.by_client(some).figure.axes[0]
-        points = [one.lines[0].get_color() for one in axes.containers]
-        assert len(set(points)) == len(points)  # a later one of the same colour has another
-        assert all(a == b for a, b in zip(points, colors, strict=True) if colors.count(b) == 1)
-        for draw in (accuracy.by_round, comparison.by_cost):
-            lines = {line.get_label(): line for line in draw(some).figure.axes[0].get_lines()}
-            assert all(lines[name].get_color() == one["color"] for name, one in wanted.items())
 
 
 def test_style_numbers():

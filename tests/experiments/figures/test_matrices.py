@@ -65,15 +65,6 @@ def test_neighbours_by_round(found):
         feddwa.neighbours([run], rounds="7")
 
 
-def test_weights_of_several_runs(found):
-    runs = [found["main", "feddwa"], found["iid", "fedavg"]]
-    drawn = feddwa.weights(runs, rounds="last")
-    for picture, run in zip(meshes(drawn.figure), runs, strict=True):
-        np.testing.assert_allclose(picture, run.matrix("mixing")[0, -1, 0], rtol=1e-6)
-    titles = [axes.get_title() for axes in drawn.figure.axes[:2]]
-    assert titles == ["feddwa, partition=grouped, round 3", "fedavg, partition=iid, round 3"]
-
-
 def test_layerwise_weights(found, layered):
     run, alpha = layered
     drawn = pfedla.layerwise([run, found["main", "feddwa"]], client=2)
@@ -90,43 +81,3 @@ def test_layerwise_weights(found, layered):
     drawn = pfedla.layerwise([whole], client=2, matrix="mixing", rounds="first")
     own = whole.matrix("mixing")[:, 0, 0, 2, 2].mean()
     np.testing.assert_allclose(drawn.figure.axes[1].get_lines()[0].get_ydata(), [own] * 2)
-
-
-def test_evolution_of_a_clients_weights(layered):
-    run, alpha = layered
-    drawn = pfedla.evolution([run], client=1)
-    panels = drawn.figure.axes
-    assert [axes.get_title() for axes in panels] == ["fc_0", "head"]
-    for g, axes in enumerate(panels):
-        (own,) = [line for line in axes.get_lines() if line.get_color() == "black"]
-        np.testing.assert_allclose(own.get_ydata(), alpha[:, :, g, 1, 1].mean(axis=0))
-        assert len(axes.get_lines()) == CLIENTS
-    (legend,) = drawn.figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["itself", "client 0", "client 2", "client 3"]
-    only = pfedla.evolution([run], client=1, block="head")
-    assert [axes.get_title() for axes in only.figure.axes] == ["head"]
-    with pytest.raises(InputError, match=r"Unknown group of layers 'heads'. Did you mean 'head'"):
-        pfedla.evolution([run], block="heads")
-    assert_input_error(r"--client must be in 0\.\.3", pfedla.evolution, [run], client=4)
-
-
-def test_matrices_of_layers(layered):
-    run, alpha = layered
-    drawn = pfedla.matrices([run], rounds="first,last", seed=1)
-    shown = meshes(drawn.figure)
-    wanted = [alpha[1, q, g] for q in (0, 2) for g in range(2)]
-    for picture, weights in zip(shown, wanted, strict=True):
-        np.testing.assert_allclose(picture, weights)
-    assert shown[0][3, 1] == 0  # blank
-    rows = [row for row in rows_of(drawn) if row[3:7] == (3, "head", 2, 0)]
-    assert [row[-1] for row in rows] == [alpha[1, 2, 1, 2, 0]]
-
-
-def test_all_layers_of_one_client(layered):
-    run, alpha = layered
-    drawn = pfedla.layers_of_client([run], client=3)
-    (shown,) = meshes(drawn.figure)
-    np.testing.assert_allclose(shown, alpha[0, -1, :, 3])
-    labels = [text.get_text() for text in drawn.figure.axes[0].get_yticklabels()]
-    assert labels == ["fc_0", "head"]

@@ -1,10 +1,7 @@
 """The epoch that follows a finished run, against a run of one round more."""
 
-import json
 import shutil
-from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,8 +11,7 @@ from experiments.cli.algorithms import parse_algorithms, setting_flags
 from experiments.figures import __main__ as figures
 from experiments.figures import cwfedavg, probes, spfl
 from experiments.figures.loading import find
-from fedjax_pfl import Broadcast, Partition, load_dataset, save_models
-from fedjax_pfl.aggregation.pairs import Pair
+from fedjax_pfl import Partition, load_dataset
 from fedjax_pfl.core import ALGORITHMS
 from fedjax_pfl.results.model_files import load_models
 from fedjax_pfl.utils.errors import InputError
@@ -54,12 +50,6 @@ def test_rebuilt_federation_is_the_runs(found):
     assert experiment.federation.plan.num_parameters == run.summary["model_parameters"]
 
 
-def test_class_shares_need_classes():
-    regression = SimpleNamespace(data=SimpleNamespace(num_classes=0))
-    with pytest.raises(InputError, match="A figure of class norms needs a class for each"):
-        probes.class_shares(regression)
-
-
 def test_class_norms_over_the_minibatches(found):
     """After the epoch they are what the next round of the longer run recorded."""
     run, longer = found["main", "cwfedavg"], found["longer", "cwfedavg"]
@@ -80,17 +70,6 @@ def test_class_norms_over_the_minibatches(found):
     assert len(drawn.numbers) == values.size
 
 
-def test_weights_of_the_regularizer(found):
-    run = found["free", "cwfedavg"]
-    drawn = cwfedavg.minibatches([run], wdr_weight="0,10")
-    truth = shares(run.folder.parent)[0]
-    ends = [points.get_ydata() for points in drawn.figure.axes[-1].get_lines()[1:]]
-    free, regular = (np.linalg.norm(end - truth) for end in ends)
-    assert regular < 0.8 * free
-    for weight, text in (("big", "--wdr_weight must be numbers"), ("-1", "at least 0")):
-        assert_input_error(text, cwfedavg.minibatches, [run], wdr_weight=weight)
-
-
 def test_class_norms_of_models(found):
     runs = [found["main", "local"], found["main", "cwfedavg"]]
     drawn = cwfedavg.norms_of_models(runs, seed=1, difference=True)
@@ -106,16 +85,6 @@ def test_class_norms_of_models(found):
         cwfedavg.norms_of_models(runs, model="personalised")
     with pytest.raises(InputError, match=r"--difference needs two runs"):
         cwfedavg.norms_of_models(runs[:1], difference=True)
-
-
-def test_a_shared_model_and_other_partitions(found):
-    """All clients of FedAvg have one model; each partition has its own picture of the truth."""
-    runs = [found["iid", "fedavg"], found["main", "local"]]
-    drawn = cwfedavg.norms_of_models(runs)
-    assert len(meshes(drawn.figure)) == 4
-    model = load_models(runs[0].folder / "models.npz")["personalized"]
-    one = norms(model["params"]["head"]["kernel"][0])
-    np.testing.assert_allclose(meshes(drawn.figure)[1], np.tile(one, (CLIENTS, 1)).T, rtol=1e-5)
 
 
 def test_similarity_by_layer(found):
@@ -142,22 +111,6 @@ def test_similarity_by_layer(found):
             assert value == pytest.approx(wanted[block][seed, i, j], abs=1e-4)
     # Updates of clients with equal distributions are more alike.
     assert axes.get_lines()[1].get_ydata()[0] > axes.get_lines()[0].get_ydata()[0]
-
-
-def test_class_norms_of_class_models(found, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(found["main", "cwfedavg"].folder.parent, folder)
-    (run,) = find([str(folder / "cwfedavg")])
-    assert_input_error(r"class_0.*score_class_models=true", cwfedavg.norms_of_class_models, [run])
-    models = load_models(run.folder / "models.npz")
-    for c in (0, 1, 10):  # as a run with score_class_models saves them: without a client axis
-        part = jax.tree.map(lambda leaf, c=c: leaf[:, c % CLIENTS] + c, models["personalized"])
-        models[f"class_{c}"] = Broadcast(part)
-    save_models(run.folder / "models.npz", models)
-    drawn = cwfedavg.norms_of_class_models([run], seed=1)
-    kernel = models["personalized"]["params"]["head"]["kernel"][1]
-    wanted = [norms(kernel[c % CLIENTS] + c) for c in (0, 1, 10)]
-    np.testing.assert_allclose(meshes(drawn.figure)[0], wanted, rtol=1e-5)
 
 
 def test_every_algorithm_is_made_again_from_its_hyperparameters():
@@ -188,23 +141,6 @@ def test_the_further_epoch_has_the_last_rate_of_a_schedule(found):
     ctx = probes.context(begun, 0, 5)
     wanted = 0.1 * begun.training.rate_factors(5)[4]
     np.testing.assert_allclose(ctx.learning_rate, wanted, rtol=1e-6)
-
-
-def test_rebuild_with_frozen_leaves(copied, tmp_path):
-    """The file that they began with is the run's; without frozen leaves none is needed."""
-    run = copied
-    began = run.config["flags"]["training"]
-    began["init_from"] = str(tmp_path / "began.npz")
-    assert probes.rebuild(run).federation.num_frozen == 0
-    began["freeze"], run.config["model"]["frozen"] = "fc_0", 1040
-    assert_input_error(r"began\.npz can't be read", probes.rebuild, run)
-    np.savez(began["init_from"], **{"params/fc_0/bias": np.ones(16, np.float32)})
-    assert probes.rebuild(run).federation.num_frozen == 1040
-    record = tmp_path / "main" / "run.json"
-    known = json.loads(record.read_text())
-    known["flags"]["content of the initial model"] = "of another file"
-    record.write_text(json.dumps(known))
-    assert_input_error(r"began\.npz has changed since .*local began with it", probes.rebuild, run)
 
 
 @pytest.fixture
@@ -258,44 +194,3 @@ def test_code_that_the_command_line_names_too(strangers, capsys):
         preset.write_text(f"--import_file={other}\n")
         assert main(["command", f"--flagfile={preset}", "--list"]) == 2
         assert "A --flagfile has --import_file" in capsys.readouterr().err
-
-
-def test_what_a_probe_needs(found, tmp_path):
-    shutil.copytree(found["main", "local"].folder, tmp_path / "alone" / "local")
-    (run,) = find([str(tmp_path / "alone")])
-    assert_input_error(r"has no partition\.npz", spfl.similarity, [run])
-    with pytest.raises(InputError, match=r"--client must be in 0\.\.3"):
-        cwfedavg.minibatches([found["main", "cwfedavg"]], client=9)
-
-
-def test_saved_models_of_pairs_of_networks(copied):
-    """As apfl's with form=logits: nothing is damaged."""
-    run = copied
-    federation, path = probes.federation_of(run), run.folder / "models.npz"
-    own = load_models(path)["personalized"]
-    pair = Pair(own, own, np.ones((len(run.seeds), run.num_clients))).model()
-    save_models(path, {"personalized": pair, "global": own})
-    with pytest.raises(InputError, match=r"not single networks.* it has 'global' too"):
-        probes.saved_models(run, 0, federation, "personalized")
-    probes.saved_models(run, 0, federation, "global")
-
-
-def test_saved_models_of_another_run(copied):
-    run = copied
-    federation, path = probes.federation_of(run), run.folder / "models.npz"
-    models = load_models(path)
-    others = (
-        jax.tree.map(lambda leaf: leaf[:, 1:], models["personalized"]),
-        jax.tree.map(lambda leaf: leaf[..., None], models["personalized"]),
-        {"params": {}},
-        {"params": {"head": np.ones(3)}},
-        jax.tree.map(lambda leaf: leaf.astype("U8"), models["personalized"]),
-    )
-    for other in others:
-        save_models(path, {"personalized": other, "spare": {"a": np.ones((2, 4))}})
-        damaged = r"models\.npz is(n't a file of models| damaged)"
-        with pytest.raises(InputError, match=damaged) as caught:
-            probes.saved_models(run, 0, federation, "personalized")
-        assert len(str(caught.value)) < 1000
-    path.write_bytes(path.read_bytes()[:-40])
-    assert_input_error(r"models\.npz", probes.saved_models, run, 0, federation, "personalized")

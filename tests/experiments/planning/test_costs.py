@@ -36,14 +36,6 @@ def test_counts_of_scopes(scope, count):
     assert costs.counted(scope) == count
 
 
-@pytest.mark.parametrize(
-    ("scope", "name"),
-    [("jit(f)/a/seldom/cond", "seldom"), ("vmap(vmap(seldom))/cond", "seldom"), ("jit(f)/x", "")],
-)
-def test_names_of_conditions(scope, name):
-    assert costs.condition(scope) == name
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "ways"), [("fedavg", "vmap"), ("fedavg", "map"), ("fedavg", "2"), ("ifca", "vmap")]
@@ -68,14 +60,3 @@ def test_local_steps_of_a_real_program(name, ways):
     bound = 2 * max(steps.max(), steps.sum() / lanes)
     assert 0.8 * bound <= result.steps <= 1.4 * bound
     assert result.transfers == {} and not result.evaluation
-
-
-@pytest.mark.costly
-def test_transfers_of_a_real_program():
-    federation = toy_federation(dtype="float32", validation_size=0)
-    lowered = pfl.Simulation(pfl.make_algorithm("fedavg"), federation).lower(
-        devices=jax.local_devices()[:2]
-    )
-    result = costs.count(hlo.parse(lowered.rounds.compile().as_text()))
-    assert lowered.federation.execution.devices == 2
-    assert result.transfers and all(size > 0 for _, size in result.transfers.values())

@@ -1,11 +1,9 @@
 """Texts of compiled programs are read."""
 
-import jax
-import jax.numpy as jnp
 import pytest
 
 from experiments.planning import hlo
-from tests.experiments.planning.programs import PROGRAM, line
+from tests.experiments.planning.programs import line
 
 
 def read(text):
@@ -36,45 +34,3 @@ def test_instruction():
 )
 def test_bytes_of_a_result(kind, shape, size):
     assert read(line("x", kind, shape)).result_bytes == size
-
-
-def test_branches_by_number_and_by_truth():
-    by_number = read(line("k", "conditional", branch_computations="{%a.1, %b}"))
-    assert by_number.branches == ["a.1", "b"]
-    by_truth = read(line("k", "conditional", true_computation="%a", false_computation="%b.2"))
-    assert by_truth.branches == ["a", "b.2"]
-
-
-def test_trip_counts():
-    module = hlo.parse(PROGRAM)
-    assert module.entry == "main"
-    loops = {
-        one.name: one
-        for lines in module.computations.values()
-        for one in lines
-        if one.kind == "while"
-    }
-    counts = {name: module.trip_count(one) for name, one in loops.items()}
-    assert counts == {name: {"w.4": 4, "w.6": 6}.get(name) for name in loops}
-
-
-def test_a_text_without_a_beginning():
-    with pytest.raises(ValueError, match="no ENTRY"):
-        hlo.parse("%a (x: f32[]) -> f32[] {\n}")
-
-
-def test_a_program_of_this_machine():
-    """What XLA writes for its CPUs is read the same way."""
-
-    def f(x):
-        y = jax.lax.fori_loop(0, 7, lambda i, x: jnp.sin(x) @ x, x)
-        return jax.lax.cond(y[0, 0] > 0, jnp.sort, jnp.cos, y)
-
-    module = hlo.parse(jax.jit(f).lower(jnp.ones((3, 3))).compile().as_text())
-    every = [one for lines in module.computations.values() for one in lines]
-    (loop,) = (one for one in every if one.kind == "while" and one.scope.endswith("jit(f)/while"))
-    assert module.trip_count(loop) == 7
-    assert loop.attribute("body") in module.computations
-    (choice,) = (one for one in every if one.kind == "conditional")
-    assert len(choice.branches) == 2
-    assert set(choice.branches) <= set(module.computations)

@@ -5,9 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-import fedjax_pfl as pfl
 from experiments.planning import targets
-from tests.experiments.small_runs import assert_input_error
 
 
 def test_target_names():
@@ -20,35 +18,6 @@ def test_target_names():
     for name in ("v5e:2x2", "v5e:4x8", "v6e:2x2", "v2:2x2", "h100", "h200", "a100", "a100-40gb"):
         targets.parse(name)
         assert name in targets.names()
-
-
-@pytest.mark.parametrize("name", ["v5f", "v5e:", "v5e:x", "v5e:2x", "v5e:0x2", "", "h100:1x1x1x1"])
-def test_unknown_names(name):
-    assert_input_error(r"^Unknown --target .*--list shows them.$", targets.parse, name)
-
-
-def test_the_nearest_name_is_suggested():
-    assert_input_error("Did you mean 'v5e'", targets.parse, "v5f")
-    assert_input_error("Did you mean 'h100'", targets.parse, "h10")
-
-
-def test_a_word_that_is_near_nothing_is_answered_with_the_chips():
-    assert_input_error(r"'tpu'\. A chip is one of v2, .*, v5e, .*, h100, ", targets.parse, "tpu")
-
-
-@pytest.mark.parametrize("name", ["v5e", "a100"])
-def test_compilers_that_are_not_installed(name, monkeypatch):
-    monkeypatch.setattr(targets, "_found", lambda module: False)
-    extra = {"v5e": "aot-tpu", "a100": "aot-gpu"}[name]
-    with pytest.raises(pfl.InputError) as error:
-        targets.check_installed(targets.parse(name))
-    assert f"pip install 'fedjax_pfl[{extra}]'." in str(error.value)
-    assert str(error.value).startswith(f"--target={name} needs ")
-
-
-def test_a_module_in_a_package_that_is_not_there():
-    assert not targets._found("no_such_package_here.plugin")
-    assert targets._found("jax")
 
 
 @pytest.mark.parametrize("chip", targets.chips().values(), ids=lambda chip: chip.name)

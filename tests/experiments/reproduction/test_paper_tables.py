@@ -4,13 +4,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
 from experiments import reproduce
 from experiments.cli import algorithms, data_flags, flags
-from experiments.reproduction import cells, datasets, planning, report
+from experiments.reproduction import datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.reproduction.small_table import TABLE, write_table
@@ -56,25 +55,6 @@ def test_damaged_tables(tmp_path, before, after, said):
     assert said in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["feddwa/1", "feddwa/2"])
-def test_row_beside_the_papers(name):
-    table = reproduce_tables.load(name)
-    (line,) = (line for line in table.row if line.beside)
-    assert line.settings == ("feddwa.guidance_epochs=4",)
-    assert all(table.has_run(line, column) for column in table.column)
-    section = cells.Section(table.column[0])
-    made = [
-        {"line": one, "state": cells.MEASURED, "paper_std": None, "scores": np.array([90.0]),
-         "paper": table.paper_number(one, section.column)[0]}
-        for one in (line, *table.row[:2])
-    ]  # fmt: skip
-    compared = cells.compared(made, table, "full", section)
-    verdict = cells.verdict(compared, section.column)
-    assert (verdict["rows"], verdict["compared"]) == (2, 2)
-    shown = {row[0]: row[1:6] for row in report.column_table(section, compared).cells}
-    assert shown[line.title] == ["-", "90.00", "-", "-", "-"]
-
-
 @pytest.mark.parametrize("name", [name for name in NAMES if name[:-1] in ("cwfedavg/", "feddwa/")])
 def test_cfl_can_split_at_every_scale(name):
     """And the table says so where the split is another one than at full scale."""
@@ -99,18 +79,6 @@ def test_a_folder_without_tables(tmp_path, capsys):
     for words in (["--table=feddwa/1"], ["--list"], ["--all"]):
         assert reproduce.main(["reproduce", f"--tables={tmp_path}", *words]) == 2
         assert "has no tables: it needs PAPER/TABLE.toml" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "name", ["cwfedavg/1", "pfedla/1", "pfedla/2", "plga/2", "spfl/1", "waffle/1"]
-)
-def test_printed_deviations_are_there(name):
-    """A deviation for each number; WAFFLE's CIFAR-10 has one seed."""
-    table = reproduce_tables.load(name)
-    for line in table.row:
-        known = {c.name for c in table.column if table.paper_number(line, c)[0] is not None}
-        printed = {c.name for c in table.column if table.paper_number(line, c)[1] is not None}
-        assert printed == {c for c in known if name != "waffle/1" or "mnist" in c}
 
 
 def test_default_folder_of_a_table():

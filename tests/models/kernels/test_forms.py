@@ -167,16 +167,3 @@ def test_nothing_asks_the_process_while_tracing():
 def test_unknown_platforms_are_refused():
     with pytest.raises(pfl.InputError, match=r"Unknown platform 'tpus'\. Did you mean 'tpu'"):
         images(platform="tpus")
-
-
-@pytest.mark.costly
-def test_a_simulation_made_for_a_tpu_has_the_numbers_of_one_made_for_a_cpu():
-    """XLA's CPU backend runs both."""
-    with jax.enable_x64(True):
-        results = []
-        for platform in ("cpu", "tpu"):
-            federation = images(platform=platform, dtype="float64", client_execution="vmap")
-            results.append(pfl.simulate(pfl.make_algorithm("fedavg"), federation, 2))
-        models = [result.final.models() for result in results]
-    for a, b in zip(*map(jax.tree.leaves, models), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-9)

@@ -95,22 +95,6 @@ def test_rounding_in_float32(m, taps, kh):
     assert 0 < errors[0] < 4 * errors[1]
 
 
-@pytest.mark.costly
-def test_second_derivatives():
-    with jax.enable_x64(True):
-        x, kernel = drawn((2, 6, 9, 2), (3, 3, 2, 2))
-
-        def curvature(convolve):
-            def loss(kernel):
-                return jnp.sum(jnp.tanh(convolve(x, kernel)) ** 2)
-
-            return jax.jacrev(jax.grad(loss))(kernel)
-
-        ours = curvature(lambda x, k: minimal_filtering.convolve(x, k, 4))
-        wanted = curvature(plain)
-        np.testing.assert_allclose(ours, wanted, atol=1e-9)
-
-
 def test_where_it_is_used():
     image, kernel = (10, 12, 12, 32), (5, 5, 32, 64)
     assert tile(image, kernel, 1, "float32") == 4  # 8 products for 4 outputs
@@ -143,30 +127,6 @@ def test_a_compiled_function_is_counted_by_definition_and_stays_quick(counted_fi
     counted = flops(convolve, *shapes)
     assert counted >= 2 * 4 * 8 * 8 * 25 * 16 * 16
     assert used()
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("shape", [(3, 12, 12, 16), (3, 21, 1, 16)])
-def test_the_layer_has_the_same_numbers_either_way(shape):
-    with jax.enable_x64(True):
-        window = (5, 5) if shape[2] > 1 else (5, 1)
-        layer = layers.Conv(16, window)
-        (x,) = drawn(shape)
-        params = layer.init(jax.random.key(0), x)
-
-        @jax.jit
-        @partial(jax.value_and_grad, argnums=(0, 1))
-        def loss(params, x):
-            return jnp.sum(jnp.tanh(layer.apply(params, x)))
-
-        quick = loss(params, x)
-        assert "custom_vjp" in str(
-            jax.make_jaxpr(lambda x: layers.convolve(x, jnp.ones((*window, 16, 16))))(x)
-        )
-        with by_definition():
-            literal = loss(params, x)
-        for a, b in zip(jax.tree.leaves(quick), jax.tree.leaves(literal), strict=True):
-            np.testing.assert_allclose(a, b, atol=1e-10)
 
 
 def test_under_a_client_axis():
