@@ -6,7 +6,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import toy_federation, toy_for
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.norms import NormCase, assert_everyones, first_model
+from tests.algorithms.norms import NormCase, assert_everyones, first_model, norm_loss
 from tests.references import fedbn, norm_network
 
 SGD = {"momentum": 0.6, "weight_decay": 0.05}
@@ -35,6 +35,7 @@ test_reference, test_contract = comparison(
     scores={"personalized": "personalized"},
     check=check_models,
     make_case=NormCase,
+    loss=norm_loss,
 )
 
 
