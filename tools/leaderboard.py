@@ -26,6 +26,11 @@ from tools import arguments
 from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
 REFUSED = {"fedbn": "`mlp` has no batch normalization"}
+# Rows that were measured before the algorithm or its defaults changed; a new row removes its line.
+EARLIER = {
+    "ccvr": "by `per_class=200`, `epochs=1`",
+    "pfl_da": "its revision 1, with the own head trained first",
+}
 TEXT = """\
 # Leaderboard
 
@@ -48,7 +53,8 @@ for some: a place in this table says little about other data.
 Accuracies of the personalized model on the client's own test samples are percentages after the last
 round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
 differs: some rows score what a client receives, others a model after local training (`fedasync`,
-`fedas`, `apple`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's page says which. Where a
+`fedas`, `apple`, `fedphp`, `pfedsim`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's
+page says which after "Moment of scoring". Where a
 fifth of 100 clients is sampled, all 100 nevertheless train in each round of `local` and `pfedme`,
 and compute something in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
 
@@ -61,6 +67,8 @@ a round of the first setting. On the site, a click on a heading sorts the table.
 {table}
 
 {edge}
+
+{earlier}
 
 {left_out}
 
@@ -186,6 +194,12 @@ def at_edge(cells: Cells, names: Sequence[str]) -> str:
     )
 
 
+def before_changes(names: Sequence[str]) -> str:
+    """Return a sentence on the rows that were measured before a change."""
+    found = [f"`{name}` ({EARLIER[name]})" for name in sorted(names) if name in EARLIER]
+    return f"Measured before a change: {', '.join(found)}." if found else ""
+
+
 def page(name: str) -> str:
     """Return the name of an algorithm's page, which may describe several."""
     folder = Path(__file__).parents[1] / "docs" / "algorithms"
@@ -213,6 +227,7 @@ def write(folder: Path, cells: Cells) -> None:
         rates=" and ".join([", ".join(most), last] if most else [last]), times=times,
         reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
         table=table(cells, names, measured).to_markdown(),
+        earlier=before_changes(names),
         left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
     )  # fmt: skip
     folder.mkdir(exist_ok=True)

@@ -458,7 +458,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "pfedsim": {
         "warmup_fraction": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")
     },
-    "pfl_da": {"proximal_weight": (1.0, "PFLlib: system/main.py:447, lamda")},
+    "pfl_da": {
+        "generic_weight": (0.99, "authors' image study: beta3 of class PFLDA"),
+        "mixed": ("every_step", "authors' image study: update() of class PFLDA"),
+        "weighting": ("uniform", "authors' image study: coefs of class PFLDA"),
+    },
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},
     "sfl": {

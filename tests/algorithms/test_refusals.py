@@ -390,7 +390,7 @@ REFUSED = {
         ({}, {"share": "body"}, "pfedsim averages whole models"),
     ],
     "pfl_da": [
-        ({"proximal_weight": -1}, "proximal_weight must be at least 0, got -1"),
+        ({"generic_weight": 1.5}, r"generic_weight must be in \[0, 1\], got 1\.5"),
         ({}, {"model": "softmax"}, "this network is only a head"),
         ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ],

@@ -89,7 +89,7 @@ TRAFFIC = [
     # Of what is shared, whatever that is.
     ("fedper", {}, 1, 1, 2),
     ("lg_fedavg", {}, 1, 1, 2),
-    ("pfl_da", {}, 1, 1, 4),  # own head, then body and shared head
+    ("pfl_da", {}, 1, 1, 4),  # a step of the body and one of the own head
     ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
     ("fedala", {"participants": "sampled"}, 1, 1, 2),
     ("fedbabu", {}, 1, 1, 2),
