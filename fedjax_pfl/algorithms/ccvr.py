@@ -46,8 +46,8 @@ class CCVR(fedavg.FedAvg):
     uploads_counts = True
     unprotected = ("the features of its classes",)
 
-    per_class: int = core.static(default=200)
-    epochs: int = core.static(default=1)
+    per_class: int = core.static(default=2000)
+    epochs: int = core.static(default=10)
     every: bool = False
 
     def validate(self):
@@ -61,6 +61,8 @@ class CCVR(fedavg.FedAvg):
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 
     def round_remarks(self, federation, rounds):
+        if not self.epochs:
+            return ["epochs is 0: FedAvg's head is not calibrated"]
         when = "after every round" if self.every else "after the last round"
         return [f"the head is calibrated {when}, on virtual features"]
 

@@ -56,6 +56,13 @@ test_reference, test_contract = comparison(
 )
 
 
+def test_remarks_of_ccvr():
+    (plain,), (calibrated,) = (
+        CCVR(epochs=epochs).round_remarks(None, rounds=1) for epochs in (0, 1)
+    )
+    assert "not calibrated" in plain and "after the last round" in calibrated
+
+
 @pytest.mark.costly
 def test_late_clients_send_no_features():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
@@ -102,5 +109,5 @@ def test_minibatches_of_virtual_features_without_missing_classes():
 def test_the_head_follows_from_the_sums_that_were_sent():
     """Clients that send nothing of their own leave it as it is."""
     federation = toy_federation(validation_size=0, withheld=tuple(range(5)))
-    before, after = states_of(pfl.make_algorithm("ccvr"), federation, 1)
+    before, after = states_of(pfl.make_algorithm("ccvr", {"per_class": 2}), federation, 1)
     assert_close(after.head, before.head, "head", 1e-12)
