@@ -5,6 +5,7 @@ https://arxiv.org/abs/2106.05001
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -119,10 +120,8 @@ class CCVR(fedavg.FedAvg):
         valid = jnp.sum(samples.valid)
         first = jnp.argsort(~samples.valid, stable=True)  # those that are drawn
 
-        def step(head, k):
-            epoch, within = k // some.steps_per_epoch(count), k % some.steps_per_epoch(count)
-            order = some.order(ctx.key_for("calibration"), epoch, valid, count)
-            at, used = some.positions(first[order], within, valid)
+        def step(order, head, k):
+            at, used = some.positions(order, k, valid)
             batch = jax.tree.map(lambda leaf: leaf[at[0]], samples)
             batch = replace(batch, valid=used[0])
 
@@ -135,8 +134,12 @@ class CCVR(fedavg.FedAvg):
             gradient = jax.grad(loss)(head)
             return jax.tree.map(lambda p, g: p - (rate * g).astype(p.dtype), head, gradient), None
 
-        steps = jnp.arange(some.total_steps(count), dtype=jnp.int32)
-        return lax.scan(step, model["params"][HEAD], steps)[0]
+        def one_pass(head, epoch):
+            order = first[some.order(ctx.key_for("calibration"), epoch, valid, count)]
+            steps = jnp.arange(some.steps_per_epoch(count), dtype=jnp.int32)
+            return lax.scan(partial(step, order), head, steps)
+
+        return lax.scan(one_pass, model["params"][HEAD], jnp.arange(self.epochs))[0]
 
     def models(self, ctx, state: State, rows):
         named = super().models(ctx, state, rows)
