@@ -23,7 +23,7 @@ def finish(one):
     if one.pattern == "full-vmap":
         taken = sum(record["clients"]["local_steps"].sum() for record in one.records)
         assert one.algorithm.max_gradients(one.case.federation, 3).sum() == taken
-    if one.variant == "every-step":
+    if one.variant == "first-step":
         assert_training_loss(one)
 
 
@@ -32,7 +32,7 @@ def assert_training_loss(one):
     case, now, losses = one.case, one.rounds()[1], []
     i = now.cohort[0]
     own, generic = one.wanted[0]["personalized"][i], one.wanted[0]["head"]
-    batches, given = now.batches()[i], (case.x, case.y, case.rates[1], 0.4)
+    batches, given = now.batches()[i], (case.x, case.y, case.rates[1], 0.4, "first_step")
     for k, at in enumerate(batches):
         model, head = pfl_da.local_round(own, own["head"], generic, batches[:k], *given)
         after, _ = pfl_da.local_round(own, own["head"], generic, batches[: k + 1], *given)
@@ -48,8 +48,8 @@ test_reference, test_contract = comparison(
     pfl_da.run,
     settings=SETTINGS,
     variants={
-        "every-step": {},
-        "first-step": {"mixed": "first_step", "weighting": "size"},
+        "first-step": {},
+        "every-step": {"mixed": "every_step", "weighting": "size"},
     },
     states={
         "server.params.head": "head",
@@ -64,12 +64,12 @@ test_reference, test_contract = comparison(
 
 
 def test_remarks():
-    """With a generic weight of 1 nothing of the own head remains, unless only one step is mixed."""
+    """With a generic weight of 1 in each step nothing of the own head remains."""
     federation = Case(1, scored=False).federation
-    for settings, count in [({}, 0), ({"generic_weight": 1.0}, 1)]:
-        assert len(pfl.make_algorithm("pfl_da", settings).remarks(federation)) == count
-    once = {"generic_weight": 1.0, "mixed": "first_step"}
-    assert pfl.make_algorithm("pfl_da", once).remarks(federation) == []
+    for mixed, weight, count in (("first_step", 1.0, 0), ("every_step", 0.99, 0),
+                                 ("every_step", 1.0, 1)):  # fmt: skip
+        ours = pfl.make_algorithm("pfl_da", {"generic_weight": weight, "mixed": mixed})
+        assert len(ours.remarks(federation)) == count
 
 
 @pytest.mark.costly

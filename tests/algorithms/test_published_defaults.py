@@ -460,8 +460,8 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "warmup_fraction": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")
     },
     "pfl_da": {
-        "generic_weight": (0.99, "authors' image study: beta3 of class PFLDA"),
-        "mixed": ("every_step", "authors' image study: update() of class PFLDA"),
+        "generic_weight": (0.9, "authors' sine study: beta of train()"),
+        "mixed": ("first_step", "authors' sine study: train(), if j == 0"),
         "weighting": ("uniform", "authors' image study: coefs of class PFLDA"),
     },
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},

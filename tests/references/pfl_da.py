@@ -5,7 +5,7 @@ from tests.references.local_sgd import sgd
 from tests.references.network import combine
 
 
-def local_round(model, head, generic, batches, x, y, rate, generic_weight, mixed="every_step"):
+def local_round(model, head, generic, batches, x, y, rate, generic_weight, mixed="first_step"):
     """(the body with the client's generic head, the own head) after the batches."""
     model = {**model, "head": generic}
     for k, batch in enumerate(batches):
@@ -17,12 +17,12 @@ def local_round(model, head, generic, batches, x, y, rate, generic_weight, mixed
     return model, head
 
 
-def run(s, *, generic_weight=0.99, mixed="every_step", weighting="uniform"):
+def run(s, *, generic_weight=0.9, mixed="first_step", weighting="uniform"):
     """Private bodies, own heads, and a generic head that is averaged.
 
     Args:
       generic_weight: of the generic head, as it was received, in the mixture with the own one.
-      mixed: "every_step", or after the "first_step" of a round.
+      mixed: after the "first_step" of a round, or after "every_step".
 
     Returns:
       After every round, "head": the generic one, "personalized": [N], bodies with own heads.
