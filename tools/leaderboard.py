@@ -26,6 +26,12 @@ from tools import arguments
 from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
 REFUSED = {"fedbn": "`mlp` has no batch normalization"}
+# Rows that were measured before the algorithm or its defaults changed; a new row removes its line.
+EARLIER = {
+    "ccvr": "by `per_class=200`, `epochs=1`",
+    "pfedfda": "its revision 1, without a tolerance for ties of beta",
+    "pfl_da": "its revision 1, with the own head trained first",
+}
 TEXT = """\
 # Leaderboard
 
@@ -47,10 +53,11 @@ for some: a place in this table says little about other data.
 
 Accuracies of the personalized model on the client's own test samples are percentages after the last
 round, means over clients, ± half of the 95 % interval over seeds. What the personalized model is
-differs: some rows score what a client receives, others a model after local training (`fedasync`,
-`fedas`, `apple`) or fine-tuning (`fedbabu`, `fedavg_ft`); each algorithm's page says which. Where a
-fifth of 100 clients is sampled, all 100 nevertheless train in each round of `local` and `pfedme`,
-and compute something in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl` and `spfl_w`.
+differs: most rows score what a client receives,{moments}
+and differences of several points may come of this alone. Each algorithm's page says which after
+"Moment of scoring". Where a fifth of 100 clients is sampled, all 100 nevertheless train in each
+round of `local` and `pfedme`, and compute something in `ccvr`, `fedala`, `feddbe`, `floco`, `spfl`
+and `spfl_w`.
 
 The mean rank is over the settings, 1 is the best; by the Nemenyi test at 5 %, mean ranks that
 differ by less than {reach:.0f} do not differ significantly. The settings share one data set, so
@@ -61,6 +68,8 @@ a round of the first setting. On the site, a click on a heading sorts the table.
 {table}
 
 {edge}
+
+{earlier}
 
 {left_out}
 
@@ -78,6 +87,11 @@ python -m tools.leaderboard docs/leaderboard runs/more
 
 [Comparing algorithms](../comparing.md) says how rows are tuned alike, and how orders are tested.
 """
+# What follows "Moment of scoring" on pages, and how the table's text names it.
+MOMENTS = {
+    "the model that the client trained last": "others the model that it trained last",
+    "the model that the client receives, after further local steps": "others one after fine-tuning",
+}
 TIMINGS = "timings.json"
 TIMES = """
 
@@ -186,6 +200,23 @@ def at_edge(cells: Cells, names: Sequence[str]) -> str:
     )
 
 
+def before_changes(names: Sequence[str]) -> str:
+    """Return a sentence on the rows that were measured before a change."""
+    found = [f"`{name}` ({EARLIER[name]})" for name in sorted(names) if name in EARLIER]
+    return f"Measured before a change: {', '.join(found)}." if found else ""
+
+
+def moments(names: Sequence[str]) -> str:
+    """Return which rows score another model than the received one, by the algorithms' pages."""
+    folder, lines = Path(__file__).parents[1] / "docs" / "algorithms", []
+    texts = {name: (folder / f"{page(name)}.md").read_text() for name in sorted(names)}
+    for sentence, said in MOMENTS.items():
+        line = f"Moment of scoring: {sentence}"
+        found = [f"`{name}`" for name, text in texts.items() if line in text]
+        lines += [f"\n{said} ({', '.join(found)}),"] if found else []
+    return "".join(lines)
+
+
 def page(name: str) -> str:
     """Return the name of an algorithm's page, which may describe several."""
     folder = Path(__file__).parents[1] / "docs" / "algorithms"
@@ -213,6 +244,7 @@ def write(folder: Path, cells: Cells) -> None:
         rates=" and ".join([", ".join(most), last] if most else [last]), times=times,
         reach=ranking(cells, names).critical_difference(), edge=at_edge(cells, names),
         table=table(cells, names, measured).to_markdown(),
+        earlier=before_changes(names), moments=moments(names),
         left_out=f"Not in the table: {', '.join(reasons)}." if reasons else "",
     )  # fmt: skip
     folder.mkdir(exist_ok=True)

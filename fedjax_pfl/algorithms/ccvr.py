@@ -5,6 +5,7 @@ https://arxiv.org/abs/2106.05001
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -46,8 +47,8 @@ class CCVR(fedavg.FedAvg):
     uploads_counts = True
     unprotected = ("the features of its classes",)
 
-    per_class: int = core.static(default=200)
-    epochs: int = core.static(default=1)
+    per_class: int = core.static(default=2000)
+    epochs: int = core.static(default=10)
     every: bool = False
 
     def validate(self):
@@ -61,6 +62,8 @@ class CCVR(fedavg.FedAvg):
             raise core.InputError("ccvr trains the layer called head, which is frozen or missing.")
 
     def round_remarks(self, federation, rounds):
+        if not self.epochs:
+            return ["epochs is 0: FedAvg's head is not calibrated"]
         when = "after every round" if self.every else "after the last round"
         return [f"the head is calibrated {when}, on virtual features"]
 
@@ -117,10 +120,8 @@ class CCVR(fedavg.FedAvg):
         valid = jnp.sum(samples.valid)
         first = jnp.argsort(~samples.valid, stable=True)  # those that are drawn
 
-        def step(head, k):
-            epoch, within = k // some.steps_per_epoch(count), k % some.steps_per_epoch(count)
-            order = some.order(ctx.key_for("calibration"), epoch, valid, count)
-            at, used = some.positions(first[order], within, valid)
+        def step(order, head, k):
+            at, used = some.positions(order, k, valid)
             batch = jax.tree.map(lambda leaf: leaf[at[0]], samples)
             batch = replace(batch, valid=used[0])
 
@@ -133,8 +134,12 @@ class CCVR(fedavg.FedAvg):
             gradient = jax.grad(loss)(head)
             return jax.tree.map(lambda p, g: p - (rate * g).astype(p.dtype), head, gradient), None
 
-        steps = jnp.arange(some.total_steps(count), dtype=jnp.int32)
-        return lax.scan(step, model["params"][HEAD], steps)[0]
+        def one_pass(head, epoch):
+            order = first[some.order(ctx.key_for("calibration"), epoch, valid, count)]
+            steps = jnp.arange(some.steps_per_epoch(count), dtype=jnp.int32)
+            return lax.scan(partial(step, order), head, steps)
+
+        return lax.scan(one_pass, model["params"][HEAD], jnp.arange(self.epochs))[0]
 
     def models(self, ctx, state: State, rows):
         named = super().models(ctx, state, rows)

@@ -55,8 +55,13 @@ class FedMtl(core.Algorithm):
             raise core.InputError("fedmtl relates what clients share, and share is 'none'.")
 
     def remarks(self, federation):
-        off = ["coupling is 0: trained locally"] if not self.coupling else []
-        return [*super().remarks(federation), *off]
+        notes = super().remarks(federation)
+        if self.coupling < 0:
+            usual = usual_strength(federation.plan)
+            notes.append(f"coupling is {usual:.0e}, by the model's size: nearly trained locally")
+        elif self.coupling == 0:
+            notes.append("coupling is 0: trained locally")
+        return notes
 
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))
@@ -76,8 +81,7 @@ class FedMtl(core.Algorithm):
 
     def regularizer(self, ctx, members) -> Callable[..., jax.Array]:
         """Return the terms of lambda_1 and lambda_2 for one of so many members."""
-        size = ctx.plan.shared_block_sizes().sum()
-        usual = 10.0 ** -(int(math.log10(max(size, 1)) + 1) + 1)
+        usual = usual_strength(ctx.plan)
         coupling, ridge = (
             2 * jnp.where(jnp.asarray(value) < 0, usual, value)
             for value in (self.coupling, self.ridge)
@@ -104,3 +108,9 @@ class FedMtl(core.Algorithm):
             extra_loss=self.regularizer(ctx, ctx.num_clients + 1),
             operands=trees.replicate(ctx.trainable_shared(start)["params"], count),
         )  # fmt: skip
+
+
+def usual_strength(plan: core.LeafPlan) -> float:
+    """Return 10^-(k + 1) for k digits of the number of shared parameters."""
+    size = plan.shared_block_sizes().sum()
+    return 10.0 ** -(int(math.log10(max(size, 1)) + 1) + 1)

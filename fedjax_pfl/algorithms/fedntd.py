@@ -4,16 +4,18 @@ Gihun Lee, Minchan Jeong, Yongjin Shin, Sangmin Bae, Se-Young Yun. NeurIPS 2022.
 https://arxiv.org/abs/2106.03097
 """
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl import core
 from fedjax_pfl.algorithms.common.frozen_networks import check_passes, passes
-from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.algorithms.fedavg import Weighted
 
 
 @core.algorithm("fedntd")
-class FedNTD(FedAvg):
+class FedNTD(Weighted):
     """FedNTD: FedAvg whose clients keep the received model's view of the not-true classes.
 
     Local loss f_i(y) + beta tau^2 KL(q_w || q_y), the mean over a minibatch. q are the softmax of
@@ -23,12 +25,14 @@ class FedNTD(FedAvg):
     Attributes:
       beta: weight of the term; 0 is FedAvg.
       tau: temperature of the term.
+      weighting: of the average, by "size", or "uniform" (PFLlib).
     """
 
     needs_classes = True
 
     beta: float = 1.0
     tau: float = 1.0
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
         core.require(self.beta >= 0, "beta", self.beta, "at least 0")

@@ -66,6 +66,8 @@ class FedSAM(fedavg.FedAvg):
 
     def remarks(self, federation):
         off = ["rho is 0: trained as FedAvg"] if not self.rho and not self.global_momentum else []
+        if self.adaptive and self.rho == FedSAM.rho:
+            off = [f"rho is {self.rho}, FedSAM's: the authors' FedASAM has 0.7"]
         return [*super().remarks(federation), *off]
 
     def gradients_per_batch(self):

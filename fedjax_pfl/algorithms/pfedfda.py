@@ -22,6 +22,7 @@ from fedjax_pfl.training.sample_features import SampleFeatures
 FOLDS = 2
 FIRST = np.arange(6) / 5  # beta is the best pair of these,
 FINER = (0.1, 0.05, 0.025)  # then of itself and what lies this far from it
+TIE = 1e-5  # relative difference of losses that rounding may reverse
 
 
 @core.struct
@@ -77,6 +78,7 @@ class PFedFda(fedavg.FedAvg):
       epsilon: e.
     """
 
+    revision = 2
     share = "body"
     needs_classes = True
     models_read_samples = True
@@ -185,7 +187,7 @@ class PFedFda(fedavg.FedAvg):
         return Gaussians(means, scatter + (1 + self.epsilon) * jnp.eye(width, dtype=z.dtype))
 
     def best_beta(self, known: Gaussians, seen: SampleFeatures) -> jax.Array:
-        """Return beta, [2]: the best of finer and finer grids, the smallest where several are."""
+        """Return beta, [2]: the best of finer and finer grids, the smallest of those that tie."""
         classes = len(known.means)
         of_class = (seen.labels[:, None] == jnp.arange(classes)) & seen.valid[:, None]  # [n, C]
         counts = jnp.sum(of_class, axis=0)
@@ -223,7 +225,7 @@ class PFedFda(fedavg.FedAvg):
             total = sum(losses(k, spreads, weights) for k in range(FOLDS))
             if self.single:
                 total = jnp.where(jnp.eye(len(spreads), dtype=bool), total, jnp.inf)
-            at = jnp.argmin(total)
+            at = first_of_ties(total)
             return jnp.stack([spreads[at // len(spreads)], weights[at % len(spreads)]])
 
         def around(found, step):
@@ -255,6 +257,11 @@ class PFedFda(fedavg.FedAvg):
         """Return the server's body with heads of the new clients' Gaussians."""
         start = core.Broadcast(self.new_client_start(ctx, state))
         return self.own_models(new_clients, state, start, new_clients.cohort_of().rows)
+
+
+def first_of_ties(losses: jax.Array) -> jax.Array:
+    """Return the first index of the flat losses that are the least, to rounding."""
+    return jnp.argmax(losses <= (1 + TIE) * jnp.min(losses))
 
 
 def nearest(covariance: jax.Array, least: jax.Array | float) -> jax.Array:

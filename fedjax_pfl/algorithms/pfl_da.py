@@ -4,9 +4,13 @@ Naichen Shi, Raed Al Kontar. Technometrics 2023. https://doi.org/10.1080/0040170
 """  # noqa: E501 - the title
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
-from fedjax_pfl import core, training, trees
+import jax
+import jax.numpy as jnp
+
+from fedjax_pfl import core, trees
+from fedjax_pfl.aggregation.pairs import blend
 from fedjax_pfl.algorithms import fedavg
 from fedjax_pfl.algorithms.common.shared_heads import check_only_head_shared
 
@@ -18,7 +22,7 @@ class State(fedavg.State):
 
 @core.struct
 class Both(core.Trained):
-    """The results of local training: bodies under the shared head, and own heads.
+    """The results of local training: bodies under the generic head, and own heads.
 
     Attributes:
       heads: h_i, [M, ...].
@@ -28,53 +32,81 @@ class Both(core.Trained):
 
 
 @core.algorithm("pfl_da")
-class PflDa(fedavg.FedAvg):
-    """PFL-DA: private bodies that map each client's domain to the features of a shared head.
+class PflDa(fedavg.Weighted):
+    """PFL-DA: private bodies that map each client's domain to the features of a generic head.
 
-    A round of client i trains its own head h_i on its frozen body, pulled to the received shared
-    head G by (lambda / 2) |h_i - G|^2; then body and G together by the loss of G. The server
-    averages G. A client uses its body and h_i. Both heads of a client have the same body, and all
-    begin at the common initial model.
+    On each minibatch body and generic head step on the loss of the generic head; then the own head
+    h_i steps on the features of the new body, which stay as they are. Once a round it is mixed with
+    the generic head G as it was received, h_i <- c G + (1 - c) h_i. The server averages G. A client
+    uses its body and h_i. All bodies and heads begin at the common initial model.
 
     Attributes:
-      proximal_weight: lambda.
+      generic_weight: c.
+      mixed: own heads are mixed after the "first_step" of a round (the sine study of the published
+        code), or after "every_step" (its image study, with c = 0.99).
+      weighting: of the average, "uniform" (the published code) or by "size".
     """
 
+    revision = 2
     share = "head"
 
-    proximal_weight: float = 1.0
+    generic_weight: float = 0.9
+    mixed: Literal["every_step", "first_step"] = core.static(default="first_step")
+    weighting: Literal["size", "uniform"] = core.static(default="uniform")
 
     def validate(self):
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
+        weight = self.generic_weight
+        core.require(0 <= weight <= 1, "generic_weight", weight, "in [0, 1]")
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)
 
-    def schedules(self, federation):
-        return federation.schedule, federation.schedule
+    def remarks(self, federation):
+        notes = "generic_weight is 1: own heads are generic heads of the round before"
+        same = self.generic_weight == 1 and self.mixed == "every_step"
+        return [*super().remarks(federation), *[notes] * same]
+
+    def gradients_per_batch(self):
+        return 2
 
     def init(self, ctx):
         start = super().init(ctx)
         return State(**vars(start), heads=ctx.replicate(start.server))
 
     def local_update(self, ctx, state: State, received, **options):
-        rows = ctx.cohort.rows
-        models = trees.join(trees.take(state.heads, rows), trees.take(state.private, rows))
-        trainable = ctx.plan.head_mask(models)["params"]
-        models, cohort, first = ctx.train(
-            models,
-            purpose="head",
-            trainable=trainable,
-            extra_loss=training.proximal(self.proximal_weight),
-            broadcast=state.server["params"],
-            **options,
-        )
-        heads, _ = ctx.plan.split(models)
-        sent = super().local_update(ctx, state, received, cohort=cohort, **options)
-        loss = (first + sent.loss) / 2
-        return Both(sent.models, sent.cohort, loss, heads=heads)
+        heads = ctx.cohort.gather(state.heads)
+        return self.train_both(ctx, heads, received, state.server, **options)
+
+    def train_both(self, ctx, heads, received, generic, **options):
+        """Run the cohort's local steps from own heads and models [M, ...].
+
+        `generic` is the received generic head, and `options` are those of `ctx.run_clients`.
+        """
+        plan = ctx.plan
+        own = trees.join(heads, plan.split(received)[1])
+        body_step = ctx.sgd_step()
+        head_step = ctx.sgd_step(trainable=plan.head_mask(own)["params"])
+
+        def step(carry, batch, rng, generic, client):
+            body, head = carry
+            body = body_step(body, batch, rng, None, client)
+            head = replace(head, model=plan.with_private(head.model, plan.split(body.model)[1]))
+            head = head_step(head, batch, jax.random.fold_in(rng, 1), None, client)
+            due = self.mixed == "every_step" or client.step == 0
+            mixed, private = plan.split(head.model)
+            mixed = blend(generic, mixed, jnp.where(due, self.generic_weight, 0))
+            return body, replace(head, model=trees.join(mixed, private))
+
+        def finish(carry, client):
+            body, head = carry
+            loss = (body.loss + head.loss) / (2 * jnp.maximum(client.num_steps, 1))
+            return body.model, plan.split(head.model)[0], loss
+
+        begin = body_step.begin_all(received), head_step.begin_all(own)
+        runs = ctx.run_clients(step, begin, broadcast=generic, finish=finish, **options)
+        models, heads, loss = runs.carry
+        cohort = ctx.cohort.mark_diverged(runs.finite, 2 * runs.steps)
+        return Both(models, cohort, loss, heads=heads)
 
     def server_update(self, ctx, state: State, mean, weights, used: Both):
         after = super().server_update(ctx, state, mean, weights, used)
@@ -86,10 +118,9 @@ class PflDa(fedavg.FedAvg):
 
     def personalize(self, ctx, state: State, new_clients):
         """Train a body and a head for new clients by one round, from the clients' mean bodies."""
-        start = self.servers_model(state)
         new = replace(new_clients, cohort=new_clients.cohort_of())
-        shared, private = new.plan.split(start)
-        begun = replace(state, private=new.replicate(private), heads=new.replicate(shared))
-        sent = self.local_update(new, begun, new.replicate(start), cursor=None)
-        _, bodies = new.plan.split(sent.models)
-        return trees.join(sent.heads, bodies)
+        start = new.replicate(self.servers_model(state))
+        heads = new.replicate(state.server)
+        options = {"purpose": "personalize", "cursor": None}
+        sent = self.train_both(new, heads, start, state.server, **options)
+        return trees.join(sent.heads, new.plan.split(sent.models)[1])

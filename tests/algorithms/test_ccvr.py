@@ -56,6 +56,13 @@ test_reference, test_contract = comparison(
 )
 
 
+def test_remarks_of_ccvr():
+    (plain,), (calibrated,) = (
+        CCVR(epochs=epochs).round_remarks(None, rounds=1) for epochs in (0, 1)
+    )
+    assert "not calibrated" in plain and "after the last round" in calibrated
+
+
 @pytest.mark.costly
 def test_late_clients_send_no_features():
     federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
@@ -90,7 +97,7 @@ def test_minibatches_of_virtual_features_without_missing_classes():
     rows = np.random.default_rng(1).normal(size=(9, WIDTH))
     labels, valid = np.repeat(np.arange(3), 3), np.repeat([True, False, True], 3)
     samples = pfl.training.Batch(jnp.asarray(rows), jnp.asarray(labels), jnp.asarray(valid))
-    found = CCVR(per_class=3).trained(ctx, model, samples)
+    found = CCVR(per_class=3, epochs=1).trained(ctx, model, samples)
     order = np.asarray(Schedule().order(keys.of_round(case.key, "calibration", 0), 0, 6, 9))[:6]
     plain = [(np.zeros(WIDTH), np.eye(WIDTH)), None, (np.zeros(WIDTH), np.eye(WIDTH))]
     drawn = [rows[:3], None, rows[6:]]
@@ -102,5 +109,5 @@ def test_minibatches_of_virtual_features_without_missing_classes():
 def test_the_head_follows_from_the_sums_that_were_sent():
     """Clients that send nothing of their own leave it as it is."""
     federation = toy_federation(validation_size=0, withheld=tuple(range(5)))
-    before, after = states_of(pfl.make_algorithm("ccvr"), federation, 1)
+    before, after = states_of(pfl.make_algorithm("ccvr", {"per_class": 2}), federation, 1)
     assert_close(after.head, before.head, "head", 1e-12)

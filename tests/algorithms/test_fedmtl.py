@@ -51,7 +51,10 @@ test_reference, test_contract = comparison(
 def test_remarks():
     federation = toy_federation()
     assert algorithm(coupling=0).remarks(federation)[-1:] == ["coupling is 0: trained locally"]
-    assert not algorithm().remarks(federation)
+    size = sum(leaf.size for leaf in jax.tree.leaves(federation.model_shapes["params"]))
+    (usual,) = algorithm().remarks(federation)
+    assert f"coupling is 1e-{len(str(size)) + 1:02}" in usual and "nearly" in usual
+    assert not algorithm(coupling=0.1).remarks(federation)
 
 
 def test_share_of_no_layer_is_refused():

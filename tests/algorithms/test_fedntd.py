@@ -19,12 +19,14 @@ def algorithm(**settings):
 def check_passes(now):
     frozen = 4 * now.clients["local_steps"]  # one network, minibatches of 4
     np.testing.assert_array_equal(now.clients["forward_samples"], frozen)
+    now.assert_mean()
 
 
 test_reference, test_contract = comparison(
     "fedntd",
     fedntd.run,
     settings={"beta": 1.5, "tau": 0.6},
+    variants={"by-size": {}, "uniform": {"weighting": "uniform"}},
     states={"server": "global"},
     scores={"global": "global", "personalized": "global"},
     check=check_passes,

@@ -46,6 +46,19 @@ test_reference, test_contract = comparison(
 )
 
 
+def test_remarks():
+    """The default of rho is that of FedSAM; FedASAM needs another one."""
+    federation = Case(1, scored=False).federation
+    for settings, said in (
+        ({}, 0),
+        ({"adaptive": True}, "FedASAM has 0.7"),
+        ({"adaptive": True, "rho": 0.7}, 0),
+        ({"rho": 0.0}, "trained as FedAvg"),
+    ):
+        notes = algorithm(**settings).remarks(federation)
+        assert [said in note for note in notes] == [True] if said else not notes
+
+
 @pytest.mark.costly
 def test_new_clients_take_sam_steps():
     """One round of them from the server's model."""

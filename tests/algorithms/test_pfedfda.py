@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, nearest
+from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, first_of_ties, nearest
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.sample_features import SampleFeatures
 from tests.algorithms.comparison import comparison
@@ -79,6 +79,13 @@ def jitted(method, known, z, labels, valid):
     with jax.enable_x64(True):
         seen = SampleFeatures(*map(jnp.asarray, (z, labels, valid)))
         return jax.jit(method)(Gaussians(*map(jnp.asarray, known)), seen)
+
+
+def test_first_of_ties():
+    """A loss that is larger by rounding only is a tie, and the smaller beta has it."""
+    for apart, wanted in ((5e-6, 1), (5e-5, 2)):
+        losses = np.array([[2.0, 1.0 + apart], [1.0, np.inf]])
+        assert first_of_ties(losses) == wanted
 
 
 @pytest.mark.costly

@@ -126,8 +126,8 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "initial": ("common", "PFLlib: clientbase.py:19, one model for all; the authors draw N"),
     },
     "ccvr": {
-        "per_class": (200, "FL-bench@06e658b: src/server/ccvr.py:22"),
-        "epochs": (1, "FL-bench@06e658b: src/server/ccvr.py, one pass"),
+        "per_class": (2000, "smduan/Fed-CCVR@19a6d65: conf.py, num_vr"),
+        "epochs": (10, "smduan/Fed-CCVR@19a6d65: conf.py, epoch of retrain"),
         "every": (False, "paper: calibration after training"),
     },
     "cfl": {
@@ -292,6 +292,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "fedntd": {
         "beta": (1.0, "code: config/fedntd.json"),
         "tau": (1.0, "code: config/fedntd.json; algorithms/fedntd/criterion.py:13 has 3"),
+        "weighting": ("size", "code: algorithms/BaseServer.py, _aggregation"),
     },
     "fedpac": {
         "weight": (1.0, "code: options.py:29"),
@@ -372,7 +373,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "knnper": {
         "neighbours": (7, "code: examples/cifar-10.md:50"),
-        "weight": (0.5, "FL-bench@06e658b: src/server/knnper.py:17; the authors report a grid"),
+        "weight": (0.5, "ours: votes and model alike; the authors report the best of a grid"),
         "tuned": (False, "ours: it needs validation samples"),
         "scale": (1.0, "code: utils/args.py:230"),
     },
@@ -458,7 +459,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     "pfedsim": {
         "warmup_fraction": (0.5, "FL-bench: src/server/pfedsim.py:17, by the paper's first author")
     },
-    "pfl_da": {"proximal_weight": (1.0, "PFLlib: system/main.py:447, lamda")},
+    "pfl_da": {
+        "generic_weight": (0.9, "authors' sine study: beta of train()"),
+        "mixed": ("first_step", "authors' sine study: train(), if j == 0"),
+        "weighting": ("uniform", "authors' image study: coefs of class PFLDA"),
+    },
     "plga": LGA | {"flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^")},
     "scaffold": {"server_rate": (1.0, "paper: section 7, eta_g of all its experiments")},
     "sfl": {

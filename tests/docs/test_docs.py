@@ -74,6 +74,23 @@ def test_every_algorithm_has_a_page_and_every_page_an_algorithm():
     assert_all(PAGES, "docs/algorithms")
 
 
+def moment(text):
+    """The sentence of an algorithm's page on the moment at which it is scored."""
+    (found,) = re.findall(r"^- Moment of scoring: (.*)$", text, re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_moment_of_scoring(name):
+    """It is one of the conventions' sentences, and that of local steps if there are such steps."""
+    conventions = (FOLDER / "README.md").read_text(encoding="utf-8").partition("| Sentence |")[2]
+    known = re.findall(r"^\| (.*?\.) \|", conventions.partition("\n\n")[0], re.MULTILINE)
+    assert len(known) == 5
+    found = moment((FOLDER / f"{name}.md").read_text(encoding="utf-8"))
+    assert found in known
+    assert (pfl.make_algorithm(name).adaptation() is None) or "after further local steps" in found
+
+
 def test_pages_count_and_list_what_is_registered():
     """`make lists` writes them."""
     for path, text in new_algorithm.lists(ROOT).items():

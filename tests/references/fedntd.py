@@ -23,12 +23,13 @@ def distillation(teacher, student, y, tau):
     return total / len(y), slope / len(y)
 
 
-def run(s, *, beta=1.0, tau=1.0):
+def run(s, *, beta=1.0, tau=1.0, weighting="size"):
     """FedAvg whose clients also learn from the received model's logits of the wrong classes.
 
     Args:
       beta: weight of the distillation.
       tau: its temperature.
+      weighting: of the average, by "size" or "uniform".
 
     Returns:
       After every round, {"global": model}.
@@ -46,6 +47,6 @@ def run(s, *, beta=1.0, tau=1.0):
                 own = subtract(own, scale(s.learning_rate[t], gradient))
             trained.append(own)
         if trained:
-            model = average(trained, s.sizes, list(s.cohorts[t]))
+            model = average(trained, s.sizes, list(s.cohorts[t]), weighting)
         history.append({"global": model})
     return history

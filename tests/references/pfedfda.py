@@ -71,7 +71,7 @@ def best_beta(z, labels, known, prior, *, single, least, epsilon):
 
     middle = (0.5, 0.5)
     for step in (0.2, 0.1, 0.05, 0.025):
-        least_loss, found = np.inf, middle
+        tried = []
         offsets = (-2.5, -1.5, -0.5, 0.5, 1.5, 2.5) if step == 0.2 else (-1, 0, 1)
         for a in offsets:
             for b in offsets:
@@ -80,10 +80,9 @@ def best_beta(z, labels, known, prior, *, single, least, epsilon):
                 beta = tuple(
                     np.clip(m + step * o, 0, 1) for m, o in zip(middle, (b, a), strict=True)
                 )
-                value = loss(beta)
-                if value < least_loss:
-                    least_loss, found = value, beta
-        middle = found
+                tried.append((loss(beta), beta))
+        limit = (1 + 1e-5) * min(value for value, _ in tried)
+        middle = next(beta for value, beta in tried if value <= limit)
     return middle
 
 

@@ -1,42 +1,41 @@
-"""PFL-DA (Shi and Al Kontar, Technometrics 2023), as PFLlib's clientda.py arranges it."""
+"""PFL-DA (Shi and Al Kontar, Technometrics 2023), as the authors' image and sine studies train."""
 
 from tests.references.averaging import average
 from tests.references.local_sgd import sgd
-from tests.references.network import scale, subtract, zeros_like
+from tests.references.network import combine
 
 
-def own_head(body, head, shared, batches, x, y, rate, proximal_weight):
-    """Trains `head` on a frozen body, pulled to the shared head."""
+def local_round(model, head, generic, batches, x, y, rate, generic_weight, mixed="first_step"):
+    """(the body with the client's generic head, the own head) after the batches."""
+    model = {**model, "head": generic}
+    for k, batch in enumerate(batches):
+        model = sgd(model, [batch], x, y, rate)
+        own = sgd({**model, "head": head}, [batch], x, y, rate, layers=("head",))["head"]
+        weight = generic_weight if mixed == "every_step" or k == 0 else 0.0
+        pair = [{"head": generic}, {"head": own}]
+        head = combine([weight, 1.0 - weight], pair)["head"]
+    return model, head
 
-    def towards(model):
-        away = scale(proximal_weight, subtract({"head": model["head"]}, {"head": shared}))
-        return {**zeros_like(model), **away}
 
-    return sgd({**body, "head": head}, batches, x, y, rate, towards, ("head",))["head"]
-
-
-def run(s, *, head_batches, proximal_weight=1.0):
-    """Private bodies, own heads, and a shared head that is averaged.
+def run(s, *, generic_weight=0.9, mixed="first_step", weighting="uniform"):
+    """Private bodies, own heads, and a generic head that is averaged.
 
     Args:
-      head_batches: like `batches`, for own heads.
-      proximal_weight: lambda.
+      generic_weight: of the generic head, as it was received, in the mixture with the own one.
+      mixed: after the "first_step" of a round, or after "every_step".
 
     Returns:
-      After every round, "head": the shared one, "personalized": [N], bodies with own heads.
+      After every round, "head": the generic one, "personalized": [N], bodies with own heads.
     """
-    shared, own, history = s.initial["head"], [s.initial for _ in s.clients], []
+    generic, own, history = s.initial["head"], [s.initial for _ in s.clients], []
     for t in range(s.rounds):
-        heads, rate = [], s.learning_rate[t]
+        sent = []
         for i in s.cohorts[t]:
-            body = {name: layer for name, layer in own[i].items() if name != "head"}
-            head = own_head(
-                body, own[i]["head"], shared, head_batches[t][i], s.x, s.y, rate, proximal_weight
-            )
-            trained = sgd({**body, "head": shared}, s.batches[t][i], s.x, s.y, rate)
-            heads.append({"head": trained["head"]})
-            own[i] = {**trained, "head": head}
-        if heads:
-            shared = average(heads, s.sizes, list(s.cohorts[t]))["head"]
-        history.append({"head": shared, "personalized": list(own)})
+            given = s.batches[t][i], s.x, s.y, s.learning_rate[t], generic_weight, mixed
+            model, head = local_round(own[i], own[i]["head"], generic, *given)
+            sent.append({"head": model["head"]})
+            own[i] = {**model, "head": head}
+        if sent:
+            generic = average(sent, s.sizes, list(s.cohorts[t]), weighting)["head"]
+        history.append({"head": generic, "personalized": list(own)})
     return history

@@ -48,12 +48,22 @@ def test_rows_that_are_no_comparison_are_left_out_with_the_reason():
         leaderboard.select({("apfl", "drift"): cell([1.0, 1.0])})
 
 
+def test_sentences_on_single_rows():
+    """Of rows that score other models, and of rows that were measured before a change."""
+    text = leaderboard.moments(["ditto", "fedavg", "fedavg_ft", "pfl_da"])
+    assert "trained last (`ditto`, `pfl_da`)," in text and "fine-tuning (`fedavg_ft`)," in text
+    assert "`pfl_da` (its revision 1" in leaderboard.before_changes(["ditto", "pfl_da"])
+    assert leaderboard.before_changes(["ditto"]) == ""
+
+
 def test_files(tmp_path):
     leaderboard.write(tmp_path, FOUND)
     page = (tmp_path / "README.md").read_text()
     assert "2 algorithms in six settings" in page and "7 rounds" in page
     assert "tries the learning\nrates 0.01, 0.1 and 0.3 with one seed" in page
     assert "Compile" not in page
+    assert "the model that it trained last (`ditto`)," in page and "fine-tuning (" not in page
+    assert "Measured before a change" not in page
     assert "| [`ditto`](../algorithms/ditto.md) | 1.0 | 80.00 ± " in page
     assert "rows, which choose it everywhere: `fedavg`." in page.replace("\n", " ")
     rows = list(csv.DictReader((tmp_path / leaderboard_cells.CELLS).open()))
