@@ -244,10 +244,6 @@ REFUSED = {
         ({}, {"share": "body"}, "pfedsim averages whole models"),
     ],
     "pfl_da": [
-<<<<<<< HEAD
-=======
-        ({"generic_weight": 1.5}, r"generic_weight must be in \[0, 1\], got 1\.5"),
->>>>>>> wI
         ({}, {"model": "softmax"}, "this network is only a head"),
         ({}, {"share": "all"}, "pfl_da shares the head and nothing else"),
     ],

@@ -44,54 +44,6 @@ TRAFFIC = [
     ("feddwa", {"guidance": "full_gradient"}, 2, 1, 3),
     ("feddwa", {"guidance": "last"}, 1, 1, 2),  # the server remembers
     ("feddwa", {"guidance": "received"}, 1, 1, 2),
-<<<<<<< HEAD
-=======
-    ("ifca", {}, 1, 2, 2),  # every cluster's model comes down
-    ("ifca", {"averaging": "gradients"}, 1, 2, 1),
-    ("cfl", {}, 1, 1, 2),
-    ("sfl", {}, 1, 2, 2),  # the mean, and the client's model of the graph
-    ("sfl", {"detached": True}, 1, 1, 2),
-    ("cwfedavg", {}, 1, 1, 2),  # shares are read off the upload
-    ("cwfedavg", {"shares": "labels"}, 1, 1, 2),  # and C numbers, once: test_cwfedavg.py
-    ("fedupdate", {}, 1, 1, 2),
-    ("perfedavg_spfl", {}, 1, 1, 4),
-    # A round that begins with the measurement of similarities; two steps on every minibatch.
-    ("spfl", {}, 2, 2, 8),
-    ("spfl_w", {}, 2, 2, 8),
-    ("fedavg_sync", {}, 1, 1, 2),  # late clients: tests/algorithms/test_fedavg_async.py
-    ("fedavg_async", {}, 1, 1, 2),
-    ("perfedavg_async", {}, 1, 1, 4),
-    ("fedasync", {}, 1, 1, 2),
-    ("lga", {}, 1, 1, 2),  # the server predicts
-    ("plga", {}, 1, 1, 2),
-    # Of what is shared, whatever that is.
-    ("fedper", {}, 1, 1, 2),
-    ("lg_fedavg", {}, 1, 1, 2),
-    ("pfl_da", {}, 1, 1, 4),  # a step of the body and one of the own head
-    ("fedala", {}, 1, 1, 2),  # absent clients adapt, too: tests/algorithms/test_fedala.py
-    ("fedala", {"participants": "sampled"}, 1, 1, 2),
-    ("fedbabu", {}, 1, 1, 2),
-    ("fedrod", {}, 1, 1, 2),  # two losses of one forward pass
-    # With the training before the first round, whose model is sent to all.
-    ("feddbe", {}, 1, 2, 4),
-    ("fedrep", {}, 1, 1, 12),  # ten epochs of the head, two of the body
-    ("fedbn", {}, 1, 1, 2),
-    ("perfedavg", {}, 1, 1, 8),  # two passes of two gradients
-    ("pfedhn", {}, 1, 1, 2),
-    ("pfedhn", {"form": "mean_vjp"}, 1, 1, 2),
-    ("apfl", {}, 1, 1, 4),  # both models' gradients; alpha stays
-    ("pfedme", {}, 1, 1, 10),  # five inner steps on every minibatch
-    ("pfedme", {"participants": "sampled"}, 1, 1, 10),
-    ("fedmtl", {}, 1, 1, 2),
-    ("fedamp", {}, 1, 1, 2),  # the server knows the last models
-    ("heurfedamp", {}, 1, 1, 2),
-    ("apple", {}, 1, COUNT, 2),  # the client's own core counts, as in the paper
-    ("l2c", {}, 1, COUNT, 2),  # all members' updates, its own too: fewer under sampling
-    ("pfedla", {}, 1, 1, 2),  # heurpfedla's blocks: tests/algorithms/test_pfedla.py
-    ("fedpac", {}, 1, 1, 3),  # an epoch of the head, two of the body; numbers: test_fedpac.py
-    ("fedcac", {}, 1, 1, 2),
-    ("pfedsim", {}, 1, 1, 2),
->>>>>>> wI
     ("floco", {"warmup_fraction": 1.0}, 1, 1, 2),  # with points: tests/algorithms/test_floco.py
 ]
 # name, settings, and passes of a client over its samples: of all other algorithms as many as epochs
