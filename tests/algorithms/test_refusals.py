@@ -290,7 +290,7 @@ RANGES = {
         lg_fedavg.warmup_rounds moon.mu mrmtl.proximal_weight perfedavg.inner_factor
         pfedhn.server_rate pfedhn.embedding_rate pfedhn.server_decay pfedhn.server_clip pfedhn.clip
         pfedhn.embedding_size pfedhn.depth pfedla.hypernetwork_rate pfedme.proximal_weight
-        pfedme.decay pfl_da.proximal_weight sfl.graph_weight sfl.global_weight waffle.delta_omega
+        pfedme.decay sfl.graph_weight sfl.global_weight waffle.delta_omega
         weight_erosion.distance_penalty weight_erosion.size_penalty
         """,
     ),
@@ -323,7 +323,7 @@ RANGES = {
         apfl.alpha apple.penalty_share fedasync.alpha fedcac.tau fedcross.alpha feddpa.local_weight
         feddpa.max_weight fednova.slow_fraction fedphp.weight fedphp.inheritance
         fedprox.slow_fraction fedprox_ft.slow_fraction fedrs.alpha floco.warmup_fraction fml.alpha
-        fml.beta knnper.weight pfedsim.warmup_fraction sfl.server_alpha
+        fml.beta knnper.weight pfedsim.warmup_fraction pfl_da.generic_weight sfl.server_alpha
         """,
     ),
     "in [0, 1)": (

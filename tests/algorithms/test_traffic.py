@@ -65,7 +65,7 @@ PASSES = [
     ("spfl", {}, 8),
     ("spfl_w", {}, 8),
     ("perfedavg_async", {}, 4),
-    ("pfl_da", {}, 4),  # own head, then body and shared head
+    ("pfl_da", {}, 4),  # a step of the body and one of the own head
     ("feddbe", {}, 4),
     ("fedrep", {}, 12),  # ten epochs of the head, two of the body
     ("perfedavg", {}, 8),  # two passes of two gradients
