@@ -151,7 +151,21 @@ def _is_own(name, module):
 
 
 # Quick tests that may take longer than `--cpu-limit`: the only ones of what they show.
-COSTLY_BUT_QUICK: tuple[str, ...] = ()
+COSTLY_BUT_QUICK = (
+    "tests/core/",  # privacy: what leaves clients, and a mistake of each kind in an algorithm
+    "tests/docs/",  # pages' commands and links
+    "tests/engine/test_offloaded_state.py",  # clients' state on the host
+    "tests/engine/test_resume.py",
+    "tests/engine/test_simulate.py",
+    "tests/engine/test_stopping.py",
+    "tests/experiments/cli/test_resume.py",
+    "tests/experiments/test_kills.py::test_run_continues_after_a_kill",
+    "tests/experiments/test_run.py",
+    "tests/experiments/test_sweep.py",
+    "tests/testing/test_audit.py",  # audits that can fail
+    "tests/training/test_batch_order.py",
+    "tests/training/test_private_gradient.py",
+)
 
 
 def pytest_addoption(parser):

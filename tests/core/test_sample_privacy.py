@@ -387,6 +387,7 @@ def test_clip_and_noise_are_swept_in_one_program():
         pfl.simulate(algorithm, toy_federation(), 2, settings={"dp_noise": [1.0]})
 
 
+@pytest.mark.costly
 def test_a_saved_result_says_what_it_cost(tmp_path):
     result = swept("shuffled")
     tables = result.table("personalized"), result.table("personalized", "plain")

@@ -68,6 +68,7 @@ class HalfOfTheServer(Averaging):
         return ctx.upload(trained, jax.tree.map(lambda a, b: (a + b) / 2, trained, received))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "cls",
     [
@@ -186,6 +187,7 @@ class Scaled(FreeRiders):
         return jax.tree.map(lambda leaf: self.factor * leaf, sent), memory
 
 
+@pytest.mark.costly
 def test_private_leaves_are_not_sent():
     with jax.enable_x64(True):
         made, plain = pfl.make_algorithm("fedper"), toy_federation()

@@ -91,6 +91,7 @@ def test_the_right_one_passes(made, check):
     check_algorithm(made(Right), only=check, show=None)
 
 
+@pytest.mark.costly
 def test_equal_batches_may_be_declared(made):
     check_algorithm(made(DeclaresSharedBatches), only="recorded_steps", show=None)
 

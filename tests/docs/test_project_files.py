@@ -34,7 +34,7 @@ def steps():
             for line in lines:
                 for step in job["steps"]:
                     if "run" in step:
-                        said = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m, x=line: x[m[1]],
+                        said = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m, x=line: str(x.get(m[1], "")),
                                       step["run"])  # fmt: skip
                         yield line, said.split()
 

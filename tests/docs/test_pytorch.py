@@ -17,6 +17,7 @@ def names():
     return pages.run_python("docs/pytorch.md", names | {"__name__": "pytorch"})
 
 
+@pytest.mark.costly
 def test_the_outputs_are_those_of_pytorch(names):
     state, images = names["state_dict"], names["images"][:4].transpose(0, 3, 1, 2)
     x = torch.batch_norm(torch.conv2d(images, state, "0"), state, "1")

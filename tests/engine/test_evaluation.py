@@ -40,6 +40,7 @@ def counted(federation, models, i, split, model=None):
 scored = jax.jit(score, static_argnames="split")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("split", ["test", "validation"])
 def test_score_of_a_split_with_ragged_clients(split):
     federation = toy_federation(eval_batch_size=3)  # several batches, the last one not full

@@ -84,6 +84,7 @@ def test_estimate_memory_compiles_the_programs_of_the_run(options, rounds):
     assert len(after) == rounds  # the first states; on the host also each round's cohort
 
 
+@pytest.mark.costly
 def test_what_cannot_fit_is_refused_before_it_is_compiled():
     program, program_of_seven = program_of(), program_of(train_sizes=[4] * 7)
     held = program.held().total

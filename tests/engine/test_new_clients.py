@@ -185,6 +185,7 @@ def test_a_straggler_can_not_be_new():
     assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]
 
 
+@pytest.mark.costly
 def test_score_new_clients_refuses_other_types():
     _, new = trained("fedavg")
     with pytest.raises(pfl.InputError, match="must be `result"):

@@ -67,6 +67,7 @@ def test_a_line_says_what_it_averages():
     assert "runs)" not in str(progress(1))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("at", ["stop", "progress"])
 def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
     """It comes out as it is, the line has ended, and what was done is kept."""

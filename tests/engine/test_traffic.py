@@ -13,6 +13,7 @@ MODEL_BYTES = 8 * (4 * 5 + 5 + 5 * 3 + 3)
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "guidance", "up", "down", "passes"),
     [

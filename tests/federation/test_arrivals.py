@@ -79,6 +79,7 @@ def test_refusals(options, message):
         toy_federation(dtype="float32", **options)
 
 
+@pytest.mark.costly
 def test_a_sampled_cohort_prefers_who_is_there():
     part = ParticipationOptions(0.5, arrivals=dict.fromkeys(range(5), 3)).cohorts(10)
     for t in range(6):

@@ -56,6 +56,7 @@ def assert_given(federation, wanted):
         np.testing.assert_array_equal(model[layer][leaf], value)
 
 
+@pytest.mark.costly
 def test_trees_and_files_give_the_same(tmp_path):
     wanted = values()
     nested: dict = {"params": {"fc_0": {}, "head": {}}}

@@ -135,6 +135,7 @@ def merged(task: WithAdapters, params):
     return {"params": params}
 
 
+@pytest.mark.costly
 def test_factors_b_of_zero_give_the_base_to_the_bit(network):
     plain, task, model = network
     begun = plain.initial_model(jax.random.key(1), X)

@@ -68,6 +68,7 @@ def test_a_run_is_that_of_the_rounded_base(base_dtype):
     np.testing.assert_allclose(outputs[0], outputs[1], 1e-5, 1e-6)
 
 
+@pytest.mark.costly
 def test_memory_and_identity():
     ditto, given = pfl.make_algorithm("ditto"), values()
     plain, half, low = (

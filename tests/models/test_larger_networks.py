@@ -88,6 +88,7 @@ def test_text_transformer_by_hand():
         np.testing.assert_allclose(logits, dense(mean, w["head"]), 2e-5, 2e-5)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.costly)])
 def test_text_transformer_with_an_output_for_each_token(tied):
     net = TextTransformer(5, 5, hidden=6, depth=1, heads=2, tied=tied, per_token=True)
@@ -102,6 +103,7 @@ def test_text_transformer_with_an_output_for_each_token(tied):
         np.testing.assert_allclose(logits, wanted, 5e-5, 5e-5)
 
 
+@pytest.mark.costly
 def test_vit_by_hand():
     image = np.random.default_rng(1).normal(size=(1, 4, 6, 2)).astype(np.float32)
     w, out = made(ViT(3, patch=2, width=6, depth=1, heads=2), image)

@@ -77,6 +77,7 @@ def ece(outputs, labels):
     return total / len(labels)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("wanted", [macro_f1, auc, ece])
 def test_of_classes(wanted):
     outputs, labels, valid = clients()

@@ -23,6 +23,7 @@ def pair():
     return Pair(own, shared, jnp.float32(0.3))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("compute_dtype", [None, "bfloat16"])
 def test_logits_are_mixed(pair, compute_dtype):
     network = as_task(NormNet())

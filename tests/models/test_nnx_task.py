@@ -38,6 +38,7 @@ def of_twin(model):
     return model | {"params": params}
 
 
+@pytest.mark.costly
 def test_a_forward_pass_is_the_twins():
     task, twin = as_task(Net(rngs=nnx.Rngs(3))), as_task(Twin())
     model = task.initial_model(jax.random.key(0), INPUTS)
@@ -61,6 +62,7 @@ def test_a_forward_pass_is_the_twins():
     assert jax.tree.structure(statistics) == jax.tree.structure(ours.statistics)
 
 
+@pytest.mark.costly
 def test_a_module_begins_as_it_is_and_a_class_with_each_seed():
     module = Net(rngs=nnx.Rngs(3))
     task, key, other = as_task(module), jax.random.key(0), jax.random.key(1)

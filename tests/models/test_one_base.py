@@ -81,6 +81,7 @@ def largest_arrays(name, model, compiled=False):
     return [max(math.prod(map(int, re.split("[x,]", one))) for one in shapes) for shapes in found]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [

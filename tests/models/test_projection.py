@@ -10,6 +10,7 @@ from fedjax_pfl.models.task import EVALUATION, as_task
 from fedjax_pfl.testing.toys import toy_federation
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "shape", "options"),
     [

@@ -71,6 +71,7 @@ class OfNnx(nnx.Module):
         return self.n(nnx.relu(self.o(x)))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("network", [Net(), Net("channels first"), OfNnx], ids=["", "first", "nnx"])
 def test_a_cnn_gives_the_same_outputs(network):
     model = pfl.models.from_torch(STATE, network, SHAPE)

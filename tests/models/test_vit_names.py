@@ -143,6 +143,7 @@ def test_outputs_are_those_of_the_original_network(state, forward):
     np.testing.assert_allclose(made, wanted, 1e-4, 1e-4)
 
 
+@pytest.mark.costly
 def test_a_bare_hugging_face_body_has_no_prefix():
     bare = {
         name.removeprefix("vit."): value

@@ -18,6 +18,7 @@ def result():
     return pfl.simulate(algorithm, federation, 3, seeds=(0, 4), settings=settings, eval_every=2)
 
 
+@pytest.mark.costly
 def test_axes_have_names():
     whole, one = result().to_xarray(), result()
     scores = whole["personalized/test/accuracy"]

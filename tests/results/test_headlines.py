@@ -58,6 +58,7 @@ def unscored():
     return pfl.simulate(algorithm, federation, 3, eval_every=5, stop=lambda progress: True)
 
 
+@pytest.mark.costly
 def test_a_run_without_scored_rounds():
     result = unscored()
     calls = result.headline, result.worst_decile, result.plot, result.at_best_validation

@@ -72,6 +72,7 @@ def test_comparison(clients, count):
         plots.comparison({}, DATA[10].labels, 10)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("clients", [2, 10, pytest.param(100, marks=pytest.mark.costly)])
 def test_label_map(clients):
     p = make_partition("waffle", DATA[10], clients, 0, distribution="B*")

@@ -85,6 +85,7 @@ def test_mixing_heatmaps(n):
     assert_legible(figure)
 
 
+@pytest.mark.costly
 def test_mixing_of_groups_and_of_one_row():
     one_row = plots.mixing_heatmaps(np.full((2, 1, 5), 0.2), [1, 2])
     assert one_row.axes[0].images[0].get_array().shape == (5, 5)

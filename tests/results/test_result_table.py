@@ -29,6 +29,7 @@ def result(tmp_path_factory):
     return names["result"]
 
 
+@pytest.mark.costly
 def test_axes_are_as_the_page_says(result):
     lengths = {"S": 2, "H": 2, "E": 4, "T": 4, "N": 5, "G": len(result.blocks)}
     fields = dict(re.findall(r"^\| `(\w+)[\[`].*?\| ([A-Z](?:, [A-Z])*) \|", PAGE, re.MULTILINE))

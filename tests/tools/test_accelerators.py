@@ -34,6 +34,7 @@ def compiled(monkeypatch):
     return result
 
 
+@pytest.mark.costly
 def test_what_is_there_is_not_compiled_again(compiled, tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(PAGE)

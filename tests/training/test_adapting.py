@@ -88,6 +88,7 @@ def twice(rate):
     return optax.sgd(2 * rate)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("how", "trained"),
     [

@@ -212,6 +212,7 @@ def facts_under(execution):
     return run(numbered(execution), EPOCHS, carry=Broadcast(begin), step=facts, **options)[0]
 
 
+@pytest.mark.costly
 def test_what_a_step_is_told_and_a_shared_carry():
     done = facts_under("2")
     # The last step's: row, id, size, steps, number of the step, training samples, operand.

@@ -53,6 +53,7 @@ def forward(model, task):
     return jax.jit(task.forward)(model, batch, jax.random.key(3)), batch
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "net",
     [
@@ -89,6 +90,7 @@ def products(extra_loss):
     return str(traced).count("dot_general")
 
 
+@pytest.mark.costly
 def test_there_is_no_second_forward_pass():
     plain = products(None)
     assert products(lambda p, batch, *_: jnp.sum(batch.features**2) + batch.logits.max()) == plain

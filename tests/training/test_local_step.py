@@ -55,6 +55,7 @@ def test_momentum_and_weight_decay_against_plain_loops(nesterov):
         assert_models(states[t + 1].models, models, f"round {t + 1}")
 
 
+@pytest.mark.costly
 def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_gradient():
     federation = toy_federation(momentum=MOMENTUM)
     model = jax.device_get(jax.jit(federation.initial_model)(jax.random.key(1)))

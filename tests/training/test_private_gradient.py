@@ -158,6 +158,7 @@ def test_fixed_layers_have_no_part(setup):
     assert (noisy["head"]["kernel"] != wanted["head"]["kernel"]).all()
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("platform", [pytest.param("cpu", marks=pytest.mark.costly), "gpu"])
 def test_samples_one_by_one_and_at_once(platform):
     """Eleven samples are two chunks of an accelerator, the second one with padding."""

@@ -46,6 +46,7 @@ def test_unbiased(compressor):
     assert np.all(error < 5 * sent.std(0) / np.sqrt(draws) + 1e-4)
 
 
+@pytest.mark.costly
 def test_leaves_are_rounded_apart():
     x = {"a": jnp.asarray(X), "b": jnp.asarray(X)}
     sent = Qsgd(3)(x, jax.random.key(0))

@@ -102,6 +102,7 @@ def test_values_gradients_and_hessian_vector_products_are_equal():
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.costly
 def test_the_task_decides_and_jit_knows_it():
     x = jnp.ones((2, 13, 14, 2))
     model = LinenTask(Net()).initial_model(jax.random.key(0), x)
