@@ -30,3 +30,15 @@ def test_lines_and_words(tmp_path):
     assert found["fedjax_pfl/core"] == {"code": 4, "docstring": 5, "comment": 1, "blank": 3}
     assert found["fedjax_pfl"]["code"] == 5
     assert count_lines.words(tmp_path) == 6
+
+
+def test_over_budget_names_rooms_above_it_and_without_one(tmp_path):
+    (tmp_path / "fedjax_pfl/core").mkdir(parents=True)
+    (tmp_path / "fedjax_pfl/core/a.py").write_text(CODE)
+    budget = {"fedjax_pfl": 5, "fedjax_pfl/core": 4, "prose": 0}
+    assert count_lines.over_budget(tmp_path, budget) == []
+    assert count_lines.over_budget(tmp_path, budget | {"fedjax_pfl/core": 3}) == [
+        "fedjax_pfl/core has 4, 1 above its budget of 3"
+    ]
+    del budget["fedjax_pfl/core"]
+    assert count_lines.over_budget(tmp_path, budget) == ["fedjax_pfl/core has no budget"]
