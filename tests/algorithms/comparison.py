@@ -32,16 +32,11 @@ from tests.algorithms.norms import everyones
 from tests.references.setting import Setting
 
 # They run in the program of the base comparison; the others need programs of their own.
-QUICK_CHECKS = (
-    "partial_participation",
-    "permutation",
-    "divergence",
-    "declared_reads",
-    "others_data",
-    "settings_in_one_program",
-    "no_recompilation",
-)
-COSTLY_CHECKS = ("uploads", "padding")
+QUICK_CHECKS = ("partial_participation", "permutation", "divergence", "others_data")
+# Likewise, of promises of the engine: quick for the algorithms in WHOLE only.
+ENGINE_CHECKS = ("declared_reads", "settings_in_one_program", "no_recompilation")
+WHOLE = ("fedavg", "feddwa", "pfedla", "scaffold", "waffle")
+COSTLY_CHECKS = (*ENGINE_CHECKS, "uploads", "padding")
 
 
 @dataclass(frozen=True)
@@ -177,7 +172,8 @@ class Comparison:
         for name in names:
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    marks = () if check in QUICK_CHECKS else pytest.mark.costly
+                    whole = name in WHOLE and check in ENGINE_CHECKS
+                    marks = () if check in QUICK_CHECKS or whole else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 

@@ -34,8 +34,11 @@ def steps():
             for line in lines:
                 for step in job["steps"]:
                     if "run" in step:
-                        said = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m, x=line: str(x.get(m[1], "")),
-                                      step["run"])  # fmt: skip
+                        said = re.sub(
+                            r"\$\{\{ matrix\.(\w+) \}\}",
+                            lambda m, x=line: str(x.get(m[1], "")),
+                            step["run"],
+                        )
                         yield line, said.split()
 
 
