@@ -222,7 +222,7 @@ class PFedFda(fedavg.FedAvg):
             return lax.map(under, spreads)
 
         def best(spreads, weights):
-            total = sum(losses(k, spreads, weights) for k in range(FOLDS))
+            total = jnp.asarray(sum(losses(k, spreads, weights) for k in range(FOLDS)))
             if self.single:
                 total = jnp.where(jnp.eye(len(spreads), dtype=bool), total, jnp.inf)
             at = first_of_ties(total)

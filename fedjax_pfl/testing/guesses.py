@@ -67,10 +67,10 @@ def attacked(
         statistics += 2 * [(yes, no)]
     lower, used = [], []
     for delta in deltas:
-        learned = [bounds_of(*guess.learned, delta) for guess in guesses]
+        learned = [bounds_of(guess.learned, delta) for guess in guesses]
         best = int(np.argmax([bounds.max() for bounds in learned]))
         threshold = int(learned[best].argmax())
-        lower.append(bounds_of(*guesses[best].held_out(threshold), delta).item())
+        lower.append(bounds_of(guesses[best].held_out(threshold), delta).item())
         used.append(statistics[best])
     present, absent = used[int(np.argmax(np.subtract(lower, stated)))]
     arrays = (np.array(deltas), np.array(stated), np.array(lower))
@@ -119,6 +119,7 @@ def rates_of(
     return np.where(right > 0, least, 0), np.where(wrong < count, most, 1)
 
 
-def bounds_of(least: np.ndarray, most: np.ndarray, delta: float) -> np.ndarray:
-    """Return lower bounds of epsilon, since P(yes) <= exp(epsilon) P(no) + delta."""
+def bounds_of(rates: tuple[np.ndarray, np.ndarray], delta: float) -> np.ndarray:
+    """Return lower bounds of epsilon, since P(yes) <= exp(epsilon) P(no) + delta; see `rates_of`."""
+    least, most = rates
     return np.log(np.maximum((least - delta) / most, 1))
