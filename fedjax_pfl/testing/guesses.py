@@ -120,6 +120,6 @@ def rates_of(
 
 
 def bounds_of(rates: tuple[np.ndarray, np.ndarray], delta: float) -> np.ndarray:
-    """Return lower bounds of epsilon, since P(yes) <= exp(epsilon) P(no) + delta; see `rates_of`."""
+    """Return lower bounds of epsilon of `rates_of`, since P(yes) <= exp(epsilon) P(no) + delta."""
     least, most = rates
     return np.log(np.maximum((least - delta) / most, 1))

@@ -109,8 +109,8 @@ def test_bounds_are_those_of_clopper_and_pearson():
     yes, no = np.repeat([1.0, 0.0], [8, 2]), np.repeat([1.0, 0.0], [1, 9])
     (least,), (most,) = guesses.rates_of(yes, no, np.array([0.5]), 0.025)
     np.testing.assert_allclose([least, most], [0.4439, 0.4450], atol=1e-4)
-    np.testing.assert_allclose(guesses.bounds_of(0.8, 0.2, 0.1), np.log(0.7 / 0.2))
-    assert guesses.bounds_of(0.1, 0.2, 0.1) == 0
+    np.testing.assert_allclose(guesses.bounds_of((0.8, 0.2), 0.1), np.log(0.7 / 0.2))
+    assert guesses.bounds_of((0.1, 0.2), 0.1) == 0
     least, most = guesses.rates_of(yes, no, np.array([-1.0, 2.0]), 0.025)
     assert most[0] == 1 and least[1] == 0  # all and no guesses
 
@@ -122,7 +122,7 @@ def test_the_attack_is_not_judged_by_the_runs_that_it_learned():
     found = guesses.attacked([pair], (0.01,), (0.0,), 0.95)
     assert found.holds and found.lower[0] == 0
     learned = guesses.rates_of(found.present[:200], found.absent[:200], np.zeros(1), 0.025)
-    assert guesses.bounds_of(*learned, 0.01) > 0.9  # a false alarm
+    assert guesses.bounds_of(learned, 0.01) > 0.9  # a false alarm
 
 
 @pytest.mark.parametrize(
