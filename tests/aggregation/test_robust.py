@@ -331,3 +331,10 @@ def test_self_clip_sees_small_distances_of_large_models():
     np.fill_diagonal(wanted, 0)
     np.fill_diagonal(wanted, 1 - wanted.sum(1))
     np.testing.assert_allclose(clipped, wanted, rtol=2e-3)
+
+
+@pytest.mark.parametrize(("members", "wanted"), [(4, 3.0), (3, 2.0)])
+def test_coordinate_median_of_an_even_and_an_odd_number(members, wanted):
+    values = jnp.asarray([[4.0], [1.0], [2.0], [9.0], [7.0]])
+    found = robust.coordinate_median(values, jnp.arange(5) < members)
+    np.testing.assert_allclose(found, [wanted])
