@@ -23,10 +23,7 @@ class KeptAverage(core.Algorithm):
       keep: 0 is FedAvg, 1 is local training.
     """
 
-    keep: float = 0.5  # traced: swept inside one program
-
-    def validate(self):
-        core.require(0 <= self.keep <= 1, "keep", self.keep, "in [0, 1]")
+    keep: float = core.number(default=0.5, allowed="in [0, 1]")  # traced: swept inside one program
 
     def init(self, ctx):
         return State(ctx.replicate(ctx.initial_model()))

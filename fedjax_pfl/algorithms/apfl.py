@@ -59,15 +59,12 @@ class Apfl(fedavg.Weighted):
       weighting: the server's mean by "size", or "uniform" (the published code).
     """
 
-    alpha: float = 0.5
+    alpha: float = core.number(default=0.5, allowed="in [0, 1]")
     adapt_alpha: Literal["first_step", "first_epoch", "every_step", "never"] = core.static(
         default="first_step"
     )
     form: Literal["parameters", "logits"] = core.static(default="parameters")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
 
     def gradients_per_batch(self):
         return 3 if self.form == "logits" and self.adapt_alpha != "never" else 2

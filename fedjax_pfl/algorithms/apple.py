@@ -50,19 +50,12 @@ class Apple(core.Algorithm):
     depends_on_num_rounds = True  # the penalty's schedule
     row_stochastic = False  # relations are free real numbers (section 3.2)
 
-    relation_rate: float = 1e-3
-    mu: float = 0.1
-    penalty_share: float = 0.1
+    relation_rate: float = core.number(default=1e-3, allowed="at least 0")
+    mu: float = core.number(default=0.1, allowed="at least 0")
+    penalty_share: float = core.number(default=0.1, allowed="in [0, 1]")
     penalty_schedule: Literal["exponential", "cosine"] = core.static(default="exponential")
-    relation_momentum: float = 0.9
+    relation_momentum: float = core.number(default=0.9, allowed="in [0, 1)")
     initial: Literal["independent", "common"] = core.static(default="common")
-
-    def validate(self):
-        core.require(self.relation_rate >= 0, "relation_rate", self.relation_rate, "at least 0")
-        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
-        share, momentum = self.penalty_share, self.relation_momentum
-        core.require(0 <= share <= 1, "penalty_share", share, "in [0, 1]")
-        core.require(0 <= momentum < 1, "relation_momentum", momentum, "at least 0 and below 1")
 
     def check(self, federation):
         if not any(federation.plan.shared):

@@ -172,16 +172,13 @@ class FedAsync(FedAvgAsync):
     row_stochastic = False  # the rest of a row is the weight of the server's own model
 
     mode: Literal["plga", "original"] = core.static(default="plga")
-    alpha: float = 0.8
+    alpha: float = core.number(default=0.8, allowed="in [0, 1]")
     decay: Literal["poly", "hinge", "constant"] = core.static(default="poly")
-    decay_rate: float = 0.5
-    decay_start: float = 4.0
-    proximal_weight: float = 0.0
+    decay_rate: float = core.number(default=0.5, allowed="at least 0")
+    decay_start: float = core.number(default=4.0, allowed="at least 0")
+    proximal_weight: float = core.number(default=0.0, allowed="at least 0")
 
     def validate(self):
-        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
-        for name in ("decay_rate", "decay_start", "proximal_weight"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         if self.mode == "plga":
             options = (self.decay, self.decay_rate, self.decay_start)
             as_is = ("poly", 0.5, 4.0)

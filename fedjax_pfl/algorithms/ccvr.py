@@ -47,13 +47,9 @@ class CCVR(fedavg.FedAvg):
     uploads_counts = True
     unprotected = ("the features of its classes",)
 
-    per_class: int = core.static(default=2000)
-    epochs: int = core.static(default=10)
+    per_class: int = core.static(default=2000, allowed="at least 1")
+    epochs: int = core.static(default=10, allowed="at least 0")
     every: bool = False
-
-    def validate(self):
-        core.require(self.per_class >= 1, "per_class", self.per_class, "at least 1")
-        core.require(self.epochs >= 0, "epochs", self.epochs, "at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

@@ -107,10 +107,10 @@ class Cfl(core.Algorithm):
     batch_norm = "shared"
     robust = "mean"  # of each cluster
 
-    mean_below: float = 0.4
-    largest_above: float = 1.6
-    first_split: int = 20
-    max_clusters: int = core.static(default=10)
+    mean_below: float = core.number(default=0.4, allowed="at least 0")
+    largest_above: float = core.number(default=1.6, allowed="at least 0")
+    first_split: int = core.number(default=20, allowed="at least 0")
+    max_clusters: int = core.static(default=10, allowed="at least 1")
     linkage: Literal["complete", "single"] = core.static(default="complete")
     gamma_max: float = -1.0
     best_of_tree: bool = core.static(default=False)
@@ -124,9 +124,6 @@ class Cfl(core.Algorithm):
         return self.best_of_tree
 
     def validate(self):
-        for name in ("mean_below", "largest_above", "first_split"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        core.require(self.max_clusters >= 1, "max_clusters", self.max_clusters, "at least 1")
         valid = self.gamma_max == -1 or self.gamma_max >= 0
         core.require(valid, "gamma_max", self.gamma_max, "at least 0, or -1 for no test")
 

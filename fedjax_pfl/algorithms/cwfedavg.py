@@ -53,7 +53,7 @@ class CwFedAvg(core.Algorithm):
     absent_kept = False  # every client is re-initialized in each round
     needs_classes = True
 
-    wdr_weight: float = 10.0
+    wdr_weight: float = core.number(default=10.0, allowed="at least 0")
     shares: Literal["norms", "labels"] = core.static(default="norms")
     score_class_models: bool = core.static(default=False)
 
@@ -64,9 +64,6 @@ class CwFedAvg(core.Algorithm):
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def unprotected(self) -> tuple[str, ...]:
         return ("the class counts of its regularizer",) if self.wdr_weight else ()
-
-    def validate(self):
-        core.require(self.wdr_weight >= 0, "wdr_weight", self.wdr_weight, "at least 0")
 
     def check(self, federation):
         if self.wdr_weight != 0 and isinstance(

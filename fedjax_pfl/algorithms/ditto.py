@@ -40,18 +40,12 @@ class Ditto(OwnModels):
 
     reuses_keys = True  # with batches=shared
 
-    proximal_weight: float = 1.0
-    personal_epochs: int = core.static(default=0)
+    proximal_weight: float = core.number(default=1.0, allowed="at least 0")
+    personal_epochs: int = core.static(default=0, allowed="at least 0")
     batches: Literal["own", "shared"] = core.static(default="own")
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
-        core.require(
-            self.personal_epochs >= 0, "personal_epochs", self.personal_epochs, "at least 0"
-        )
         own = self.batches == "own" or not self.personal_epochs
         allowed = "0 with batches=shared, which serve both models"
         core.require(own, "personal_epochs", self.personal_epochs, allowed)

@@ -51,11 +51,11 @@ class FedALA(fedavg.FedAvg):
 
     unprotected = ("the element-wise weights of adaptation",)
 
-    weight_rate: float = 1.0
-    layers: int = core.static(default=1)
-    percent: int = core.static(default=80)
-    threshold: float = 0.1
-    max_passes: int = core.static(default=30)
+    weight_rate: float = core.number(default=1.0, allowed="at least 0")
+    layers: int = core.static(default=1, allowed="at least 1")
+    percent: int = core.static(default=80, allowed="in [1, 100]")
+    threshold: float = core.number(default=0.1, allowed="at least 0")
+    max_passes: int = core.static(default=30, allowed="at least 1")
     participants: Literal["all", "sampled"] = core.static(default="all")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
@@ -67,13 +67,6 @@ class FedALA(fedavg.FedAvg):
         return self.participants == "sampled"
 
     absent_idle = absent_kept  # pyright: ignore[reportAssignmentType]
-
-    def validate(self):
-        core.require(self.weight_rate >= 0, "weight_rate", self.weight_rate, "at least 0")
-        core.require(self.layers >= 1, "layers", self.layers, "at least 1")
-        core.require(1 <= self.percent <= 100, "percent", self.percent, "in 1..100")
-        core.require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
-        core.require(self.max_passes >= 1, "max_passes", self.max_passes, "at least 1")
 
     def check(self, federation):
         self.check_whole_models(federation)

@@ -34,11 +34,6 @@ class Attentive(core.Algorithm):
     proximal_weight: float
     start: Literal["own", "cloud"]
 
-    def validate(self):
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
-
     def check(self, federation):
         if not any(federation.plan.shared):
             raise core.InputError(f"{self.name} mixes what clients share, and share is 'none'.")
@@ -120,15 +115,10 @@ class FedAMP(Attentive):
       start: where local training begins, at the client's "own" w_i, or at the "cloud" model u_i.
     """
 
-    sigma: float = 1.0
-    alpha: float = 0.0
-    proximal_weight: float = 0.1
+    sigma: float = core.number(default=1.0, allowed="above 0")
+    alpha: float = core.number(default=0.0, allowed="at least 0")
+    proximal_weight: float = core.number(default=0.1, allowed="at least 0")
     start: Literal["own", "cloud"] = core.static(default="own")
-
-    def validate(self):
-        super().validate()
-        core.require(self.sigma > 0, "sigma", self.sigma, "above 0")
-        core.require(self.alpha >= 0, "alpha", self.alpha, "at least 0 (0: sigma / (N - 1))")
 
     def check(self, federation):
         super().check(federation)
@@ -175,14 +165,13 @@ class HeurFedAMP(Attentive):
       self_weight: xi_ii; -1 is 1/N.
     """
 
-    sigma: float = 1.0
-    proximal_weight: float = 0.1
+    sigma: float = core.number(default=1.0, allowed="at least 0")
+    proximal_weight: float = core.number(default=0.1, allowed="at least 0")
     start: Literal["own", "cloud"] = core.static(default="cloud")
     self_weight: float = -1.0
 
     def validate(self):
         super().validate()
-        core.require(self.sigma >= 0, "sigma", self.sigma, "at least 0")
         known = self.self_weight == -1 or 0 <= self.self_weight <= 1
         core.require(known, "self_weight", self.self_weight, "in 0..1, or -1 for 1/N")
 

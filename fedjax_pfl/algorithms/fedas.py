@@ -42,14 +42,9 @@ class FedAS(core.Algorithm):
     uploads_per_round = 2
     unprotected = ("the mean features of its classes", "the Fisher information of its model")
 
-    align_epochs: int = core.static(default=1)
-    align_rate: float = 0.01
-    align_batch: int = core.static(default=16)
-
-    def validate(self):
-        core.require(self.align_epochs >= 0, "align_epochs", self.align_epochs, "at least 0")
-        core.require(self.align_rate > 0, "align_rate", self.align_rate, "above 0")
-        core.require(self.align_batch >= 1, "align_batch", self.align_batch, "at least 1")
+    align_epochs: int = core.static(default=1, allowed="at least 0")
+    align_rate: float = core.number(default=0.01, allowed="above 0")
+    align_batch: int = core.static(default=16, allowed="at least 1")
 
     def check(self, federation):
         self.check_features(federation)

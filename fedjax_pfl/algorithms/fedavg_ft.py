@@ -23,21 +23,12 @@ class FedAvgFineTuned(FedAvg):
         that keeps the copy v near the server's model w.
     """
 
-    fine_tune_epochs: int = core.static(default=1)
+    fine_tune_epochs: int = core.static(default=1, allowed="at least 0")
     final_only: bool = core.static(default=False)
-    fine_tune_proximal_weight: float = 0.0
+    fine_tune_proximal_weight: float = core.number(default=0.0, allowed="at least 0")
 
     def validate(self):
         super().validate()
-        core.require(
-            self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
-        )
-        core.require(
-            self.fine_tune_proximal_weight >= 0,
-            "fine_tune_proximal_weight",
-            self.fine_tune_proximal_weight,
-            "at least 0",
-        )
         core.require(
             self.final_only or self.fine_tune_proximal_weight == 0,
             "fine_tune_proximal_weight",

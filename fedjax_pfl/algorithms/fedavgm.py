@@ -23,15 +23,9 @@ class FedAvgM(FedAvg):
       server_rate: eta_s.
     """
 
-    server_momentum: float = 0.9
+    server_momentum: float = core.number(default=0.9, allowed="in [0, 1)")
     nesterov: bool = core.static(default=True)
-    server_rate: float = 1.0
-
-    def validate(self):
-        core.require(
-            0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)"
-        )
-        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+    server_rate: float = core.number(default=1.0, allowed="above 0")
 
     def server_optimizer(self):
         return optax.sgd(self.server_rate, self.server_momentum, self.nesterov)

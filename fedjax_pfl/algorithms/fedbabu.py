@@ -29,18 +29,10 @@ class FedBabu(PartlyShared):
     share = "body"
 
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-    fine_tune_epochs: int = core.static(default=5)
-    fine_tune_rate: float = 1e-3
-    fine_tune_momentum: float = core.static(default=0.9)
+    fine_tune_epochs: int = core.static(default=5, allowed="at least 0")
+    fine_tune_rate: float = core.number(default=1e-3, allowed="above 0")
+    fine_tune_momentum: float = core.static(default=0.9, allowed="in [0, 1)")
     part: Literal["full", "head", "body"] = core.static(default="full")
-
-    def validate(self):
-        core.require(
-            self.fine_tune_epochs >= 0, "fine_tune_epochs", self.fine_tune_epochs, "at least 0"
-        )
-        core.require(self.fine_tune_rate > 0, "fine_tune_rate", self.fine_tune_rate, "above 0")
-        momentum = self.fine_tune_momentum
-        core.require(0 <= momentum < 1, "fine_tune_momentum", momentum, "in [0, 1)")
 
     def prepare(self, federation):
         if len(federation.plan.layers) == 1:

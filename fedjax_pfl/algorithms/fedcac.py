@@ -39,12 +39,8 @@ class FedCAC(core.Algorithm):
         parameters are trained locally.
     """
 
-    tau: float = 0.5
-    beta: float = 100.0
-
-    def validate(self):
-        core.require(0 <= self.tau <= 1, "tau", self.tau, "in [0, 1]")
-        core.require(self.beta > 0, "beta", self.beta, "above 0")
+    tau: float = core.number(default=0.5, allowed="in [0, 1]")
+    beta: float = core.number(default=100.0, allowed="above 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):

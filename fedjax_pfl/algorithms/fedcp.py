@@ -84,10 +84,7 @@ class FedCP(fedavg.FedAvg):
 
     unprotected = ("the discrepancy of a minibatch's features",)
 
-    weight: float = 5.0
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
+    weight: float = core.number(default=5.0, allowed="at least 0")
 
     def prepare(self, federation):
         width = federation.num_features

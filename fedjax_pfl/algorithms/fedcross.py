@@ -35,13 +35,9 @@ class FedCross(core.Algorithm):
     batch_norm = "shared"
     robust = "matrix"
 
-    alpha: float = 0.99
+    alpha: float = core.number(default=0.99, allowed="in [0, 1]")
     partner: Literal["in_order", "highest", "lowest"] = core.static(default="lowest")
-    warmup_rounds: int = 0
-
-    def validate(self):
-        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
-        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
+    warmup_rounds: int = core.number(default=0, allowed="at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

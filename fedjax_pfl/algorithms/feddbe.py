@@ -57,12 +57,8 @@ class FedDBE(fedavg.FedAvg):
     uploads_per_round = 2
     unprotected = ("the mean features of its minibatches",)
 
-    kappa: float = 50.0
-    mu: float = 1.0
-
-    def validate(self):
-        core.require(self.kappa >= 0, "kappa", self.kappa, "at least 0")
-        core.require(0 < self.mu <= 1, "mu", self.mu, "in (0, 1]")
+    kappa: float = core.number(default=50.0, allowed="at least 0")
+    mu: float = core.number(default=1.0, allowed="in (0, 1]")
 
     def prepare(self, federation):
         width = federation.num_features

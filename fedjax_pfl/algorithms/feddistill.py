@@ -67,10 +67,7 @@ class FedDistill(core.Algorithm):
     uploads_models = False
     unprotected = ("the mean predictions of its classes",)
 
-    weight: float = 1.0
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
+    weight: float = core.number(default=1.0, allowed="at least 0")
 
     def remarks(self, federation):
         off = ["weight is 0: trained locally"] if not self.weight else []

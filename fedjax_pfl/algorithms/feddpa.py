@@ -108,16 +108,11 @@ class FedDPA(fedavg.Weighted):
 
     models_read_samples = True
 
-    local_weight: float = 0.5
-    max_weight: float = 0.5
+    local_weight: float = core.number(default=0.5, allowed="in [0, 1]")
+    max_weight: float = core.number(default=0.5, allowed="in [0, 1]")
     prediction_weights: Literal["instance", "fixed"] = core.static(default="instance")
-    instances: int = core.static(default=5)
+    instances: int = core.static(default=5, allowed="at least 1")
     weighting: Literal["uniform", "size"] = core.static(default="uniform")
-
-    def validate(self):
-        core.require(0 <= self.local_weight <= 1, "local_weight", self.local_weight, "in [0, 1]")
-        core.require(0 <= self.max_weight <= 1, "max_weight", self.max_weight, "in [0, 1]")
-        core.require(self.instances >= 1, "instances", self.instances, "at least 1")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def unprotected(self) -> tuple[str, ...]:

@@ -45,21 +45,14 @@ class FedDWA(core.Algorithm):
 
     robust = "matrix"
 
-    top_k: int = 5
+    top_k: int = core.number(default=5, allowed="at least 1")
     guidance: Guidance = core.static(default="epochs")
-    guidance_epochs: int | None = core.static(default=None)
+    guidance_epochs: int | None = core.static(default=None, allowed="at least 1")
     score_guidance: bool = core.static(default=False)
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:
         return 2 if self.guidance in ADAPTED else 1
-
-    def validate(self):
-        core.require(self.top_k >= 1, "top_k", self.top_k, "at least 1")
-        epochs = self.guidance_epochs
-        core.require(
-            epochs is None or epochs >= 1, "guidance_epochs", epochs, "at least 1, or None"
-        )
 
     def check(self, federation):
         if not any(federation.plan.shared):

@@ -55,12 +55,9 @@ class FedDyn(fedavg.FedAvg):
         initial model for clients that have not trained yet. The state then holds these models.
     """
 
-    alpha: float = 0.01
+    alpha: float = core.number(default=0.01, allowed="above 0")
     scaling: Literal["equal", "size"] = core.static(default="equal")
     score_last: bool = core.static(default=False)
-
-    def validate(self):
-        core.require(self.alpha > 0, "alpha", self.alpha, "above 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

@@ -90,13 +90,8 @@ class FedEM(fedavg.FedAvg):
 
     unprotected = ("mixture weights",)
 
-    learners: int = core.static(default=3)
-    new_client_passes: int = core.static(default=1)
-
-    def validate(self):
-        core.require(self.learners >= 1, "learners", self.learners, "at least 1")
-        known = self.new_client_passes
-        core.require(known >= 1, "new_client_passes", known, "at least 1")
+    learners: int = core.static(default=3, allowed="at least 1")
+    new_client_passes: int = core.static(default=1, allowed="at least 1")
 
     def check(self, federation):
         check_passes(self.name, federation, self.learners)

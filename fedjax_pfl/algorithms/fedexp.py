@@ -40,12 +40,9 @@ class FedExP(fedavg.Weighted):
     sees = "models"  # of which it needs two sums, p_i d_i and p_i |d_i|^2
     robust = "nothing"  # eta_g would remain of plain sums
 
-    epsilon: float = 1e-3
+    epsilon: float = core.number(default=1e-3, allowed="at least 0")
     average_last: bool = core.static(default=True)
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(self.epsilon >= 0, "epsilon", self.epsilon, "at least 0")
 
     def init(self, ctx):
         start = super().init(ctx)

@@ -54,18 +54,12 @@ class FedFomo(core.Algorithm):
     needs_validation = True
     also_sent = ("which models it downloads",)
 
-    downloads: int = core.static(default=4)
-    exploration: float = 0.3
-    exploration_decay: float = 0.05
+    downloads: int = core.static(default=4, allowed="at least 0")
+    exploration: float = core.number(default=0.3, allowed="in [0, 1]")
+    exploration_decay: float = core.number(default=0.05, allowed="at least 0")
     norm: Literal["l2", "l1"] = core.static(default="l2")
     affinity: Literal["normalized", "raw"] = core.static(default="normalized")
     fallback: Literal["trained", "start"] = core.static(default="trained")
-
-    def validate(self):
-        core.require(self.downloads >= 0, "downloads", self.downloads, "at least 0")
-        core.require(0 <= self.exploration <= 1, "exploration", self.exploration, "in 0..1")
-        decay = self.exploration_decay
-        core.require(decay >= 0, "exploration_decay", decay, "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):

@@ -51,10 +51,7 @@ class FedGC(core.Algorithm):
     absent_kept = False  # the server corrects all heads
     also_sent = ("the classes that it has",)
 
-    weight: float = 1.0
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
+    weight: float = core.number(default=1.0, allowed="at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

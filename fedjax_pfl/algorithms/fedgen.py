@@ -54,21 +54,12 @@ class FedGen(fedavg.FedAvg):
     sees = "models"
     also_sent = ("class counts",)
 
-    weight: float = 1.0
-    generator_rate: float = 3e-4
-    generator_steps: int = core.static(default=50)
-    generator_batch: int = core.static(default=32)
-    noise_width: int = core.static(default=32)
-    hidden_width: int = core.static(default=256)
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
-        core.require(self.generator_rate >= 0, "generator_rate", self.generator_rate, "at least 0")
-        for name in ("generator_steps", "noise_width", "hidden_width"):
-            core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        core.require(
-            self.generator_batch >= 2, "generator_batch", self.generator_batch, "at least 2"
-        )
+    weight: float = core.number(default=1.0, allowed="at least 0")
+    generator_rate: float = core.number(default=3e-4, allowed="at least 0")
+    generator_steps: int = core.static(default=50, allowed="at least 1")
+    generator_batch: int = core.static(default=32, allowed="at least 2")
+    noise_width: int = core.static(default=32, allowed="at least 1")
+    hidden_width: int = core.static(default=256, allowed="at least 1")
 
     def check(self, federation):
         super().check(federation)

@@ -39,14 +39,9 @@ class FedGH(core.Algorithm):
     uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
-    server_rate: float = 0.01
-    server_epochs: int = core.static(default=1)
-    server_batch: int = core.static(default=1)
-
-    def validate(self):
-        core.require(self.server_rate >= 0, "server_rate", self.server_rate, "at least 0")
-        core.require(self.server_epochs >= 1, "server_epochs", self.server_epochs, "at least 1")
-        core.require(self.server_batch >= 1, "server_batch", self.server_batch, "at least 1")
+    server_rate: float = core.number(default=0.01, allowed="at least 0")
+    server_epochs: int = core.static(default=1, allowed="at least 1")
+    server_batch: int = core.static(default=1, allowed="at least 1")
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)

@@ -71,13 +71,9 @@ class FedKD(MutualDistillation):
     uploads_models = False
     unprotected = ("the map between features",)
 
-    first_energy: float = 0.95
-    last_energy: float = 0.98
+    first_energy: float = core.number(default=0.95, allowed="in (0, 1]")
+    last_energy: float = core.number(default=0.98, allowed="in (0, 1]")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-
-    def validate(self):
-        for name in ("first_energy", "last_energy"):
-            core.require(0 < getattr(self, name) <= 1, name, getattr(self, name), "in (0, 1]")
 
     def check(self, federation):
         self.check_features(federation)

@@ -29,11 +29,8 @@ class FedLC(CountedLoss):
         paper's equation, whose loss is not bounded below.
     """
 
-    tau: float = 1.0
+    tau: float = core.number(default=1.0, allowed="at least 0")
     denominator: Literal["all", "others"] = core.static(default="all")
-
-    def validate(self):
-        core.require(self.tau >= 0, "tau", self.tau, "at least 0")
 
     def remarks(self, federation):
         plain = not self.tau and self.denominator == "all"

@@ -30,13 +30,9 @@ class FedNTD(Weighted):
 
     needs_classes = True
 
-    beta: float = 1.0
-    tau: float = 1.0
+    beta: float = core.number(default=1.0, allowed="at least 0")
+    tau: float = core.number(default=1.0, allowed="above 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(self.beta >= 0, "beta", self.beta, "at least 0")
-        core.require(self.tau > 0, "tau", self.tau, "above 0")
 
     def check(self, federation):
         check_passes(self.name, federation, networks=1)

@@ -34,17 +34,11 @@ class FedOpt(Weighted):
     or inside it, and Yogi initializes both moments differently.
     """
 
-    server_rate: float = 0.01
-    b1: float = 0.9
-    tau: float = 1e-3
-    v0: float = 1.0
+    server_rate: float = core.number(default=0.01, allowed="above 0")
+    b1: float = core.number(default=0.9, allowed="in [0, 1)")
+    tau: float = core.number(default=1e-3, allowed="above 0")
+    v0: float = core.number(default=1.0, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
-        core.require(0 <= self.b1 < 1, "b1", self.b1, "in [0, 1)")
-        core.require(self.tau > 0, "tau", self.tau, "above 0")
-        core.require(self.v0 >= 0, "v0", self.v0, "at least 0")
 
     def server_optimizer(self):
         def init(params):
@@ -106,12 +100,8 @@ class FedAdam(FedOpt):
       weighting: p_i by "size", or "uniform".
     """
 
-    b2: float = 0.99
+    b2: float = core.number(default=0.99, allowed="in [0, 1)")
     bias_correction: bool = core.static(default=False)
-
-    def validate(self):
-        super().validate()
-        core.require(0 <= self.b2 < 1, "b2", self.b2, "in [0, 1)")
 
     def second_moment(self, v, square):
         return self.b2 * v + (1 - self.b2) * square

@@ -69,16 +69,10 @@ class FedPac(core.Algorithm):
     uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
-    weight: float = 1.0
-    head_epochs: int = core.static(default=1)
-    head_rate: float = 0.1
-    cutoff: float = 1e-3
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
-        core.require(self.head_epochs >= 0, "head_epochs", self.head_epochs, "at least 0")
-        core.require(self.head_rate > 0, "head_rate", self.head_rate, "above 0")
-        core.require(0 <= self.cutoff < 1, "cutoff", self.cutoff, "in [0, 1)")
+    weight: float = core.number(default=1.0, allowed="at least 0")
+    head_epochs: int = core.static(default=1, allowed="at least 0")
+    head_rate: float = core.number(default=0.1, allowed="above 0")
+    cutoff: float = core.number(default=1e-3, allowed="in [0, 1)")
 
     def check(self, federation):
         self.check_whole_models(federation)

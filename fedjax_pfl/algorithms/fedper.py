@@ -33,16 +33,11 @@ class FedPer(PartlyShared):
       weighting: p_i by "size" (the paper), or "uniform".
     """
 
-    personal_layers: int = core.static(default=1)
+    personal_layers: int = core.static(default=1, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def sharing(self):
         return core.SharedLayers(last=self.personal_layers, others=True)
-
-    def validate(self):
-        core.require(
-            self.personal_layers >= 0, "personal_layers", self.personal_layers, "at least 0"
-        )
 
     def check(self, federation):
         super().check(federation)

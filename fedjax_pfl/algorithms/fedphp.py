@@ -43,13 +43,9 @@ class FedPHP(fedavg.FedAvg):
 
     depends_on_num_rounds = True
 
-    weight: float = 0.1
+    weight: float = core.number(default=0.1, allowed="in [0, 1]")
     regularizer: Literal["mmd", "distillation"] = core.static(default="mmd")
-    inheritance: float = 0.9
-
-    def validate(self):
-        core.require(0 <= self.weight <= 1, "weight", self.weight, "in [0, 1]")
-        core.require(0 <= self.inheritance <= 1, "inheritance", self.inheritance, "in [0, 1]")
+    inheritance: float = core.number(default=0.9, allowed="in [0, 1]")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def needs_classes(self) -> bool:

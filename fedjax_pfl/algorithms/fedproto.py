@@ -63,15 +63,12 @@ class FedProto(core.Algorithm):
     uploads_counts = True
     unprotected = ("the mean features of its classes",)
 
-    weight: float = 1.0
+    weight: float = core.number(default=1.0, allowed="at least 0")
     distance: Literal["matched", "batch", "class_means"] = core.static(default="matched")
     feature_means: Literal["after", "last_epoch"] = core.static(default="after")
     weighting: Literal["size", "uniform"] = core.static(default="size")
     drop_missing: bool = core.static(default=False)
     eligible: Literal["own", "all"] = core.static(default="all")
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
 
     def check(self, federation):
         count, width = federation.data.num_classes, federation.num_features

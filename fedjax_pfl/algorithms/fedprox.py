@@ -24,15 +24,8 @@ class FedProx(FedAvg):
         1, ..., E - 1 instead of E, and is averaged like the others.
     """
 
-    proximal_weight: float = 1.0
-    slow_fraction: float = core.static(default=0.0)
-
-    def validate(self):
-        super().validate()
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
-        core.require(0 <= self.slow_fraction <= 1, "slow_fraction", self.slow_fraction, "in [0, 1]")
+    proximal_weight: float = core.number(default=1.0, allowed="at least 0")
+    slow_fraction: float = core.static(default=0.0, allowed="in [0, 1]")
 
     def check(self, federation):
         schedule = federation.schedule

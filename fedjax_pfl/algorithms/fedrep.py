@@ -33,13 +33,9 @@ class FedRep(PartlyShared):
 
     share = "body"
 
-    head_epochs: int = core.static(default=10)
+    head_epochs: int = core.static(default=10, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-    final_head_epochs: int = core.static(default=0)
-
-    def validate(self):
-        for name in ("head_epochs", "final_head_epochs"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+    final_head_epochs: int = core.static(default=0, allowed="at least 0")
 
     def check(self, federation):
         super().check(federation)

@@ -39,13 +39,8 @@ class FedRod(fedavg.FedAvg):
     needs_classes = True  # of the balanced softmax
     unprotected = ("the class counts of its loss",)
 
-    personal_weight: float = 1.0
+    personal_weight: float = core.number(default=1.0, allowed="at least 0")
     score_trained: bool = core.static(default=False)
-
-    def validate(self):
-        core.require(
-            self.personal_weight >= 0, "personal_weight", self.personal_weight, "at least 0"
-        )
 
     def prepare(self, federation):
         return super().prepare(federation.with_personal_head())

@@ -26,11 +26,8 @@ class FedRS(CountedLoss):
         paper).
     """
 
-    alpha: float = 0.5
+    alpha: float = core.number(default=0.5, allowed="in [0, 1]")
     factors: Literal["shares", "missing"] = core.static(default="shares")
-
-    def validate(self):
-        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
 
     def remarks(self, federation):
         return [

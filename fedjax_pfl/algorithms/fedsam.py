@@ -43,16 +43,11 @@ class FedSAM(fedavg.FedAvg):
       beta: weight of the client's own gradient; only with `global_momentum`.
     """
 
-    rho: float = 0.1
+    rho: float = core.number(default=0.1, allowed="at least 0")
     adaptive: bool = core.static(default=False)
-    eta: float = 0.2
+    eta: float = core.number(default=0.2, allowed="at least 0")
     global_momentum: bool = core.static(default=False)
-    beta: float = 0.1
-
-    def validate(self):
-        core.require(self.rho >= 0, "rho", self.rho, "at least 0")
-        core.require(self.eta >= 0, "eta", self.eta, "at least 0")
-        core.require(0 < self.beta <= 1, "beta", self.beta, "in (0, 1]")
+    beta: float = core.number(default=0.1, allowed="in (0, 1]")
 
     def check(self, federation):
         if not self.global_momentum:

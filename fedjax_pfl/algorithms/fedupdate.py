@@ -32,13 +32,8 @@ class FedUpdate(core.Algorithm):
     batch_norm = "shared"
     sees = "sums"
 
-    fine_tune_steps: int = core.static(default=1)
+    fine_tune_steps: int = core.static(default=1, allowed="at least 0")
     discard_fine_tuned: bool = core.static(default=False)
-
-    def validate(self):
-        core.require(
-            self.fine_tune_steps >= 0, "fine_tune_steps", self.fine_tune_steps, "at least 0"
-        )
 
     def schedules(self, federation):
         return federation.schedule, replace(federation.schedule, steps=self.fine_tune_steps)

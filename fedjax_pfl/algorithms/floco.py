@@ -79,16 +79,9 @@ class Floco(fedavg.FedAvg):
     sees = "models"
     uploads_per_round = 2
 
-    corners: int = core.static(default=10)
-    warmup_fraction: float = 0.5
-    rho: float = 0.1
-
-    def validate(self):
-        core.require(self.corners >= 1, "corners", self.corners, "at least 1")
-        core.require(
-            0 <= self.warmup_fraction <= 1, "warmup_fraction", self.warmup_fraction, "in [0, 1]"
-        )
-        core.require(self.rho >= 0, "rho", self.rho, "at least 0")
+    corners: int = core.static(default=10, allowed="at least 1")
+    warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")
+    rho: float = core.number(default=0.1, allowed="at least 0")
 
     def prepare(self, federation):
         simplex = federation.with_network(lambda task: Simplex.around(task, self.corners), (POINT,))

@@ -35,13 +35,9 @@ class FML(MutualDistillation):
 
     needs_classes = True
 
-    alpha: float = 0.5
-    beta: float = 0.5
+    alpha: float = core.number(default=0.5, allowed="in [0, 1]")
+    beta: float = core.number(default=0.5, allowed="in [0, 1]")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(0 <= self.alpha <= 1, "alpha", self.alpha, "in [0, 1]")
-        core.require(0 <= self.beta <= 1, "beta", self.beta, "in [0, 1]")
 
     def remarks(self, federation):
         notes = "alpha is 1: what is scored was trained locally"

@@ -77,12 +77,8 @@ class GPFL(fedavg.FedAvg):
     needs_classes = True
     unprotected = ("the class shares of its condition",)
 
-    weight: float = 0.01
-    module_decay: float = 0.1
-
-    def validate(self):
-        core.require(self.weight >= 0, "weight", self.weight, "at least 0")
-        core.require(self.module_decay >= 0, "module_decay", self.module_decay, "at least 0")
+    weight: float = core.number(default=0.01, allowed="at least 0")
+    module_decay: float = core.number(default=0.1, allowed="at least 0")
 
     def prepare(self, federation):
         size = federation.num_features, federation.data.num_classes

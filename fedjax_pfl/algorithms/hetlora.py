@@ -51,15 +51,10 @@ class HetLoRA(fedavg.FedAvg):
     robust = "mean"
     takes_ranks = True
 
-    gamma: float = 0.99
-    tail_weight: float = 0.01
-    min_rank: int = 1
+    gamma: float = core.number(default=0.99, allowed="in (0, 1]")
+    tail_weight: float = core.number(default=0.01, allowed="at least 0")
+    min_rank: int = core.number(default=1, allowed="at least 1")
     weighting: Literal["norm", "size"] = core.static(default="norm")
-
-    def validate(self):
-        core.require(0 < self.gamma <= 1, "gamma", self.gamma, "in (0, 1]")
-        core.require(self.tail_weight >= 0, "tail_weight", self.tail_weight, "at least 0")
-        core.require(self.min_rank >= 1, "min_rank", self.min_rank, "at least 1")
 
     def check(self, federation):
         check_both_shared(self.name, federation)

@@ -55,20 +55,16 @@ class Ifca(core.Algorithm):
     sees = "sums"
     also_sent = ("the choice of a cluster",)
 
-    clusters: int = core.static(default=2)
+    clusters: int = core.static(default=2, allowed="at least 1")
     averaging: Literal["models", "gradients"] = core.static(default="models")
     weighting: Literal["size", "uniform"] = core.static(default="size")
     initial: Literal["seeds", "balanced_redraw", "group_warmup"] = core.static(default="seeds")
-    warmup_rounds: int = 20
+    warmup_rounds: int = core.number(default=20, allowed="at least 0")
     scored_by: Literal["train", "test"] = core.static(default="train")
 
     @property
     def robust(self):
         return "mean" if self.averaging == "models" else "nothing"
-
-    def validate(self):
-        core.require(self.clusters >= 1, "clusters", self.clusters, "at least 1")
-        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

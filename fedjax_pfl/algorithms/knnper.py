@@ -73,15 +73,10 @@ class KnnPer(fedavg.FedAvg):
     models_read_samples = True
     unprotected = ("the samples that its model remembers",)
 
-    neighbours: int = core.static(default=7)
-    weight: float = 0.5
+    neighbours: int = core.static(default=7, allowed="at least 1")
+    weight: float = core.number(default=0.5, allowed="in [0, 1]")
     tuned: bool = core.static(default=False)
-    scale: float = 1.0
-
-    def validate(self):
-        core.require(self.neighbours >= 1, "neighbours", self.neighbours, "at least 1")
-        core.require(0 <= self.weight <= 1, "weight", self.weight, "in [0, 1]")
-        core.require(self.scale > 0, "scale", self.scale, "above 0")
+    scale: float = core.number(default=1.0, allowed="above 0")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def needs_validation(self) -> bool:

@@ -182,19 +182,15 @@ class L2C(core.Algorithm):
     needs_validation = True
     also_sent = ("whom it listens to",)
 
-    logit_rate: float = 0.01
-    prune_after: int = 10
-    neighbours: int = core.static(default=0)
+    logit_rate: float = core.number(default=0.01, allowed="at least 0")
+    prune_after: int = core.number(default=10, allowed="at least 0")
+    neighbours: int = core.static(default=0, allowed="at least 0")
     whole_pass: bool = core.static(default=False)
     weights: Literal["learned", "attention"] = core.static(default="learned")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:
         return 2 if self.weights == "attention" else 1
-
-    def validate(self):
-        for name in ("logit_rate", "prune_after", "neighbours"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     def check(self, federation):
         if not any(federation.plan.shared):

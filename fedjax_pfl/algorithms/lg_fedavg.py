@@ -38,10 +38,10 @@ class LgFedAvg(PartlyShared):
         code begins with a model of FedAvg; 0 begins with the common initial model.
     """
 
-    global_layers: int = core.static(default=1)
+    global_layers: int = core.static(default=1, allowed="at least 0")
     global_end: Literal["last", "first"] = core.static(default="last")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-    warmup_rounds: int = core.static(default=0)
+    warmup_rounds: int = core.static(default=0, allowed="at least 0")
 
     def sharing(self):
         return "all" if self.warmup_rounds else self.global_rule()
@@ -55,10 +55,6 @@ class LgFedAvg(PartlyShared):
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:
         return 2 if self.warmup_rounds else 1
-
-    def validate(self):
-        core.require(self.global_layers >= 0, "global_layers", self.global_layers, "at least 0")
-        core.require(self.warmup_rounds >= 0, "warmup_rounds", self.warmup_rounds, "at least 0")
 
     def check(self, federation):
         super().check(federation)

@@ -40,13 +40,9 @@ class Moon(fedavg.Weighted):
       weighting: of the average, by "size" (the paper), or "uniform".
     """
 
-    mu: float = 1.0
-    tau: float = 0.5
+    mu: float = core.number(default=1.0, allowed="at least 0")
+    tau: float = core.number(default=0.5, allowed="above 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(self.mu >= 0, "mu", self.mu, "at least 0")
-        core.require(self.tau > 0, "tau", self.tau, "above 0")
 
     def check(self, federation):
         self.check_features(federation)

@@ -29,13 +29,8 @@ class MrMtl(OwnModels):
       weighting: of the mean, by "size" (the authors' code), or "uniform".
     """
 
-    proximal_weight: float = 1.0
+    proximal_weight: float = core.number(default=1.0, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
 
     def remarks(self, federation):
         return [

@@ -46,15 +46,12 @@ class PerFedAvg(Weighted):
 
     variant: Literal["first_order", "hessian_free"] = core.static(default="first_order")
     product: Literal["exact", "differences"] = core.static(default="exact")
-    delta: float = 1e-3
-    inner_factor: float = 1.0
-    passes: int = core.static(default=2)
+    delta: float = core.number(default=1e-3, allowed="above 0")
+    inner_factor: float = core.number(default=1.0, allowed="at least 0")
+    passes: int = core.static(default=2, allowed="at least 1")
     weighting: Literal["size", "uniform"] = core.static(default="size")
 
     def validate(self):
-        core.require(self.delta > 0, "delta", self.delta, "above 0")
-        core.require(self.inner_factor >= 0, "inner_factor", self.inner_factor, "at least 0")
-        core.require(self.passes >= 1, "passes", self.passes, "at least 1")
         if self.variant == "first_order":
             core.require(self.product == "exact", "product", self.product, "'exact' in first order")
 

@@ -37,10 +37,7 @@ class PerFedAvgAsync(FedAvgAsync):
     reads = "others"
     row_stochastic = False  # the rest of a row is the weight of earlier uploads
 
-    local_updates: int = core.static(default=2)
-
-    def validate(self):
-        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+    local_updates: int = core.static(default=2, allowed="in [1, 10]")
 
     def gradients_per_batch(self):
         return self.local_updates

@@ -22,10 +22,7 @@ class PerFedAvgSpfl(FedAvg):
       local_updates: steps on each minibatch, each with its own gradient; 1 is FedAvg.
     """
 
-    local_updates: int = core.static(default=2)
-
-    def validate(self):
-        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
+    local_updates: int = core.static(default=2, allowed="in [1, 10]")
 
     def gradients_per_batch(self):
         return self.local_updates

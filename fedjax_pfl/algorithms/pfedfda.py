@@ -86,12 +86,8 @@ class PFedFda(fedavg.FedAvg):
     unprotected = ("the features of its classes",)
 
     single: bool = core.static(default=False)
-    min_samples: int = 3
-    epsilon: float = 1e-4
-
-    def validate(self):
-        core.require(self.min_samples >= 1, "min_samples", self.min_samples, "at least 1")
-        core.require(0 < self.epsilon <= 1, "epsilon", self.epsilon, "in (0, 1]")
+    min_samples: int = core.number(default=3, allowed="at least 1")
+    epsilon: float = core.number(default=1e-4, allowed="in (0, 1]")
 
     def check(self, federation):
         if not has_linear_head(federation):

@@ -65,29 +65,20 @@ class PFedHN(core.Algorithm):
 
     absent_kept = False  # momentum and decay move all embeddings
 
-    server_rate: float = 1e-2
-    embedding_rate: float = 1.0
-    server_momentum: float = 0.9
-    server_decay: float = 1e-3
-    server_clip: float = 50.0
-    clip: float = 50.0
-    embedding_size: int = core.static(default=0)
-    hidden_size: int = core.static(default=100)
-    depth: int = core.static(default=3)
+    server_rate: float = core.number(default=1e-2, allowed="at least 0")
+    embedding_rate: float = core.number(default=1.0, allowed="at least 0")
+    server_momentum: float = core.number(default=0.9, allowed="in [0, 1)")
+    server_decay: float = core.number(default=1e-3, allowed="at least 0")
+    server_clip: float = core.number(default=50.0, allowed="at least 0")
+    clip: float = core.number(default=50.0, allowed="at least 0")
+    embedding_size: int = core.static(default=0, allowed="at least 0")
+    hidden_size: int = core.static(default=100, allowed="at least 1")
+    depth: int = core.static(default=3, allowed="at least 0")
     form: Literal["sequential", "mean_vjp"] = core.static(default="sequential")
     local_head: bool = core.static(default=False)
 
     def sharing(self):
         return "body" if self.local_head else "all"
-
-    def validate(self):
-        numbers = ("server_rate", "embedding_rate", "server_decay", "server_clip", "clip")
-        for name in (*numbers, "embedding_size", "hidden_size", "depth"):
-            low = int(name == "hidden_size")
-            core.require(getattr(self, name) >= low, name, getattr(self, name), f"at least {low}")
-        core.require(
-            0 <= self.server_momentum < 1, "server_momentum", self.server_momentum, "in [0, 1)"
-        )
 
     def check(self, federation):
         plan = federation.plan

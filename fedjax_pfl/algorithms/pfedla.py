@@ -61,18 +61,12 @@ class PFedLA(core.Algorithm):
     reads = "others"
     robust = "matrix"
 
-    hypernetwork_rate: float = 1.0
+    hypernetwork_rate: float = core.number(default=1.0, allowed="at least 0")
     weighting: Literal["softmax", "relu_norm"] = core.static(default="softmax")
     grouping: Literal["blocks", "stages", "model"] = core.static(default="blocks")
     initial: Literal["common", "independent"] = core.static(default="common")
-    embedding_size: int = core.static(default=100)
-    hidden_size: int = core.static(default=100)
-
-    def validate(self):
-        rate = self.hypernetwork_rate
-        core.require(rate >= 0, "hypernetwork_rate", rate, "at least 0")
-        for name in ("embedding_size", "hidden_size"):
-            core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+    embedding_size: int = core.static(default=100, allowed="at least 1")
+    hidden_size: int = core.static(default=100, allowed="at least 1")
 
     def check(self, federation):
         if not any(federation.plan.shared):
@@ -182,11 +176,7 @@ class HeurPFedLA(PFedLA):
       retained: k, blocks each client keeps; ties go to the earlier block.
     """
 
-    retained: int = 1
-
-    def validate(self):
-        super().validate()
-        core.require(self.retained >= 0, "retained", self.retained, "at least 0")
+    retained: int = core.number(default=1, allowed="at least 0")
 
     def check(self, federation):
         super().check(federation)

@@ -55,11 +55,11 @@ class PFedMe(fedavg.Weighted):
         (Alg. 1 and the published code); "sampled", only the members train.
     """
 
-    proximal_weight: float = 15.0
-    inner_steps: int = core.static(default=5)
-    personal_rate: float = 0.05
-    server_rate: float = 1.0
-    decay: float = 1e-3
+    proximal_weight: float = core.number(default=15.0, allowed="at least 0")
+    inner_steps: int = core.static(default=5, allowed="at least 1")
+    personal_rate: float = core.number(default=0.05, allowed="above 0")
+    server_rate: float = core.number(default=1.0, allowed="above 0")
+    decay: float = core.number(default=1e-3, allowed="at least 0")
     weighting: Literal["size", "uniform"] = core.static(default="size")
     participants: Literal["all", "sampled"] = core.static(default="all")
 
@@ -68,14 +68,7 @@ class PFedMe(fedavg.Weighted):
         return "everyone" if self.participants == "all" else "cohort"
 
     def validate(self):
-        core.require(
-            self.proximal_weight >= 0, "proximal_weight", self.proximal_weight, "at least 0"
-        )
-        core.require(self.decay >= 0, "decay", self.decay, "at least 0")
-        core.require(self.inner_steps >= 1, "inner_steps", self.inner_steps, "at least 1")
-        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
         rate, held = self.personal_rate, self.proximal_weight + self.decay
-        core.require(rate > 0, "personal_rate", rate, "above 0")
         most = f"below 2 / (proximal_weight + decay) = {2 / held if held else 0:g}"
         allowed = f"{most}: theta would move away"
         core.require(rate * held < 2, "personal_rate", rate, allowed)

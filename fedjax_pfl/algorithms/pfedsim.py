@@ -44,12 +44,7 @@ class PFedSim(core.Algorithm):
     reads = "others"
     depends_on_num_rounds = True
 
-    warmup_fraction: float = 0.5
-
-    def validate(self):
-        core.require(
-            0 <= self.warmup_fraction <= 1, "warmup_fraction", self.warmup_fraction, "in [0, 1]"
-        )
+    warmup_fraction: float = core.number(default=0.5, allowed="in [0, 1]")
 
     def check(self, federation):
         self.check_whole_models(federation)

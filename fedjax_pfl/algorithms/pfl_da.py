@@ -50,13 +50,9 @@ class PflDa(fedavg.Weighted):
     revision = 2
     share = "head"
 
-    generic_weight: float = 0.9
+    generic_weight: float = core.number(default=0.9, allowed="in [0, 1]")
     mixed: Literal["every_step", "first_step"] = core.static(default="first_step")
     weighting: Literal["size", "uniform"] = core.static(default="uniform")
-
-    def validate(self):
-        weight = self.generic_weight
-        core.require(0 <= weight <= 1, "generic_weight", weight, "in [0, 1]")
 
     def check(self, federation):
         check_only_head_shared(self.name, federation)

@@ -49,10 +49,7 @@ class Scaffold(fedavg.FedAvg):
     robust = "nothing"  # control variates would remain a plain sum
     equal_sums = True
 
-    server_rate: float = 1.0
-
-    def validate(self):
-        core.require(self.server_rate > 0, "server_rate", self.server_rate, "above 0")
+    server_rate: float = core.number(default=1.0, allowed="above 0")
 
     def check(self, federation):
         self.check_whole_models(federation)

@@ -56,24 +56,18 @@ class Sfl(core.Algorithm):
 
     graph: Literal["labels", "neighbours", "learned"] = core.static(default="labels")
     relation: Callable | None = core.static(default=None)
-    neighbours: int = 5
-    layers: int = core.static(default=3)
-    server_alpha: float = 1.0
-    graph_weight: float = 0.3
-    global_weight: float = 0.3
+    neighbours: int = core.number(default=5, allowed="at least 1")
+    layers: int = core.static(default=3, allowed="at least 1")
+    server_alpha: float = core.number(default=1.0, allowed="in [0, 1]")
+    graph_weight: float = core.number(default=0.3, allowed="at least 0")
+    global_weight: float = core.number(default=0.3, allowed="at least 0")
     detached: bool = core.static(default=False)
-    learned_share: float = 0.05
+    learned_share: float = core.number(default=0.05, allowed="in [0, 1)")
 
     def validate(self):
         allowed = "a function of the clients' ids, given from Python"
         relation = self.relation
         core.require(relation is None or callable(relation), "relation", relation, allowed)
-        for name in ("neighbours", "layers"):
-            core.require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        core.require(0 <= self.server_alpha <= 1, "server_alpha", self.server_alpha, "in [0, 1]")
-        core.require(0 <= self.learned_share < 1, "learned_share", self.learned_share, "in [0, 1)")
-        for name in ("graph_weight", "global_weight"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def needs_classes(self) -> bool:

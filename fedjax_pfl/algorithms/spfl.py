@@ -59,14 +59,12 @@ class Spfl(core.Algorithm):
     published: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2)
     compares_heads: ClassVar[bool] = False
 
-    gamma: int = core.static(default=10)
-    local_updates: int = core.static(default=2)
+    gamma: int = core.static(default=10, allowed="at least 1")
+    local_updates: int = core.static(default=2, allowed="in [1, 10]")
     weighting: Literal["published", "paper"] = core.static(default="published")
     layer_weights: str = core.static(default="auto")
 
     def validate(self):
-        core.require(self.gamma >= 1, "gamma", self.gamma, "at least 1 round")
-        core.require(1 <= self.local_updates <= 10, "local_updates", self.local_updates, "in 1..10")
         numbers = parse_weights(self.layer_weights)
         if numbers and self.weighting == "paper":
             raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
@@ -195,11 +193,7 @@ class SpflW(Spfl):
     compares_heads: ClassVar[bool] = True
 
     weighting: Literal["published"] = core.static(default="published")
-    memory: float = 0.0
-
-    def validate(self):
-        super().validate()
-        core.require(0 <= self.memory < 1, "memory", self.memory, "in [0, 1)")
+    memory: float = core.number(default=0.0, allowed="in [0, 1)")
 
     def _similarity(self, ctx, update, cosines):
         new = super()._similarity(ctx, update, cosines)

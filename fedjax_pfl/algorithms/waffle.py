@@ -75,9 +75,9 @@ class Waffle(ForAlice, scaffold.Scaffold):
     robust = "nothing"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
-    alice: int = 0
+    alice: int = core.number(default=0, allowed="at least 0")
     everyone: bool = core.static(default=False)
-    delta_omega: float = 3.2
+    delta_omega: float = core.number(default=3.2, allowed="at least 0")
     omega: Callable | None = core.static(default=None)
     psi: Callable | None = core.static(default=None)
     initial_history: Literal["uniform", "none"] = core.static(default="uniform")
@@ -93,7 +93,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
         core.require(
             not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone"
         )
-        core.require(self.delta_omega >= 0, "delta_omega", self.delta_omega, "at least 0")
         for name in ("omega", "psi"):
             value = getattr(self, name)
             allowed = "a function (r, R) -> number, given from Python"

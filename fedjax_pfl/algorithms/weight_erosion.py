@@ -61,14 +61,9 @@ class WeightErosion(ForAlice, fedavg.FedAvg):
     robust = "nothing"
     uploads_per_round = 2
 
-    alice: int = 0
-    distance_penalty: float = PUBLISHED
-    size_penalty: float = 0.0
-
-    def validate(self):
-        super().validate()
-        for name in ("distance_penalty", "size_penalty"):
-            core.require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+    alice: int = core.number(default=0, allowed="at least 0")
+    distance_penalty: float = core.number(default=PUBLISHED, allowed="at least 0")
+    size_penalty: float = core.number(default=0.0, allowed="at least 0")
 
     def check(self, federation):
         super().check(federation)

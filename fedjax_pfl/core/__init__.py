@@ -17,7 +17,15 @@ from fedjax_pfl.models.task import Outputs
 from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
 from fedjax_pfl.training.local_sgd import Trained
 from fedjax_pfl.utils.errors import InputError, require, unknown_name
-from fedjax_pfl.utils.structs import Broadcast, per_client, per_pair, per_server, static, struct
+from fedjax_pfl.utils.structs import (
+    Broadcast,
+    number,
+    per_client,
+    per_pair,
+    per_server,
+    static,
+    struct,
+)
 from fedjax_pfl.utils.typing import (
     Key,
     Mask,
@@ -59,6 +67,7 @@ __all__ = [
     "algorithm",
     "algorithm_name",
     "make_algorithm",
+    "number",
     "per_client",
     "per_pair",
     "per_server",

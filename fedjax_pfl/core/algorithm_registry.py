@@ -17,13 +17,13 @@ from fedjax_pfl.utils.errors import (
     unknown_name,
 )
 from fedjax_pfl.utils.registries import registering
-from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.structs import check_ranges, number, static, struct
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(static,))
+@dataclass_transform(frozen_default=True, field_specifiers=(static, number))
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
 
@@ -112,6 +112,12 @@ def algorithm_name(
     raise unknown_name(kind, name, among, hint=hint, user_defined=own)
 
 
+def validate(algorithm: Algorithm) -> None:
+    """Raise `InputError` for hyperparameters out of range, or that do not go together."""
+    check_ranges(algorithm)
+    algorithm.validate()
+
+
 def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
     """Make a registered algorithm and validate its hyperparameters.
 
@@ -134,7 +140,7 @@ def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) 
         values[key] = convert(f"{name}.{key}", value, typing.get_type_hints(cls)[key])
     algorithm = cls(**values)
     try:
-        algorithm.validate()
+        validate(algorithm)
     except InputError as error:
         if str(error).partition(" ")[0] in known:  # of several algorithms' hyperparameters
             raise InputError(f"{name}.{error}") from None

@@ -99,7 +99,10 @@ class Algorithm:
         return type(self).share  # of the class: a predicate is not a method of the algorithm
 
     def validate(self) -> None:
-        """Raise `InputError` for a hyperparameter out of range; called before tracing."""
+        """Raise `InputError` for hyperparameters that do not go together; called before tracing.
+
+        Ranges of single ones are declared: `core.number(default=0.1, allowed="at least 0")`.
+        """
 
     def check(self, federation: Federation) -> None:
         """Raise `InputError` if the federation lacks what the algorithm needs; before tracing."""

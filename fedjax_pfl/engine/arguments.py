@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.core import checks
+from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.upload_checks import check_uploads
@@ -59,7 +60,7 @@ def checked_program(
         adapt = adapt.checked()
         require_hashable("adapt", adapt)
     algorithm = converted(algorithm)  # before it computes with its numbers
-    algorithm.validate()
+    validate(algorithm)
     algorithm.check_classes(federation)
     algorithm.check_ranks(federation)
     federation = algorithm.prepare(federation)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.core.algorithm_registry import is_static, validate
 from fedjax_pfl.core.client_privacy import client_noise_within
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
@@ -247,7 +247,7 @@ def _variant(
     """
     dtype = federation.task.dtype
     variant = _with_own(algorithm, chosen)
-    variant.validate()
+    validate(variant)
     variant.check(federation)
     check_sample_privacy(variant, federation)
     rates = {name: np.asarray(getattr(federation.training, name)) for name in RATES}

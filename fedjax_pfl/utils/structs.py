@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import jax
 
+from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.typing import Rows, State, Tree
 
 T = TypeVar("T")
@@ -26,12 +27,48 @@ class Identity(NamedTuple):
     values: tuple[Any, ...]
 
 
-def static(*, default: Any = REQUIRED) -> Any:
+def static(*, default: Any = REQUIRED, allowed: str = "") -> Any:
     """Declare a static field, which determines a shape or the structure of a loop.
 
-    `default` is a keyword so that type checkers recognize it.
+    Args:
+      default: default value, a keyword so that type checkers recognize it.
+      allowed: range of a number, see `number`; None is allowed where it is the default.
     """
-    return dataclasses.field(default=default, metadata={"static": True})
+    return dataclasses.field(default=default, metadata={"static": True, "allowed": allowed})
+
+
+def number(*, default: Any = REQUIRED, allowed: str) -> Any:
+    """Declare a traced number with a range; a subclass that gives another default keeps it.
+
+    Args:
+      default: default value.
+      allowed: "at least 0", "above 0" or an interval such as "in [0, 1)", as error messages say it.
+    """
+    return dataclasses.field(default=default, metadata={"allowed": allowed})
+
+
+def check_ranges(node: Any) -> None:
+    """Raise `InputError` unless the fields of a struct are in the ranges that they declare."""
+    for field in dataclasses.fields(node):
+        allowed, value = _allowed(type(node), field.name), getattr(node, field.name)
+        if allowed and not (value is None and field.default is None):
+            require(_is_within(value, allowed), field.name, value, allowed)
+
+
+def _allowed(cls: type, name: str) -> str:
+    """Return the range of a field, that of the first class of the MRO which declares one."""
+    bases = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__]
+    stated = [known[name].metadata.get("allowed") for known in bases if name in known]
+    return next(filter(None, stated), "")
+
+
+def _is_within(value: Any, allowed: str) -> bool:
+    words, _, end = allowed.rpartition(" ")
+    if words in ("at least", "above"):
+        return bool(value >= float(end) if words == "at least" else value > float(end))
+    low, high = map(float, allowed[len("in [") : -1].split(","))
+    above = value > low if allowed[len("in ")] == "(" else value >= low
+    return bool(above and (value < high if allowed[-1] == ")" else value <= high))
 
 
 def per_client() -> Any:
@@ -55,7 +92,7 @@ def nested() -> Any:
 
 
 @dataclass_transform(
-    frozen_default=True, field_specifiers=(static, per_client, per_pair, per_server, nested)
+    frozen_default=True, field_specifiers=(static, number, per_client, per_pair, per_server, nested)
 )
 def struct(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass and a pytree; fields are leaves unless `static`.

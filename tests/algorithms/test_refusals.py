@@ -54,8 +54,8 @@ REFUSED = {
     ],
     "fedala": [
         ({"layers": 3}, r"layers must be in 1\.\.2.*\(fc_0, head\), got 3"),
-        ({"percent": 0}, r"percent must be in 1\.\.100, got 0"),
-        ({"percent": 101}, r"percent must be in 1\.\.100, got 101"),
+        ({"percent": 0}, r"percent must be in \[1, 100\], got 0"),
+        ({"percent": 101}, r"percent must be in \[1, 100\], got 101"),
         ({}, {"share": "body"}, "fedala averages whole models"),
     ],
     "fedamp": [
@@ -92,14 +92,14 @@ REFUSED = {
         ({}, {"share": "body"}, "fedcross averages whole models"),
     ],
     "feddwa": [
-        ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, or None, got 0"),
+        ({"guidance_epochs": 0}, "guidance_epochs must be at least 1, got 0"),
         ({}, {"share": "none"}, "compares clients by what they share"),
     ],
     "feddyn": [
         ({}, {"share": "body"}, "feddyn averages whole models"),
     ],
     "fedfomo": [
-        ({"exploration": 1.5}, "exploration must be in 0..1, got 1.5"),
+        ({"exploration": 1.5}, r"exploration must be in \[0, 1\], got 1.5"),
         ({}, {"validation_size": 0}, "fedfomo uses validation samples"),
         ({}, {"share": "none"}, "fedfomo mixes what clients share"),
     ],
@@ -218,7 +218,7 @@ REFUSED = {
         ({}, {"frozen": "head"}, "all leaves, and some are frozen"),
         ({"passes": 2**25}, "take fewer epochs or steps"),
     ],
-    "perfedavg_async": [({"local_updates": 0}, "local_updates must be in 1..10")],
+    "perfedavg_async": [({"local_updates": 0}, r"local_updates must be in \[1, 10\]")],
     "pfedfda": [
         ({}, {"model": "softmax"}, "pfedfda learns a body, and this network is only a head"),
     ],
@@ -259,7 +259,7 @@ REFUSED = {
         ({}, {"share": "none"}, "share"),
     ],
     "waffle": [
-        ({"alice": -1}, "alice must be a client, counted from 0, got -1"),
+        ({"alice": -1}, "alice must be at least 0, got -1"),
         ({"alice": 5}, r"alice must be a client in 0\.\.4, got 5"),
         ({"alice": 2, "everyone": True}, "alice must be absent with everyone, got 2"),
         ({"omega": "linear"}, r"omega must be a function \(r, R\) -> number, given from Python"),

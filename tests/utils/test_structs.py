@@ -119,3 +119,36 @@ def test_a_field_of_a_state_without_its_axes_is_named():
         class Other:
             models: dict = pfl.core.per_client
             server: dict = pfl.core.per_server()
+
+
+@structs.struct
+class Ranged:
+    rate: float = structs.number(default=0.5, allowed="in (0, 1]")
+    share: float = structs.number(default=0.5, allowed="in [0, 1)")
+    weight: float = structs.number(default=1.0, allowed="at least 0")
+    scale: float = structs.number(default=1.0, allowed="above 0")
+    epochs: int | None = structs.static(default=None, allowed="at least 1")
+
+
+@structs.struct
+class OtherDefault(Ranged):
+    weight: float = 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "outside", "ends"),
+    [
+        ("rate", (0, 1.01), (1e-6, 1)), ("share", (-0.01, 1), (0, 0.99)),
+        ("epochs", (0,), (1, None)),
+        ("weight", (-1e-6, jnp.nan), (0, 7)), ("scale", (0, -1), (1e-9,)),
+    ],
+)  # fmt: skip
+def test_check_ranges(name, outside, ends):
+    for cls in (Ranged, OtherDefault):
+        for value in ends:
+            structs.check_ranges(cls(**{name: value}))
+        for value in outside:
+            with pytest.raises(
+                pfl.InputError, match=f"{name} must be (in|at least|above) .*, got "
+            ):
+                structs.check_ranges(cls(**{name: value}))

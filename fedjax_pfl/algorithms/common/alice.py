@@ -19,10 +19,6 @@ class ForAlice(FedAvg):
 
     alice: int
 
-    def validate(self):
-        super().validate()
-        core.require(self.alice >= 0, "alice", self.alice, "a client, counted from 0")
-
     def check(self, federation):
         super().check(federation)
         self.check_whole_models(federation)
