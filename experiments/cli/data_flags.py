@@ -187,7 +187,7 @@ def replace_partition(values: absl.flags.FlagValues, typed: Mapping[str, Any]) -
     if chosen == {"partition_file"} or chosen == {"import_split"}:
         _unparse(values, _options(values) | {"partition", "partition_file", "num_clients"}, typed)
     elif chosen == {"partition"}:
-        rule = typed["partition"]
+        rule = values["partition"].value
         taken = pfl.data.rule_options(rule) if rule in pfl.data.RULES else {}
         _unparse(values, (_options(values) - taken.keys()) | {"partition_file"}, typed)
 

@@ -278,8 +278,10 @@ def parse(
     )
     if "local_epochs" in given and "local_steps" not in typed:  # steps would take their place
         values["local_steps"].unparse()
-    model = value_of(values, "model")
-    values["model"].value = name_matching.canonical_name(model, pfl.models.MODELS, aliases.MODELS)
+    for name, (valid, others) in names_of_flags().items():
+        word = value_of(values, name) if name in values else None
+        if isinstance(word, str):
+            values[name].value = name_matching.canonical_name(word, valid, others)
     data_flags.replace_partition(values, typed)
     data_flags.resolve_dataset(values)
     data_flags.use_own_partition(values, typed)
@@ -293,6 +295,16 @@ def parse(
         for name, flag in ((name, values[name]) for name in values)
         if name == flag.name
     })  # fmt: skip
+
+
+def names_of_flags() -> dict[str, tuple[Collection[str], dict[str, tuple[str, ...]]]]:
+    """Return the valid names of flags that take one, and aliases of these names."""
+    known = [pfl.options.declared(group) for group in pfl.options.GROUPS]
+    options = [one for group in known for one in group.values() if one.choices]
+    return {one.name: (one.choices, {}) for one in options} | {
+        "model": (pfl.models.MODELS, aliases.MODELS),
+        "partition": (pfl.data.RULES, {}),
+    }
 
 
 @cache

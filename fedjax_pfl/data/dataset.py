@@ -13,7 +13,7 @@ from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
 from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
-from fedjax_pfl.utils.errors import InputError, refused, require, require_name, require_whole
+from fedjax_pfl.utils.errors import InputError, find_name, refused, require, require_whole
 
 # Token ids are converted to float32 on the way to an embedding, which is exact up to here.
 MAX_VOCABULARY = 2**24
@@ -244,7 +244,7 @@ def dataset_from_arrays(
     Raises:
       InputError: a shape, type or value that is not allowed.
     """
-    require_name("task", task, TASKS)
+    task = find_name("task", task, TASKS)
     if (test_x is None) != (test_y is None):
         raise InputError(
             f"Data set {name!r} has only one of test_x and test_y: give both or neither."

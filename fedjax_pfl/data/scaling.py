@@ -10,7 +10,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.ragged import Ragged
 from fedjax_pfl.utils.conversions import as_array
-from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.errors import InputError, find_name, require
 
 SCALINGS: dict[str, str] = {
     "default": "the data set's own (half for images, standard for tables, raw for token ids)",
@@ -74,8 +74,7 @@ def input_scaling(
     given = resolved_scaling(name, dataset)
     if isinstance(given, Sequence) and not isinstance(given, str) and len(given) == 2:
         return _constants(given, dataset)
-    require_name("input scaling", given, SCALINGS)
-    name = str(given)
+    name = find_name("input scaling", given, SCALINGS)
     if dataset.vocab_size is not None and name != "raw":
         raise InputError(
             f"Samples of data set {dataset.name!r} are token ids, which are never scaled: "

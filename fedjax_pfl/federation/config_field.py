@@ -9,7 +9,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any, Self, TypeVar
@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from fedjax_pfl.utils.conversions import convert, number
-from fedjax_pfl.utils.errors import require, require_name, require_whole, unknown_name
+from fedjax_pfl.utils.errors import find_name, require, require_whole, unknown_name
 
 G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types that can be written as one word
@@ -34,6 +34,7 @@ class Option:
       kinds: types of values, except None.
       optional: whether None is allowed.
       choices: allowed names; () for no restriction.
+      open: whether users may add names to the choices, which are a registry then.
       low: smallest whole number.
       within: range of other numbers, such as "(0, 1]"; None means at least 0.
       noun: what the number is in error messages, such as "a fraction".
@@ -45,7 +46,8 @@ class Option:
     meaning: str
     kinds: tuple[Any, ...]
     optional: bool
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
+    open: bool = False
     low: int = 0
     within: str | None = None
     noun: str = ""
@@ -72,7 +74,8 @@ class Option:
         if value is None and self.optional:
             return None
         if self.choices and (isinstance(value, str) or self.kinds == (str,)):
-            require_name(self.called or self.name.replace("_", " "), value, self.choices)
+            kind = self.called or self.name.replace("_", " ")
+            value = find_name(kind, value, self.choices, user_defined=self.open)
         if len(self.kinds) > 1 or self.kind is None:
             return value
         name = self.called or self.name

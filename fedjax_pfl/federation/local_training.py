@@ -15,8 +15,9 @@ from fedjax_pfl.data.federated import FederatedData
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, Augmentation, check_augmentation
 from fedjax_pfl.federation.batching import BATCH_ORDERS, IN_ORDER, Schedule
 from fedjax_pfl.federation.config_field import Group, Option, declared, option, shared_option
-from fedjax_pfl.federation.lr_schedules import named_schedule
+from fedjax_pfl.federation.lr_schedules import LR_SCHEDULES, named_schedule
 from fedjax_pfl.federation.optimizers import (
+    OPTIMIZERS,
     SGD,
     check_optimizer,
     named_optimizer,
@@ -82,6 +83,9 @@ class LocalTraining(Group):
         "learning rate over the rounds: 'constant', 'exponential', 'cosine', "
         "'warmup_cosine', or in Python a function (t, total) -> factor in round t (from 0) of "
         "total, both traced",
+        choices=LR_SCHEDULES,
+        open=True,
+        called="learning rate schedule",
     )
     lr_schedule_options: Mapping[str, Any] | None = option(
         None, "options of a schedule given by name, such as {'final': 0.1}"
@@ -90,6 +94,8 @@ class LocalTraining(Group):
         PLAIN,
         "local optimizer: 'sgd', 'adam', 'adamw' or another one that --list shows; or in Python a "
         "function of a learning rate that makes an optax optimizer",
+        choices=OPTIMIZERS,
+        open=True,
     )
     optimizer_options: Mapping[str, Any] | None = option(
         None, "options of an optimizer given by name, such as {'b1': 0.8}"

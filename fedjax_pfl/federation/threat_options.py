@@ -20,7 +20,7 @@ from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.metrics import Metric
 from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert, is_list
-from fedjax_pfl.utils.errors import InputError, require, require_name, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, find_name, require, shown, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
 
 NONE = "none"
@@ -261,7 +261,7 @@ def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> A
     Raises:
       InputError: no such option, or a value that is not allowed.
     """
-    require_name(what, name, tuple(known))
+    name = find_name(what, name, known)
     mapping = options is None or isinstance(options, Mapping)
     require(mapping, f"{what}_options", options, "a dict such as {'f': 2}")
     options = dict(options or {})

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.utils import aliases, name_matching
 from fedjax_pfl.utils.conversions import keyword_defaults, number
-from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole, unknown_name
+from fedjax_pfl.utils.errors import InputError, find_name, require, require_whole, unknown_name
 from fedjax_pfl.utils.registries import F, registering
 
 MODELS: dict[str, Callable[..., Any]] = {}
@@ -57,7 +57,7 @@ def make_model(
         name = name_matching.canonical_name(name, MODELS, aliases.MODELS)
     if not (isinstance(name, str) and name in MODELS):
         raise unknown_name("model", name, MODELS, user_defined=True)
-    require_name("initializer", initializer, INITIALIZERS)
+    initializer = find_name("initializer", initializer, INITIALIZERS)
     accepted = options_of(name)
     vocab_size, per_token = options.pop("vocab_size", None), options.pop(PER_TOKEN, False)
     if ("vocab_size" in accepted) != (vocab_size is not None):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.kernels import forms
-from fedjax_pfl.utils.errors import InputError, require, require_name, shown
+from fedjax_pfl.utils.errors import InputError, find_name, require, shown
 from fedjax_pfl.utils.metric_names import ACCURACY, LOWER, Measure
 from fedjax_pfl.utils.registries import registering
 
@@ -223,5 +223,4 @@ for _kind in (Classification, Regression, MultiLabel, NextToken):
 
 def objective_of(name: str) -> Objective:
     """Return an objective by name."""
-    require_name("objective", name, OBJECTIVES)
-    return OBJECTIVES[name]
+    return OBJECTIVES[find_name("objective", name, OBJECTIVES)]

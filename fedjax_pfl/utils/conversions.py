@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_pfl.utils.errors import require, unknown_name
+from fedjax_pfl.utils.errors import find_name, require
 
 LIMIT = 2**31  # whole numbers are below
 LARGEST, SMALLEST = (float(getattr(np.finfo(np.float32), name)) for name in ("max", "tiny"))
@@ -30,9 +30,7 @@ def convert(name: str, value: Any, kind: Any) -> Any:
     """
     if typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
-        if not (isinstance(value, str | int) and value in choices):
-            raise unknown_name(f"value of {name}", value, choices)
-        return value
+        return find_name(f"value of {name}", value, choices)
     if typing.get_origin(kind) is types.UnionType:
         (inner,) = (one for one in typing.get_args(kind) if one is not types.NoneType)
         none = value is None or (isinstance(value, str) and value.strip().lower() == "none")

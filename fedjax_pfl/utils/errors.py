@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_pfl.utils import aliases
-from fedjax_pfl.utils.name_matching import normalized, suggestions
+from fedjax_pfl.utils.name_matching import find_matches, normalized, suggestions
 
 LONGEST = 2000  # characters of a message
 USER_DEFINED = (
@@ -161,6 +161,20 @@ def require_name(kind: str, value: object, valid: Iterable[str]) -> None:
     """Raise `unknown_name` unless `value` is one of the valid names."""
     if not (isinstance(value, str) and value in valid):
         raise unknown_name(kind, value, valid)
+
+
+def find_name(
+    kind: str, value: object, valid: Collection[str], *, user_defined: bool = False
+) -> str:
+    """Return the valid name that `value` spells; case, hyphens, underscores and blanks don't count.
+
+    Raises:
+      InputError: it spells none of them, or several; see `unknown_name`.
+    """
+    matches = find_matches(value, valid, {}) if isinstance(value, str) else []
+    if len(matches) != 1:
+        raise unknown_name(kind, value, valid, user_defined=user_defined)
+    return matches[0]
 
 
 def require_whole(name: str, value: Any, low: int, high: int | None = None, bits: int = 31) -> int:

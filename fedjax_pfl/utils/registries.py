@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fedjax_pfl.utils.conversions import convert, defined_at
-from fedjax_pfl.utils.errors import InputError, require, shown, unknown_name
+from fedjax_pfl.utils.errors import InputError, find_name, require, shown, unknown_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 Registry = dict[str, Callable[..., Any]]
@@ -85,8 +85,7 @@ def configured(kind: str, registry: Registry, name: str, options: Mapping[str, A
     Raises:
       InputError: unknown name or option, or a value of another type.
     """
-    if not (isinstance(name, str) and name in registry):
-        raise unknown_name(kind, name, registry, user_defined=True)
+    name = find_name(kind, name, registry, user_defined=True)
     own, converted = options_of(registry[name]), {}
     for option, value in options.items():
         if not own:

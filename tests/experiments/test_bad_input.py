@@ -199,9 +199,11 @@ def test_flags_without_a_counterpart(capsys):
     assert "It is --algorithms here." in capsys.readouterr().err
 
 
-def test_names_of_algorithms_are_ours_in_the_flags():
-    theirs = ["--algorithms= FedAvg-FT,SCAFFOLD,Nobody", "--set=FedAvgFT.learning_rate=0.1"]
-    ours = ["--algorithms=fedavg_ft,scaffold,Nobody", "--set=fedavg_ft.learning_rate=0.1"]
+def test_names_are_ours_in_the_flags():
+    theirs = ["--algorithms= FedAvg-FT,SCAFFOLD,Nobody", "--set=FedAvgFT.learning_rate=0.1",
+              "--optimizer=AdamW", "--partition=Dirichlet", "--aggregator=Krum"]  # fmt: skip
+    ours = ["--algorithms=fedavg_ft,scaffold,Nobody", "--set=fedavg_ft.learning_rate=0.1",
+            "--optimizer=adamw", "--partition=dirichlet", "--aggregator=krum"]  # fmt: skip
     args, same = (flags.parse(["run", *words]) for words in (theirs, ours))
     assert args.by_group() == same.by_group()
     assert args.algorithms == ["fedavg_ft", "scaffold", "Nobody"]

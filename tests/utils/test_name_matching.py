@@ -177,7 +177,6 @@ def test_an_own_algorithm_wins_over_other_libraries_names():
     ("given", "said"),
     [
         ("dir", "Did you mean 'dirichlet'?"),
-        ("Dirichlet", "Did you mean 'dirichlet'?"),
         ("noniid", "Did you mean 'dirichlet' or 'pat' or 'pathological'?"),
         ("non-IID", "Did you mean 'dirichlet' or 'pat' or 'pathological'?"),
         ("extended_dirichlet", "Did you mean 'exdir'?"),
@@ -233,3 +232,13 @@ def test_networks_of_other_libraries(given, ours):
 def test_a_beginning_is_near_and_a_long_name_is_not():
     assert name_matching.nearest("imag", ["image_size", "columns"]) == "image_size"
     assert name_matching.nearest("x" * 10**6, ["x" * 50]) is None
+
+
+def test_names_in_other_spellings():
+    dataset = pfl.load_dataset("Digits")
+    partition = pfl.make_partition("Dirichlet", dataset, 3, seed=0)
+    assert partition.rule == "dirichlet"
+    words = {"optimizer": "AdamW", "lr_schedule": "Cosine", "aggregator": "Trimmed-Mean"}
+    federation = pfl.federate(dataset, partition, model="Softmax", input_scaling="RAW", **words)
+    assert (federation.training.optimizer, federation.training.lr_schedule) == ("adamw", "cosine")
+    assert pfl.make_algorithm("SPFL", {"weighting": "Paper"}).weighting == "paper"

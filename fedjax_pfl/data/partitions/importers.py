@@ -18,7 +18,7 @@ from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
 from fedjax_pfl.data.sources.leaf import leaf_files
 from fedjax_pfl.utils.conversions import keyword_defaults
-from fedjax_pfl.utils.errors import InputError, require_name
+from fedjax_pfl.utils.errors import InputError, find_name, require_name
 
 
 class Importer(NamedTuple):
@@ -63,7 +63,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
       InputError: an unknown source, files of another form, or samples that the
         data set doesn't have.
     """
-    require_name("source of saved splits", source, IMPORTERS)
+    source = find_name("source of saved splits", source, IMPORTERS)
     known = IMPORTERS[source].options
     for name in options:
         require_name(f"option of importer {source!r}", name, known)

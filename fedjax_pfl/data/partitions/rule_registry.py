@@ -20,7 +20,7 @@ from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_o
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.partition_checks import require_room
 from fedjax_pfl.utils.conversions import convert, keyword_defaults
-from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
+from fedjax_pfl.utils.errors import InputError, find_name, require, require_name, require_whole
 from fedjax_pfl.utils.registries import F, registering
 
 
@@ -116,7 +116,7 @@ def rule_options(rule: str) -> dict[str, Any]:
     Raises:
       InputError: unknown rule.
     """
-    require_name("partition rule", rule, RULES)
+    rule = find_name("partition rule", rule, RULES)
     common = COMMON_OPTIONS | {"test_fraction": RULES[rule].test_fraction}
     return keyword_defaults(RULES[rule].plan) | common
 
@@ -169,6 +169,7 @@ def make_partition(
     Raises:
       InputError: an unknown rule or option, a value out of range, or too few samples.
     """
+    rule = find_name("partition rule", rule, RULES)
     defaults = rule_options(rule)
     for name in options:
         require_name(f"option of partition rule {rule!r}", name, defaults)
@@ -272,7 +273,7 @@ def is_number(value: object) -> TypeGuard[int | float]:
 
 
 def _test_split(name: str, rule: Rule, dataset: Dataset) -> str:
-    require_name("test_split", name, ("auto", *_TEST_SPLITS))
+    name = find_name("test_split", name, ("auto", *_TEST_SPLITS))
     if name == "official" and dataset.num_test == 0:
         raise InputError(
             f"Data set {dataset.name!r} has no official test samples: test_split must be 'pooled' "
