@@ -19,8 +19,7 @@ from fedjax_pfl.utils.typing import Tree
 class Counts(NamedTuple):
     """Expected iterations of the rows' loops, as far as known in advance.
 
-    Loops are named after them, such as "steps[45]", for profiles and for tools that weigh the
-    bodies of loops in a compiled program (`experiments.planning`).
+    Loops are named after them, such as "steps[45]", in profiles and in a compiled program's text.
 
     Attributes:
       segments: of a row.

@@ -11,11 +11,10 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study, sweep
+from experiments import benchmark, compare, partition, pretrain, reproduce, study, sweep
 from experiments.cli import algorithms, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
-from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
@@ -101,14 +100,6 @@ def check_benchmark(words):
     assert set(args.case) <= {*benchmark.CASES, "all"}
 
 
-def check_plan(words):
-    args = plan.parse(["plan", *words])
-    if not args["list"].value:
-        targets.parse(args.target)
-        own = {f"--{name}=" for name in args if args[name].group == "plan"}
-        check_run([word for word in words if not word.startswith(tuple(own))])
-
-
 def check_pretrain(words):
     args = pretrain.parse(["pretrain", *words])
     assert args.output
@@ -151,7 +142,6 @@ SCRIPTS = {
     "tools.speed_picture": check_picture,
     "experiments.reproduce": check_reproduce,
     "experiments.benchmark": check_benchmark,
-    "experiments.plan": check_plan,
     "experiments.pretrain": check_pretrain,
     "pytest": check_pytest,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study
+from experiments import benchmark, compare, partition, pretrain, reproduce, study
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -97,7 +97,6 @@ def known_flags():
     values = [
         flags.parse(["run"], flags.distributed),
         benchmark.parse([""]),
-        plan.parse(["plan"]),
         reproduce.parse([""])[0],
         compare.parse([""]),
         figures.parse([""])[1],
@@ -278,7 +277,6 @@ def test_wrong_commands_are_noticed():
         "python -m experiments.figures none/none --runs=a",
         "python -m experiments.figures waffle/weights --top_k=3 --runs=a",
         "python -m experiments.partition --alphas=x",
-        "python -m experiments.plan --target=v5f",
         "python -m experiments.partition --import_split=none:x",
     ):
         with pytest.raises(REFUSALS):

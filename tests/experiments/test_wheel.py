@@ -167,7 +167,6 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
          "--grid=learning_rate=0.03,0.1", "--output_dir=swept")  # fmt: skip
     assert "fedavg" in (folder / "swept/sweep.md").read_text()
     assert "pfl-benchmark --case" in call("pfl-benchmark", "--help")
-    assert "h100:8" in call("pfl-plan", "--list")  # of a file that comes with it
 
 
 @pytest.mark.costly
