@@ -11,7 +11,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, pretrain, reproduce, study, sweep
+from experiments import compare, partition, pretrain, reproduce, study, sweep
 from experiments.cli import algorithms, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
@@ -20,6 +20,7 @@ from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
 from tools import compare_revisions
+from tools.benchmark import __main__ as benchmark
 
 
 def check_run(words):
@@ -141,7 +142,7 @@ SCRIPTS = {
     "tools.demo_picture": check_picture,
     "tools.speed_picture": check_picture,
     "experiments.reproduce": check_reproduce,
-    "experiments.benchmark": check_benchmark,
+    "tools.benchmark": check_benchmark,
     "experiments.pretrain": check_pretrain,
     "pytest": check_pytest,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, pretrain, reproduce, study
+from experiments import compare, partition, pretrain, reproduce, study
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -23,6 +23,7 @@ from fedjax_pfl.data.sources import source_registry
 from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
+from tools.benchmark import __main__ as benchmark
 
 ROOT = pages.ROOT
 # How many blocks of Python a page has that need nothing, and which test runs them.
@@ -213,7 +214,8 @@ def test_demo_is_the_command_of_the_readme():
 
 
 def main_of(script):
-    module = f"{script}.__main__" if script == "experiments.figures" else script
+    folders = ("experiments.figures", "tools.benchmark")
+    module = f"{script}.__main__" if script in folders else script
     return importlib.import_module(module).main
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, reproduce, run, sweep
+from experiments import compare, partition, reproduce, run, sweep
 from experiments.cli import flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.sources import source_registry
@@ -45,7 +45,7 @@ def checked(*_, **__):
 
 
 _LAST = """run.run cli.run_folder.opened partition.write compare.write_tables sweep.sweep
-figures.__main__.write benchmark._measure benchmark._in_process"""
+figures.__main__.write"""
 # What the scripts call once all is checked, and what is called instead.
 STOPS = dict.fromkeys(_LAST.split(), checked)
 
@@ -171,7 +171,6 @@ COMMANDS = {
     "reproduce": (16, REPRODUCED, {"--table=pfedla/1": []}, reproduce.main, run.main),
     "compare": (32, (), {"--runs=finished/one": []}, compare.main),
     "figures": (8, ("--runs=finished/one", "--output=new.png"), FIGURES, figures.main),
-    "benchmark": (32, (), {"--quick": []}, benchmark.main),
 }
 TARGETS = {f"{name} flags": (n, partial(command, *more)) for name, (n, *more) in COMMANDS.items()}
 TARGETS["whole runs"] = (2, whole_runs)
