@@ -168,4 +168,4 @@ def _about(name: str) -> str:
 
 
 if __name__ == "__main__":
-    shell.leave(main)
+    shell.leave(lambda: main(sys.argv))
