@@ -277,7 +277,7 @@ def test_wrong_commands_are_noticed():
         "python -m experiments.sweep --algorithms=feddwa --grid=feddwa.top_k=0",
         "python -m experiments.compare --runs=a --score=none",
         "python -m experiments.figures none/none --runs=a",
-        "python -m experiments.figures waffle/weights --top_k=3 --runs=a",
+        "python -m experiments.figures matrices/rounds --top_k=3 --runs=a",
         "python -m experiments.partition --alphas=x",
         "python -m experiments.partition --import_split=none:x",
     ):
