@@ -13,8 +13,6 @@ class Lowered(NamedTuple):
     Attributes:
       start: program of the states before the first round.
       rounds: program of a chunk of rounds, or of one round if clients' state is in host memory.
-        Names of loops contain the number of iterations (`execution.packed_vmap.Counts`); scoring
-        has the name "evaluation".
       federation: the federation with the program's lanes.
     """
 
