@@ -130,8 +130,7 @@ $(COMPILERS_READY): $(READY)
 # What was compiled is kept in accelerators/, and an interrupted command continues there.
 # ACCELERATORS_FLAGS keeps to some, such as ACCELERATORS_FLAGS='--only=small/v5e/'.
 accelerators: $(COMPILERS_READY)
-	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tools.accelerators accelerators docs/engineering_log.md \
-		$(ACCELERATORS_FLAGS)
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m tools.accelerators accelerators $(ACCELERATORS_FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist site htmlcov .coverage* coverage.xml *.egg-info .pytest_cache .ruff_cache

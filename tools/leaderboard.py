@@ -3,7 +3,7 @@
 Writes `README.md` from `leaderboard.csv`, which has each cell: the accuracies, the tuning and the
 exact command. The finished cells of studies with the preset study/leaderboard are added to the file
 first, in place of earlier cells of the same algorithm and setting. The same cells give the same
-files. With `timings.json` in the folder, the output of case i of `experiments.benchmark`, the table
+files. With `timings.json` in the folder, the output of case i of `tools.benchmark`, the table
 has times, too.
 """
 
@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 import fedjax_pfl as pfl
-from experiments.benchmarks.cases import of_fedavg
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.significance import Ranking
 from fedjax_pfl.results.table import MISSING, Table
 from tools import arguments
+from tools.benchmark.cases import of_fedavg
 from tools.leaderboard_cells import CELLS, SETTINGS, Cells, as_csv, check, kept, load
 
 REFUSED = {"fedbn": "`mlp` has no batch normalization"}
@@ -97,7 +97,7 @@ TIMES = """
 
 Round is the time of a round divided by FedAvg's, on random images of a setting of this size, and
 Compile the time of compilation in seconds: {turns}, on {machine}
-([timings.json](timings.json), of `experiments.benchmark --case=i`). Ratios within a third of each
+([timings.json](timings.json), of `tools.benchmark --case=i`). Ratios within a third of each
 other are not told apart."""
 
 
@@ -112,7 +112,7 @@ def timings(folder: Path) -> dict[str, Any] | None:
         return None
     measured = json.loads(file.read_text(encoding="utf-8")).get("i")
     if measured is None or measured["quick"]:
-        raise pfl.InputError(f"{file} is not of `experiments.benchmark --case=i` in full size.")
+        raise pfl.InputError(f"{file} is not of `tools.benchmark --case=i` in full size.")
     return measured
 
 

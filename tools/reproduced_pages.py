@@ -24,14 +24,14 @@ from pathlib import Path
 
 from experiments.cli import shell
 from experiments.outputs.run_files import write_text
-from experiments.reproduction import full_cost, paper_tables, planning
+from experiments.reproduction import paper_tables, planning
 from experiments.reproduction.cells import NEAR, NO_NUMBER
-from experiments.reproduction.full_cost import MACHINES, RATES
 from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
 from experiments.reproduction.saved_cells import CELLS, as_text, page_of
 from fedjax_pfl.results.table import Table
-from tools import arguments
+from tools import arguments, full_cost
+from tools.full_cost import MACHINES, RATES
 
 INDEX, COSTS = "README.md", "costs.csv"
 SAID = ("table", "scale", "reading", "title", "verdict", "tuned_for_agreement")
@@ -117,9 +117,8 @@ def mark_all(docs: Path) -> None:
 COSTING = f"""## Costs at full scale
 
 Local training of all runs of a table, counted from the paper's networks, rounds, partitions and
-seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps (the report of a
-queue counts those of finished runs). 1 PFLOP is 1e15 operations. Hours are those at one rate
-each; another network or machine has another:
+seeds: plain training, to which FedDWA, SPFL, APFL and others add further steps. 1 PFLOP is 1e15
+operations. Hours are those at one rate each; another network or machine has another:
 
 {RATES}"""
 
@@ -129,7 +128,7 @@ def count(docs: Path) -> None:
     lines = [",".join(["table,runs,pflop", *(one.key for one in MACHINES)])]
     for name in paper_tables.names():
         asked = planning.Request(paper_tables.load(name), "full", (), Path("none"))
-        cost = full_cost.of_table(asked, ())
+        cost = full_cost.of_table(asked)
         numbers = (cost.gflop / 1e6, *cost.hours)
         lines.append(",".join([name, str(cost.runs), *(f"{x:.4g}" for x in numbers)]))
         print(lines[-1], flush=True)

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages outside docs/, the tutorial's notebook, and links out of docs/.
+"""MkDocs hooks: pages outside docs/, notebooks, and links out of docs/.
 
 Pages are written for readers of the repository, where README.md links to docs/running.md and a page
 to ../tests/algorithms. On the site, links between pages lead from page to page, and README.md is
@@ -20,7 +20,7 @@ MOVED = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
 }
-NOTEBOOK = ("docs/tutorial.ipynb", "tutorial.md")
+NOTEBOOKS = {"docs/tutorial.ipynb": "tutorial.md", "docs/papers.ipynb": "papers.md"}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 MARK = re.compile(r"^<!-- needs: [^>]*-->\n", re.MULTILINE)
@@ -57,11 +57,11 @@ def relinked(text: str, page: str, places: Mapping[str, str], repository: str) -
     return "".join(parts)
 
 
-def notebook_page(text: str) -> str:
-    """Return a notebook's cells as a Markdown page, with their pictures in docs/images."""
+def notebook_page(text: str, name: str) -> str:
+    """Return a notebook's cells as a Markdown page, with pictures docs/images/NAME_CELL.png."""
     parts = []
     for cell in json.loads(text)["cells"]:
-        source, picture = "".join(cell["source"]), f"images/tutorial_{cell['id']}.png"
+        source, picture = "".join(cell["source"]), f"images/{name}_{cell['id']}.png"
         parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
         if (ROOT / "docs" / picture).exists():
             parts.append(f"![Output of the cell above]({picture})")
@@ -70,24 +70,25 @@ def notebook_page(text: str) -> str:
 
 def _source(place: str) -> str:
     """Return the repository path of a page of the site."""
-    known = {site: page for page, site in (*MOVED.items(), NOTEBOOK)}
+    known = {site: page for page, site in (MOVED | NOTEBOOKS).items()}
     return known.get(place, f"docs/{place}")
 
 
 def on_files(files, config):
-    """Add the pages of the repository's root and the notebook's."""
+    """Add the pages of the repository's root and those of notebooks."""
     from mkdocs.structure.files import File
 
     for page, place in MOVED.items():
         files.append(File.generated(config, place, abs_src_path=str(ROOT / page)))
-    notebook, place = NOTEBOOK
-    text = notebook_page((ROOT / notebook).read_text(encoding="utf-8"))
-    files.append(File.generated(config, place, content=text))
+    for notebook, place in NOTEBOOKS.items():
+        path = ROOT / notebook
+        text = notebook_page(path.read_text(encoding="utf-8"), path.stem)
+        files.append(File.generated(config, place, content=text))
     return files
 
 
 def on_page_markdown(markdown, page, config, files):
     """Rewrite a page's links for the site."""
     places = {_source(file.src_uri): file.src_uri for file in files}
-    places |= {"README.md": "index.md", NOTEBOOK[0]: NOTEBOOK[1]}
+    places |= {"README.md": "index.md"} | NOTEBOOKS
     return relinked(markdown, _source(page.file.src_uri), places, config.repo_url or "")

@@ -13,9 +13,6 @@ MEASUREMENTS = frozenset({
     "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "adapt_learning_rate",
     "adapt_batch_size", "eval_every", "score_clients",
 })  # fmt: skip
-PARTITION = frozenset({
-    "partition", "partition_file", "num_clients", "partition_seed", "validation_fraction",
-})  # fmt: skip
 
 # Flags that change no algorithm's result, but for the rounding of sums over devices.
 NEUTRAL = PLACES | TRACKERS | KEPT | DEVICES | {"trust_flagfiles", "accept_changed_code"}

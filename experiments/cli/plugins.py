@@ -211,28 +211,5 @@ def digests(files: Sequence[str], algorithm: str | None = None) -> list[str]:
     return list(dict.fromkeys(f"{name} {d}" for one in loaded for name, d in one.digests.items()))
 
 
-def require(run: str, before: Sequence[str] | None, files: Sequence[str]) -> None:
-    """Raise `InputError` unless this process has imported the code of a finished run.
-
-    Nothing is imported here: a run's folder may be a stranger's.
-
-    Args:
-      run: its folder, for the sentence.
-      before: the run's `digests`; None where it recorded none.
-      files: those that its --import_file named.
-    """
-    if before is None:
-        missing = {Path(file.removeprefix(EXAMPLE)).stem for file in filter(None, files)}
-        missing -= {next(iter(one.digests)).removesuffix(".py") for one in _loaded.values()}
-    else:
-        now = [f"{name} {d}" for one in _loaded.values() for name, d in one.digests.items()]
-        missing = {str(line).partition(" ")[0] for line in before if line not in now}
-    if missing:
-        raise pfl.InputError(
-            f"{run} was made with code of its user's, {', '.join(sorted(missing))}, and code from "
-            "a run's folder never runs: name the same file with --import_file if you trust it."
-        )
-
-
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]

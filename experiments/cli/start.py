@@ -36,7 +36,7 @@ def launch(name: str) -> NoReturn:
     `KeyboardInterrupt`: Python drops exceptions in some callbacks, such as JAX's on garbage
     collection, and with them the request to stop.
     """
-    request_huge_pages(name)
+    request_huge_pages(f"{PACKAGE}.{name}")
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # else it is ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,7 +48,7 @@ def launch(name: str) -> NoReturn:
     shell.leave(module.main)
 
 
-def request_huge_pages(name: str) -> None:
+def request_huge_pages(module: str) -> None:
     """Restart this process with memory in pages of 2 MB, if the system allows the choice.
 
     Stacks of models are written two to four times faster in them. The allocator of Linux's C
@@ -57,7 +57,7 @@ def request_huge_pages(name: str) -> None:
     this one.
     """
     place = len(sys.orig_argv) - len(sys.argv)  # of the program's name
-    ours = sys.orig_argv[place:] in (sys.argv, [f"{PACKAGE}.{name}", *sys.argv[1:]])
+    ours = sys.orig_argv[place:] in (sys.argv, [module, *sys.argv[1:]])
     if ours and "GLIBC_TUNABLES" not in os.environ:
         with contextlib.suppress(OSError):  # no such system: without
             if "[madvise]" in MODE.read_text():
@@ -72,7 +72,5 @@ compare = partial(launch, "compare")
 partition = partial(launch, "partition")
 reproduce = partial(launch, "reproduce")
 figures = partial(launch, "figures")
-benchmark = partial(launch, "benchmark")
-plan = partial(launch, "plan")
 study = partial(launch, "study")
 pretrain = partial(launch, "pretrain")

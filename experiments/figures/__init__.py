@@ -1,1 +1,1 @@
-"""The papers' figures and ablations, drawn from finished runs: `python -m experiments.figures`."""
+"""Figures of any finished runs: `python -m experiments.figures`."""

@@ -28,12 +28,8 @@ from ..outputs.run_files import atomic_write, write_csv
 from . import (  # noqa: F401 - their figures are registered on import
     accuracy,
     comparison,
-    cwfedavg,
-    feddwa,
-    pfedla,
+    matrices,
     settings,
-    spfl,
-    waffle,
 )
 from .drawing import FIGURES, Drawing
 from .loading import find
@@ -43,7 +39,7 @@ USAGE = f"""\
 Draw a figure from finished runs of {called("run")}; docs/figures.md has examples of all figures.
 
   {called("figures")} --list
-  {called("figures")} waffle/weights --runs=runs/waffle --output=weights.png
+  {called("figures")} accuracy/rounds --runs=runs/digits --output=rounds.png
   {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
       --output=top_k.png --data=top_k.csv
 
@@ -62,7 +58,6 @@ def parse(argv: Sequence[str]) -> tuple[str | None, absl.flags.FlagValues]:
     group.text("metric", None, meaning)
     group.text("output", None, "a new PNG, PDF or SVG file")
     group.text("data", None, "a new CSV file for the numbers")
-    group.text("data_dir", None, "folder with the data set, if it was moved after the runs")
     meaning = "a title of your own, or 'auto' for what the picture shows (default: none)"
     group.text("title", None, meaning)
     meaning = "width and height in inches, such as 3.5x2.5 (default: the figure's)"
@@ -125,19 +120,15 @@ def draw(name: str | None, args: absl.flags.FlagValues) -> Drawing:
       InputError: an unknown figure or option, or runs without the data for it.
     """
     if name is None:
-        raise InputError("Give the name of a figure, such as waffle/weights; --list shows them.")
+        raise InputError("Give the name of a figure, such as accuracy/rounds; --list shows them.")
     require_name("figure", name, FIGURES)
     plot = FIGURES[name]
     options = pfl.data.parse_options(
         options_given(args), plot.options, f"option of figure {name!r}"
     )
-    if args.runs and not plot.needs_runs:
-        raise InputError(f"{name} draws a formula: leave --runs out.")
-    if plot.needs_runs and not args.runs:
+    if not args.runs:
         raise InputError(f"{name} is drawn from finished runs: give their folders with --runs=DIR.")
-    if "data_dir" in plot.options and args.data_dir is not None:
-        options["data_dir"] = args.data_dir
-    runs = find(args.runs, args.algorithms, args.metric) if plot.needs_runs else ()
+    runs = find(args.runs, args.algorithms, args.metric)
     return plot.draw(runs, **(dict(plot.options) | options))
 
 

@@ -295,13 +295,3 @@ def _add(drawing: Drawing, run: Run, name: str, panel: str, model: str, values: 
 def _shifts(count: int) -> np.ndarray:
     """Return the positions of `count` points side by side, between -0.5 and 0.5."""
     return (np.arange(count) + 0.5) / count - 0.5
-
-
-figure(
-    "plga/accuracy",
-    "clients' mean accuracy and the server's on all test samples, by round (PLGA Fig. 2)",
-    of_models,
-    models="personalized,global",
-    averages="clients,samples",
-    by="model",
-)

@@ -132,32 +132,26 @@ class Plot:
 
     Attributes:
       draw: `draw(runs, **options) -> Drawing`.
-      shows: one line, with the paper's figure or table.
+      shows: one line.
       options: every option and its default.
-      needs_runs: whether it draws finished runs at all.
     """
 
     draw: Callable[..., Drawing]
     shows: str
     options: Mapping[str, Any]
-    needs_runs: bool = True
 
 
 FIGURES: dict[str, Plot] = {}
 
 
-def figure(name: str, shows: str, draw: Callable | None = None, needs_runs: bool = True, **presets):
-    """Register `draw(runs, *, options)`; `presets` are other defaults of its options.
+def figure(name: str, shows: str) -> Callable:
+    """Decorate `draw(runs, *, options)` as a figure of the catalogue."""
 
-    Without `draw`, a decorator.
-    """
-
-    def register(draw):
-        options = keyword_defaults(draw) | presets
-        FIGURES[name] = Plot(draw, shows, options, needs_runs)
+    def register(draw: Callable[..., Drawing]) -> Callable[..., Drawing]:
+        FIGURES[name] = Plot(draw, shows, keyword_defaults(draw))
         return draw
 
-    return register if draw is None else register(draw)
+    return register
 
 
 def of_run(run, label: str) -> dict[str, str]:
@@ -168,18 +162,6 @@ def of_run(run, label: str) -> dict[str, str]:
 def split_at_commas(text: str) -> list[str]:
     """Split an option at its commas, without repetitions."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
-
-
-def numbers_of(name: str, text: str, example: str) -> list[float]:
-    """Parse the comma-separated numbers of an option.
-
-    Raises:
-      InputError: a word is not a number.
-    """
-    try:
-        return [float(word) for word in text.split(",")]
-    except ValueError as error:
-        raise InputError(f"--{name} must be numbers such as {example}, got {text!r}.") from error
 
 
 def require_rounds(runs: Sequence, name: str) -> None:

@@ -1,19 +1,62 @@
-"""Recorded matrices by name, round, seed and client, and how they are drawn."""
+"""Recorded matrices of runs by round and group of layers."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
 
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.errors import InputError, require_name
 
-from .drawing import Drawing, of_run
+from .drawing import SMALL, Drawing, figure, of_run
 from .runs import Run
 from .selection import labels, with_matrix
 
 Recorded = tuple[Run, str, int, int, np.ndarray]
+
+
+@figure("matrices/rounds", "a recorded matrix of each run by round, and by layer if it has layers")
+def by_round(
+    runs: Sequence[Run],
+    *,
+    matrix: str = "mixing",
+    block: str = "",
+    rounds: str = "",
+    seed: int | None = None,
+) -> Drawing:
+    """Heat maps receiver x sender, a row for each run and round, a column for each group of layers.
+
+    One colour scale, that of square roots, so that the others' weights are visible beside a
+    client's own. Where the partition has groups of clients, lines separate them.
+
+    Args:
+      matrix: name of a recorded matrix.
+      block: names of layers; all by default.
+      rounds: some of the recorded ones, "first" or "last"; all by default.
+      seed: the first by default.
+    """
+    rows = list(recorded(runs, matrix, rounds, seed))
+    chosen = [block_rows(run, len(weights), block) for run, *_, weights in rows]
+    counts = [len(layers) for layers in chosen]
+    drawing = Drawing(2.5 * max(counts) + 1.3, 2.7 * len(rows) + 0.3, counts)
+    shown = (weights[layers] for (*_, weights), layers in zip(rows, chosen, strict=True))
+    norm = PowerNorm(0.5, vmin=0.0, vmax=max(float(np.nanmax(one)) for one in shown) or 1.0)
+    for row, one, layers in zip(drawing.rows, rows, chosen, strict=True):
+        run, name, seed_shown, number, weights = one
+        for axes, g in zip(row, layers, strict=True):
+            image = plots.heat(axes, weights[g], norm)
+            square_clients(axes, run)
+            layer = run.blocks(len(weights))[g] if len(weights) > 1 else ""
+            axes.set_title(layer, **SMALL)
+            axes.set_xlabel("sender")
+            facts: dict[str, Any] = {"seed": seed_shown, "round": number, "block": layer}
+            places = {"receiver": range(run.num_clients), "sender": range(run.num_clients)}
+            drawing.add({"weight": weights[g]}, places, **of_run(run, name), **facts)
+        row[0].set_ylabel(f"{name}, round {number}\nreceiver")
+    drawing.colorbar(image, drawing.axes, "weight (white: 0)")
+    return drawing
 
 
 def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) -> Iterator[Recorded]:
@@ -23,28 +66,19 @@ def recorded(runs: Sequence[Run], matrix: str, rounds: str, seed: int | None) ->
       matrix: its name; runs without it are left out.
       rounds: of `rounds_at`.
       seed: the first by default.
+
+    Raises:
+      InputError: a run does not have the seed.
     """
     runs = with_matrix(runs, matrix)
     for run, name in zip(runs, labels(runs), strict=True):
-        s = seed_row(run, seed)
+        if seed is not None and seed not in run.seeds:
+            known = ", ".join(map(str, run.seeds))
+            raise InputError(f"--seed must be one of {known} ({run.folder}), got {seed}.")
+        s = 0 if seed is None else run.seeds.index(seed)
         for q in rounds_at(run, rounds):
             weights = run.matrix(matrix)[s, q].astype(float)
             yield run, name, run.seeds[s], int(run.matrix_rounds[q]), weights
-
-
-def seed_row(run: Run, seed: int | None) -> int:
-    """Return the position of a seed of the run, the first by default.
-
-    Raises:
-      InputError: the run doesn't have it.
-    """
-    if seed is None:
-        return 0
-    if seed not in run.seeds:
-        raise InputError(
-            f"--seed must be one of {', '.join(map(str, run.seeds))} ({run.folder}), got {seed}."
-        )
-    return run.seeds.index(seed)
 
 
 def rounds_at(run: Run, words: str) -> list[int]:
@@ -81,32 +115,6 @@ def block_rows(run: Run, count: int, words: str) -> list[int]:
     return [names.index(name) for name in chosen]
 
 
-def check_client(runs: Sequence[Run], client: int) -> None:
-    """Raise `InputError` unless all runs have the client."""
-    for run in runs:
-        if not 0 <= client < run.num_clients:
-            raise InputError(
-                f"--client must be in 0..{run.num_clients - 1} ({run.folder}), got {client}."
-            )
-
-
-def chosen_neighbours(matrix: np.ndarray, top_k: int) -> np.ndarray:
-    """Return the `top_k` largest weights of each row, without weights of 0, bool [N, N].
-
-    Weights equal to the smallest chosen one are chosen too: a matrix of equal weights chooses all
-    clients.
-    """
-    least = -np.sort(-matrix, axis=1)[:, min(top_k, matrix.shape[1]) - 1, None]
-    return (matrix >= least * (1 - 1e-6)) & (matrix > 0)
-
-
-def add_weights(drawing: Drawing, run: Run, name: str, weights: np.ndarray, **facts: Any) -> None:
-    """Add weights [receiver, sender] to the numbers."""
-    receivers, senders = map(range, weights.shape)
-    places = {"receiver": receivers, "sender": senders}
-    drawing.add({"weight": weights}, places, **of_run(run, name), **facts)
-
-
 def square_clients(axes: Axes, run: Run) -> None:
     """Draw square cells of a matrix, ticks of the clients, and lines between groups."""
     axes.set_aspect("equal")
@@ -117,23 +125,9 @@ def square_clients(axes: Axes, run: Run) -> None:
         axes.axvline(border, color="0.45", linewidth=0.6)
 
 
-def client_groups(run: Run) -> list[int] | None:
-    """Return the group of each client, if the partition has groups."""
-    groups = run.config["partition"]["options"].get("client_groups")
-    return None if groups is None or len(groups) != run.num_clients else groups
-
-
 def group_borders(run: Run) -> np.ndarray:
     """Return the positions between consecutive groups of clients, if the partition has groups."""
-    groups = client_groups(run)
-    if groups is None or groups != sorted(groups):
+    groups = run.config["partition"]["options"].get("client_groups")
+    if groups is None or len(groups) != run.num_clients or groups != sorted(groups):
         return np.array([])
     return np.flatnonzero(np.diff(groups)) + 0.5
-
-
-def within_groups(run: Run, chosen: np.ndarray) -> float | None:
-    """Return the fraction of neighbours in the client's own group; None without groups."""
-    groups = client_groups(run)
-    if groups is None or not chosen.any():
-        return None
-    return float(chosen[np.equal.outer(groups, groups)].sum() / chosen.sum())

@@ -206,12 +206,6 @@ class Run:
         words = [f"{name} {str(mark)[:8]}".strip() for name, mark in (held, dealt)]
         return ", ".join([*words, f"{self.num_clients} clients"])
 
-    @property
-    def alice(self) -> int | None:
-        """The only client that the algorithm makes a model for, or None if there are several."""
-        served = np.flatnonzero(~np.isnan(self.values()).all(axis=(0, 1)))
-        return int(served[0]) if len(served) == 1 < self.num_clients else None
-
 
 def same_data(run: Run, other: Run) -> bool:
     """Return whether both have the same data set and partition, as far as both record it."""

@@ -75,14 +75,6 @@ def with_scores(runs: Sequence[Run], models: Sequence[str], split: str = "test")
     return list(runs)
 
 
-def with_models(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs that saved their final models."""
-    return having(
-        runs, lambda run: (run.folder / "models.npz").exists(),
-        "saved models", "run with --save_models",
-    )  # fmt: skip
-
-
 def varying(runs: Sequence[Run], ignore: Sequence[str] = ()) -> list[str]:
     """Return the names of settings in which runs differ, hyperparameters within an algorithm.
 

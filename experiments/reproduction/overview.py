@@ -2,19 +2,17 @@
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.plots import COLOURS, MARKERS
 from fedjax_pfl.results.table import Column, Table
 
 from ..figures.drawing import Drawing
 from ..outputs import html_page
-from ..outputs.run_files import write_json, write_picture, write_text
+from ..outputs.run_files import write_picture, write_text
 from . import report as one_report
 from .cells import NEAR, NO_NUMBER, verdict_of_table
-from .full_cost import MACHINES, RATES, Cost, of_table
 from .planning import Request
 from .report import Report
 
@@ -30,14 +28,12 @@ class Part:
       title: its caption.
       report: its numbers; None where it has none yet.
       state: how many cells are measured, or what is the matter.
-      cost: at full scale, or None if it wasn't counted.
     """
 
     name: str
     title: str
     report: Report | None = None
     state: str = "not made yet"
-    cost: Cost | None = None
 
     @classmethod
     def finished(cls, request: Request, report: Report) -> "Part":
@@ -45,24 +41,11 @@ class Part:
         count = sum((cells["state"] != NO_NUMBER).sum() for cells in report.cells.values())
         measured = int(sum((cells["seeds"] > 0).sum() for cells in report.cells.values()))
         state = f"{measured} of {count} cells"
-        cost = saved_cost(request, report, measured)
-        return cls(request.table.name, request.table.caption, report, state, cost)
+        return cls(request.table.name, request.table.caption, report, state)
 
     @property
     def file(self) -> str:
         return self.name.replace("/", "-")
-
-
-def saved_cost(request: Request, report: Report, measured: int) -> Cost:
-    """Return the cost at full scale, saved if as many cells were measured."""
-    path = request.output / "full_cost.json"
-    if path.exists():
-        saved = read_json(path)
-        if saved.pop("measured_cells", None) == measured:
-            return Cost(**saved)
-    cost = of_table(request, report.sections)
-    write_json(path, {"measured_cells": measured, **asdict(cost)})
-    return cost
 
 
 def write(output: Path, title: str, parts: Sequence[Part]) -> None:
@@ -74,15 +57,11 @@ def write(output: Path, title: str, parts: Sequence[Part]) -> None:
 
 
 def overview_table(parts: Sequence[Part]) -> Table:
-    """Return a row for each table: its state, its verdict and its cost at full scale."""
+    """Return a row for each table: its state and its verdict."""
 
     def pair(some: str, every: str) -> Callable[[Mapping], str]:
         return lambda row: f"{row[some]} of {row[every]}" if row[every] else "-"
 
-    def number(key: str, divisor: float = 1.0) -> Callable[[Mapping], str]:
-        return lambda row: f"{row[key] / divisor:,.3g}"
-
-    hours = {f"full_hours_{one.key}": f"hours, {one.name}" for one in MACHINES}
     columns = [
         Column("table", "Table", lambda row: f"{row['table']}: {row['title']}"),
         Column("state", "State"),
@@ -94,19 +73,12 @@ def overview_table(parts: Sequence[Part]) -> Table:
         Column("compared", "Compared", shown=False),
         Column("unexplained", "Unexplained",
                lambda row: str(row["unexplained"]) if row["judged"] else "-"),
-        Column("full_gflop", "Full scale, PFLOP", number("full_gflop", 1e6)),
-        *(Column(key, title, number(key)) for key, title in hours.items()),
     ]  # fmt: skip
     rows = []
     for part in parts:
         verdict = verdict_of_table([]) if part.report is None else part.report.verdict
-        cost = part.cost
         row = {"table": part.name, "title": part.title, "state": part.state}
-        row |= {"judged": part.report is not None, **verdict}
-        row |= dict.fromkeys(("full_gflop", *hours))
-        if cost is not None:
-            row |= {"full_gflop": cost.gflop, **dict(zip(hours, cost.hours, strict=True))}
-        rows.append(row)
+        rows.append(row | {"judged": part.report is not None, **verdict})
     return Table(columns, rows)
 
 
@@ -115,7 +87,6 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
     lines = [
         f"# {title}",
         overview_table(parts).to_markdown(),
-        *cost_lines(parts),
         *missing(parts),
     ]
     for part in parts:
@@ -125,22 +96,6 @@ def markdown(title: str, parts: Sequence[Part], output: Path) -> str:
             if (output / drawn).exists():
                 lines.append(f"![{part.name}: the paper's numbers and ours]({drawn})")
     return "\n\n".join(lines) + "\n"
-
-
-def cost_lines(parts: Sequence[Part]) -> list[str]:
-    """Describe the costs at full scale."""
-    costs = [part.cost for part in parts if part.cost is not None]
-    if not costs:
-        return []
-    unknown = sum(one.unknown for one in costs)
-    text = (
-        "Full scale: local training of all runs of a table, counted from the paper's network, "
-        "rounds, partition and seeds (1 PFLOP is 1e15 operations), times what a finished run at "
-        "hand takes beyond plain training, such as FedDWA's second epoch. Without scoring and "
-        "servers. Hours are those at one rate each; another network or machine has another:"
-    )
-    more = [f"{unknown} runs could not be counted."] if unknown else []
-    return [text, RATES, *more]
 
 
 def missing(parts: Sequence[Part]) -> list[str]:

@@ -111,8 +111,7 @@ def squared_distances(a: Stack, b: Stack, partners: Rows | None = None) -> Matri
         return jnp.where(all_trusted, distances, direct)
 
     all_trusted = jnp.all(trusted)
-    with jax.named_scope("seldom"):  # cost estimates count the cheaper branch
-        return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
+    return lax.cond(_in_all_runs(all_trusted), lambda: distances, one_by_one)
 
 
 def _offloaded_sums(a: Stack, b: Stack, partners: Rows | None) -> tuple[jax.Array, ...]:

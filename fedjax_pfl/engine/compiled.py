@@ -113,7 +113,7 @@ def advance(states, runs, federation, t, length, total, eval_every, capacity, ad
 
         _, measured, matrices = jax.eval_shape(step, state, t)
         first = (state, filled(measured, 0, (capacity,)), filled(matrices, 0))
-        with jax.named_scope("rounds[1]"):  # cost tools report numbers of one round
+        with jax.named_scope("rounds"):
             return lax.fori_loop(0, length, body, first)
 
     numbers, operands = (t, length, total, eval_every), (runs, *unpack_states(states, federation))

@@ -159,9 +159,8 @@ def _adapted(due: Callable[[], Stack], how: Adaptation, last) -> Stack:
     if how.when == "every":
         return due()
     shapes = jax.eval_shape(due)
-    with jax.named_scope("last_round"):
-        return lax.cond(
-            last,
-            due,
-            lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
-        )
+    return lax.cond(
+        last,
+        due,
+        lambda: jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
+    )

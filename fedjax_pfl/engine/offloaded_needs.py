@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, SingleDeviceSharding
 
 from fedjax_pfl.engine.compiled import advance, begin, first_leaves, models, scores
-from fedjax_pfl.engine.lowered import HostCosts, Lowered
+from fedjax_pfl.engine.lowered import Lowered
 from fedjax_pfl.engine.memory import Memory, nbytes, working_bytes
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.state_sharding import Layout, PartialStates
@@ -300,26 +300,8 @@ class OffloadedNeeds(Program):
             )
         home = SingleDeviceSharding(devices[0]) if len(devices) == 1 else None
         with described_devices(devices):
-            of_round, block = self.calls(home)
+            of_round, _ = self.calls(home)
             shell = replace(self.federation, data=self.data.shell)
             operands = shapes_on(home, (self.runs, shell, np.int32(self.rounds)))
             start = first_leaves.trace(*operands, layout=self.layout)
-            cohort = self.federation.participation.cohort_size
-            moved = nbytes(self.shapes_of(cohort).rows)
-            clients = self.federation.num_clients
-            wanted = clients if self.scored is None else len(self.scored)
-
-            def coming(one: Call) -> int:  # every device has the samples of all clients
-                return nbytes(one.states.rows) + len(devices) * nbytes(one.samples)
-
-            host = HostCosts(
-                scores=block.trace().lower(),
-                blocks=-(-wanted // self.width),
-                coming=coming(of_round),
-                coming_block=coming(block),
-                rows=moved // cohort * min(cohort * self.rounds, clients),
-                samples=self.data.samples.nbytes + self.data.labels.nbytes,
-                to_device=moved + len(devices) * nbytes(of_round.samples),
-                from_device=moved,
-            )
-            return Lowered(start.lower(), of_round.trace().lower(), self.federation, host)
+            return Lowered(start.lower(), of_round.trace().lower(), self.federation)

@@ -1,7 +1,6 @@
 """Loops of unequal length, one per client, packed into the lanes of a vmap."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,31 +13,6 @@ from fedjax_pfl.execution.rows import RowDevices, over_devices, over_rows
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.typing import Tree
-
-
-class Counts(NamedTuple):
-    """Expected iterations of the rows' loops, as far as known in advance.
-
-    Loops are named after them, such as "steps[45]", for profiles and for tools that weigh the
-    bodies of loops in a compiled program (`experiments.planning`).
-
-    Attributes:
-      segments: of a row.
-      most: steps of the longest row, in all its segments.
-      mean: steps of a row, on average.
-      unit: the name of its steps.
-    """
-
-    segments: float
-    most: float
-    mean: float
-    unit: str = "steps"
-
-    def packed(self, rows: int, lanes: int) -> tuple[float, float]:
-        """Return (turns of the packed executor, steps of all turns), estimated for ragged rows."""
-        steps = max(self.most, self.mean * rows / lanes)
-        ends = self.segments * (-(-rows // lanes) if self.most == self.mean else rows)
-        return max(min(ends, steps), 1), steps
 
 
 class Loop(NamedTuple):
@@ -54,7 +28,7 @@ class Loop(NamedTuple):
       unfinished: `unfinished(row, state) -> bool`: whether the row has another step.
       step: `step(row, broadcast, state) -> state`.
       finish: `finish(row, broadcast, state)`: the result of a row.
-      counts: expected iterations, which only change names.
+      unit: the name of its steps, in profiles.
     """
 
     begin: Callable[..., Any]
@@ -63,21 +37,20 @@ class Loop(NamedTuple):
     unfinished: Callable[..., Any]
     step: Callable[..., Any]
     finish: Callable[..., Any]
-    counts: Counts
+    unit: str = "steps"
 
     def run_row(self, row: Tree, broadcast: Tree) -> Tree:
         """Run one row from its first to its last step."""
-        segments, most, _, unit = self.counts
 
         def segment(state):
             entered = self.enter(row, state)
-            with _named(unit, most / max(segments, 1)):
+            with jax.named_scope(self.unit):
                 return lax.while_loop(
                     partial(self.inside, row), lambda s: self.step(row, broadcast, s), entered
                 )
 
         first = self.begin(row, broadcast)
-        with _named("segments", segments):
+        with jax.named_scope("segments"):
             last = lax.while_loop(partial(self.unfinished, row), segment, first)
         return self.finish(row, broadcast, last)
 
@@ -91,10 +64,6 @@ class Loop(NamedTuple):
             step=lambda row, broadcast, state: self.step(row[1], broadcast, state),
             finish=lambda row, broadcast, state: self.finish(row[1], broadcast, state),
         )
-
-
-def _named(what: str, times: float) -> AbstractContextManager:
-    return jax.named_scope(f"{what}[{times:g}]")
 
 
 def run_loops(
@@ -129,10 +98,7 @@ def run_loops(
         return over_devices(share, operands, broadcast, execution, lengths, row_devices)
 
     def one_row(row, broadcast):
-        loop = make(broadcast)
-        if lengths is not None:  # each with its own number of steps
-            loop = loop._replace(counts=loop.counts._replace(most=loop.counts.mean))
-        return loop.run_row(row, broadcast)
+        return make(broadcast).run_row(row, broadcast)
 
     one_by_one = execution if lengths is None else replace(execution, max_lanes=1)
     return over_rows(one_row, operands, broadcast, one_by_one, lengths, row_devices)
@@ -154,12 +120,12 @@ class _Mapped(NamedTuple):
         enter, inside, unfinished = map(jax.vmap, (loop.enter, loop.inside, loop.unfinished))
         step, finish = (jax.vmap(f, (0, None, 0)) for f in (loop.step, loop.finish))
         begin = jax.vmap(loop.begin, (0, None))
-        return cls(begin, enter, inside, unfinished, step, finish, loop.counts.unit)
+        return cls(begin, enter, inside, unfinished, step, finish, loop.unit)
 
-    def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array, steps: float):
+    def turn(self, rows: Tree, broadcast: Tree, states: Tree, busy: jax.Array):
         """Advance all lanes until the first busy lane [W] ends a segment.
 
-        The loop has one condition for all lanes and needs no select. `steps`: about how many.
+        The loop has one condition for all lanes and needs no select.
         """
 
         def together(states):
@@ -167,22 +133,20 @@ class _Mapped(NamedTuple):
             return jnp.any(busy) & jnp.all(self.inside(rows, states) | ~busy)
 
         entered = self.enter(rows, states)
-        with _named(self.unit, steps):
+        with jax.named_scope(self.unit):
             return lax.while_loop(together, lambda s: self.step(rows, broadcast, s), entered)
 
 
 def _side_by_side(loop: Loop, operands: Tree, broadcast: Tree) -> Tree:
     """Run one lane per row: rows do not move, and finished ones keep their state."""
     lanes = _Mapped.of(loop)
-    count = jax.tree.leaves(operands)[0].shape[0]
-    turns, steps = loop.counts.packed(count, count)
 
     def turn(states):
         busy = lanes.unfinished(operands, states)
-        stepped = lanes.turn(operands, broadcast, states, busy, steps / turns)
+        stepped = lanes.turn(operands, broadcast, states, busy)
         return trees.where(busy, stepped, states)
 
-    with _named("turns", turns):
+    with jax.named_scope("turns"):
         last = lax.while_loop(
             lambda states: jnp.any(lanes.unfinished(operands, states)),
             turn,
@@ -211,14 +175,13 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
     Lanes then end at nearly the same time.
     """
     count = lengths.shape[0]
-    most_turns, all_steps = loop.counts.packed(count, lanes)
     order = jnp.argsort(-lengths, stable=True).astype(jnp.int32)
     mapped = _Mapped.of(loop)
 
     def turn(carry: _Lanes) -> _Lanes:
         at, rows, states, results, begun = carry
         busy = at < count
-        states = mapped.turn(rows, broadcast, states, busy, all_steps / most_turns)
+        states = mapped.turn(rows, broadcast, states, busy)
         done = busy & ~mapped.unfinished(rows, states)
         ended = mapped.finish(rows, broadcast, states)
         slots = jnp.where(done, at, count)
@@ -236,5 +199,5 @@ def _packed(loop: Loop, operands: Tree, broadcast: Tree, lengths: jax.Array, lan
     shapes = jax.eval_shape(mapped.finish, rows, broadcast, states)
     results = jax.tree.map(lambda s: jnp.zeros((count, *s.shape[1:]), s.dtype), shapes)
     first = _Lanes(at, rows, states, results, jnp.int32(lanes))
-    with _named("turns", most_turns):
+    with jax.named_scope("turns"):
         return lax.while_loop(lambda carry: jnp.any(carry.at < count), turn, first).results

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
-from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
+from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.augmentation import Augmentation
 from fedjax_pfl.federation.batching import Schedule, client_key
@@ -117,14 +117,7 @@ class _ClientLoop:
             unfinished=lambda lane, at: at.k < self._span(lane).stop,
             step=self._step,
             finish=self._finish,
-            counts=self._counts(),
         )
-
-    def _counts(self) -> Counts:
-        part, schedule = self.common.part, self.schedule
-        mean = part.mean_size
-        most, usual = (float(schedule.total_steps(size)) for size in (part.capacity, mean))
-        return Counts(most / max(schedule.steps_per_order(part.capacity), 1), most, usual)
 
     def _span(self, lane: _Lane) -> _Span:
         # If all sizes are equal, the size does not depend on the row.

@@ -10,7 +10,7 @@ from jax import lax
 
 from fedjax_pfl.aggregation import streamed
 from fedjax_pfl.data.federated import FederatedData, Split
-from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
+from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.rows import over_rows, row_devices_of
 from fedjax_pfl.federation.batching import COUNT_LIMIT
 from fedjax_pfl.federation.federation import Federation
@@ -95,7 +95,7 @@ def _scoring(
     data, part = common.data, common.part
     batch_size = min(batch_size, part.capacity)
     zero = jnp.zeros((), jnp.promote_types(task.dtype, jnp.float32))
-    most, mean = (-(-size // batch_size) for size in (part.capacity, part.mean_size))
+    most = -(-part.capacity // batch_size)
 
     def size_of(lane: _Lane):
         if lane.size is not None:
@@ -161,7 +161,7 @@ def _scoring(
         unfinished=unfinished,
         step=step,
         finish=finish,
-        counts=Counts(1, most, mean, "batches"),  # a plan counts no local step here
+        unit="batches",
     )
 
 

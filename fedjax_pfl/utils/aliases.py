@@ -119,7 +119,6 @@ OPTIONS = _inverted(
         "num_seeds": "t times numruns numtrials repeats trials",
         "optimizer": "clientoptimizer localoptimizer opt optim",
         "output_dir": "goal go logdir outdir savedir savefoldername sfn",
-        "participants": "who",
         "participation": "jr joinratio frac fraction fractionfit fractiontrain clientfraction "
         "samplefraction participationratio participationrate proportion clientsperround "
         "clientnumperround numclientsperround",
@@ -128,7 +127,7 @@ OPTIONS = _inverted(
         "percent": "s randpercent",
         "personal_epochs": "plocalepochs pls",
         "personal_rate": "lrp plearningrate personallearningrate",
-        "proximal_weight": "lam lambda lamda pull",
+        "proximal_weight": "lam lambda lamda",
         "relation_rate": "dlr drlearningrate",
         "rounds": "gr ge commround commrounds communicationrounds globalepoch globalepochs "
         "globalrounds nrounds numglobaliters numrounds numserverrounds serverrounds",
@@ -152,7 +151,7 @@ HYPERPARAMETERS = {
     "ditto": {"mu": "proximal_weight"},
     "fedadam": {"beta1": "b1", "beta2": "b2"},
     "fedala": {"layeridx": "layers", "p": "layers"},
-    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma", "penalty": "proximal_weight"},
+    "fedamp": {"alk": "alpha", "alphak": "alpha", "sg": "sigma"},
     "fedavgm": {"beta": "server_momentum"},
     "fedbabu": {"finetuningepochs": "fine_tune_epochs", "fte": "fine_tune_epochs"},
     "feddyn": {"al": "alpha"},

@@ -13,7 +13,6 @@ from jax.extend import core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import fedjax_pfl as pfl
-from experiments.planning import targets
 from fedjax_pfl.aggregation import products
 from fedjax_pfl.engine import compiled
 from fedjax_pfl.engine.arguments import checked_program
@@ -21,6 +20,7 @@ from fedjax_pfl.execution.mesh import CLIENTS, sharing
 from fedjax_pfl.execution.strategy import Execution
 from fedjax_pfl.testing.toys import toy_for
 from fedjax_pfl.utils import trees
+from tools import accelerators
 
 ROOMS = ("aggregation", "algorithms")
 PLAIN = {"dot", "einsum", "inner", "matmul", "matrix_power", "tensordot", "dot_general", "vdot"}
@@ -138,8 +138,7 @@ def equations(jaxpr):
 def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
     """Fused with the exchange's transposition, these products have no tiles there."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="JAX's plugin for CUDA is not installed")
-    target = targets.parse("h100:8")
-    mesh = Mesh(target.devices(), CLIENTS)
+    mesh = Mesh(accelerators.devices("h100:8"), CLIENTS)
 
     def one_device(a, b):
         a, b = (lax.all_to_all(x, CLIENTS, 1, 0, tiled=True) for x in (a, b))
@@ -150,4 +149,4 @@ def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
         shared = jax.shard_map(one_device, mesh=mesh, in_specs=spec, out_specs=spec)
         stack = jax.ShapeDtypeStruct((rows, 720), jnp.float32, sharding=NamedSharding(mesh, spec))
         lowered = jax.jit(shared).lower(stack, stack)
-    assert lowered.compile(compiler_options=target.compiler_options).memory_analysis()
+    assert lowered.compile(compiler_options=accelerators.COMPILER_OPTIONS["gpu"]).memory_analysis()

@@ -16,8 +16,7 @@ NEEDS = ("data", "network", "accelerator", "minutes", "torch")
 SHELLS = ("bash", "sh")
 # What an installation calls each `python -m experiments.NAME`.
 NAMES = (
-    "run", "sweep", "compare", "partition", "reproduce", "figures", "benchmark", "plan", "study",
-    "pretrain",
+    "run", "sweep", "compare", "partition", "reproduce", "figures", "study", "pretrain",
 )  # fmt: skip
 COMMANDS = {f"pfl-{name}": f"experiments.{name}" for name in NAMES}
 PROGRAMS = ("python", "python3", "pip", "make", ".venv/bin/python", ".venv/bin/pip", ".ci/run",

@@ -11,16 +11,16 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study, sweep
+from experiments import compare, partition, pretrain, reproduce, study, sweep
 from experiments.cli import algorithms, flags
 from experiments.figures import __main__ as figures
 from experiments.figures.scores import AVERAGES, SCORES
-from experiments.planning import targets
 from fedjax_pfl.data.partitions.importers import IMPORTERS
 from fedjax_pfl.data.partitions.rule_registry import parse_options, rule_options
 from tests.docs import pages
 from tests.docs.pages import ROOT
 from tools import compare_revisions
+from tools.benchmark import __main__ as benchmark
 
 
 def check_run(words):
@@ -68,7 +68,7 @@ def check_figures(words):
         raise pfl.core.unknown_name("figure", name, figures.FIGURES)
     figure = figures.FIGURES[name]
     parse_options(figures.options_given(args), figure.options, f"option of {name}")
-    assert bool(args.runs) == figure.needs_runs
+    assert args.runs
     for file in filter(None, (args.output, args.data)):
         assert not Path(file).exists()
 
@@ -99,14 +99,6 @@ def check_reproduce(words):
 def check_benchmark(words):
     args = benchmark.parse(["benchmark", *words])
     assert set(args.case) <= {*benchmark.CASES, "all"}
-
-
-def check_plan(words):
-    args = plan.parse(["plan", *words])
-    if not args["list"].value:
-        targets.parse(args.target)
-        own = {f"--{name}=" for name in args if args[name].group == "plan"}
-        check_run([word for word in words if not word.startswith(tuple(own))])
 
 
 def check_pretrain(words):
@@ -150,8 +142,7 @@ SCRIPTS = {
     "tools.demo_picture": check_picture,
     "tools.speed_picture": check_picture,
     "experiments.reproduce": check_reproduce,
-    "experiments.benchmark": check_benchmark,
-    "experiments.plan": check_plan,
+    "tools.benchmark": check_benchmark,
     "experiments.pretrain": check_pretrain,
     "pytest": check_pytest,
 }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, pretrain, reproduce, study
+from experiments import compare, partition, pretrain, reproduce, study
 from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
@@ -23,6 +23,7 @@ from fedjax_pfl.data.sources import source_registry
 from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
+from tools.benchmark import __main__ as benchmark
 
 ROOT = pages.ROOT
 # How many blocks of Python a page has that need nothing, and which test runs them.
@@ -97,7 +98,6 @@ def known_flags():
     values = [
         flags.parse(["run"], flags.distributed),
         benchmark.parse([""]),
-        plan.parse(["plan"]),
         reproduce.parse([""])[0],
         compare.parse([""]),
         figures.parse([""])[1],
@@ -214,7 +214,8 @@ def test_demo_is_the_command_of_the_readme():
 
 
 def main_of(script):
-    module = f"{script}.__main__" if script == "experiments.figures" else script
+    folders = ("experiments.figures", "tools.benchmark")
+    module = f"{script}.__main__" if script in folders else script
     return importlib.import_module(module).main
 
 
@@ -276,9 +277,8 @@ def test_wrong_commands_are_noticed():
         "python -m experiments.sweep --algorithms=feddwa --grid=feddwa.top_k=0",
         "python -m experiments.compare --runs=a --score=none",
         "python -m experiments.figures none/none --runs=a",
-        "python -m experiments.figures waffle/weights --top_k=3 --runs=a",
+        "python -m experiments.figures matrices/rounds --top_k=3 --runs=a",
         "python -m experiments.partition --alphas=x",
-        "python -m experiments.plan --target=v5f",
         "python -m experiments.partition --import_split=none:x",
     ):
         with pytest.raises(REFUSALS):

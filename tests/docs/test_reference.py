@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.models.networks import MODELS
 from fedjax_pfl.utils import typing
 from tests.docs import pages
-from tools.site_pages import MOVED, NOTEBOOK
+from tools.site_pages import MOVED, NOTEBOOKS
 
 DOCS = pages.ROOT / "docs"
 TARGETS = Counter(
@@ -71,5 +71,5 @@ def test_every_page_is_in_the_navigation():
     navigation = text.partition("\nnav:\n")[2].partition("\nplugins:\n")[0]
     listed = re.findall(r"(\S+\.md)$", navigation, re.MULTILINE)
     there = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
-    assert sorted(listed) == sorted([*there, *MOVED.values(), NOTEBOOK[1]])
+    assert sorted(listed) == sorted([*there, *MOVED.values(), *NOTEBOOKS.values()])
     assert {*MOVED, "README.md"} == {path.name for path in pages.ROOT.glob("*.md")}

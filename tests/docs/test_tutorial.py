@@ -1,7 +1,5 @@
 """The notebook of the tutorial runs from its first cell to its last, with fewer rounds."""
 
-import ast
-import json
 import re
 
 import matplotlib.figure
@@ -9,40 +7,31 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from tests.docs import pages
+from tests.docs import notebooks, pages
 
 PATH = pages.ROOT / "docs/tutorial.ipynb"
-CELLS = json.loads(PATH.read_text(encoding="utf-8"))["cells"]
-CODE = {cell["id"]: "".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"}
-TEXT = "".join("".join(c["source"]) for c in CELLS if c["cell_type"] == "markdown")
+NOTEBOOKS = sorted((pages.ROOT / "docs").rglob("*.ipynb"))
 SMALLER = {"rounds=40": "rounds=2", '"cnn"': '"softmax"', "seeds=(0, 1, 2)": "seeds=(0,)"}
 
 
-def test_tutorial_has_no_outputs():
-    cells = [cell for cell in CELLS if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    assert len({cell["id"] for cell in CELLS}) == len(CELLS)
-
-
-def test_links_of_the_tutorial():
-    for link in re.findall(r"\]\(([^)#]+)", TEXT):
-        assert (PATH.parent / link).exists(), link
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=pages.name)
+def test_notebooks_have_no_outputs_and_no_dead_links(path):
+    every = notebooks.cells(path)
+    assert len({cell["id"] for cell in every}) == len(every)
+    for cell in every:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None
+        else:
+            for link in re.findall(r"\]\(([^)#]+)", "".join(cell["source"])):
+                assert (path.parent / link).exists(), link
 
 
 @pytest.mark.costly
 def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     known = dict(pfl.core.ALGORITHMS)
-    names, shown = {"__name__": "tutorial"}, {}
     try:
-        for cell, text in CODE.items():
-            for old, new in SMALLER.items():
-                text = text.replace(old, new)
-            tree = ast.parse(text)
-            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-            exec(compile(tree, cell, "exec"), names)
-            if last is not None:
-                shown[cell] = eval(compile(ast.Expression(last.value), cell, "eval"), names)
+        names, shown = notebooks.run(PATH, SMALLER)
     finally:
         pfl.core.ALGORITHMS.clear()
         pfl.core.ALGORITHMS.update(known)
@@ -60,4 +49,4 @@ def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("old", SMALLER)
 def test_what_is_made_smaller_is_there(old):
-    assert any(old in text for text in CODE.values())
+    assert any(old in text for text in notebooks.code(PATH).values())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedjax_pfl.execution.lane_assignment import FULL, assign_lanes, makespan
-from fedjax_pfl.execution.packed_vmap import Counts, Loop, run_loops
+from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.strategy import Execution
 
 PER_SEGMENT = 3
@@ -36,7 +36,6 @@ def walking(step=lambda row, k: None):
             "k": s["k"],
             "segments": jnp.where(row["steps"] > 0, s["segments"], 0),
         },
-        counts=Counts(9, 25, 6),
     )
 
 
@@ -173,19 +172,6 @@ def test_equal_lengths_in_unequal_segments():
     np.testing.assert_array_equal(done["k"], LENGTHS)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "segments", "lanes"),
-    [([12] * 6, 4, 6), ([12] * 6, 4, 2), ([12] * 5, 4, 2), (LENGTHS, 3, 4), (LENGTHS, 3, 1)],
-)
-def test_steps_of_lanes_are_estimated(lengths, segments, lanes):
-    """From the longest row and the mean alone."""
-    lengths = np.array(lengths)
-    counts = Counts(segments, lengths.max(), lengths.mean())
-    turns, steps = counts.packed(len(lengths), lanes)
-    assert 0.999 * steps <= makespan(lengths, lanes) <= 1.25 * steps
-    assert segments <= turns <= steps
-
-
 def test_a_lane_for_every_row_moves_no_row():
     """A stack of models is neither gathered nor scattered, which a TPU does slowly."""
 
@@ -195,16 +181,3 @@ def test_a_lane_for_every_row_moves_no_row():
     for max_lanes, moved in ((3, True), (0, False), (11, False)):
         text = str(jax.make_jaxpr(walk, static_argnums=1)(rows(), max_lanes))
         assert ("gather" in text) == ("scatter" in text) == ("sort" in text) == moved
-
-
-@pytest.mark.parametrize(
-    ("max_lanes", "names"),
-    [(1, ["segments[9]", "steps[0.666667]"]), (3, ["turns[25]", "steps[1]"])],
-)
-def test_loops_are_named_after_how_often_they_run(max_lanes, names):
-    def walk(rows):
-        return run_loops(lambda _: walking(), rows, 2.0, Execution(max_lanes, "map"), rows["steps"])
-
-    text = jax.jit(walk).lower(rows()).compile().as_text()
-    for name in names:
-        assert f"{name}/while" in text

@@ -31,7 +31,7 @@ def test_a_command_is_started_anew_with_its_words(calls, monkeypatch, words):
     monkeypatch.setattr(sys, "orig_argv", words)
     if words is INSTALLED:
         monkeypatch.setattr(sys, "argv", words[2:])
-    start.request_huge_pages("run")
+    start.request_huge_pages("experiments.run")
     ((program, command, environment),) = calls
     assert program == command[0] == sys.executable and command[1:] == words[1:]
     assert environment == os.environ | {"GLIBC_TUNABLES": start.TUNABLE}
@@ -43,7 +43,7 @@ def test_huge_pages_are_not_requested_in_vain(calls, mode):
         start.MODE.unlink()
     else:
         start.MODE.write_text(mode)
-    start.request_huge_pages("run")
+    start.request_huge_pages("experiments.run")
     assert not calls
 
 
@@ -53,9 +53,9 @@ def test_not_twice_and_not_for_an_import_or_another_program(calls, monkeypatch):
     importlib.reload(importlib.import_module("experiments.compare"))
     with monkeypatch.context() as patch:
         patch.setattr(sys, "orig_argv", ["python", "/bin/ipython"])
-        start.request_huge_pages("run")
+        start.request_huge_pages("experiments.run")
     monkeypatch.setenv("GLIBC_TUNABLES", start.TUNABLE)
-    start.request_huge_pages("run")
+    start.request_huge_pages("experiments.run")
     assert not calls
 
 

@@ -20,8 +20,7 @@ from tests.experiments.small_runs import SMALL
 
 ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
-COMMANDS = {"run", "sweep", "pretrain", "compare", "partition", "reproduce", "figures", "benchmark",
-            "plan", "study"}  # fmt: skip
+COMMANDS = {"run", "sweep", "pretrain", "compare", "partition", "reproduce", "figures", "study"}
 WORDS = (*SMALL, "--num_clients=3", "--devices=1")
 TABLE = """
 paper = "Mine"
@@ -166,8 +165,6 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
     call("pfl-sweep", "--preset=digits_quick", "--algorithms=fedavg", *WORDS,
          "--grid=learning_rate=0.03,0.1", "--output_dir=swept")  # fmt: skip
     assert "fedavg" in (folder / "swept/sweep.md").read_text()
-    assert "pfl-benchmark --case" in call("pfl-benchmark", "--help")
-    assert "h100:8" in call("pfl-plan", "--list")  # of a file that comes with it
 
 
 @pytest.mark.costly

@@ -12,12 +12,11 @@ from pathlib import Path
 from unittest import mock
 
 import absl.flags
-import jax
 import numpy as np
 from hypothesis import strategies as st
 
 import fedjax_pfl as pfl
-from experiments import benchmark, compare, partition, plan, reproduce, run, sweep
+from experiments import compare, partition, reproduce, run, sweep
 from experiments.cli import flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.sources import source_registry
@@ -46,13 +45,9 @@ def checked(*_, **__):
 
 
 _LAST = """run.run cli.run_folder.opened partition.write compare.write_tables sweep.sweep
-figures.__main__.write benchmark._measure benchmark._in_process"""
+figures.__main__.write"""
 # What the scripts call once all is checked, and what is called instead.
-STOPS = dict.fromkeys(_LAST.split(), checked) | {
-    "plan.plan": lambda args, target, output: plan.prepare(args, target) and 0,
-    "planning.targets.check_installed": lambda target: None,
-    "planning.targets.Target.devices": lambda self: jax.local_devices()[:1],
-}
+STOPS = dict.fromkeys(_LAST.split(), checked)
 
 
 def main_of(main: Callable, *argv: str, stops: Mapping[str, Callable] = STOPS) -> str | None:
@@ -173,11 +168,9 @@ COMMANDS = {
     "run": (70, SMALL, RULES, run.main),
     "partition": (40, ("--num_clients=4", "--output_dir=new"), RULES, partition.main),
     "sweep": (30, SMALL, GRIDS, sweep.main),
-    "plan": (12, ("--target=v5e", *SMALL), RULES, plan.main),
     "reproduce": (16, REPRODUCED, {"--table=pfedla/1": []}, reproduce.main, run.main),
     "compare": (32, (), {"--runs=finished/one": []}, compare.main),
     "figures": (8, ("--runs=finished/one", "--output=new.png"), FIGURES, figures.main),
-    "benchmark": (32, (), {"--quick": []}, benchmark.main),
 }
 TARGETS = {f"{name} flags": (n, partial(command, *more)) for name, (n, *more) in COMMANDS.items()}
 TARGETS["whole runs"] = (2, whole_runs)

@@ -169,7 +169,7 @@ def finished():
     ours, tried = (copying(folder, "*.json", "*.npz") for folder in ("one", "sweep"))
     yield ours, running(run.main, *RUN, "--output_dir={}")
     yield ours, running(compare.main, "--runs={}", "--target=50")
-    for name in ("accuracy/rounds", "accuracy/clients", "feddwa/weights"):
+    for name in ("accuracy/rounds", "accuracy/clients", "matrices/rounds"):
         yield ours, running(figures.main, name, "--runs={}/feddwa", "--output=new.png")
     stops = {"sweep.pfl.simulate": checked, "sweep.write": lambda *_: 0}
     yield tried, running(sweep.main, *SWEEP, "--output_dir={}", stops=stops)

@@ -11,9 +11,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import study
-from experiments.benchmarks.cases import of_fedavg
 from experiments.cli import flags
 from tools import leaderboard, leaderboard_cells
+from tools.benchmark.cases import of_fedavg
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS = "--algorithms=ditto --rounds=7"

@@ -97,7 +97,7 @@ def test_cells_of_a_notebook_become_a_page():
         {"cell_type": "markdown", "id": "a", "source": ["# A\n", "[b](c.md)"]},
         {"cell_type": "code", "id": "data", "source": ["x = 1\n", "x"]},
     ]
-    text = notebook_page(json.dumps({"cells": cells}))
+    text = notebook_page(json.dumps({"cells": cells}), "tutorial")
     page, _, picture = text.rstrip().rpartition("\n\n")
     assert page == "# A\n[b](c.md)\n\n```python\nx = 1\nx\n```"
     assert picture.endswith("(images/tutorial_data.png)")

@@ -9,8 +9,7 @@ from experiments.cli import flags
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.small_runs import error_line
 
-SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__", "benchmark",
-           "plan"]  # fmt: skip
+SCRIPTS = ["run", "sweep", "compare", "partition", "reproduce", "figures.__main__"]
 
 
 @pytest.fixture

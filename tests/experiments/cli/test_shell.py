@@ -74,7 +74,7 @@ def test_all_scripts_begin_and_leave_in_one_way():
             commands += 1
         else:
             assert text.endswith('__main__":\n    shell.leave(main)\n'), path
-    assert commands == 10
+    assert commands == 8
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -69,30 +69,24 @@ def test_a_switch_needs_no_value():
 
 
 def test_options_are_the_figures_own(finished, tmp_path):
-    data = tmp_path / "omega.csv"
-    assert call("waffle/omega", f"--data={data}", "--delta_omega=2", "--rounds=4") == 0
-    assert data.read_text().splitlines()[1:3] == ["2.0,1,0.7310585786300049", "2.0,2,0.5"]
     words = (f"--runs={finished}", "--algorithms=cwfedavg", f"--output={tmp_path / 'x.png'}")
     assert call("accuracy/setting", *words, "--x=cwfedavg.wdr_weight", "--group=rounds") == 0
 
 
 BAD = {
-    ("waffle/wieghts",): "Unknown figure 'waffle/wieghts'. Did you mean 'waffle/weights'",
+    ("accuracy/roudns",): "Unknown figure 'accuracy/roudns'. Did you mean 'accuracy/rounds'",
     (): "Give the name of a figure",
-    ("waffle/omega", "waffle/weights"): "Give one figure's name",
-    ("waffle/omega", "--runs=x"): "draws a formula: leave --runs out",
-    ("waffle/omega", "--rounds=many"): "rounds must be a whole number, got 'many'",
-    ("waffle/omega", "--rounds=0"): "--rounds must be at least 1",
-    ("waffle/omega", "--client=1"): "option of figure 'waffle/omega' 'client'",
-    ("waffle/omega", "--colour=red"): "Unknown command line flag 'colour'",
-    ("waffle/weights",): "give their folders with --runs=DIR",
-    ("waffle/weights", "--runs=nowhere"): "No folder nowhere",
+    ("accuracy/rounds", "accuracy/bars"): "Give one figure's name",
+    ("matrices/rounds", "--runs=x", "--seed=many"): "seed must be a whole number, got 'many'",
+    ("accuracy/rounds", "--seed=1"): "option of figure 'accuracy/rounds' 'seed'",
+    ("accuracy/rounds", "--colour=red"): "Unknown command line flag 'colour'",
+    ("accuracy/rounds",): "give their folders with --runs=DIR",
+    ("accuracy/rounds", "--runs=nowhere"): "No folder nowhere",
 }
 BAD_WITH_RUNS = {
-    ("waffle/weights", "main", "--algorithms=local"): "None of the runs has the record",
-    ("feddwa/guidance", "iid"): "score_guidance=true",
-    ("spfl/fine_tuning", "main"): "--adapt_steps=10 --adapt_when=last",
-    ("feddwa/neighbours", "main", "--top_k=0"): "--top_k must be at least 1",
+    ("records/rounds", "main", "--record=weights"): "None of the runs has the record",
+    ("accuracy/pairs", "iid", "--models=guidance,personalized"): "score_guidance=true",
+    ("accuracy/pairs", "main", "--models=adapted"): "--adapt_steps=10 --adapt_when=last",
     ("accuracy/models", "iid", "--by=rounds"): "Unknown value of --by 'rounds'",
     ("accuracy/setting", "iid"): "Choose a setting with --x=NAME",
 }
@@ -112,13 +106,14 @@ def test_bad_input_with_runs(finished, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_cannot_be_written(tmp_path, capsys):
-    assert_refused(call("waffle/omega"), "--output=FILE.png", capsys)
-    assert call("waffle/omega", "--output=omega.bmp") == 2
+def test_files_that_cannot_be_written(finished, tmp_path, capsys):
+    assert_refused(call("accuracy/bars"), "--output=FILE.png", capsys)
+    assert call("accuracy/bars", "--output=bars.bmp") == 2
     assert "--output must end in .png or .pdf or .svg" in capsys.readouterr().err
-    assert_refused(call("waffle/omega", "--data=omega.npy"), "--data must end in .csv", capsys)
+    assert_refused(call("accuracy/bars", "--data=bars.npy"), "--data must end in .csv", capsys)
     (tmp_path / "file").write_text("x")
-    assert call("waffle/omega", f"--output={tmp_path / 'file' / 'a.png'}") == 2
+    words = (f"--runs={finished / 'main'}", f"--output={tmp_path / 'file' / 'a.png'}")
+    assert call("accuracy/bars", *words) == 2
     assert "not a writable folder" in capsys.readouterr().err
 
 

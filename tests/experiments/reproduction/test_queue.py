@@ -1,16 +1,15 @@
-"""Several tables in one queue: the order, going on, what can't be made, the report, costs."""
+"""Several tables in one queue: the order, going on, what can't be made, the report."""
 
 import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from experiments import reproduce, run
-from experiments.cli import data_flags, flags
+from experiments.cli import data_flags
 from experiments.outputs import html_page
-from experiments.reproduction import datasets, full_cost, planning
+from experiments.reproduction import datasets, planning
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from tests.experiments.reproduction.small_table import column, row, table_text, write_table
 from tests.experiments.small_runs import read_rows
@@ -64,15 +63,6 @@ def test_report_of_a_queue(finished):
     assert page.count("<table>") == text.count("| --- |") and "<script" not in page
 
 
-def test_passes_of_a_finished_run(finished):
-    """One of plain training; FedDWA's guidance epoch makes it two (`test_costs.py`)."""
-    _, output, _ = finished
-    names = ("local", "local_again")
-    folders = {name: output / "mine-two" / "digits_quick" / name / "local" for name in names}
-    assert [full_cost.passes(folders, name) for name in names] == pytest.approx([1, 1])
-    assert full_cost.passes(folders, "none") is None
-
-
 def test_queue_continues(finished, monkeypatch):
     """Nothing finished is run again; other flags are refused."""
     _, output, tables = finished
@@ -110,28 +100,6 @@ def test_a_reading_is_taken_where_there_is_one():
     words = ["reproduce", "--table=feddwa/1,feddwa/5", "--reading=paper"]
     asked = {one.table.name: one for one in reproduce.queue_of(*reproduce.parse(words)).requests}
     assert asked["feddwa/1"].reading == "paper" and asked["feddwa/5"].reading is None
-
-
-@pytest.mark.costly
-def test_costs_at_full_scale():
-    """Of plain training, by the steps of the paper's clients; seeds and rounds multiply."""
-    words = ("--preset=pfedla/table1_fashion_mnist_10", "--model=softmax")
-    result = full_cost.training(words)
-    args = flags.parse(["run", *words])
-    assert full_cost.training((*words, "--num_seeds=1")) == pytest.approx(result / args.num_seeds)
-    assert full_cost.training((*words, "--rounds=60")) == pytest.approx(result / 10)
-    # A sample's forward pass and its gradient are 2 x 7,840 multiply-adds; 70 % are for training.
-    samples = 1e9 * result / (4 * 7840) / (args.num_seeds * args.rounds * args.local_epochs)
-    assert 1 < samples / settings_held(words).sum() < 1.1
-    assert full_cost.training(("--dataset=digits",)) is None
-    dropping = flags.parse(["run", "--batch_size=10", "--drop_last"])
-    assert full_cost.steps(dropping, np.array([9, 25])).tolist() == [0, 2]
-
-
-def settings_held(words):
-    """Training samples of each client of a preset, as docs/settings.md counts them."""
-    args = flags.parse(["run", *words])
-    return data_flags.make_partition(args, datasets.blank(args.dataset)).sizes()
 
 
 @pytest.mark.costly

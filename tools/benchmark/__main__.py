@@ -1,13 +1,13 @@
-"""Benchmark of speed: `python -m experiments.benchmark --help`.
+"""Benchmark of speed: `python -m tools.benchmark --help`.
 
 Every case runs in its own process and its contestants take turns, so that they are measured within
 the same minutes. Nothing is downloaded: images are random.
 """
 
 if __name__ == "__main__":  # before anything is loaded
-    from .cli.start import launch
+    from experiments.cli.start import request_huge_pages
 
-    launch("benchmark")
+    request_huge_pages("tools.benchmark")
 
 import importlib.util
 import json
@@ -26,19 +26,19 @@ from rich.console import Console
 from rich.table import Table
 
 import fedjax_pfl as pfl
+from experiments.cli import devices, shell
+from experiments.cli.flag_groups import Group, new_path
+from experiments.cli.parsing import FlagValues, parse_words
+from experiments.outputs.run_files import atomic_write
 
-from .benchmarks.cases import CASES, Plan, Report
-from .benchmarks.timing import machine
-from .cli import devices, shell, start
-from .cli.flag_groups import Group, new_path
-from .cli.parsing import FlagValues, parse_words
-from .outputs.run_files import atomic_write
+from .cases import CASES, Plan, Report
+from .timing import machine
 
-USAGE = f"""\
+USAGE = """\
 Measure the speed of simulations, beside a PyTorch loop over the clients.
 
-  {start.called("benchmark")} --case=a,c --output=speed.json
-  {start.called("benchmark")} --list
+  python -m tools.benchmark --case=a,c --output=speed.json
+  python -m tools.benchmark --list
 
 Every case runs in its own process; the compared programs take turns. Nothing is downloaded: images
 are random.
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
     output = new_path("output", args.output)
     torch = args.torch and importlib.util.find_spec("torch") is not None
     if args.torch and not torch:
-        print("PyTorch is not installed: pip install 'fedjax_pfl[benchmark]'. Measuring without.")
+        print("PyTorch is not installed: pip install -e '.[benchmark]'. Measuring without.")
     measured, failed = {}, []
     for name in names:
         one = _measure(name, args, torch) if len(names) == 1 else _in_process(name, args)
@@ -135,7 +135,9 @@ def _in_process(name: str, args: flags.FlagValues) -> dict | None:
         same, file = Path(folder) / "same.flags", Path(folder) / "case.json"
         same.write_text(args.flags_into_string())
         words = [f"--flagfile={same}", f"--case={name}", f"--output={file}"]
-        done = subprocess.run([*start.words("benchmark"), *words], check=False, env=os.environ)
+        done = subprocess.run(
+            [sys.executable, "-m", "tools.benchmark", *words], check=False, env=os.environ
+        )
         return None if done.returncode else json.loads(file.read_text())[name]
 
 
@@ -163,3 +165,7 @@ def _about(name: str) -> str:
     documented = (getattr(case, "func", case).__doc__ or "").strip().splitlines()[0]
     keywords = getattr(case, "keywords", {})
     return documented + "".join(f" ({key}={value})" for key, value in keywords.items())
+
+
+if __name__ == "__main__":
+    shell.leave(lambda: main(sys.argv))

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import benchmark
-from experiments.benchmarks.cases import CASES, Plan, Ratio, of_fedavg
-from experiments.benchmarks.timing import Timing, contest
-from experiments.benchmarks.workloads import Workload
 from fedjax_pfl.engine import costs
 from tests.experiments.small_runs import assert_refused
+from tools.benchmark import __main__ as benchmark
+from tools.benchmark.cases import CASES, Plan, Ratio, of_fedavg
+from tools.benchmark.timing import Timing, contest
+from tools.benchmark.workloads import Workload
 
 
 class Stub:
@@ -130,7 +130,7 @@ def test_benchmark_refused(word, sentence, capsys):
 
 def test_the_pytorch_loop_has_the_same_network():
     torch = pytest.importorskip("torch", reason="the extra 'benchmark' is not installed")
-    from experiments.benchmarks.torch_loop import TorchLoop
+    from tools.benchmark.torch_loop import TorchLoop
 
     for model in ("cnn", "cnn_bn", "mlp", "softmax"):
         workload = Workload(model=model, num_clients=2, train=20, test=10)

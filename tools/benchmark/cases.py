@@ -1,4 +1,4 @@
-"""The cases of `experiments.benchmark`, one function each; contestants take turns."""
+"""The cases of `tools.benchmark`, one function each; contestants take turns."""
 
 import functools
 from collections.abc import Callable, Iterable

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import fedjax_pfl as pfl
-
-from ..cli import devices
+from experiments.cli import devices
 
 
 class Contestant(Protocol):

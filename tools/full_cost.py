@@ -9,14 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 import fedjax_pfl as pfl
+from experiments.cli import data_flags, flags
+from experiments.cli.config import ExperimentConfig
+from experiments.reproduction import datasets
+from experiments.reproduction.planning import Cell, Request
 from fedjax_pfl.engine.costs import step_flops
-
-from ..cli import data_flags, flags
-from ..cli.config import ExperimentConfig
-from ..figures.loading import read
-from . import datasets
-from .cells import Section
-from .planning import Cell, Request
 
 
 class Machine(NamedTuple):
@@ -46,16 +43,13 @@ class Cost:
     """Cost of a table at full scale.
 
     Attributes:
-      gflop: local training of all runs, as far as it can be counted.
+      gflop: plain local training of all runs, as far as it can be counted.
       runs: how many there are.
-      measured: for how many of them steps beyond plain local training were counted in a run at
-        hand; the others count as plain.
       unknown: runs that can't be counted.
     """
 
     gflop: float
     runs: int
-    measured: int
     unknown: int
 
     @property
@@ -64,24 +58,19 @@ class Cost:
         return tuple(self.gflop / machine.rate / 3600 for machine in MACHINES)
 
 
-def of_table(request: Request, sections: Sequence[Section]) -> Cost:
+def of_table(request: Request) -> Cost:
     """Return the cost of all runs of the table at full scale."""
     full = Request(request.table, "full", (), request.output, {}, request.reading)
-    folders = {one.column.name: one.folders for one in sections}
-    cells: dict[Path, tuple[str, Cell]] = {}  # rows may share a run
+    cells: dict[Path, Cell] = {}  # rows may share a run
     for column in request.table.column:
         for cell in full.cells(column):
-            cells.setdefault(cell.folder, (column.name, cell))
-    gflop, measured, unknown = 0.0, 0, 0
-    for name, cell in cells.values():
+            cells.setdefault(cell.folder, cell)
+    gflop, unknown = 0.0, 0
+    for cell in cells.values():
         plain = training(tuple(word for word in cell.words if "--output_dir" not in word))
-        if plain is None:
-            unknown += 1
-            continue
-        times = passes(folders.get(name, {}), cell.line.name)
-        measured += times is not None
-        gflop += plain * (1.0 if times is None else times)
-    return Cost(gflop, len(cells), measured, unknown)
+        unknown += plain is None
+        gflop += plain or 0.0
+    return Cost(gflop, len(cells), unknown)
 
 
 def training(words: Sequence[str]) -> float | None:
@@ -130,21 +119,3 @@ def _step(args: ExperimentConfig) -> float | None:
         for name in ("model_options", "batch_size", "momentum", "weight_decay", "batch_norm")
     }
     return step_flops(pfl.federate(dataset, partition, args.model, devices=1, **options))
-
-
-def passes(folders: Mapping[str, Path], row: str) -> float | None:
-    """Return a finished run's GFLOP over those of plain local training; None without a run."""
-    folder = folders.get(row)
-    if folder is None or not (folder / "summary.json").exists():
-        return None
-    run = read(folder)
-    flops = run.flops()
-    step = run.result.flops_per_step
-    if flops is None or not step or not (folder.parent / "partition.npz").exists():
-        return None
-    args = flags.parse(["run"])
-    names = ("local_steps", "local_epochs", "batch_size", "drop_last")
-    args = args.replace(**{name: run.flags[name] for name in names if name in run.flags})
-    own = steps(args, pfl.Partition.load(folder.parent / "partition.npz").sizes())
-    plain = (run.records["participated"] * own).sum() * step
-    return float(flops.sum() / plain) if plain else None

@@ -1,1 +1,0 @@
-"""The cases of `experiments.benchmark` and the PyTorch loop for comparison."""

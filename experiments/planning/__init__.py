@@ -1,1 +1,0 @@
-"""Programs compiled for described devices, and costs read from their text."""

@@ -1,0 +1,1 @@
+"""The cases of `tools.benchmark` and the PyTorch loop for comparison."""
