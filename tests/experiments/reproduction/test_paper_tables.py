@@ -224,9 +224,9 @@ def blank(monkeypatch):
 def test_every_small_run_can_begin(blank, name, tmp_path):
     own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
     asked = reproduce.request_of(own, more)
-    for column in asked.table.column:
-        for cell in asked.cells(column):
-            cell.check()
+    first, *others = (list(asked.cells(column)) for column in asked.table.column)
+    for cell in [*first, *(cells[0] for cells in others)]:  # each algorithm, each column
+        cell.check()
 
 
 def test_page_names_every_table():
