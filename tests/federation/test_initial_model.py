@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.models.pretrained import read_safetensors
+from fedjax_pfl.models.weight_files import read_safetensors
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
@@ -82,7 +82,9 @@ def test_what_matched_and_what_not_is_said(tmp_path):
         "head/kernel": np.zeros((5, 10)),
         "norm/scale": np.ones(5),
     }
-    one = federation(initial_model=given)
+    with pytest.raises(pfl.InputError, match=r"fits the network only in part: 2 of 4 .* partial=T"):
+        federation(initial_model=given)
+    one = federation(initial_model=given, partial=True)
     assert str(one.initial_match) == (
         "2 of 4 leaves given (25 of 43 numbers); drawn, as none is given: params/head/bias; "
         "drawn, as the shapes differ: params/head/kernel [5, 10] for [5, 3]; given, but not in the "
@@ -97,7 +99,7 @@ def test_what_matched_and_what_not_is_said(tmp_path):
 def test_half_precision_is_read(tmp_path):
     given = {"head.bias": np.asarray([1, -2.5, 3], jnp.bfloat16)}
     path = safetensors(tmp_path / "half.safetensors", given)
-    assert_given(federation(initial_model=path), {"head/bias": [1, -2.5, 3]})
+    assert_given(federation(initial_model=path, partial=True), {"head/bias": [1, -2.5, 3]})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,8 @@ def test_half_precision_is_read(tmp_path):
         ),
         ("absent.npz", "No file absent.npz"),
         ("absent.safetensors", "absent.safetensors can't be read"),
-        ("model.pt", "initial_model must be a file NAME.npz or NAME.safetensors, got 'model.pt'"),
+        ("model.pt", "initial_model can't be 'model.pt', as reading a pickle runs code"),
+        ("model.h5", "initial_model must be a file NAME.npz or NAME.safetensors, got 'model.h5'"),
     ],
 )
 def test_what_can_not_be_an_initial_model(given, message):
@@ -161,7 +164,7 @@ def test_of_a_runs_models_the_global_one_is_taken(tmp_path):
         "personalized": {"params": {"head": {"bias": np.ones((2, 5, 3))}}},
     }
     pfl.save_models(tmp_path / "models.npz", models)
-    one = federation(initial_model=tmp_path / "models.npz")
+    one = federation(initial_model=tmp_path / "models.npz", partial=True)
     assert_given(one, {"head/bias": bias[0], "fc_0/kernel": kernel[0]})
     assert one.initial_match.unused == ()
     pfl.save_models(tmp_path / "own.npz", {"personalized": models["personalized"]})
@@ -173,7 +176,7 @@ def test_ifca_needs_models_that_differ():
     ifca = pfl.make_algorithm("ifca")
     with pytest.raises(pfl.InputError, match="ifca begins with different models"):
         pfl.Simulation(ifca, federation(initial_model=values())).check()
-    pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"))).check()
+    pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"), partial=True)).check()
 
 
 @pytest.mark.costly
@@ -280,8 +283,9 @@ def test_values_under_pytorchs_names_are_converted(tmp_path):
         "net.2.bias": np.zeros(9),
         "scale": np.ones(3),
     }
-    match = str(federation(initial_model=other).initial_match)
-    assert "params/head/bias [9] for [3], params/head/kernel [5, 9] for [5, 3];" in match
+    match = str(federation(initial_model=other, partial=True).initial_match)
+    assert "net.2.bias [9] for params/head/bias [3], net.2.weight [9, 5] for params/h" in match
+    assert "none is given" not in match
     assert match.endswith("given, but not in the network: scale")
 
 
@@ -297,12 +301,12 @@ def test_axes_that_shapes_do_not_tell_are_named():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)
     kernels = {"fc_0.kernel": np.eye(64), "head.kernel": np.zeros((64, 10))}
-    one = pfl.federate(data, partition, "mlp", initial_model=kernels)
+    one = pfl.federate(data, partition, "mlp", initial_model=kernels, partial=True)
     assert one.initial_match.unclear == ("params/fc_0/kernel",)
     text = "taken in Flax's order, channels last, which shapes can't confirm: params/fc_0/kernel"
     assert str(one.initial_match).endswith(text)
     flat = {"fc.kernel": np.zeros((128, 64))}  # behind 2x2 pixels of 32 channels
-    one = pfl.federate(data, partition, "cnn", initial_model=flat)
+    one = pfl.federate(data, partition, "cnn", initial_model=flat, partial=True)
     assert one.initial_match.unclear == ("params/fc/kernel",)
 
 
