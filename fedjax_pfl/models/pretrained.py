@@ -21,11 +21,12 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.models.adapter_layers import A
 from fedjax_pfl.models.base_file import WITHOUT, read_facts
 from fedjax_pfl.models.task import Task, as_task
-from fedjax_pfl.models.torch_layers import HINT, arrays_of, as_array, several
+from fedjax_pfl.models.torch_layers import HINT, as_array, several
 from fedjax_pfl.models.torch_weights import (
     Given,
     behind_images,
     converted,
+    convertible_layers,
     layers_of,
     looks_like_torch,
     torch_shape,
@@ -67,7 +68,9 @@ class Match:
         part, count = self.numbers
         leaves = len(self.loaded) + len(self.drawn)
         messages = [f"{len(self.loaded)} of {leaves} leaves given ({part:,} of {count:,} numbers)"]
-        absent = [path for path in self.drawn if not any(f"{path} [" in one for one in self.misfits)]
+        absent = [
+            path for path in self.drawn if not any(f"{path} [" in one for one in self.misfits)
+        ]
         for what, names in (
             ("drawn, as none is given", absent),
             ("drawn, as the shapes differ", self.misfits),
@@ -120,11 +123,10 @@ def from_torch(
     """
     task = as_task(model)
     inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.dtype(input_dtype))
-    zeros = jnp.zeros(inputs.shape, inputs.dtype)
-    leaves = trees.by_path(jax.eval_shape(task.init, jax.random.key(0), zeros))
-    given = converted(
-        state_dict, task, inputs, names=names or {}, flattened=flattened or {}, ordered=True
-    )
+    own_layers = convertible_layers(task, inputs)
+    leaves = dict(sorted(leaf for layer in own_layers.values() for leaf in layer.values()))
+    options = {"names": names or {}, "flattened": flattened or {}, "ordered": True}
+    given = converted(state_dict, task, inputs, own_layers, **options)
     values, match = _matched("state_dict", given, leaves, partial)
     if len(values) < len(leaves) or given.unused:
         warnings.warn(f"A part of the state_dict was taken: {match}.", stacklevel=2)
@@ -157,7 +159,9 @@ def initial_values(
     facts, _ = facts_of(source)
     if looks_like_torch(arrays, leaves):
         ordered = not (isinstance(source, str | Path) and str(source).endswith(".safetensors"))
-        given = converted(arrays, task, inputs, names=names, flattened={}, ordered=ordered)
+        own_layers = convertible_layers(task, inputs)
+        options = {"names": names, "flattened": {}, "ordered": ordered}
+        given = converted(arrays, task, inputs, own_layers, **options)
     else:
         sure = of_a_run or bool(facts)
         images = {} if sure else behind_images(task, layers_of(task, inputs), inputs)

@@ -6,6 +6,8 @@ PFLlib's are the classes of its `trainmodel/models.py`, whole or split in `base`
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
+from fedjax_pfl.utils.errors import InputError
+
 T = TypeVar("T")
 # Prefixes that DistributedDataParallel, Lightning and torch.compile add to all names.
 WRAPPERS = ("module.", "model.", "_orig_mod.")
@@ -22,6 +24,8 @@ PFLLIB = (
     {"embedding": "embedding", "conv1.0": "conv_0", "conv2.0": "conv_1", "conv3.0": "conv_2",
      "fc": "head"},  # TextCNN
 )  # fmt: skip
+# Layers of a network that computes something else with the same layers as one here.
+LSTM_NET = {"embedding", "lstm.l0", "lstm.l1", "fc"}
 BLOCK = {"conv1": "first/conv", "{}1": "first/{}", "conv2": "second/conv", "{}2": "second/{}"}
 SHORTCUT = {"downsample.0": "shortcut/conv", "downsample.1": "shortcut/{}"}
 
@@ -64,10 +68,18 @@ def known_pairs(theirs: Collection[str], own: Collection[str]) -> dict[str, str]
     """Return the network's layer for each of PyTorch's, if a table lists both; {} otherwise.
 
     Some of PyTorch's layers may be missing, such as a classifier.
+
+    Raises:
+      InputError: names of PFLlib's LSTMNet.
     """
     plain = {layer: layer for layer in theirs}
     if all_begin([f"{layer}." for layer in theirs], ("base.", "head.")):  # PFLlib's BaseHeadSplit
         plain = {layer: "fc" if layer == "head" else layer[len("base.") :] for layer in theirs}
+    if set(plain.values()) == LSTM_NET:
+        raise InputError(
+            "These are the names of PFLlib's LSTMNet, which has a ReLU before its last layer, and "
+            "no network here has: give names={'fc': 'head'} if yours has none."
+        )
     for table in TABLES:
         if set(table.values()) == set(own) and set(plain.values()) <= set(table):
             return {layer: table[name] for layer, name in plain.items()}

@@ -75,6 +75,7 @@ def converted(
     state_dict: Mapping[str, Any],
     task: Task,
     inputs: jax.ShapeDtypeStruct,
+    own_layers: Layers,
     *,
     names: Mapping[str, str],
     flattened: Mapping[str, Sequence[int]],
@@ -86,12 +87,11 @@ def converted(
       state_dict: PyTorch tensors or NumPy arrays by name.
       task: the task of the network.
       inputs: shape of a batch.
+      own_layers: see `convertible_layers`.
       names, flattened: see `from_torch`.
       ordered: whether the order of the arrays is the module's.
     """
     arrays, left_out = arrays_of(state_dict), ()
-    with nn.intercept_methods(_not_transposed):
-        own_layers = layers_of(task, inputs)
     if not names:
         leaves = {f"{layer}/{name}": leaf.shape for layer, of_layer in own_layers.items()
                   for name, (_, leaf) in of_layer.items()}  # fmt: skip
@@ -113,7 +113,7 @@ def converted(
             path, like = own_layers[own][leaf]
             rows = leaf == "kernel" or "kernel" not in own_layers[own]  # not a dense layer's bias
             before = channels.get(own, 1) if rows else 1
-            array = _turned(value, leaf, like.shape, before, own)
+            array = _turned(value, leaf, like.shape, before, prefix + name, own)
             if array.shape == like.shape:
                 given.values[path] = array
             else:
@@ -139,10 +139,20 @@ def layers_of(task: Task, inputs: jax.ShapeDtypeStruct) -> Layers:
     return layers
 
 
-def _not_transposed(call, args, kwargs, context):
-    if isinstance(context.module, nn.ConvTranspose):
-        raise InputError("Weights of transposed convolutions can't be converted.")
-    return call(*args, **kwargs)
+def convertible_layers(task: Task, inputs: jax.ShapeDtypeStruct) -> Layers:
+    """Return `layers_of` a network without transposed convolutions.
+
+    Raises:
+      InputError: it has one, whose weights have their axes in yet another order.
+    """
+
+    def checked(call, args, kwargs, context):
+        if isinstance(context.module, nn.ConvTranspose):
+            raise InputError("Weights of transposed convolutions can't be converted.")
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(checked):
+        return layers_of(task, inputs)
 
 
 def behind_images(
@@ -173,13 +183,18 @@ def behind_images(
 
 
 def _turned(
-    value: np.ndarray, leaf: str, shape: tuple[int, ...], channels: int | None, layer: str
+    value: np.ndarray,
+    leaf: str,
+    shape: tuple[int, ...],
+    channels: int | None,
+    name: str,
+    layer: str,
 ) -> np.ndarray:
     """Permute a value's axes to a leaf's, or to another shape if it does not fit."""
     if leaf == "table" and np.any(value[:1]):
         warnings.warn(
-            f"{layer} takes id 0 for padding, with zeros for its embedding, and row 0 of the given "
-            "table is not zero.",
+            f"{name}: {layer} takes id 0 for padding, with zeros for its embedding, and row 0 of "
+            "the given table is not zero.",
             stacklevel=4,
         )
     if leaf in ("kernel", "recurrent"):

@@ -195,7 +195,9 @@ def test_layers_of_one_side_only():
         converted = pfl.models.from_torch(state, network, SHAPE, names=names, partial=True)
     assert set(converted["params"]) == {"fc_0", "head"}
     part = {name: value for name, value in state.items() if name in ("a.weight", "out.weight")}
-    with pytest.raises(pfl.InputError, match="none is given: params/fc_0/bias, params/head/bias. "):
+    with pytest.raises(
+        pfl.InputError, match=r"none is given: params/fc_0/bias, params/head/bias\. "
+    ):
         pfl.models.from_torch(part, network, SHAPE)
     with pytest.warns(UserWarning, match="none is given: params/fc_0/bias, params/head/bias"):
         model = pfl.models.from_torch(part, network, SHAPE, partial=True)
@@ -205,7 +207,9 @@ def test_layers_of_one_side_only():
 
 
 def test_an_order_that_can_not_be_told_is_asked_for():
-    with pytest.raises(pfl.InputError, match=r"give from_torch\(flattened=\{'o': \(height, width, "):
+    with pytest.raises(
+        pfl.InputError, match=r"give from_torch\(flattened=\{'o': \(height, width, "
+    ):
         pfl.models.from_torch(STATE, Net(), SHAPE)
     # Its columns come one after the other, each with its channels: here that is [1, 2, 3] flat.
     model = pfl.models.from_torch(STATE, Net("hidden"), SHAPE, flattened={"o": (1, 2, 3)})

@@ -150,7 +150,8 @@ def test_a_bare_hugging_face_body_has_no_prefix():
         for name, value in HUGGING_FACE.items()
         if not name.startswith("classifier")
     }
-    model = pfl.models.from_torch(bare, NETWORK, SHAPE, strict=False)
+    with pytest.warns(UserWarning, match="none is given: params/head/bias, params/head/kernel"):
+        model = pfl.models.from_torch(bare, NETWORK, SHAPE, partial=True)
     whole = pfl.models.from_torch(HUGGING_FACE, NETWORK, SHAPE)
     assert "head" not in model["params"]
     layer = [one["params"]["block_10"]["attention"]["qkv"]["kernel"] for one in (model, whole)]
