@@ -277,6 +277,8 @@ def _matched(
     facts = facts or {}
     values = {}
     for path, value in given.values.items():
+        quantized = value.dtype.kind in "iu" and jnp.issubdtype(leaves[path].dtype, jnp.floating)
+        require(not quantized, f"{what} at {path!r}", value.dtype.name, "floating-point numbers")
         values[path] = np.ascontiguousarray(value).astype(leaves[path].dtype)
         finite = bool(np.isfinite(np.asarray(values[path], np.float64)).all())
         require(finite, f"{what} at {path!r}", "NaN or infinity", f"finite in {leaves[path].dtype}")
