@@ -91,18 +91,14 @@ def converted(
       names, flattened: see `from_torch`.
       ordered: whether the order of the arrays is the module's.
     """
-    arrays, left_out = arrays_of(state_dict), ()
-    if not names:
-        leaves = {f"{layer}/{name}": leaf.shape for layer, of_layer in own_layers.items()
-                  for name, (_, leaf) in of_layer.items()}  # fmt: skip
-        arrays, left_out = vit_names.renamed(arrays, leaves, inputs.shape[-1])
-    torch_layers = torch_layers_of(arrays)
+    arrays = arrays_of(state_dict)
+    torch_layers = torch_layers_of(arrays if names else vit_names.renamed(arrays))
     channels = behind_images(task, own_layers, inputs)
     for layer, sizes in flattened.items():
         require_name("layer in flattened", layer, own_layers)
         channels[layer] = sizes[-1] if sizes else 1
     pairs = paired(torch_layers, own_layers, names, ordered)
-    given = Given({}, {}, left_out)
+    given = Given({}, {}, ())
     for layer, own in pairs.items():
         prefix = f"{layer}." if layer else ""
         for name, value in joined(torch_layers[layer]).items():
