@@ -187,7 +187,7 @@ FLAT = HUGGING_FACE | {
         (
             FLAT,
             {},
-            r"given: params/block_1/attention/qkv/kernel; given, .*: block_1.attention.query.weight",
+            r"given: params/block_1/attention/qkv/kernel; .*: block_1.attention.query.weight",
         ),
         (TIMM, {"patch": 1}, r"embed.positions \[1, 13, 12\] for params/embed/positions \[1, 49, "),
     ],
