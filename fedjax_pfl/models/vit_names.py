@@ -51,9 +51,10 @@ def renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
     for query in [name for name in named if ".attention.query." in name]:
         three = [query.replace("query", one) for one in ("query", "key", "value")]
-        if len({np.shape(named.get(name)) for name in three}) == 1:
-            joined = np.concatenate([named.pop(name) for name in three])
-            named[query.replace("query", "qkv")] = joined
+        parts = [named[name] for name in three if name in named]
+        if len(parts) == 3 and len({part.shape for part in parts}) == 1:
+            named = {name: value for name, value in named.items() if name not in three}
+            named[query.replace("query", "qkv")] = np.concatenate(parts)
     return named
 
 
