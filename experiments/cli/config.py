@@ -15,7 +15,7 @@ from fedjax_pfl.utils.errors import shown
 
 from ..outputs import trackers
 from .algorithms import own_training, parse_algorithms
-from .parsing import parse_pairs
+from .parsing import name_and_value, parse_pairs
 
 GROUPS = ("comparison", "data", "rule", "training", "uploads", "run")  # flags that make a run
 UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option", "secure_option")
@@ -182,6 +182,8 @@ class ExperimentConfig:
             "departures": self.rounds_of_clients("departures", "ROUND"),
             "drift_rounds": self.drift_rounds or None,
             "initial_model": self.init_from,
+            "names": dict(name_and_value("init_name", word) for word in self.init_name) or None,
+            "partial": self.init_partial,
             **self._training_options,
             **{f"{name}s": parse_pairs(self, name) for name in UPLOAD_PAIRS},
         }

@@ -81,6 +81,12 @@ SPELLED: dict[str, Callable[[Group], None]] = {
         None,
         "NPZ or safetensors file with values that models begin with, matched by leaves' paths",
     ),
+    "names": lambda group: group.pairs(
+        "init_name", "the network's layer for one of --init_from, such as conv1=conv_0"
+    ),
+    "partial": lambda group: group.switch(
+        "init_partial", False, "take what fits of --init_from and draw the other leaves"
+    ),
     "extra_loss": lambda group: group.number(
         "wdr_weight",
         0.0,

@@ -10,10 +10,10 @@ EXTRAS = (
     "lr_schedule", "lr_schedule_option", "optimizer", "optimizer_option", "momentum",
     "weight_decay", "clip_norm", "keep_optimizer_state", "wdr_weight", "batch_order", "augment",
     "share", "head", "batch_norm", "sampling", "stragglers", "straggler_schedule", "initializer",
-    "dtype", "compute_dtype", "init_from", "freeze", "lora_rank", "lora_ranks", "lora_alpha",
-    "lora_layers", "cache_features", "base_dtype", "convolutions", "arrivals", "departures",
-    "drift", "drift_rounds", "drift_concepts", "drift_share", "drift_stagger",
-    "new_clients", "set",
+    "dtype", "compute_dtype", "init_from", "init_name", "init_partial", "freeze", "lora_rank",
+    "lora_ranks", "lora_alpha", "lora_layers", "cache_features", "base_dtype", "convolutions",
+    "arrivals", "departures", "drift", "drift_rounds", "drift_concepts", "drift_share",
+    "drift_stagger", "new_clients", "set",
 )  # fmt: skip
 
 # Flags that are not said by their name and value.

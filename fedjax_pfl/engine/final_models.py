@@ -19,7 +19,7 @@ from fedjax_pfl.models.cached_features import complete
 from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.names import GLOBAL, PERSONALIZED
 from fedjax_pfl.utils.conversions import require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
@@ -71,16 +71,8 @@ class Final:
           InputError: no such run or client, the algorithm makes no model for the client, or the
             samples have another shape or type.
         """
-        program, federation = self.program, self.program.federation
-        run = require_whole("run", run, 0, program.num_runs - 1)
-        row = require_whole("row", row, 0, federation.num_clients - 1)
-        there = served(program.runs, federation)[run]
-        ids = np.asarray(federation.data.ids)
-        if not there[row]:
-            raise InputError(
-                f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
-                f"of {ids[there].tolist()}."
-            )
+        federation = self.program.federation
+        model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
         (task, data), samples = complete(federation.network, federation.data), np.asarray(samples)
         shape = ", ".join(map(str, data.sample_shape))
@@ -90,13 +82,6 @@ class Final:
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
         check_stored(samples, data.samples.dtype)
-        stack = self.models([row])[PERSONALIZED]
-        at = (run,) if isinstance(stack, Broadcast) else (run, 0)
-        models = stack.model if isinstance(stack, Broadcast) else stack
-        model, backbone = (
-            jax.tree.map(lambda leaf, at=at: leaf[at], tree)
-            for tree, at in ((models, at), (self.backbone(), (run,)))
-        )
         turns = data.at_round(self._last()).turns
         if turns is not None:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
@@ -111,6 +96,48 @@ class Final:
             scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
             inputs = inputs * scale + shift
         return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
+
+    @short_locations()
+    def model(self, run: int, row: int | None = None) -> Tree:
+        """Return a model of the user's own network, {"params": ..., "batch_stats": ...}.
+
+        Frozen leaves are in it, and adapters are added to their kernels.
+
+        Args:
+          run: of the R runs, seeds outermost.
+          row: of the client whose personalized model it is; None for the global model.
+
+        Raises:
+          InputError: no such run, client or model, or one that the network can't compute.
+        """
+        federation = self.program.federation
+        if row is None:
+            shared = self.models([0]).get(GLOBAL)
+            name = self.program.runs.algorithm.name
+            if not isinstance(shared, Broadcast):
+                raise InputError(f"{name} has no global model: give a client.")
+            model, backbone = _at((run,), shared.model), _at((run,), self.backbone())
+        else:
+            model, backbone = self._of_client(run, row)
+        task, _ = complete(federation.network, federation.data)
+        return jax.tree.map(np.asarray, task.bound({}, backbone).plain(model))
+
+    def _of_client(self, run: int, row: int) -> tuple[Tree, Tree]:
+        """Return one run's personalized model of one client, and the leaves that it lacks."""
+        program, federation = self.program, self.program.federation
+        run = require_whole("run", run, 0, program.num_runs - 1)
+        row = require_whole("row", row, 0, federation.num_clients - 1)
+        there = served(program.runs, federation)[run]
+        ids = np.asarray(federation.data.ids)
+        if not there[row]:
+            raise InputError(
+                f"{program.runs.algorithm.name} makes no model for client {ids[row]}; it has those "
+                f"of {ids[there].tolist()}."
+            )
+        stack = self.models([row])[PERSONALIZED]
+        shared = isinstance(stack, Broadcast)
+        model = _at((run,), stack.model) if shared else _at((run, 0), stack)
+        return model, _at((run,), self.backbone())
 
     def backbone(self) -> Tree | None:
         """Return the leaves that models lack, [runs, ...], in the models' type; None if none."""
@@ -144,6 +171,10 @@ class Final:
     def _last(self) -> int:
         """Return the number of the last round, counted from 0."""
         return (self.program.rounds if self.done is None else self.done) - 1
+
+
+def _at(place: tuple[int, ...], tree: Tree) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[place], tree)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -48,7 +48,13 @@ class ModelOptions(Group):
     initial_model: str | Path | Mapping[str, Any] | None = option(
         None,
         "values that models begin with, matched by the paths of leaves: a model, or an NPZ or "
-        "safetensors file; under PyTorch's names they are converted; the others are drawn",
+        "safetensors file; under PyTorch's names they are converted",
+    )
+    names: dict[str, str] | None = option(
+        None, "the network's layer for a layer of initial_model, such as {'conv1': 'conv_0'}"
+    )
+    partial: bool = option(
+        False, "take what fits of initial_model and draw the other leaves, instead of refusing it"
     )
     objective: str | None = option(
         None,
@@ -112,11 +118,14 @@ class ModelOptions(Group):
         if self.lora_ranks is not None:
             allowed = f"absent or {self.rank}, the largest of lora_ranks"
             require(self.lora_rank in (None, self.rank), "lora_rank", self.lora_rank, allowed)
-        options = self.model_options
-        fits = options is None or isinstance(options, Mapping)
-        fits = fits and all(isinstance(name, str) for name in options or ())
-        allowed = "a dict such as {'hidden': 32}, with text for keys"
-        require(fits, "model_options", type(options).__name__, allowed)
+        for name in ("names", "partial"):
+            useless = self.initial_model is None and bool(getattr(self, name))
+            require(not useless, name, getattr(self, name), "absent without initial_model")
+        _require_texts("model_options", self.model_options, "{'hidden': 32}, with text for keys")
+        _require_texts("names", self.names, "{'conv1': 'conv_0'}, with names of layers")
+        layers = (self.names or {}).values()
+        fits = all(isinstance(layer, str) for layer in layers)
+        require(fits, "names", self.names, "texts, the names of the network's layers")
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -231,7 +240,8 @@ class ModelOptions(Group):
         """
         values, match = {}, None
         if self.initial_model is not None:
-            values, match = initial_values(self.initial_model, task, shapes, inputs)
+            given = self.initial_model, task, shapes, inputs
+            values, match = initial_values(*given, self.names or {}, self.partial)
         task = self._fixed(task, shapes, order, inputs, bool(values))
         return task, values_held(task, values), match
 
@@ -284,6 +294,13 @@ def _without_adapters(rule: Rule) -> tuple[Rule, str]:
     words = [word.strip() for word in rule.split(",")]
     patterns = [word for word in words if "lora" in word]
     return ",".join(w for w in words if w not in patterns) or "body", ",".join(patterns)
+
+
+def _require_texts(name: str, options: Any, example: str) -> None:
+    """Raise `InputError` unless an option is absent or a dict with text for keys."""
+    fits = options is None or isinstance(options, Mapping)
+    fits = fits and all(isinstance(key, str) for key in options or ())
+    require(fits, name, type(options).__name__, f"a dict such as {example}")
 
 
 def _selected(plan: LeafPlan, flags: Sequence[bool]) -> tuple[str, ...]:

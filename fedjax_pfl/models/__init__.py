@@ -8,8 +8,8 @@ from fedjax_pfl.models.metrics import METRICS, Metric, register_metric
 from fedjax_pfl.models.networks import MODELS, make_model, register_model
 from fedjax_pfl.models.nnx_task import NnxTask
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective, register_objective
+from fedjax_pfl.models.pretrained import from_torch
 from fedjax_pfl.models.task import FunctionTask, LinenTask, Outputs, Task
-from fedjax_pfl.models.torch_weights import from_torch
 from fedjax_pfl.models.wrapped_task import ExtendedTask, WrappedTask
 from fedjax_pfl.utils.metric_names import Measure
 

@@ -80,6 +80,15 @@ class WithAdapters(WrappedTask):
         product = product.T if self.framework == "equinox" else product
         return product.reshape(kernel.shape)
 
+    def plain(self, model: Tree) -> Tree:
+        params = model["params"]
+        for path, _, _ in self.layers:
+            own = dict(trees.at(params, path))
+            product = own.pop(A) @ own.pop(B)
+            own[self.kernel] += self.scale * self.in_shape(product, own[self.kernel])
+            params = trees.replace_at(params, path, own)
+        return self.network.plain({**model, "params": params})
+
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         with linen_adapters(self.scale):
             out: Any = self.network.apply(self._scaled(model), inputs, *mode)

@@ -18,6 +18,7 @@ from fedjax_pfl.utils.typing import Tree
 
 SEEN = "seen_samples"  # a tensor beside the network's: hashes of training samples
 FACTS = "fedjax_pfl"  # the entry of the metadata
+WITHOUT = "without"  # the fact that names the module that was left out
 
 
 def write_base(
@@ -49,7 +50,7 @@ def write_base(
         for name, leaf in trees.by_path(model).items()
         if without is None or not f"{name}/".partition("/")[2].startswith(f"{without}/")
     }
-    metadata = {FACTS: json.dumps(dict(facts), sort_keys=True)}
+    metadata = {FACTS: json.dumps({**facts, WITHOUT: without}, sort_keys=True)}
     with atomic_write(path) as part:
         seen = np.sort(sample_hashes(samples))
         part.write_bytes(safetensors.numpy.save({**kept, SEEN: seen}, metadata))

@@ -61,6 +61,9 @@ class FrozenBackbone(WrappedTask):
     def bound(self, values: Values, backbone: Tree) -> "FrozenBackbone":
         return replace(self, values=values, backbone=backbone)
 
+    def plain(self, model: Tree) -> Tree:
+        return self.network.plain(joined(model, self.backbone) if self.frozen else model)
+
     def complete(self, model: Tree) -> Tree:
         """Return the network's model: a client's with the frozen leaves."""
         if not self.frozen:

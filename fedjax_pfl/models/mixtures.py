@@ -6,7 +6,8 @@ import jax
 
 from fedjax_pfl.aggregation import pairs
 from fedjax_pfl.models.task import Mode, Outputs, Task
-from fedjax_pfl.models.wrapped_task import WrappedTask
+from fedjax_pfl.models.wrapped_task import PREDICTS, WrappedTask
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -20,6 +21,11 @@ class Mixture(WrappedTask):
     Attributes:
       network: the task of a single model.
     """
+
+    def plain(self, model: Tree) -> Tree:
+        if pairs.is_pair(model):
+            raise InputError(f"These models mix the predictions of two, {PREDICTS}")
+        return self.network.plain(model)
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         # `outputs`: the network computes in its own type, and logits are mixed in `dtype`.

@@ -1,49 +1,55 @@
-"""Pretrained initial values of a network: a tree, or an NPZ or safetensors file, matched by path.
+"""Pretrained values of a network: a tree, or an NPZ or safetensors file.
 
-Reading never runs code. Paths have slashes or dots; the collection's name "params" is optional:
+They are matched by path, with slashes or dots; the collection's name "params" is optional:
 "params/conv_0/kernel", "conv_0.kernel". Values with PyTorch's names are converted, see
-`torch_weights`.
+`torch_weights`. Values must fit the whole network, unless a part of it was asked for.
 """
 
 import math
-import re
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
+from flax import traverse_util
 
-from fedjax_pfl.data.files import as_path, read_bytes, reading
-from fedjax_pfl.data.npz import read_arrays
-from fedjax_pfl.models.base_file import SEEN, read_facts
-from fedjax_pfl.models.flattening import Layout, layouts
-from fedjax_pfl.models.task import Task
-from fedjax_pfl.models.torch_layers import several
-from fedjax_pfl.models.torch_weights import converted, looks_like_torch, torch_shape
+from fedjax_pfl.data.files import as_path
+from fedjax_pfl.models.adapter_layers import A
+from fedjax_pfl.models.base_file import WITHOUT, read_facts
+from fedjax_pfl.models.task import Task, as_task
+from fedjax_pfl.models.torch_layers import HINT, as_array, several
+from fedjax_pfl.models.torch_weights import (
+    Given,
+    behind_images,
+    converted,
+    convertible_layers,
+    layers_of,
+    looks_like_torch,
+    torch_shape,
+)
+from fedjax_pfl.models.weight_files import read_weights
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.errors import InputError, cut, require
+from fedjax_pfl.utils.errors import InputError, require, require_name
+from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Tree
 
-TYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": jnp.bfloat16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
+INITIAL = "initial_model"  # the option, in messages
+COMMANDS = "; in commands, --init_name=THERE=HERE and --init_partial."
 
 
 @dataclass(frozen=True)
 class Match:
-    """How initial values match a network.
+    """How given values match a network.
 
     Attributes:
-      loaded: paths of the leaves with initial values.
+      loaded: paths of the leaves with given values.
       drawn: paths of the leaves that are drawn from the seed.
       misfits: descriptions of leaves that are drawn because of another shape.
-      unused: names of initial values without a leaf.
+      unused: names of given values without a leaf.
       unclear: paths of kernels whose shape doesn't determine the order of their axes, or of a
         flattened image: Flax's order is assumed.
       numbers: (loaded parameters, all parameters).
@@ -62,8 +68,9 @@ class Match:
         part, count = self.numbers
         leaves = len(self.loaded) + len(self.drawn)
         messages = [f"{len(self.loaded)} of {leaves} leaves given ({part:,} of {count:,} numbers)"]
-        misfits = {one.partition(" ")[0] for one in self.misfits}
-        absent = [path for path in self.drawn if path not in misfits]
+        absent = [
+            path for path in self.drawn if not any(f"{path} [" in one for one in self.misfits)
+        ]
         for what, names in (
             ("drawn, as none is given", absent),
             ("drawn, as the shapes differ", self.misfits),
@@ -76,8 +83,63 @@ class Match:
         return "; ".join(messages)
 
 
+def from_torch(
+    state_dict: Mapping[str, Any],
+    model: Any,
+    input_shape: Sequence[int],
+    *,
+    names: Mapping[str, str] | None = None,
+    flattened: Mapping[str, Sequence[int]] | None = None,
+    partial: bool = False,
+    input_dtype: str = "float32",
+) -> Tree:
+    """Convert the `state_dict` of a PyTorch module to a model of a network.
+
+    Layers are matched by `names`, by tables of PFLlib's and torchvision's networks and of timm's
+    and Hugging Face's vision transformers, by equal names (dots for slashes), and otherwise in
+    their order among those of their kind: convolutions, matrices (linear layers and embeddings),
+    normalization and recurrent layers. The axes of kernels are transposed, and the inputs of a
+    dense layer after a flattened image permuted. Prefixes of wrappers, such as "module.", and
+    counters of batches are left out.
+
+    Args:
+      state_dict: PyTorch tensors or NumPy arrays by name, as `module.state_dict()` gives them.
+      model: a linen or NNX module, or a `Task`, of the same layers.
+      input_shape: of one sample, channels last, such as `(32, 32, 3)`.
+      names: the network's layer for a PyTorch layer, such as `{"features.0": "conv_0"}`.
+      flattened: (height, width, channels) of the image before a layer, by the name of the network's
+        layer; () for a layer whose inputs have the same order in both. The library's own networks
+        need none.
+      partial: leave out what only one of the two has or has in another shape, with a warning.
+      input_dtype: type of the samples; `"int32"` for token ids.
+
+    Returns:
+      A model, `{"params": ..., "batch_stats": ...}`, of NumPy arrays, with the leaves that have
+      values, for `federate(initial_model=...)` and `network.apply`.
+
+    Raises:
+      InputError: a layer or leaf that only one of the two has, another shape, or a dense layer with
+        an unknown order of inputs.
+    """
+    task = as_task(model)
+    inputs = jax.ShapeDtypeStruct((2, *input_shape), jnp.dtype(input_dtype))
+    own_layers = convertible_layers(task, inputs)
+    leaves = dict(sorted(leaf for layer in own_layers.values() for leaf in layer.values()))
+    options = {"names": names or {}, "flattened": flattened or {}, "ordered": True}
+    given = converted(state_dict, task, inputs, own_layers, **options)
+    values, match = _matched("state_dict", given, leaves, partial)
+    if len(values) < len(leaves) or given.unused:
+        warnings.warn(f"A part of the state_dict was taken: {match}.", stacklevel=2)
+    return traverse_util.unflatten_dict(values, sep="/")
+
+
 def initial_values(
-    source: Any, task: Task, model: Tree, inputs: jax.ShapeDtypeStruct
+    source: Any,
+    task: Task,
+    model: Tree,
+    inputs: jax.ShapeDtypeStruct,
+    names: Mapping[str, str],
+    partial: bool,
 ) -> tuple[dict[str, np.ndarray], Match]:
     """Return the initial values of a network's leaves by path, and how they match.
 
@@ -86,43 +148,43 @@ def initial_values(
       task: the task of the network.
       model: shapes of its model, frozen leaves included.
       inputs: shape of a batch.
+      names: the network's layer by the name of a given one.
+      partial: whether a part of the values or of the leaves is enough.
+
+    Raises:
+      InputError: the source can't be read, or doesn't fit.
     """
-    arrays, of_a_run = read(source)
-    if looks_like_torch(arrays, model):
-        from_torch = converted(arrays, task, inputs)
-        return matched(from_torch.values, model, unused=from_torch.unused)
+    leaves = trees.by_path(model)
+    arrays, of_a_run = _arrays(source)
     facts, _ = facts_of(source)
-    flattened = None if of_a_run or facts else layouts(task, model, inputs)
-    values, match = matched(arrays, model, flattened)
-    return values, replace(match, origin=str(facts.get("origin", "")))
+    if looks_like_torch(arrays, leaves):
+        ordered = not (isinstance(source, str | Path) and str(source).endswith(".safetensors"))
+        own_layers = convertible_layers(task, inputs)
+        options = {"names": names, "flattened": {}, "ordered": ordered}
+        given = converted(arrays, task, inputs, own_layers, **options)
+    else:
+        sure = of_a_run or bool(facts)
+        images = {} if sure else behind_images(task, layers_of(task, inputs), inputs)
+        given = _by_path(_renamed(arrays, names), leaves, sure, images)
+    return _matched(INITIAL, given, leaves, partial, facts)
 
 
 def facts_of(source: Any) -> tuple[dict[str, Any], np.ndarray]:
     """Return what a file says about its training, see `read_facts`; ({}, []) for anything else."""
     if isinstance(source, str | Path) and str(source).endswith(".safetensors"):
-        return read_facts(as_path("initial_model", source))
+        return read_facts(as_path(INITIAL, source))
     return {}, np.zeros(0, np.uint64)
 
 
-def read(source: Any) -> tuple[dict[str, Any], bool]:
-    """Return the arrays of a tree or a file by name, and whether the file is a run's.
-
-    Raises:
-      InputError: no such file, a damaged one, or a value that isn't a tree of arrays.
-    """
+def _arrays(source: Any) -> tuple[dict[str, Any], bool]:
+    """Return the arrays of a tree or a file by name, and whether they are a run's."""
     if isinstance(source, str | Path):
-        path = as_path("initial_model", source)
-        if path.suffix == ".safetensors":
-            arrays = read_safetensors(path)
-            return {name: array for name, array in arrays.items() if name != SEEN}, False
-        allowed = "a file NAME.npz or NAME.safetensors"
-        require(path.suffix == ".npz", "initial_model", str(source), allowed)
-        arrays = read_arrays(path)
-        of_a_run = any(name.startswith("axes/") for name in arrays)
-        return _of_a_run(path, arrays) if of_a_run else arrays, of_a_run
+        return read_weights(source)
+    if isinstance(source, Broadcast):  # result.final.models()["global"], for each seed
+        return {name: leaf[0] for name, leaf in trees.by_path(source.model).items()}, True
     allowed = "a model (a dict of arrays), or an NPZ or safetensors file"
     filled = isinstance(source, Mapping) and len(source) > 0
-    require(filled, "initial_model", type(source).__name__, allowed)
+    require(filled, INITIAL, type(source).__name__, allowed)
     arrays = trees.by_path(source)
     for name, leaf in arrays.items():
         numeric = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
@@ -130,102 +192,114 @@ def read(source: Any) -> tuple[dict[str, Any], bool]:
     return arrays, False
 
 
-def _of_a_run(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the global model of the first seed in a run's file of final models."""
-    shared = {name for name in ("global", "backbone") if str(arrays.get(f"axes/{name}")) == "seed"}
-    if "global" not in shared:
-        raise InputError(f"{path} holds models of single clients, and no global one to begin with.")
-    for name, value in arrays.items():
-        seeds = value.ndim > 0 or name.partition("/")[0] not in shared
-        require(seeds, f"{name!r} in {path}", "a single number", "one model for each seed")
-    parts = ((name.partition("/"), value) for name, value in arrays.items())
-    return {inner: value[0] for (model, _, inner), value in parts if model in shared and value.size}
+def _renamed(arrays: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Return arrays with other names of their layers."""
+    layers = {name: _layer(name) for name in arrays}
+    for layer in names:
+        require_name("layer of initial_model", layer, sorted({*layers.values()}))
+    return {
+        f"{names[layer]}/{name[len(layer) + 1 :]}" if (layer := layers[name]) in names else name: x
+        for name, x in arrays.items()
+    }
 
 
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a safetensors file, in the order of their names: "2" before "10".
-
-    The library returns them in no order, and PyTorch's layers are matched in order.
-    """
-    content = read_bytes(path)
-    with reading(path, "a safetensors file"):
-        entries = dict(sorted(safetensors.deserialize(content), key=_by_numbers))
-    arrays = {}
-    for name, entry in entries.items():
-        require(entry["dtype"] in TYPES, f"{cut(name, 100)!r} in {path}", entry["dtype"],
-                f"of a type among {', '.join(TYPES)}")  # fmt: skip
-        array = np.frombuffer(entry["data"], TYPES[entry["dtype"]])
-        arrays[name] = array.reshape(entry["shape"])
-    return arrays
-
-
-def _by_numbers(entry: tuple[str, Any]) -> list[tuple[int, str]]:
-    """Return a sort key by the numbers in a name."""
-    parts = re.split(r"(\d+)", entry[0])
-    return [(int(part), "") if k % 2 else (0, part) for k, part in enumerate(parts)]
-
-
-def matched(
-    arrays: Mapping[str, Any],
-    model: Tree,
-    flattened: Mapping[str, Layout] | None = None,
-    unused: Sequence[str] = (),
-) -> tuple[dict[str, np.ndarray], Match]:
-    """Return the initial values of a network's leaves by path, and how they match.
+def _by_path(
+    arrays: Mapping[str, Any], leaves: Mapping[str, Any], sure: bool, images: Mapping[str, Any]
+) -> Given:
+    """Return values under the network's own names.
 
     Args:
-      arrays: arrays by name.
-      model: shapes of the network's model, frozen leaves included.
-      flattened: layouts of flattened images by the path of a leaf; None if the axes of all values
-        are known to be Flax's.
-      unused: names of values that were left out before.
-
-    Raises:
-      InputError: two values for a leaf, a value that isn't finite or has PyTorch's axes, or none
-        that fits.
+      arrays: by name.
+      leaves: shapes of the network's leaves by path.
+      sure: whether the axes of all values are known to be Flax's.
+      images: layers that may take a flattened image.
     """
-    leaves = trees.by_path(model)
-    values, misfits, unused = {}, {}, list(unused)
+    values, misfits, unused, unclear = {}, {}, [], []
     for name, value in arrays.items():
         path = name.replace(".", "/")
         path = path if path in leaves else f"params/{path}"
+        if path.endswith(f"/{A}"):
+            raise InputError(
+                f"initial_model holds adapters ({name}) apart from their kernels, which "
+                "result.model() joins."
+            )
         if path not in leaves:
             unused.append(name)
             continue
-        require(path not in values and path not in misfits, "initial_model", name, "given once")
-        value = np.asarray(value)
-        if value.shape != leaves[path].shape:
-            if flattened is not None and value.shape == torch_shape(path, leaves[path].shape):
-                raise InputError(
-                    f"initial_model at {name!r} has the shape {list(value.shape)}, PyTorch's order "
-                    f"of axes, and the network's is {list(leaves[path].shape)}: give PyTorch's "
-                    "state_dict under its own names, which is converted, or what "
-                    "pfl.models.from_torch makes of it."
-                )
-            misfits[path] = f"{path} {list(value.shape)} for {list(leaves[path].shape)}"
-            continue
-        numeric = jnp.issubdtype(value.dtype, jnp.number) and value.dtype.kind != "c"
-        require(numeric, f"initial_model at {name!r}", value.dtype.name, "numbers")
-        values[path] = value.astype(leaves[path].dtype)
+        require(path not in values and path not in misfits, INITIAL, name, "given once")
+        value, shape = as_array(f"initial_model at {name!r}", value), leaves[path].shape
+        turned = None if sure else torch_shape(path, shape)
+        if value.shape == shape:
+            values[path] = value
+            if turned == shape or _layer(path).partition("/")[2] in images:
+                unclear.append(path)
+        elif value.shape == turned:
+            raise InputError(
+                f"initial_model at {name!r} has the shape {list(value.shape)}, PyTorch's order "
+                f"of axes, and the network's is {list(shape)}: give PyTorch's state_dict under its "
+                "own names, which is converted, or what pfl.models.from_torch makes of it."
+            )
+        elif value.ndim > len(shape) and value.shape[value.ndim - len(shape) :] == shape:
+            raise InputError(
+                f"initial_model at {name!r} has the shape {list(value.shape)} and the network's is "
+                f"{list(shape)}: of models of several seeds or clients, give one, such as "
+                "result.model(client)."
+            )
+        else:
+            misfits[path] = f"{path} {list(value.shape)} for {list(shape)}"
+    return Given(values, misfits, tuple(unused), tuple(unclear))
+
+
+def _layer(name: str) -> str:
+    """Return the layer of a leaf's name."""
+    return name[: max(name.rfind("/"), name.rfind("."), 0)]
+
+
+def _matched(
+    what: str,
+    given: Given,
+    leaves: Mapping[str, Any],
+    partial: bool,
+    facts: Mapping[str, Any] | None = None,
+) -> tuple[dict[str, np.ndarray], Match]:
+    """Return values in the types of a network's leaves, and how they match.
+
+    Args:
+      what: name of what was given.
+      given: values for the leaves.
+      leaves: shapes of the network's leaves by path.
+      partial: whether a part of the values or of the leaves is enough.
+      facts: what a file says about its training.
+
+    Raises:
+      InputError: values that aren't finite, or a part that was not asked for, or nothing that fits.
+    """
+    facts = facts or {}
+    values = {}
+    for path, value in given.values.items():
+        quantized = value.dtype.kind in "iu" and jnp.issubdtype(leaves[path].dtype, jnp.floating)
+        require(not quantized, f"{what} at {path!r}", value.dtype.name, "floating-point numbers")
+        values[path] = np.ascontiguousarray(value).astype(leaves[path].dtype)
         finite = bool(np.isfinite(np.asarray(values[path], np.float64)).all())
-        allowed = f"finite in {leaves[path].dtype}"
-        require(finite, f"initial_model at {name!r}", "NaN or infinity", allowed)
+        require(finite, f"{what} at {path!r}", "NaN or infinity", f"finite in {leaves[path].dtype}")
     sizes = {path: math.prod(leaf.shape) for path, leaf in leaves.items()}
-    unclear = () if flattened is None else [
-        path
-        for path in values
-        if leaves[path].shape == torch_shape(path, leaves[path].shape)
-        or (path in flattened and flattened[path].turns_rows)
-    ]  # fmt: skip
     match = Match(
         loaded=tuple(path for path in leaves if path in values),
         drawn=tuple(path for path in leaves if path not in values),
-        misfits=tuple(misfits.values()),
-        unused=tuple(unused),
-        unclear=tuple(unclear),
+        misfits=tuple(given.misfits.values()),
+        unused=given.unused,
+        unclear=given.unclear,
         numbers=(sum(sizes[path] for path in values), sum(sizes.values())),
+        origin=str(facts.get("origin", "")),
     )
     if not values:
         known = ", ".join([*leaves][:6])
-        raise InputError(f"Nothing of initial_model fits the network's {known}: {match}.")
+        raise InputError(f"Nothing of {what} fits the network's {known}: {match}. {HINT}")
+    left_out = f"params/{facts.get(WITHOUT)}/"
+    missing = [path for path in match.drawn if not path.startswith(left_out)]
+    if (missing or given.misfits or given.unused) and not partial:
+        raise InputError(
+            f"{what} fits the network only in part: {match}. {HINT} partial=True takes that part"
+            f"{COMMANDS if what == INITIAL else '.'}"
+        )
     return values, match

@@ -113,6 +113,14 @@ class Task:
         """Return an initial model for inputs [B, ...]."""
         raise NotImplementedError
 
+    def plain(self, model: Tree) -> Tree:
+        """Return a model as the user's own network takes it, with all its leaves.
+
+        Raises:
+          InputError: the model is more than that network's.
+        """
+        return model
+
     def apply(
         self, model: Tree, inputs: jax.Array, *mode: *Mode
     ) -> Outputs | tuple[jax.Array, Tree]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from fedjax_pfl.models.torch_names import known_pairs, plain_name, unwrapped
 from fedjax_pfl.utils.errors import InputError, require, require_name
 
 IGNORED = "num_batches_tracked"
@@ -15,7 +16,7 @@ KINDS = {
     "recurrent": "recurrent layers", "other": "other layers",
 }  # fmt: skip
 Layers = dict[str, dict[str, Any]]  # leaves by name, by the layer's name, in order
-HINT = "names={'torch layer': 'layer here'} matches layers whose names and order differ."
+HINT = "names={'layer there': 'layer here'} matches layers whose names and order differ."
 
 
 def several(names: Sequence[str]) -> str:
@@ -24,15 +25,29 @@ def several(names: Sequence[str]) -> str:
 
 
 def arrays_of(state_dict: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the arrays of a state_dict by name, without counters and prefixes of wrappers."""
     allowed = "a state_dict: arrays by name, such as module.state_dict() gives"
     filled = isinstance(state_dict, Mapping) and len(state_dict) > 0
     require(filled, "state_dict", type(state_dict).__name__, allowed)
-    named = {str(name): value for name, value in state_dict.items()}
+    for name, value in state_dict.items():
+        if isinstance(value, Mapping):
+            raise InputError(f"The state_dict has another one at {name!r}: give that alone.")
     return {
-        name: _array(name, value)
-        for name, value in named.items()
+        name: as_array(f"state_dict at {name!r}", value)
+        for name, value in unwrapped({str(name): x for name, x in state_dict.items()}).items()
         if name.rpartition(".")[2] != IGNORED
     }
+
+
+def as_array(what: str, value: Any) -> np.ndarray:
+    """Return a tensor or array of real numbers as one of NumPy."""
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    array = np.asarray(value)
+    numeric = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
+    require(numeric, what, array.dtype.name, "numbers")
+    return array
 
 
 def torch_layers_of(arrays: Mapping[str, np.ndarray]) -> Layers:
@@ -48,25 +63,26 @@ def torch_layers_of(arrays: Mapping[str, np.ndarray]) -> Layers:
     return layers
 
 
-def _array(name: str, value: Any) -> np.ndarray:
-    if hasattr(value, "detach"):  # a tensor
-        value = value.detach().cpu()
-        value = value.float() if "bfloat16" in str(value.dtype) else value
-    array = np.asarray(value)
-    numeric = jnp.issubdtype(array.dtype, jnp.number) and array.dtype.kind != "c"
-    require(numeric, f"state_dict at {name!r}", array.dtype.name, "numbers")
-    return array
-
-
 def paired(
-    torch_layers: Layers, own_layers: Layers, names: Mapping[str, str]
+    torch_layers: Layers, own_layers: Layers, names: Mapping[str, str], ordered: bool = True
 ) -> dict[str, str | None]:
-    """Return the network's layer for each of PyTorch's layers, or None."""
-    for layer, own in names.items():
+    """Return the network's layer for each of PyTorch's layers, or None.
+
+    Args:
+      torch_layers: PyTorch's layers, in order.
+      own_layers: the network's layers, in order.
+      names: pairs that the user gave.
+      ordered: whether the order of PyTorch's layers is the module's, and not that of a file.
+
+    Raises:
+      InputError: a name that is unknown or given twice, or an order that tells nothing.
+    """
+    given = {plain_name(layer, torch_layers): own for layer, own in names.items()}
+    for layer, own in given.items():
         require_name("layer of the state_dict", layer, torch_layers)
         require_name("layer of the network", own, own_layers)
-    require(len(set(names.values())) == len(names), "names", dict(names), "different layers")
-    pairs: dict[str, str | None] = dict(names)
+    require(len({*given.values()}) == len(names), "names", dict(names), "different layers")
+    pairs: dict[str, str | None] = {**(given or known_pairs(torch_layers, own_layers))}
     for layer in torch_layers:
         same = layer.replace(".", "/")
         if layer not in pairs and same in own_layers and same not in pairs.values():
@@ -81,8 +97,23 @@ def paired(
                 f"The state_dict has {len(left)} {KINDS[kind]} ({several(left)}) and the network "
                 f"{len(free)} ({several(free)}), so their order tells nothing. {HINT}"
             )
+        if free and not ordered:
+            _require_numbers({name: torch_layers[name] for name in left})
         pairs |= dict(zip(left, free or [None] * len(left), strict=False))
     return {layer: pairs[layer] for layer in torch_layers}
+
+
+def _require_numbers(layers: Layers) -> None:
+    """Refuse layers of equal shapes whose names differ in more than numbers, which order them."""
+    seen: dict[tuple[int, ...], str] = {}
+    for name, leaves in layers.items():
+        shape = next(iter(leaves.values())).shape
+        other = seen.setdefault(shape, name)
+        if re.sub(r"\d+", "", name) != re.sub(r"\d+", "", other):
+            raise InputError(
+                f"{other!r} and {name!r} have the same shape, and a safetensors file does not keep "
+                f"the order of layers. {HINT}"
+            )
 
 
 def _torch_kind(leaves: Mapping[str, Any]) -> str:

@@ -8,9 +8,11 @@ import jax
 
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.models.task import Mode, Outputs, Task
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.typing import Key, Tree
 
 T = TypeVar("T", bound=Task)
+PREDICTS = "which the plain network can't compute; result.predict does."
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,9 @@ class WrappedTask(Task):
 
     def init(self, key: Key, inputs: jax.Array) -> Tree:
         return self.network.init(key, inputs)
+
+    def plain(self, model: Tree) -> Tree:
+        return self.network.plain(model)
 
     def embed(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> tuple[jax.Array, Tree]:
         return self.network.embed(model, inputs, *mode)
@@ -80,6 +85,10 @@ class ExtendedTask(WrappedTask):
         model = self.network.init(key, inputs)
         drawn = self.draw(jax.random.fold_in(key, 1), inputs, model)
         return {**model, "params": {**model["params"], **drawn}}
+
+    def plain(self, model: Tree) -> Tree:
+        added = ", ".join(self.added)
+        raise InputError(f"These models have further modules ({added}), {PREDICTS}")
 
     def apply(self, model: Tree, inputs: jax.Array, *mode: *Mode) -> Outputs:
         features, statistics = self.embed(model, inputs, *mode)

@@ -24,6 +24,7 @@ from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
+from fedjax_pfl.utils.typing import Tree
 
 if TYPE_CHECKING:
     import pandas as pd  # slow imports: only where they are used
@@ -269,21 +270,50 @@ class Result(Scored, Costs):
           InputError: the models were not kept, as the result was read from files; an unknown
             client, seed or setting; or samples of another shape or type.
         """
+        final, run, row = self._place(client, seed, setting)
+        predicted = final.predict(run, row, x)
+        classes = final.program.federation.network.objective.classes
+        return predicted.argmax(axis=-1) if classes and not outputs else predicted
+
+    def model(
+        self, client: int | str | None = None, *, seed: int | None = None, setting: int = 0
+    ) -> Tree:
+        """Return a model after the last round, for the network's `apply` and `initial_model`.
+
+        It has all leaves of the network: frozen ones too, and adapters added to their kernels.
+
+        Args:
+          client: permanent id or name of the client whose personalized model it is; None for the
+            global model.
+          seed: one of `seeds`, by default the first.
+          setting: index of the swept setting.
+
+        Raises:
+          InputError: the models were not kept, as the result was read from files; an unknown
+            client, seed or setting; or a model that is more than the network's.
+        """
+        final, run, row = self._place(client, seed, setting)
+        return final.model(run, row)
+
+    def _place(
+        self, client: int | str | None, seed: int | None, setting: int
+    ) -> tuple[Any, int, int | None]:
+        """Return the final state, and the indices of a run and a client (None for None)."""
         if self.final is None:
             raise InputError(
                 "This result has no models, as it was read from files or joined: pfl.load_models "
                 "reads those of a run's models.npz."
             )
+        at, setting = self._run(seed, setting)
+        run = at * self.num_settings + setting
+        if client is None:
+            return self.final, run, None
         named = isinstance(client, str)
         known: list = list(self.client_names) if named else self.client_ids.tolist()
         if named:
             require_name("client", client, known)
         require(client in known, "client", client, "one of client_ids")
-        at, setting = self._run(seed, setting)
-        run = at * self.num_settings + setting
-        predicted = self.final.predict(run, known.index(client), x)
-        classes = self.final.program.federation.network.objective.classes
-        return predicted.argmax(axis=-1) if classes and not outputs else predicted
+        return self.final, run, known.index(client)
 
     def save(self, folder: str | Path) -> None:
         """Write `result.json` and `result.npz`; an existing result is never overwritten.

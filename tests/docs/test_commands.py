@@ -36,7 +36,7 @@ RUN_BY = {
     "docs/your_algorithm.md": (9, "test_your_own.py"),
     "docs/partitions.md": (1, "test_commands.py"),
     "docs/migrating.md": (1, "test_migrating.py"),
-    "docs/using_models.md": (6, "test_using_models.py"),
+    "docs/using_models.md": (7, "test_using_models.py"),
     "docs/data_sources.md": (1, "test_commands.py"),
     "docs/results.md": (1, "test_commands.py"),
     "docs/tasks.md": (3, "test_commands.py"),

@@ -45,15 +45,19 @@ def test_what_is_exported_says_the_same_of_any_number_of_images(names):
     assert set(names["exported"].platforms) == {"cpu", "cuda", "tpu"}
 
 
-def test_adapters_and_frozen_leaves_join_the_plain_network(names):
-    """The model of the page's run stays as it is; one with adapters predicts as its federation."""
+def test_models_out_of_a_result_and_a_file(names):
+    """One with adapters predicts as its result and federation."""
+    wanted = names["trained"].predict(names["client"], names["images"], outputs=True)
+    np.testing.assert_allclose(names["outputs"], wanted, rtol=1e-4, atol=1e-5)
+    assert names["again"].initial_match.drawn == ()
     dataset, key = names["dataset"], jax.random.key(0)
     options = {"lora_rank": 2, "lora_alpha": 6.0, "input_scaling": "raw"}
     federation = pfl.federate(dataset, names["partition"], "mlp", **options).with_backbone(key)
     model = jax.tree.map(lambda leaf: leaf + 0.1, federation.initial_model(key))
     assert "lora_b" in model["params"]["fc_0"] and "kernel" not in model["params"]["fc_0"]
     images = names["images"][:3] / 16
-    got = names["network"].apply(names["full_model"](model, federation.backbone, 3.0), images)
+    joined = federation.network.bound({}, federation.backbone).plain(model)
+    got = names["network"].apply(joined, images)
     np.testing.assert_allclose(got, federation.task.predict(model, images), rtol=1e-4, atol=1e-5)
 
 

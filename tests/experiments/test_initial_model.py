@@ -12,13 +12,13 @@ WORDS = (*TINY, "--model=mlp", "--model_option=hidden=6", "--algorithms=fedavg")
 
 def write(path, number=0.5):
     np.savez(path, **{"fc_0.kernel": np.full((64, 6), number, np.float32), "other": np.zeros(2)})
-    return f"--init_from={path}"
+    return f"--init_from={path}", "--init_partial"
 
 
 @pytest.mark.costly
 def test_run_with_init_from_and_freeze(tmp_path, capsys):
     folder, file = tmp_path / "out", tmp_path / "first.npz"
-    words = (*WORDS, "--save_models", write(file), "--freeze=fc_0")
+    words = (*WORDS, "--save_models", *write(file), "--freeze=fc_0")
     assert run_in(folder, *words) == 0
     text = capsys.readouterr().out
     assert "model      mlp: 70 parameters, and 390 frozen ones, kept once" in text
@@ -38,7 +38,7 @@ def test_run_with_init_from_and_freeze(tmp_path, capsys):
 
 
 def test_adapters_by_flags(tmp_path):
-    args = flags.parse(["run", *WORDS, write(tmp_path / "first.npz"), "--lora_rank=2"])
+    args = flags.parse(["run", *WORDS, *write(tmp_path / "first.npz"), "--lora_rank=2"])
     one = build.prepare(build.load_inputs(args)).federation
     assert one.plan.num_parameters == 2 * (64 + 6) + 70 and one.num_frozen == 390
     assert "given (384 of 460 numbers)" in str(one.initial_match)
@@ -48,6 +48,7 @@ def test_adapters_by_flags(tmp_path):
     ("words", "message"),
     [
         (("--init_from=nowhere.npz",), "nowhere.npz can't be read"),
+        (("--init_partial",), "partial must be absent without initial_model"),
         (("--lora_layers=fc_0",), "lora_layers must be absent without lora_rank"),
         (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
     ],

@@ -112,9 +112,10 @@ def test_a_patient_run_is_lengthened_by_two_processes(tmp_path):
     """It begins with given values, of which some are frozen, and keeps its optimizers' states."""
     file, folders = tmp_path / "first.npz", [tmp_path / "pair", tmp_path / "alone"]
     np.savez(file, **{"fc_0.kernel": np.linspace(-1, 1, 64 * 6, dtype=np.float32).reshape(64, 6)})
-    more = ("--model=mlp", "--model_option=hidden=6", f"--init_from={file}", "--freeze=fc_0",
-            "--optimizer=adam", "--keep_optimizer_state", "--learning_rate=0.01", "--rounds=60",
-            "--validation_fraction=0.2", "--save_models", "--keep_state")  # fmt: skip
+    more = ("--model=mlp", "--model_option=hidden=6", f"--init_from={file}", "--init_partial",
+            "--freeze=fc_0", "--optimizer=adam", "--keep_optimizer_state", "--learning_rate=0.01",
+            "--rounds=60", "--validation_fraction=0.2", "--keep_state", "--save_models",
+    )  # fmt: skip
     results = []
     for patience in (1, 2):
         words = (*more, f"--patience={patience}")

@@ -16,6 +16,7 @@ SOME = {"participation": 0.6}
 EQUAL = {"train_sizes": (4,) * 5, "test_sizes": (3,) * 5}
 GIVEN = {
     "initial_model": {"fc_0/kernel": np.full((4, 5), 0.1), "head/bias": np.array([0.1, -0.2, 0])},
+    "partial": True,
     "freeze": "fc_0",
     "optimizer": "adam",
     "keep_optimizer_state": True,

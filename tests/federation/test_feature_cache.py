@@ -26,7 +26,13 @@ def folder(tmp_path, monkeypatch):
 
 
 def federation(**options):
-    given = {"freeze": "body", "initial_model": BODY, "momentum": 0.5, "participation": 0.6}
+    given = {
+        "freeze": "body",
+        "initial_model": BODY,
+        "partial": True,
+        "momentum": 0.5,
+        "participation": 0.6,
+    }
     return toy_federation(**given | options)
 
 
@@ -72,7 +78,7 @@ def test_the_file_is_of_the_samples_and_weights(folder):
     [
         ({"freeze": None}, "needs features that no client trains: freeze all layers but the head"),
         ({"lora_rank": 2}, "needs features that no client trains"),
-        ({"initial_model": None}, "no values of params/fc_0/"),
+        ({"initial_model": None, "partial": False}, "no values of params/fc_0/"),
         (
             {"model": OverflowingNormed(3, (5,)), "freeze": "fc_0,bn"},
             "no values of batch_stats/bn/mean, .* and others",
@@ -91,7 +97,7 @@ def test_the_file_is_of_the_samples_and_weights(folder):
         ({"augment": lambda key, x: x}, "combined with an augmentation, a backdoor or rotated"),
         (
             {"model": (lambda key, x: {"w": np.zeros((4, 3))}, lambda w, x: x @ w["w"]),
-             "freeze": None, "initial_model": None},
+             "freeze": None, "initial_model": None, "partial": False},
             "does not define its features and its head",
         ),
     ],

@@ -1,59 +1,13 @@
-"""Given initial values: of trees and files, matched by path; and leaves that are kept once."""
+"""Given initial values: of trees and files, matched by path and by PyTorch's names."""
 
-import json
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.models.pretrained import read_safetensors
-from fedjax_pfl.testing.toys import (
-    OverflowingNormed,
-    assert_close,
-    run_rounds,
-    states_of,
-    toy_federation,
-)
-from fedjax_pfl.utils import keys
-
-SHAPES = {"fc_0/kernel": (4, 5), "fc_0/bias": (5,), "head/kernel": (5, 3), "head/bias": (3,)}
-
-
-def federation(**options):
-    return toy_federation(**{"dtype": "float32", "validation_size": 0} | options)
-
-
-def values(*names, rng=None):
-    rng = rng or np.random.default_rng(3)
-    return {name: rng.normal(size=SHAPES[name]).astype(np.float32) for name in names or SHAPES}
-
-
-def safetensors(path, arrays, **damage):
-    """Writes a file as the format's description says."""
-    header, content = {"__metadata__": {"format": "np"}}, b""
-    for name, array in arrays.items():
-        kind = "BF16" if array.dtype == jnp.bfloat16 else f"F{8 * array.itemsize}"
-        end = len(content) + array.nbytes
-        at = [len(content), end]
-        header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": at} | damage
-        content += array.tobytes()
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
-    return path
-
-
-def initial(federation, seed=0):
-    return federation.initial_model(keys.derive(jax.random.key(seed), "init"))["params"]
-
-
-def assert_given(federation, wanted):
-    model = initial(federation)
-    for name, value in wanted.items():
-        layer, leaf = name.split("/")
-        np.testing.assert_array_equal(model[layer][leaf], value)
+from fedjax_pfl.models.mlp import MLP
+from fedjax_pfl.models.weight_files import read_safetensors
+from tests.federation.given_values import assert_given, federation, initial, safetensors, values
 
 
 @pytest.mark.costly
@@ -82,7 +36,9 @@ def test_what_matched_and_what_not_is_said(tmp_path):
         "head/kernel": np.zeros((5, 10)),
         "norm/scale": np.ones(5),
     }
-    one = federation(initial_model=given)
+    with pytest.raises(pfl.InputError, match=r"fits the network only in part: 2 of 4 .* partial=T"):
+        federation(initial_model=given)
+    one = federation(initial_model=given, partial=True)
     assert str(one.initial_match) == (
         "2 of 4 leaves given (25 of 43 numbers); drawn, as none is given: params/head/bias; "
         "drawn, as the shapes differ: params/head/kernel [5, 10] for [5, 3]; given, but not in the "
@@ -97,7 +53,7 @@ def test_what_matched_and_what_not_is_said(tmp_path):
 def test_half_precision_is_read(tmp_path):
     given = {"head.bias": np.asarray([1, -2.5, 3], jnp.bfloat16)}
     path = safetensors(tmp_path / "half.safetensors", given)
-    assert_given(federation(initial_model=path), {"head/bias": [1, -2.5, 3]})
+    assert_given(federation(initial_model=path, partial=True), {"head/bias": [1, -2.5, 3]})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +75,8 @@ def test_half_precision_is_read(tmp_path):
         ),
         ("absent.npz", "No file absent.npz"),
         ("absent.safetensors", "absent.safetensors can't be read"),
-        ("model.pt", "initial_model must be a file NAME.npz or NAME.safetensors, got 'model.pt'"),
+        ("model.pt", "initial_model can't be 'model.pt', as reading a pickle runs code"),
+        ("model.h5", "initial_model must be a file NAME.npz or NAME.safetensors, got 'model.h5'"),
     ],
 )
 def test_what_can_not_be_an_initial_model(given, message):
@@ -161,7 +118,7 @@ def test_of_a_runs_models_the_global_one_is_taken(tmp_path):
         "personalized": {"params": {"head": {"bias": np.ones((2, 5, 3))}}},
     }
     pfl.save_models(tmp_path / "models.npz", models)
-    one = federation(initial_model=tmp_path / "models.npz")
+    one = federation(initial_model=tmp_path / "models.npz", partial=True)
     assert_given(one, {"head/bias": bias[0], "fc_0/kernel": kernel[0]})
     assert one.initial_match.unused == ()
     pfl.save_models(tmp_path / "own.npz", {"personalized": models["personalized"]})
@@ -173,91 +130,7 @@ def test_ifca_needs_models_that_differ():
     ifca = pfl.make_algorithm("ifca")
     with pytest.raises(pfl.InputError, match="ifca begins with different models"):
         pfl.Simulation(ifca, federation(initial_model=values())).check()
-    pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"))).check()
-
-
-@pytest.mark.costly
-def test_frozen_layers_are_in_no_model():
-    one = federation(freeze="fc_*")
-    assert one.plan.blocks == ("head",) and one.plan.num_parameters == 18
-    assert one.num_frozen == 25 and federation().num_frozen == 0
-    record = run_rounds(pfl.make_algorithm("fedavg"), one, 1)[1][0]
-    assert record["up"].shape[-1] == 1  # one block travels
-
-
-@pytest.mark.costly
-def test_training_is_that_of_leaves_that_do_not_move():
-    """Of those an algorithm may freeze, which stay in every model; the suite holds them."""
-    with jax.enable_x64(True):
-        kept = federation(freeze="fc_0", dtype="float64", momentum=0.5, participation=0.6)
-        whole = federation(dtype="float64", momentum=0.5, participation=0.6).with_frozen("body")
-        local = pfl.make_algorithm("local")
-        for mine, other in zip(states_of(local, kept), states_of(local, whole), strict=True):
-            assert list(mine.models["params"]) == ["head"]
-            assert_close(mine.models["params"]["head"], other.models["params"]["head"], "heads")
-
-
-@pytest.mark.costly
-def test_frozen_layers_are_kept_once_for_each_seed():
-    frozen = federation(freeze="fc_0", test_sizes=(0,) * 5)
-    result = pfl.simulate(pfl.make_algorithm("local"), frozen, 1, seeds=(0, 5))
-    backbone = result.final.backbone()
-    for k, seed in enumerate((0, 5)):
-        whole = initial(federation(), seed)["fc_0"]
-        assert_close(jax.tree.map(lambda x, k=k: x[k], backbone["params"]["fc_0"]), whole, "", 0)
-    assert jax.tree.map(np.shape, result.final.models())["personalized"]["params"] == {
-        "head": {"bias": (2, 5, 3), "kernel": (2, 5, 5, 3)}
-    }
-    # Of 43 parameters, for 5 clients and 2 seeds.
-    program = checked_program(pfl.make_algorithm("local"), federation(freeze="fc_0"))
-    assert program.held().state == 4 * 5 * 18
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", ["fedrod", "apfl", "moon", "fedproto", "pfedhn", "fedbabu"])
-def test_other_tasks_are_made_of_what_is_left(name):
-    one = federation(freeze="fc_0", compute_dtype="bfloat16")
-    if name == "fedbabu":  # freezes the head: nothing would be left
-        with pytest.raises(pfl.InputError, match="this network is only a head"):
-            pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
-    else:
-        pfl.Simulation(pfl.make_algorithm(name), one).lower(jax.local_devices()[:1])
-
-
-def test_a_frozen_head_has_no_personal_one_beside_it():
-    with pytest.raises(pfl.InputError, match="A frozen head can't have a personal one beside it"):
-        pfl.Simulation(pfl.make_algorithm("fedrod"), federation(freeze="head")).check()
-
-
-@pytest.mark.costly
-def test_frozen_statistics_stay_too():
-    one = federation(model=OverflowingNormed(3, (5,)), freeze="fc_0,bn")
-    assert one.plan.paths == ("params/head/bias", "params/head/kernel")
-    backbone = jax.eval_shape(lambda: one.with_backbone(jax.random.key(0)).backbone)
-    assert set(backbone) == {"params", "batch_stats"}
-    pfl.Simulation(pfl.make_algorithm("fedavg"), one).lower(jax.local_devices()[:1])
-
-
-@pytest.mark.costly
-def test_new_clients_have_frozen_layers():
-    trained, new = pfl.split_new_clients(federation(freeze="fc_0", initial_model=values()), 2)
-    result = pfl.simulate(pfl.make_algorithm("fedavg"), trained, 1)
-    scores = pfl.score_new_clients(result.final, new, steps=(1,))
-    assert scores.shape == (1, 1, 1, 2) and 0 <= scores[0, 0, 0, 0] <= 1
-
-
-@pytest.mark.parametrize(
-    ("rule", "message"),
-    [
-        ("conv", "Unknown pattern of layers 'conv'. .*Valid: all, body, fc_0, head"),
-        ("fc_0,conv_*", r"Unknown pattern of layers 'conv_\*'"),
-        ("fc_0,head", "fc_0,head can't be frozen: nothing of the model would be trained"),
-        ("all", "all can't be frozen"),
-    ],
-)
-def test_patterns_are_checked(rule, message):
-    with pytest.raises(pfl.InputError, match=message):
-        federation(freeze=rule)
+    pfl.Simulation(ifca, federation(initial_model=values("fc_0/kernel"), partial=True)).check()
 
 
 def torch_values():
@@ -280,8 +153,9 @@ def test_values_under_pytorchs_names_are_converted(tmp_path):
         "net.2.bias": np.zeros(9),
         "scale": np.ones(3),
     }
-    match = str(federation(initial_model=other).initial_match)
-    assert "params/head/bias [9] for [3], params/head/kernel [5, 9] for [5, 3];" in match
+    match = str(federation(initial_model=other, partial=True).initial_match)
+    assert "net.2.bias [9] for params/head/bias [3], net.2.weight [9, 5] for params/h" in match
+    assert "none is given" not in match
     assert match.endswith("given, but not in the network: scale")
 
 
@@ -297,12 +171,12 @@ def test_axes_that_shapes_do_not_tell_are_named():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)
     kernels = {"fc_0.kernel": np.eye(64), "head.kernel": np.zeros((64, 10))}
-    one = pfl.federate(data, partition, "mlp", initial_model=kernels)
+    one = pfl.federate(data, partition, "mlp", initial_model=kernels, partial=True)
     assert one.initial_match.unclear == ("params/fc_0/kernel",)
     text = "taken in Flax's order, channels last, which shapes can't confirm: params/fc_0/kernel"
     assert str(one.initial_match).endswith(text)
     flat = {"fc.kernel": np.zeros((128, 64))}  # behind 2x2 pixels of 32 channels
-    one = pfl.federate(data, partition, "cnn", initial_model=flat)
+    one = pfl.federate(data, partition, "cnn", initial_model=flat, partial=True)
     assert one.initial_match.unclear == ("params/fc/kernel",)
 
 
@@ -314,3 +188,72 @@ def test_single_numbers_in_a_file_of_a_run(tmp_path):
         pfl.InputError, match=r"'global/params/head/bias' in .* must be one model for"
     ):
         federation(initial_model=tmp_path / "m.npz")
+
+
+def test_names_of_layers_are_given(tmp_path):
+    """Of a file whose order of layers is lost, and of values under Flax's names."""
+    turned, names = values(), {"out": "head", "into": "fc_0"}
+    state = {f"model.out.{name}": value for name, value in
+             {"weight": turned["head/kernel"].T, "bias": turned["head/bias"]}.items()}  # fmt: skip
+    state |= {"model.into.weight": turned["fc_0/kernel"].T, "model.into.bias": turned["fc_0/bias"]}
+    path = safetensors(tmp_path / "torch.safetensors", {n: np.array(x) for n, x in state.items()})
+    given = [path, state, {name.replace("fc_0", "into").replace("head", "out"): x
+                           for name, x in turned.items()}]  # fmt: skip
+    for one in given:
+        made = federation(initial_model=one, names=names)
+        assert_given(made, turned)
+        assert made.initial_match.drawn == made.initial_match.unused == ()
+    with pytest.raises(
+        pfl.InputError, match=r"Unknown layer of initial_model 'inot'. Did you mean"
+    ):
+        federation(initial_model=given[2], names={"inot": "fc_0"})
+    for wrong, message in (
+        ({"into": 3}, "names must be texts, the names of the network's layers"),
+        ("into", "names must be a dict such as"),
+    ):
+        with pytest.raises(pfl.InputError, match=message):
+            federation(initial_model=given[2], names=wrong)
+    with pytest.raises(pfl.InputError, match="names must be absent without initial_model"):
+        federation(names=names)
+
+
+@pytest.mark.costly
+def test_layers_that_a_file_gives_in_no_order_are_named(tmp_path):
+    layers = {"later": 1.0, "earlier": 2.0}
+    state = {f"{name}.weight": np.full((5, 5), x, np.float32) for name, x in layers.items()}
+    state |= {"a.weight": np.ones((5, 4), np.float32), "z.weight": np.ones((3, 5), np.float32)}
+    options = {"model": MLP(3, (5, 5, 5))}
+    path = safetensors(tmp_path / "torch.safetensors", state)
+    with pytest.raises(pfl.InputError, match="'earlier' and 'later' have the same shape, and a sa"):
+        federation(initial_model=path, partial=True, **options)
+    names = {"a": "fc_0", "later": "fc_2", "earlier": "fc_1", "z": "head"}
+    made = federation(initial_model=path, partial=True, names=names, **options)
+    assert_given(made, {"fc_1/kernel": state["earlier.weight"].T})
+
+
+def test_integers_are_no_weights():
+    given = values() | {"head/bias": np.ones(3, np.int8)}
+    message = "initial_model at 'params/head/bias' must be floating-point numbers, got 'int8'"
+    with pytest.raises(pfl.InputError, match=message):
+        federation(initial_model=given)
+
+
+@pytest.mark.costly
+def test_pfllibs_cnn_in_a_file_is_matched_whole(tmp_path):
+    """Its `fc` is the last layer, and not this network's hidden layer of that name."""
+    shapes = {
+        "conv1.0": (16, 1, 3, 3),
+        "conv2.0": (32, 16, 3, 3),
+        "fc1.0": (64, 128),
+        "fc": (10, 64),
+    }
+    state = {f"{layer}.weight": np.full(shape, 0.1, np.float32) for layer, shape in shapes.items()}
+    state |= {f"{layer}.bias": np.ones(shape[0], np.float32) for layer, shape in shapes.items()}
+    data = pfl.load_dataset("digits")
+    partition = pfl.make_partition("iid", data, 3, seed=0)
+    path = safetensors(tmp_path / "pfllib.safetensors", dict(sorted(state.items())))
+    one = pfl.federate(data, partition, "cnn", initial_model=path)
+    assert str(one.initial_match) == "8 of 8 leaves given (13,706 of 13,706 numbers)"
+    half = {name: value.astype(np.float16) for name, value in state.items()}
+    made = initial(pfl.federate(data, partition, "cnn", initial_model=half))
+    np.testing.assert_array_equal(made["head"]["kernel"], np.full((64, 10), np.float16(0.1)))

@@ -52,7 +52,9 @@ def test_a_run_is_that_of_the_rounded_base(base_dtype):
     layer = result.final.backbone()["params"]["fc_0"]
     assert layer["kernel"].dtype == layer["bias"].dtype == jnp.float32
     given = {f"fc_0/{name}": np.asarray(leaf[0]) for name, leaf in layer.items()}
-    plain, others = pfl.split_new_clients(federation(momentum=0.5, initial_model=given), 2)
+    plain, others = pfl.split_new_clients(
+        federation(momentum=0.5, initial_model=given, partial=True), 2
+    )
     wanted = pfl.simulate(fedavg, plain, 2)
     for mine, other in zip(
         *(jax.tree.leaves(one.final.models()) for one in (result, wanted)), strict=True
@@ -72,7 +74,8 @@ def test_a_run_is_that_of_the_rounded_base(base_dtype):
 def test_memory_and_identity():
     ditto, given = pfl.make_algorithm("ditto"), values()
     plain, half, low = (
-        pfl.Simulation(ditto, federation(one, initial_model=given)) for one in (None, *TYPES)
+        pfl.Simulation(ditto, federation(one, initial_model=given, partial=True))
+        for one in (None, *TYPES)
     )
     data = [checked_program(ditto, one.federation).held().data for one in (plain, half, low)]
     assert data[0] - data[1] == 2 * 25 and data[0] - data[2] == 3 * 20 - 4 * 5
@@ -100,7 +103,7 @@ def test_adapters_and_low_precision_computation():
         ("flora", {"freeze": None, "lora_rank": 1}, "flora adds to the frozen kernels"),
         (
             "fedavg",
-            {"cache_features": True, "initial_model": values()},
+            {"cache_features": True, "initial_model": values(), "partial": True},
             "base_dtype must be absent with cache_features",
         ),
     ],

@@ -150,7 +150,8 @@ def test_a_bare_hugging_face_body_has_no_prefix():
         for name, value in HUGGING_FACE.items()
         if not name.startswith("classifier")
     }
-    model = pfl.models.from_torch(bare, NETWORK, SHAPE, strict=False)
+    with pytest.warns(UserWarning, match="none is given: params/head/bias, params/head/kernel"):
+        model = pfl.models.from_torch(bare, NETWORK, SHAPE, partial=True)
     whole = pfl.models.from_torch(HUGGING_FACE, NETWORK, SHAPE)
     assert "head" not in model["params"]
     layer = [one["params"]["block_10"]["attention"]["qkv"]["kernel"] for one in (model, whole)]
@@ -166,25 +167,29 @@ FLAT = HUGGING_FACE | {
 @pytest.mark.parametrize(
     ("state", "options", "message"),
     [
-        (TIMM, {"depth": 12}, "lack 'blocks.11.norm1.weight', which a network of depth 12 needs"),
-        (TIMM, {"depth": 2}, "have 'blocks.2.norm1.weight', which a network of depth 2 does not"),
+        (TIMM, {"depth": 12}, "none is given: params/block_11/attention/proj/bias, "),
+        (TIMM, {"depth": 2}, r"not in the network: block_2.norm_0.weight, .* and 102 more"),
         (
-            {name: value for name, value in HUGGING_FACE.items() if "query.bias" not in name},
+            {
+                name: value
+                for name, value in HUGGING_FACE.items()
+                if "0.attention.attention.query.b" not in name
+            },
             {},
-            "lack 'vit.encoder.layer.0.attention.attention.query.bias', which",
+            r"given: params/block_0/attention/qkv/bias, .*; given, but not in the network: block_",
         ),
         (
             TIMM | {"blocks.0.ls1.gamma": np.ones(WIDTH, np.float32)},
             {},
-            "have 'blocks.0.ls1.gamma', which",
+            r"not in the network: blocks.0.ls1.gamma\. ",
         ),
-        (LONG, {}, r"'pos_embed' of .* shape \[1, 14, 12\], and the network needs \[1, 13, 12\]: "),
+        (LONG, {}, r"embed.positions \[1, 14, 12\] for params/embed/positions \[1, 13, 12\]"),
         (
             FLAT,
             {},
-            r"'vit.*.1.*key.weight' of .* shape \[12, 2\], and the network needs \[12, 12\]",
+            r"given: params/block_1/attention/qkv/kernel; .*: block_1.attention.query.weight",
         ),
-        (TIMM, {"patch": 1}, r"'pos_embed' of .* needs \[1, 49, 12\]"),
+        (TIMM, {"patch": 1}, r"embed.positions \[1, 13, 12\] for params/embed/positions \[1, 49, "),
     ],
 )
 def test_missing_and_other_arrays_are_refused(state, options, message):

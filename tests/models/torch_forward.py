@@ -36,6 +36,16 @@ def max_pool(x):
     return x.reshape(batch, channels, height // 2, 2, width // 2, 2).max((3, 5))
 
 
+def wide_max_pool(x):
+    """3x3 of stride 2, padded by 1."""
+    x = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)), constant_values=-np.inf)
+    rows, columns = ((size - 3) // 2 + 1 for size in x.shape[2:])
+    shifted = [
+        x[:, :, i : i + 2 * rows : 2, j : j + 2 * columns : 2] for i in range(3) for j in range(3)
+    ]
+    return np.max(shifted, axis=0)
+
+
 def flatten(x):
     return x.reshape(len(x), -1)
 
