@@ -64,6 +64,7 @@ def federate(
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
     seen = groups[ModelOptions].notes(dataset, partition)
+    dealt = np.frombuffer(partition.content_hash(dataset.labels), np.uint8)
     dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
@@ -143,6 +144,7 @@ def federate(
             *threat.notes(ids),
             *groups[CompressionOptions].notes(),
         ),
+        partition_hash=dealt,
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 

@@ -53,9 +53,9 @@ class LocalTraining(Group):
     stopped, so all clients must take part.
 
     `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
-    has its own momentum and weight decay. It may use the minibatch's loss, as `value`. Its state is reinitialized in each round unless
-    `keep_optimizer_state` is set. Clipping applies to gradients with extra losses and
-    corrections of algorithms, without weight decay.
+    has its own momentum and weight decay. It may use the minibatch's loss, as `value`. Its state is
+    reinitialized in each round unless `keep_optimizer_state` is set. Clipping applies to gradients
+    with extra losses and corrections of algorithms, without weight decay.
     """
 
     local_epochs: int = option(
@@ -178,8 +178,8 @@ class LocalTraining(Group):
     def changed(self, **options: Any) -> "LocalTraining":
         """Return the options with other values, unchecked.
 
-        Epochs replace steps, and steps epochs; another optimizer or schedule discards the options of the previous
-        one.
+        Epochs replace steps, and steps epochs; another optimizer or schedule discards the options
+        of the previous one.
 
         Raises:
           InputError: unknown option, or both epochs and steps.

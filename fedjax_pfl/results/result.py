@@ -75,6 +75,7 @@ class Result(Scored, Costs):
       setting_remarks: further notes on the rows of single settings, by setting, or ().
       privacy: what clients released under differential privacy, from which `epsilons` computes what
         they spent, or None.
+      partition_hash: hash of the samples of each client and their labels, "" if unknown.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -118,7 +119,7 @@ class Result(Scored, Costs):
           model, split: as of `values`.
 
         Raises:
-          InputError: other clients or measures, swept settings, or no seed in common.
+          InputError: another partition, rounds or measure, swept settings, or no seed in common.
         """
         return harm.gains(self, baseline, model, split)
 

@@ -163,7 +163,7 @@ class Normed(nn.Module):
 
 
 def test_statistics_that_half_precision_can_not_hold():
-    with pytest.raises(InputError, match="dtype='bfloat16' can't hold .*mean.* compute_dtype"):
+    with pytest.raises(InputError, match=r"dtype='bfloat16' can't hold .*mean.* compute_dtype"):
         toy_federation(model=Normed(), dtype="bfloat16")
     toy_federation(model=Normed(), dtype="float32", compute_dtype="bfloat16")
 
@@ -191,3 +191,11 @@ def test_leaked_tracers_are_none_of_the_librarys():
     with jax.checking_leaks():
         federation = toy_federation(optimizer=optax.adam)
         pfl.Simulation(pfl.make_algorithm("fedavg"), federation).check()
+
+
+def test_partitions_and_labels_are_told_apart():
+    base, other = toy_federation(), toy_federation(seed=1)  # other labels, the same partition
+    assert np.array_equal(base.partition_hash, toy_federation(local_steps=2).partition_hash)
+    assert not np.array_equal(base.partition_hash, other.partition_hash)
+    moved = toy_federation(order=(1, 0, 2, 3, 4))
+    assert not np.array_equal(base.partition_hash, moved.partition_hash)
