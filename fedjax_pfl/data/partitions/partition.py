@@ -165,7 +165,9 @@ class Partition:
 
     def content_hash(self, labels: ArrayLike) -> bytes:
         """Return the SHA-256 of the partition and the pool's labels, which name the data set."""
-        return hashlib.sha256(self.hash().encode() + np.ascontiguousarray(labels).tobytes()).digest()
+        return hashlib.sha256(
+            self.hash().encode() + np.ascontiguousarray(labels).tobytes()
+        ).digest()
 
     def save(self, path: str | Path) -> None:
         """Write the arrays to a new NPZ file, which `load` reads.
