@@ -285,6 +285,8 @@ class Simulation:
             for one in reversed(called):
                 ending.callback(getattr(one, "on_run_end", lambda: None))
             chunks.run(chunk_seconds, called, so_far, longest)
+        if checkpoints is not None:
+            checkpoints.remove_if_empty()
         self._past = chunks
         return replace(so_far(), final=Final(chunks.program, chunks.states, chunks.done))
 
