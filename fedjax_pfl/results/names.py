@@ -1,6 +1,7 @@
 """Names shared by results, tables and pictures."""
 
 PERSONALIZED = "personalized"  # the model that a client uses
+ADAPTED = "adapted"  # a copy of it after local steps
 PREVIOUS = "previous"  # the split of test samples in the concept before the current one
 # Whole numbers of each client in a round: of its computation, and of its traffic beside blocks.
 COUNTS = ("local_steps", "forward_samples", "numbers_up", "numbers_down")

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.names import ADAPTED, PERSONALIZED
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -98,6 +98,11 @@ class Scored(Measurements):
         scored = some.any(axis=-1)
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
+
+    def adapted(self) -> np.ndarray | None:
+        """Return the mean of adapted copies after the last round, [S, H]; None without them."""
+        there = f"{ADAPTED}/test/{self.measure().name}" in self.scores
+        return self.curve(ADAPTED)[..., -1] if there else None
 
     def pooled(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the main metric over all test samples of scored clients, [S, H, E].
