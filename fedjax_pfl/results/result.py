@@ -161,9 +161,9 @@ class Result(Scored, Costs):
 
         Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
         (Student's t; marked * if it extends beyond the scale), that of adapted copies if there are
-        any, the worst tenth of the clients, the best round, up to six further metrics, the epsilon if there is one, and the megabytes that a
-        participating client sends and receives in a round. If settings score different clients, a
-        column names them.
+        any, the worst tenth of the clients, the best round, up to six further metrics, the epsilon
+        if there is one, and the megabytes that a participating client sends and receives in a
+        round. If settings score different clients, a column names them.
 
         Args:
           model: a name that was scored, on test samples.
