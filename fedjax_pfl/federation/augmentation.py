@@ -52,10 +52,12 @@ def augmented(augment: Augmentation, key: jax.Array, samples: jax.Array) -> jax.
       InputError: another number, shape or type of samples, which would be broadcast or cast.
     """
     changed = augment(key, samples)
-    got = [getattr(changed, "shape", None), getattr(changed, "dtype", None)]
     what = f"What augment returns for samples {list(samples.shape)} of {samples.dtype}"
-    shown = type(changed).__name__ if None in got else f"{list(got[0])} of {got[1]}"
-    require(got == [samples.shape, samples.dtype], what, shown, "of the same shape and type")
+    allowed = "of the same shape and type"
+    is_array = hasattr(changed, "shape") and hasattr(changed, "dtype")
+    require(is_array, what, type(changed).__name__, allowed)
+    same = changed.shape == samples.shape and changed.dtype == samples.dtype
+    require(same, what, f"{list(changed.shape)} of {changed.dtype}", allowed)
     return changed
 
 

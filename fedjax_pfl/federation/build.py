@@ -191,7 +191,7 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
 
 def _check_statistics(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
     """Raise `InputError` if training changes the type of a model's statistics."""
-    key, valid = jax.random.key(0), np.ones(2, bool)
+    key, valid = jax.random.key(0), jnp.ones(2, bool)
     after = jax.eval_shape(
         lambda m, x: task.outputs(m, x, True, key, valid).statistics, model, inputs
     )

@@ -219,5 +219,5 @@ def test_optimizers_that_need_more_than_gradients_and_the_loss(optimizer, messag
 
 def test_the_loss_has_no_noise():
     private = federation(optimizer=on_plateau, dp="sample", dp_clip=1.0, dp_noise=1.0)
-    with pytest.raises(pfl.InputError, match="under dp='sample' can't update .* 'value'"):
+    with pytest.raises(pfl.InputError, match=r"under dp='sample' can't update .* 'value'"):
         pfl.Simulation(pfl.make_algorithm("fedavg"), private).check()
