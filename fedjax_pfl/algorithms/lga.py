@@ -30,8 +30,9 @@ class Lga(FedAvgAsync):
 
     D = v - w0 is the straggler's own update, w the server's model and w1 the one after w0. Then
     v' = w + S~ D D (w - w1) + D element by element (eq. 11), with S~ = e^S / (e + e^S) (eq. 9) and
-    S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged. As in the published code, the prediction replaces the client's own model
-    until it trains again. The server computes it, so nothing more is sent.
+    S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged. As in the published
+    code, the prediction replaces the client's own model until it trains again. The server computes
+    it, so nothing more is sent.
 
     Attributes:
       stage: the leaves that share one S: each "tensor" (the published code), the "blocks", the two

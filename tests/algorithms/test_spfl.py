@@ -83,7 +83,10 @@ test_reference, test_contract = comparison(
         "published": {},
         "paper": {"weighting": "paper"},
         "equation 4": {
-            "weighting": "paper", "raw_cosines": True, "data_shares": True, "server_rate": 0.7
+            "weighting": "paper",
+            "raw_cosines": True,
+            "data_shares": True,
+            "server_rate": 0.7,
         },
         "blocks": Variant(
             {"weighting": "paper", "stage": "blocks"}, options={"model": FourLayers()}
