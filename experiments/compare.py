@@ -13,7 +13,7 @@ import absl.flags
 import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.significance import Ranking
+from fedjax_pfl.results.significance import FEWEST, Ranking
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError
 
@@ -115,7 +115,10 @@ def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
                 write_picture(output / "ranks.png", ranking.plot())
     else:
         if args.tests:
-            raise InputError("--tests needs blocks: give --pivot=dataset or other settings.")
+            raise InputError(
+                f"--tests needs runs on at least {FEWEST} data sets or settings, and --pivot with "
+                "what differs between them, such as --pivot=dataset."
+            )
         tested = None
         if args["spread"].present:
             raise InputError("--spread is for --pivot: other tables have intervals only.")

@@ -157,10 +157,11 @@ class ExperimentConfig:
         others = [name for name, option in declared.items()
                   if option.kind and name not in ("epochs", "steps")]  # fmt: skip
         options = {name: self[f"adapt_{name}"].value for name in others}
-        adapt = pfl.Adaptation(epochs=epochs, steps=steps or None, **options)
-        adapt.validate()
         if epochs and steps:
             raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
+        length = {"steps": steps} if steps else {"epochs": epochs}
+        adapt = pfl.Adaptation(**length, **options)
+        adapt.validate()
         if epochs or steps:
             return adapt
         useless = [name for name in others if self[f"adapt_{name}"].present]

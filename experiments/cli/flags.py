@@ -282,8 +282,12 @@ def parse(
     values["algorithms"].value, values["set"].value = canonical_names(
         value_of(values, "algorithms"), value_of(values, "set"), typed.get("set", ()), given
     )
-    if "local_epochs" in given and "local_steps" not in typed:  # steps would take their place
-        values["local_steps"].unparse()
+    epochs, steps = "local_epochs", "local_steps"
+    if {epochs, steps} <= typed.keys():
+        raise pfl.InputError(f"--{epochs} and --{steps} can't both be given: leave one out.")
+    for one, other in ((epochs, steps), (steps, epochs)):  # of a preset
+        if one in given and other not in typed:
+            values[other].unparse()
     for name, (valid, others) in names_of_flags().items():
         word = value_of(values, name) if name in values else None
         if isinstance(word, str):

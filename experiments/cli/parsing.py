@@ -1,5 +1,6 @@
 """Command lines, read by absl: flagfiles, presets, and one sentence for whatever is refused."""
 
+import codecs
 import contextlib
 import os
 import re
@@ -79,6 +80,12 @@ class FlagValues(flags.FlagValues):
             raise pfl.InputError(f"More than {MOST_FLAGFILES} flagfiles include one another.")
         if os.path.exists(path) and (size := require_file(path)) > LARGEST_FLAGFILE:
             raise pfl.InputError(f"--flagfile={path} has {size:,} bytes: it is not a flagfile.")
+        if filename in (parsed_file_stack or ()):
+            raise pfl.InputError(f"--flagfile={path} includes itself: take that line out.")
+        if path.is_file() and read_bytes(path).startswith(codecs.BOM_UTF8):
+            raise pfl.InputError(
+                f"--flagfile={path} begins with a byte order mark: save it as UTF-8 without one."
+            )
         try:
             return super()._get_flag_file_lines(filename, parsed_file_stack)
         except UnicodeDecodeError as error:

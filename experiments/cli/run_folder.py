@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import shutil
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,12 @@ def opened(
         counts = seed_parts(old, now) if SEEDS in ways else []
         if old is not None:
             provenance.warn(output, old)
+            if verdict.way == ROUNDS and not (output / CHECKPOINTS).exists():
+                print(
+                    f"note: no state of the {old['flags']['rounds']} rounds before was kept, so "
+                    "all rounds are simulated again: --keep_state keeps it for more rounds.",
+                    file=sys.stderr,
+                )
             if verdict.way is not None:
                 move_to_earlier(output, verdict.way, old["flags"])
         history = provenance.history(old or {}, verdict.code)

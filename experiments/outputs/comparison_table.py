@@ -77,6 +77,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFA
             "interval": interval(final),
             "clients": summary["scored_clients"],
             "common": float(last.mean()) if common else None,
+            **_adapted(result),
             "pooled": numbers["final_pooled"],
             "worst_decile": numbers["worst_decile"],
             "std_over_clients": numbers["final_std_over_clients"],
@@ -139,6 +140,7 @@ def _columns(
         Column("clients", "Mean over", lambda row: results_notes.over(row["clients"]),
                "mean_over_client_ids"),
         own("common", direction("Common"), f"{last}_mean_over_clients_of_all_rows"),
+        own("adapted", direction("Adapted"), f"adapted_test_{measure.name}_last_round"),
         own("pooled", direction("Pooled"), f"{last}_pooled_over_samples"),
         own("worst_decile", direction("Worst tenth"), f"{last}_worst_tenth_of_clients"),
         # A deviation has no direction.
@@ -175,6 +177,12 @@ def _drift(summary: Mapping[str, Any]) -> dict[str, float | None]:
         return {}
     values = {key: [one[name] for one in each] for key, name in names.items()}
     return {key: None if None in one else float(np.mean(one)) for key, one in values.items()}
+
+
+def _adapted(result: pfl.Result) -> dict[str, float]:
+    """Return the mean of copies that were adapted before scoring, if there are any."""
+    adapted = result.adapted()
+    return {} if adapted is None else {"adapted": float(adapted[:, 0].mean())}
 
 
 def _validated(result: pfl.Result) -> dict[str, float]:
@@ -258,6 +266,8 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
     ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
     told = [NOTES.format(seeds=seeds, **ends)]
+    if any(map(_adapted, results.values())):
+        told.append("Adapted: the mean of copies that take further local steps before scoring.")
     if any(map(_validated, results.values())):
         told.append(VALIDATED.format(measure.label))
     if any(result.summary().get("changes") for result in results.values()):

@@ -5,6 +5,7 @@ model have separate weights. Rows sum to one over present senders; a row without
 zero, and `apply` leaves its receiver unchanged.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -22,7 +23,12 @@ BLOCK = 2**22  # elements of the senders' models that a block of columns holds
 
 
 def normalize(scores: jax.Array, senders: Mask | None = None) -> jax.Array:
-    """Divide rows of non-negative scores by their sums, without absent senders (mask [M])."""
+    """Divide rows of non-negative scores by their sums, without absent senders (mask [M]).
+
+    Weights have at least single precision: rows of half precision would not sum to one.
+    """
+    if jnp.issubdtype(scores.dtype, jnp.floating):
+        scores = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     if senders is not None:
         scores = jnp.where(senders, scores, 0)
     total = jnp.sum(scores, axis=-1, keepdims=True)
@@ -129,7 +135,7 @@ def apply(
         instead of all models.
 
     Raises:
-      TypeError: the weights have another shape.
+      TypeError: the weights have another shape, or half precision for models of more.
     """
     leaves, treedef = jax.tree.flatten(senders)
     own = treedef.flatten_up_to(onto)
@@ -155,7 +161,7 @@ def apply(
         new = _streamed([used[blocks[i]] for i in at], sent)
     else:
         product = _by_blocks if blockwise else products.rows
-        new = [product(used[blocks[i]].astype(leaves[i].dtype), leaves[i]) for i in at]
+        new = [_product(used[blocks[i]], leaves[i], product) for i in at]
     mixed = list(own)
     for i, leaf in zip(at, new, strict=True):
         received = jnp.any(used[blocks[i]].astype(leaf.dtype) != 0, axis=1)
@@ -188,8 +194,24 @@ def _streamed(weights: list[Matrix], senders: list[jax.Array]) -> list[jax.Array
     return streamed.sum_over_blocks(of_block, senders, nonzero)
 
 
-def _product(weights: Matrix, leaf: jax.Array) -> jax.Array:
-    return products.rows(weights.astype(leaf.dtype), leaf)
+def _product(
+    weights: jax.Array,
+    leaf: jax.Array,
+    product: Callable[[jax.Array, jax.Array], jax.Array] = products.rows,
+) -> jax.Array:
+    """Return a product of weights and a leaf of models, computed in at least single precision.
+
+    Raises:
+      TypeError: weights of half precision, whose rows do not sum to one, for models of more.
+    """
+    low = jnp.issubdtype(weights.dtype, jnp.floating) and weights.dtype.itemsize < 4
+    if low and leaf.dtype.itemsize > weights.dtype.itemsize:
+        raise TypeError(
+            f"Weights of {weights.dtype} do not sum to one, and the models are {leaf.dtype}: "
+            "compute weights in float32, such as mixing.normalize(scores.astype(jnp.float32))."
+        )
+    wide = jnp.promote_types(leaf.dtype, jnp.float32)
+    return product(weights.astype(wide), leaf.astype(wide)).astype(leaf.dtype)
 
 
 def _by_blocks(weights: jax.Array, leaf: jax.Array) -> jax.Array:
@@ -278,12 +300,12 @@ def masked_average(weights: PerMember, models: Stack, masks: Tree) -> Stack:
 
 def combine(weights: PerMember, senders: Stack) -> Tree:
     """Return sum_j weights[j] senders_j of a stack [B, ...], for any real weights [B]."""
-    return jax.tree.map(lambda leaf: products.mean(weights.astype(leaf.dtype), leaf), senders)
+    return jax.tree.map(lambda leaf: _product(weights, leaf, products.mean), senders)
 
 
 def check(weights: np.ndarray, tolerance: float = 1e-5) -> None:
     """Raise `InputError` unless every row is non-negative and sums to one (on the host)."""
-    weights = np.asarray(weights)
+    weights = np.asarray(weights, np.float64)  # a sum in the rows' own type would hide their error
     require(bool((weights >= -tolerance).all()), "weights", weights.min(), "non-negative")
     sums = weights.sum(-1).ravel()
     worst = float(sums[np.argmax(np.abs(sums - 1))])

@@ -120,9 +120,13 @@ class FedAvgAsync(core.Algorithm):
         """Return the uploads [M, ...] made from the clients' own models [M, ...]."""
         return models
 
+    def weigh(self, ctx, turn):
+        """Return the weights [M] of the uploads that arrive."""
+        return mixing.by_size(ctx.sizes(), turn.arrives)
+
     def aggregate(self, ctx, turn, uploads, server):
         """Return (the server's new model, weights [M] of the uploads)."""
-        weights = mixing.by_size(ctx.sizes(), turn.arrives)
+        weights = self.weigh(ctx, turn)
         return self.moved(ctx, server, mixing.weighted_sum(weights, uploads, onto=server)), weights
 
     @staticmethod

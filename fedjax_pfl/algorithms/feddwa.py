@@ -7,6 +7,7 @@ https://arxiv.org/abs/2305.06124
 from dataclasses import replace
 from typing import Literal
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -29,7 +30,10 @@ class FedDWA(core.Algorithm):
     """FedDWA: each client mixes the models nearest to its guidance model (Alg. 1).
 
     Attributes:
-      top_k: K, the number of models that a client mixes, its own among the candidates.
+      top_k: K, the number of models that a client mixes, its own among the candidates; of the
+        weights "inverse" only.
+      weights: p_i. "inverse": 1 / distance (eq. 15); "simplex": the mixture nearest to the guidance
+        model (eq. 12); "exact": the same without p_i >= 0, in closed form (eq. 13).
       guidance: w*_i. "epochs": further training from the trained model for `guidance_epochs`
         (Alg. 1, and what the published code runs); "full_gradient": one gradient step over all its
         samples (eq. 16 to the letter); "last": the model it trained when it last took part (C.6;
@@ -46,6 +50,7 @@ class FedDWA(core.Algorithm):
     robust = "matrix"
 
     top_k: int = core.number(default=5, allowed="at least 1")
+    weights: Literal["inverse", "simplex", "exact"] = core.static(default="inverse")
     guidance: Guidance = core.static(default="epochs")
     guidance_epochs: int | None = core.static(default=None, allowed="at least 1")
     score_guidance: bool = core.static(default=False)
@@ -53,6 +58,10 @@ class FedDWA(core.Algorithm):
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def uploads_per_round(self) -> int:
         return 2 if self.guidance in ADAPTED else 1
+
+    @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
+    def row_stochastic(self) -> bool:  # those of eq. (13) may be negative
+        return self.weights != "exact"
 
     def check(self, federation):
         if not any(federation.plan.shared):
@@ -93,9 +102,7 @@ class FedDWA(core.Algorithm):
         guide, cohort = self._guide(ctx, state, received, trained, sent, cohort)  # eq. (16)
         uploads = ctx.trainable_shared(sent)
         distances = similarity.squared_distances(ctx.trainable_shared(guide), uploads)
-        tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # relative to the receiver's norm
-        weights = mixing.inverse(distances, cohort.mask, tiny)  # eq. (15)
-        weights = mixing.keep_top_k(weights, self.top_k)
+        weights = self._weights(distances, uploads, cohort.mask)
         mixed = ctx.mix(weights, sent, onto=trained)  # eq. (8)
         new_state = State(
             cohort.scatter(state.models, mixed),
@@ -108,6 +115,19 @@ class FedDWA(core.Algorithm):
             clients={"train_loss": loss, "guidance_distance": jnp.diagonal(distances)},
             mixing=weights,
         )
+
+    def _weights(self, distances, uploads, present):
+        """Return p [M, M], from the distances of guidance models to uploads."""
+        if self.weights == "inverse":
+            tiny = 1e-12 * similarity.squared_norms(uploads)[:, None]  # of the receiver's norm
+            weights = mixing.inverse(distances, present, tiny)  # eq. (15)
+            return mixing.keep_top_k(weights, self.top_k)
+        # W_i of eq. (11): inner products of the differences from the guidance model.
+        between = similarity.squared_distances(uploads, uploads)
+        products = (distances[:, :, None] + distances[:, None, :] - between) / 2
+        if self.weights == "simplex":
+            return jax.vmap(mixing.simplex_qp, (0, None))(products, present)  # eq. (12)
+        return jax.vmap(closed_form, (0, None))(products, present)  # eq. (13)
 
     def _guide(self, ctx, state, received, trained, sent, cohort):
         """Return (guidance models [M, ...], the cohort without clients whose guidance diverged).
@@ -136,3 +156,18 @@ class FedDWA(core.Algorithm):
         if self.score_guidance:
             named["guidance"] = trees.take(state.guidance, rows)
         return named
+
+
+def closed_form(products: jax.Array, present: jax.Array) -> jax.Array:
+    """Return W^-1 1 / (1^T W^-1 1) over the present members, [M] (eq. 13).
+
+    A diagonal at the precision of W keeps it invertible; members that fit the guidance model as
+    well then share their weight.
+    """
+    pairs = present & present[:, None]
+    scale = jnp.max(jnp.where(pairs, jnp.abs(products), 0))
+    least = 8 * jnp.finfo(products.dtype).eps
+    system = jnp.where(pairs, mixing.ratio(products, scale), 0)
+    system = system + jnp.diag(jnp.where(present, least, 1))
+    solved = jnp.linalg.solve(system, present.astype(products.dtype))
+    return jnp.where(present, solved, 0) / jnp.where(jnp.any(present), jnp.sum(solved), 1)

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl import core, similarity, trees
+from fedjax_pfl import core, mixing, similarity, trees
 from fedjax_pfl.algorithms.asynchronous import FedAvgAsync, take_turn
 
 
@@ -30,15 +30,16 @@ class Lga(FedAvgAsync):
 
     D = v - w0 is the straggler's own update, w the server's model and w1 the one after w0. Then
     v' = w + S~ D D (w - w1) + D element by element (eq. 11), with S~ = e^S / (e + e^S) (eq. 9) and
-    S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged by sample counts (Alg. 2
-    weighs them equally). As in the published code, the prediction replaces the client's own model
-    until it trains again. The server computes it, so nothing more is sent.
+    S = cos(w1 - w0, D) (eq. 8). Uploads, fresh and predicted, are averaged. As in the published
+    code, the prediction replaces the client's own model until it trains again. The server computes
+    it, so nothing more is sent.
 
     Attributes:
       stage: the leaves that share one S: each "tensor" (the published code), the "blocks", the two
         "stages" body and head, or the "model".
       base: where the prediction starts: "current" w (eq. 11, better in the paper) or "begun" w0
         (eq. 10).
+      weighting: of uploads by "size", or "uniform" 1 / N' (Alg. 2).
       raw_cosine: S in place of S~ in the prediction, as in the published code.
     """
 
@@ -47,6 +48,7 @@ class Lga(FedAvgAsync):
     stage: Literal["tensor", "blocks", "stages", "model"] = core.static(default="tensor")
     base: Literal["current", "begun"] = core.static(default="current")
     raw_cosine: bool = core.static(default=False)
+    weighting: Literal["size", "uniform"] = core.static(default="size")
 
     keeps_personal: ClassVar[bool] = False
 
@@ -82,6 +84,12 @@ class Lga(FedAvgAsync):
         trained = cohort.scatter(trained, predicted, where=late)
         state = State(server, trained, begun, second, finite, personal)
         return state, turn.record(ctx, weights)
+
+    def weigh(self, ctx, turn):
+        if self.weighting == "size":
+            return super().weigh(ctx, turn)
+        there = turn.arrives & (ctx.sizes() > 0)
+        return mixing.normalize(there.astype(ctx.dtype))
 
     def _cosine(self, ctx, moved, w0, v):
         """Return S = cos(moved - w0, v - w0) of each leaf's stage (eq. 8), a tree of [M]."""

@@ -111,7 +111,7 @@ class PFedLA(core.Algorithm):
         sent = ctx.upload(trained, received, cohort=cohort)
         change = optax.tree.sub(sent, received)
         slope = self._products(plan, change, state.uploads)
-        (descent,) = transpose(jnp.where(retained[..., None], 0, slope))
+        (descent,) = transpose(jnp.where(self.fixed_blocks(retained), 0, slope))
         moved = optax.tree.add_scale(networks, self.hypernetwork_rate, descent)  # eqs. (10), (11)
         uploads = cohort.scatter(state.uploads, sent)
         state = State(uploads, *cohort.scatter(state.hypernetworks, moved))
@@ -151,6 +151,10 @@ class PFedLA(core.Algorithm):
         """Return the retained blocks, bool [k, L], by the clients' self-weights [k, L]."""
         return jnp.zeros(own.shape, bool)
 
+    def fixed_blocks(self, retained):
+        """Return the blocks [k, L, 1] whose weights have no gradient."""
+        return retained[..., None]
+
     @staticmethod
     def _products(plan, change, uploads):
         """Return <theta_j^l, dtheta_i^l> [M, L, N]; theta may be centred, as weights sum to one."""
@@ -170,13 +174,16 @@ class PFedLA(core.Algorithm):
 class HeurPFedLA(PFedLA):
     """HeurpFedLA: pFedLA whose clients retain the blocks of largest self-weight (eq. 12).
 
-    Retained blocks are neither mixed nor sent down, and their weights have no gradient.
+    Retained blocks are neither mixed nor sent down.
 
     Attributes:
       retained: k, blocks each client keeps; ties go to the earlier block.
+      updates: which blocks' products with dtheta move the hypernetwork: the "mixed" ones, as the
+        weights of others are not applied, or "all" (eqs. 10, 11 to the letter).
     """
 
     retained: int = core.number(default=1, allowed="at least 0")
+    updates: Literal["mixed", "all"] = core.static(default="mixed")
 
     def check(self, federation):
         super().check(federation)
@@ -185,3 +192,6 @@ class HeurPFedLA(PFedLA):
 
     def retained_blocks(self, ctx, own):
         return self._plan(ctx).top_shared_blocks(own, self.retained)
+
+    def fixed_blocks(self, retained):
+        return super().fixed_blocks(retained) & (self.updates == "mixed")

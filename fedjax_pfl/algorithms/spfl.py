@@ -35,7 +35,7 @@ class Spfl(core.Algorithm):
     in the routine; only the cohort is mixed.
 
     Equation (7) has another factor, alpha |D_j| / |D| = 0.001, with which models cannot train. The
-    published code omits it, and so does this file.
+    published code omits it, and so do the defaults.
 
     The models scored are w_i after the server's step ("personalized") and the client's trained
     model before it ("trained"). The published code prints both.
@@ -46,6 +46,10 @@ class Spfl(core.Algorithm):
       weighting: "published", as in the code that made the tables: one S for the whole body; heads
         stay local (W = I) until the next measurement. "paper": eqs. (6), (7), with two stages, body
         and head, each mixed by its own S.
+      stage: of weighting "paper": "stages", body and head; each of the "blocks"; the "model".
+      raw_cosines: of weighting "paper": S in place of its softmax, eq. (4).
+      data_shares: of weighting "paper": the factor |D_j| / |D| of eqs. (4), (7).
+      server_rate: alpha of eqs. (4), (7), a factor on the sum of updates.
       layer_weights: weights of the layers' cosines in S; only kernels are compared. "auto" is the
         published 0.5, 0.3, 0.2 for a body of three layers and equal weights for any other. Numbers
         such as "0.6,0.4" give one for each layer of the body.
@@ -62,9 +66,22 @@ class Spfl(core.Algorithm):
     gamma: int = core.static(default=10, allowed="at least 1")
     local_updates: int = core.static(default=2, allowed="in [1, 10]")
     weighting: Literal["published", "paper"] = core.static(default="published")
+    stage: Literal["stages", "blocks", "model"] = core.static(default="stages")
+    raw_cosines: bool = core.static(default=False)
+    data_shares: bool = core.static(default=False)
+    server_rate: float = core.number(default=1.0, allowed="at least 0")
     layer_weights: str = core.static(default="auto")
 
+    @property  # pyright: ignore[reportAssignmentType] - it depends on hyperparameters
+    def row_stochastic(self) -> bool:
+        return not (self.raw_cosines or self.data_shares)
+
     def validate(self):
+        changed = self.raw_cosines or self.data_shares or self.stage != "stages"
+        if changed and self.weighting != "paper":
+            raise core.InputError(
+                "stage, raw_cosines and data_shares are those of weighting 'paper'."
+            )
         numbers = parse_weights(self.layer_weights)
         if numbers and self.weighting == "paper":
             raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
@@ -96,7 +113,8 @@ class Spfl(core.Algorithm):
         return super().max_gradients(federation, rounds + -(-rounds // self.gamma))
 
     def init(self, ctx):
-        count, stages = ctx.num_clients, 2 if self.weighting == "paper" else 1
+        count = ctx.num_clients
+        stages = len(ctx.plan.grouped(self.stage).blocks) if self.weighting == "paper" else 1
         zero = jnp.zeros((count, count, stages), ctx.dtype)
         models = ctx.replicate(ctx.initial_model())
         return State(models, models, zero)
@@ -114,7 +132,7 @@ class Spfl(core.Algorithm):
         received = ctx.cohort.gather(models)
         trained, cohort, loss = self.train(ctx, received)
         scores = jnp.moveaxis(ctx.cohort.gather_pairs(cosines), -1, 0)
-        weights = self._by_block(ctx, mixing.softmax(scores, cohort.mask))  # eqs. (5), (6)
+        weights = self._by_block(ctx, self._weights(ctx, scores, cohort))
         sent = ctx.upload(trained, received, cohort=cohort)
         mixed = self._aggregate(ctx, weights, sent, received)
         new_state = State(
@@ -130,13 +148,25 @@ class Spfl(core.Algorithm):
             clients=record.clients | {"local_steps": all_steps},
         )
 
+    def _weights(self, ctx, scores, cohort):
+        """Return the factors of updates in eqs. (4), (7), without alpha, [stages, M, M]."""
+        if self.raw_cosines:
+            weights = jnp.where(cohort.mask, scores, 0)  # eq. (4)
+        else:
+            weights = mixing.softmax(scores, cohort.mask)  # eqs. (5), (6)
+        if not self.data_shares:
+            return weights
+        return weights * mixing.by_size(ctx.sizes(), cohort.mask).astype(weights.dtype)
+
     def _aggregate(self, ctx, weights, trained, received):
-        """Return w_i + sum_j W_ij delta_j, eq. (7) with a step of one.
+        """Return w_i + alpha sum_j W_ij delta_j, eq. (7).
 
         Running statistics are averaged: stepping them could make a variance negative.
         """
         update = optax.tree.sub(trained, received)
-        stepped = optax.tree.add(received, ctx.mix(weights, update, onto=update))
+        stepped = optax.tree.add_scale(
+            received, self.server_rate, ctx.mix(weights, update, onto=update)
+        )
         if len(trained) == 1:
             return stepped
         return {**ctx.mix(weights, trained, onto=trained), "params": stepped["params"]}
@@ -158,7 +188,7 @@ class Spfl(core.Algorithm):
     def _similarity(self, ctx, update, cosines):
         """Return S of all clients' updates, [N, N, stages]."""
         if self.weighting == "paper":
-            return of_stages(ctx.plan, update)
+            return of_stages(ctx.plan, update, self.stage)
         layers = compared_layers(ctx.plan, update, self.compares_heads)
         even = [1 / len(layers)] * len(layers)
         default = self.published if len(self.published) == len(layers) else even
@@ -168,11 +198,11 @@ class Spfl(core.Algorithm):
     def _by_block(self, ctx, weights):
         """Expand [stages, M, M] to [blocks, M, M]."""
         plan = ctx.plan
-        head = plan.blocks.index(plan.head)
+        if self.weighting == "paper":
+            return weights[plan.groups_of_blocks(plan.grouped(self.stage))]
         own = jnp.eye(weights.shape[-1], dtype=weights.dtype)
-        other = weights[1] if self.weighting == "paper" else own
-        is_head = jnp.arange(plan.num_blocks)[:, None, None] == head
-        return jnp.where(is_head, other, weights[0])
+        is_head = jnp.arange(plan.num_blocks)[:, None, None] == plan.blocks.index(plan.head)
+        return jnp.where(is_head, own, weights[0])
 
     def models(self, ctx, state, rows):
         named = {"personalized": state.models, "trained": state.trained}
@@ -195,6 +225,11 @@ class SpflW(Spfl):
     weighting: Literal["published"] = core.static(default="published")
     memory: float = core.number(default=0.0, allowed="in [0, 1)")
 
+    def validate(self):
+        super().validate()
+        one = self.server_rate == 1
+        core.require(one, "server_rate", self.server_rate, "1, as SPFL-w mixes models")
+
     def _similarity(self, ctx, update, cosines):
         new = super()._similarity(ctx, update, cosines)
         return self.memory * cosines + (1 - self.memory) * new
@@ -206,10 +241,15 @@ class SpflW(Spfl):
         return ctx.mix(weights, trained, onto=trained)
 
 
-def of_stages(plan: core.LeafPlan, update: core.Stack) -> jax.Array:
-    """Return the cosines of bodies and of heads, [N, N, 2]."""
-    parts = [_cosines(plan, update, in_stage(plan, stage).__getitem__) for stage in (0, 1)]
-    return jnp.stack(parts, axis=-1)
+def of_stages(plan: core.LeafPlan, update: core.Stack, by: str) -> jax.Array:
+    """Return the cosines of the groups of layers `LeafPlan.grouped(by)`, [N, N, stages]."""
+    scores = {
+        group: similarity.cosines(part, part)
+        for group, (part,) in plan.compared_parts(by, update).items()
+    }
+    nothing = jnp.zeros_like(next(iter(scores.values())))
+    groups = range(len(plan.grouped(by).blocks))
+    return jnp.stack([scores.get(group, nothing) for group in groups], axis=-1)
 
 
 def of_layers(

@@ -57,6 +57,8 @@ class Waffle(ForAlice, scaffold.Scaffold):
         traffic of one run, and N^2 control variates. The runs are sequential, so that at most N
         models train at once.
       delta_omega: steepness of Omega = Psi = 1 / (1 + exp(delta_omega (2 r / R - 1))) (eq. 4).
+      shift: rounds that are added to r in eq. (4); local training begins so much earlier, or later
+        if it is negative (Section 2.2).
       omega, psi: functions (r, R) -> a number in 0..1 that replace eq. (4); r and R are traced
         floats, r counts from 1. Python only.
       initial_history: raw weights before the first round, not stated in the paper: "uniform", 1/N,
@@ -78,6 +80,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
     alice: int = core.number(default=0, allowed="at least 0")
     everyone: bool = core.static(default=False)
     delta_omega: float = core.number(default=3.2, allowed="at least 0")
+    shift: float = 0.0
     omega: Callable | None = core.static(default=None)
     psi: Callable | None = core.static(default=None)
     initial_history: Literal["uniform", "none"] = core.static(default="uniform")
@@ -187,7 +190,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         dtype = ctx.dtype
         number, total = (ctx.t + 1).astype(dtype), ctx.num_rounds.astype(dtype)
         if schedule is None:
-            return jax.nn.sigmoid(-self.delta_omega * (2 * number / total - 1))
+            return jax.nn.sigmoid(-self.delta_omega * (2 * (number + self.shift) / total - 1))
         return jnp.asarray(schedule(number, total), dtype)
 
     def max_gradients(self, federation, rounds):

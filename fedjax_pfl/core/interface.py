@@ -237,6 +237,8 @@ class Algorithm:
         open_or_all = plan.chosen is None or rule == "all"
         if not open_or_all and plan.shared != plan.with_share(rule).shared:
             notes.append(f"shares {describe_rule(plan)}, as set by share")
+        if not plan.shared_blocks.any():
+            notes.append("shares no layer of this network: local training")
         return notes
 
     def round_remarks(self, federation: Federation, rounds: int) -> list[str]:

@@ -12,6 +12,7 @@ from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.optimizers import check_update
 from fedjax_pfl.uploads.accounting import noise_for_each, training_releases
 from fedjax_pfl.utils.errors import InputError
 
@@ -65,6 +66,8 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
             "An augment function of your own may mix samples of a minibatch: use a named one with "
             "dp='sample'."
         )
+    shapes = federation.model_shapes["params"]
+    check_update("optimizer under dp='sample'", training.make_optimizer(), shapes, private=True)
     extra = training.extra_loss
     if extra is not None and extra.couples_samples:
         raise InputError(

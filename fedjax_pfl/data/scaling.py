@@ -140,16 +140,25 @@ def fitted(
     return scale, shift
 
 
-def check_stored(samples: np.ndarray, stored: np.dtype) -> None:
+def check_stored(samples: np.ndarray, stored: np.dtype, fractions: bool = False) -> None:
     """Check samples [n, ...] that are to be scaled as a data set's of a type.
+
+    Args:
+      samples: numbers.
+      stored: type of the data set's samples.
+      fractions: whether the data set's samples are images in -1..1.
 
     Raises:
       InputError: a value that is not finite; for a data set of bytes, values that are no bytes, or
-        are scaled already.
+        are scaled already; for one of fractions, larger values.
     """
     if samples.dtype.kind == "f":
         bad = int(np.count_nonzero(~np.isfinite(samples)))
         require(bad == 0, "Samples", f"{bad} NaN or infinite values", "finite")
+    if fractions and samples.size and (high := float(np.abs(samples.astype(float)).max())) > 1:
+        raise InputError(
+            f"Samples must be in -1..1, as the data set stores them, got values up to {high:g}."
+        )
     if stored != np.uint8 or samples.dtype == np.uint8 or not samples.size:
         return
     low, high = float(samples.min()), float(samples.max())

@@ -21,9 +21,11 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.optimizers import check_update
 from fedjax_pfl.federation.regularizers import ExtraLoss
 from fedjax_pfl.utils.conversions import is_list, number
 from fedjax_pfl.utils.errors import InputError, require, require_hashable, require_whole
+from fedjax_pfl.utils.jax_flags import check_jax_flags
 from fedjax_pfl.utils.typing import State
 
 CHUNK = 50  # rounds in one call of a program, at most
@@ -48,6 +50,7 @@ def checked_program(
     Raises:
       InputError: an argument that `simulate` refuses.
     """
+    check_jax_flags()
     made = "an Algorithm, such as make_algorithm('fedavg') gives"
     require(isinstance(algorithm, Algorithm), "algorithm", algorithm, made)
     made = "a Federation, such as federate(dataset, partition) gives"
@@ -59,6 +62,9 @@ def checked_program(
         require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
         adapt = adapt.checked()
         require_hashable("adapt", adapt)
+        if adapt.optimizer is not None:
+            shapes = federation.model_shapes["params"]
+            check_update("optimizer of adaptation", adapt.optimizer, shapes)
     algorithm = converted(algorithm)  # before it computes with its numbers
     validate(algorithm)
     algorithm.check_classes(federation)

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_pfl._version import __version__
 from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path, reason
-from fedjax_pfl.engine.fingerprint import digest
+from fedjax_pfl.engine.fingerprint import VERSION, digest
 from fedjax_pfl.execution import processes
 from fedjax_pfl.utils.conversions import number
-from fedjax_pfl.utils.errors import OutputError, cut, require_whole
+from fedjax_pfl.utils.errors import InputError, OutputError, cut, require_whole
 from fedjax_pfl.utils.typing import Tree
 
 FORMAT = 1
@@ -51,7 +52,8 @@ class Checkpoints:
 
     Args:
       folder: created if it is missing; no other simulation may use it.
-      every_seconds: wall time between two checkpoints; 0 saves after every chunk.
+      every_seconds: wall time between two checkpoints; 0 saves after every chunk. A simulation that
+        ends earlier saves none and leaves no empty folder.
       keep: number of checkpoints to keep, at least 1.
       extendable: whether to also save the state before the last round, from which a simulation of
         more rounds continues.
@@ -162,6 +164,15 @@ class Checkpoints:
         for step in manager.all_steps():
             manager.delete(step)
 
+    def remove_if_empty(self) -> None:
+        """Delete the folder if nothing is in it."""
+
+        def remove() -> None:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+        processes.on_first(remove)
+
     def close(self) -> None:
         if self._manager is not None:
             self._manager.close()
@@ -217,7 +228,11 @@ class Checkpoints:
         return ocp, self._manager
 
     def _read(self, step: int) -> Saved | None:
-        """Return the checkpoint of a round, or None if it is damaged."""
+        """Return the checkpoint of a round, or None if it is damaged.
+
+        Raises:
+          InputError: it has another version's format.
+        """
         ocp, manager = self._open()
         try:
             found: Any = manager.restore(
@@ -231,12 +246,23 @@ class Checkpoints:
             for name, (shape, dtype) in header["empty"].items():
                 arrays[name] = np.zeros(shape, dtype)
             saved = header.pop("digest")
-            if header["format"] != FORMAT or saved != digest(arrays, header):
+            if saved != digest(arrays, header):
                 return None
+            if header["format"] != FORMAT:
+                raise self._of_another_version(header["facts"])
             trees = _by_tree(arrays, header["counts"])
             return Saved(header["round"], trees, header["facts"])
+        except InputError:
+            raise
         except Exception:  # a damaged file makes its readers raise anything
             return None
+
+    def _of_another_version(self, facts: Mapping[str, Any]) -> InputError:
+        version = facts.get("simulation", {}).get(VERSION, "another version")
+        return InputError(
+            f"The checkpoints in {self.folder} were written by fedjax_pfl {version}, and "
+            f"{__version__} can't read them: give another folder to start again."
+        )
 
 
 def _trim() -> None:

@@ -20,7 +20,7 @@ from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import GLOBAL, PERSONALIZED
-from fedjax_pfl.utils.conversions import require_unmasked
+from fedjax_pfl.utils.conversions import as_array, require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Stack, State, Tree
@@ -74,14 +74,19 @@ class Final:
         federation = self.program.federation
         model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
-        (task, data), samples = complete(federation.network, federation.data), np.asarray(samples)
+        (task, data), samples = complete(federation.network, federation.data), as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
         fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
         require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")
         require(samples.dtype.kind in kinds, "Samples", str(samples.dtype), allowed)
-        check_stored(samples, data.samples.dtype)
+        images = data.samples.dtype == np.float32 and len(data.sample_shape) == 3
+        fractions = images and float(abs(data.samples).max()) <= 1
+        check_stored(samples, data.samples.dtype, fractions)
+        count = len(samples)
+        if not count:
+            samples = np.zeros((1, *data.sample_shape), samples.dtype)
         turns = data.at_round(self._last()).turns
         if turns is not None:
             samples = np.rot90(samples, int(turns[row]), axes=(1, 2))
@@ -95,7 +100,8 @@ class Final:
         if not tokens:
             scale, shift = (np.asarray(x, task.dtype) for x in data.scaling_of(row))
             inputs = inputs * scale + shift
-        return np.asarray(_outputs(task, federation.initial_values, backbone, model, inputs))
+        values = federation.initial_values
+        return np.asarray(_outputs(task, values, backbone, model, inputs))[:count]
 
     @short_locations()
     def model(self, run: int, row: int | None = None) -> Tree:

@@ -59,9 +59,14 @@ def result_so_far(
         measures=federation.measures,
         stopped=chunks.stopped,
         rounds_asked=program.rounds if chunks.stopped else None,
+        partition_hash=_hex(federation.partition_hash),
         privacy=_privacy(algorithm, program, program.num_runs // len(seeds)),
         **measured,
     )
+
+
+def _hex(digest: Any) -> str:
+    return "" if digest is None else np.asarray(digest).tobytes().hex()
 
 
 def _privacy(algorithm: Algorithm, program: Program, settings: int) -> dict[str, Any] | None:

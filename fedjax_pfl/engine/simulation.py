@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,13 @@ class RoundState:
       round: rounds done.
       states: the algorithm's state, leaves [R, ...], of R runs (seeds outermost, then settings).
       program: the compiled program that it belongs to.
+      simulation: whose state it is.
     """
 
     round: int
     states: State
     program: Program
+    simulation: "Simulation" = field(repr=False, compare=False)
 
 
 class Simulation:
@@ -182,7 +184,7 @@ class Simulation:
                 )
             program = replace(program, rounds=ENDLESS)
         program = self._ready(program)
-        return RoundState(0, program.start(), program)
+        return RoundState(0, program.start(), program, self)
 
     @short_locations()
     def step(self, state: RoundState) -> tuple[RoundState, Tree]:
@@ -196,14 +198,20 @@ class Simulation:
           [R, N]; "scalars" by name, [R]; copies of each of the model's G blocks sent "up" and
           received "down", int32 [R, N, G]; "matrices" by name, [R, N, N], one for each block
           [R, G, N, N], or a single row [R, 1, N].
+
+        Raises:
+          InputError: the state is no state of this simulation.
         """
+        allowed = "a state that init() or step() of this simulation returned"
+        require(isinstance(state, RoundState), "state", type(state).__name__, allowed)
+        require(state.simulation is self, "state", "another simulation's", allowed)
         states = state.states
         if not isinstance(state.program, OffloadedProgram):  # which reuses its argument's memory
             states = jax.tree.map(jnp.copy, states)
         states, buffers, matrices = state.program.advance(states, state.round, 1)
         metrics = jax.tree.map(lambda leaf: np.asarray(leaf)[:, 0], buffers)
         metrics["matrices"] = jax.tree.map(np.asarray, matrices)
-        return RoundState(state.round + 1, states, state.program), metrics
+        return replace(state, round=state.round + 1, states=states), metrics
 
     @short_locations()
     def run(
@@ -277,6 +285,8 @@ class Simulation:
             for one in reversed(called):
                 ending.callback(getattr(one, "on_run_end", lambda: None))
             chunks.run(chunk_seconds, called, so_far, longest)
+        if checkpoints is not None:
+            checkpoints.remove_if_empty()
         self._past = chunks
         return replace(so_far(), final=Final(chunks.program, chunks.states, chunks.done))
 

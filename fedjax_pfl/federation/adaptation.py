@@ -105,6 +105,8 @@ class Adaptation(Group):
 
     def validate(self) -> None:
         super().validate()
+        if self.steps is not None and self.epochs != Schedule.epochs:
+            raise InputError("Adaptation takes epochs or steps, not both: leave one out.")
         if self.optimizer is not None:
             check_optimizer("optimizer of adaptation", self.optimizer)
         require(

@@ -7,6 +7,7 @@ augmented.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +45,28 @@ def crop_flip(key: jax.Array, images: jax.Array) -> jax.Array:
 AUGMENTATIONS: dict[str, Augmentation] = {"crop_flip": crop_flip, "flip": random_flip}
 
 
+def augmented(augment: Augmentation, key: jax.Array, samples: jax.Array) -> jax.Array:
+    """Return what an augmentation makes of samples [B, ...].
+
+    Raises:
+      InputError: another number, shape or type of samples, which would be broadcast or cast.
+    """
+    changed = augment(key, samples)
+    what = f"What augment returns for samples {list(samples.shape)} of {samples.dtype}"
+    allowed = "of the same shape and type"
+    is_array = hasattr(changed, "shape") and hasattr(changed, "dtype")
+    require(is_array, what, type(changed).__name__, allowed)
+    same = changed.shape == samples.shape and changed.dtype == samples.dtype
+    require(same, what, f"{list(changed.shape)} of {changed.dtype}", allowed)
+    return changed
+
+
 def check_augmentation(augment: str | Augmentation | None, data: FederatedData) -> None:
     """Check an augmentation before anything is compiled.
 
     Raises:
-      InputError: a named one and samples that are not images; or a function that fails, or does not
-        return as many samples of the same shape, which would be broadcast.
+      InputError: a named one and samples that are not images; or a function that fails, or see
+        `augmented`.
     """
     sample_shape = data.sample_shape
     if augment is None:
@@ -65,12 +82,10 @@ def check_augmentation(augment: str | Augmentation | None, data: FederatedData) 
     require(callable(augment), "augment", augment, allowed)
     batch = jax.ShapeDtypeStruct((3, *sample_shape), data.samples.dtype)
     try:
-        changed = jax.eval_shape(augment, jax.random.key(0), batch)
+        jax.eval_shape(partial(augmented, augment), jax.random.key(0), batch)
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(
             f"augment can't change samples {list(batch.shape)}: {first_line(error)}"
         ) from error
-    shape = getattr(changed, "shape", None)
-    got = type(changed).__name__ if shape is None else list(shape)
-    what = f"Shape of what augment returns for samples {list(batch.shape)}"
-    require(shape == batch.shape, what, got, "the same")

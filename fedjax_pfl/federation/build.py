@@ -34,6 +34,7 @@ from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, uploads_of
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.utils.errors import InputError, first_line, require
+from fedjax_pfl.utils.jax_flags import check_jax_flags
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -54,6 +55,7 @@ def federate(
     Raises:
       InputError: a value is not allowed; raised before anything is compiled.
     """
+    check_jax_flags()
     allowed = "a Dataset, such as load_dataset('digits') gives"
     require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
     allowed = "a Partition, such as make_partition gives"
@@ -62,6 +64,7 @@ def federate(
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
     seen = groups[ModelOptions].notes(dataset, partition)
+    dealt = np.frombuffer(partition.content_hash(dataset.labels), np.uint8)
     dataset = with_corruption(dataset, partition)
     dataset, partition = threat.poisoned(dataset, partition, ids)
     by_class = training.batch_order == "by_class"
@@ -141,6 +144,7 @@ def federate(
             *threat.notes(ids),
             *groups[CompressionOptions].notes(),
         ),
+        partition_hash=dealt,
         client_names=tuple(zip(np.asarray(data.ids).tolist(), partition.names, strict=False)),
     )
 
@@ -180,4 +184,20 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
             f"The model must return {what} [batch, {', '.join(map(str, expected))}]{each}, got "
             f"{actual} for a batch of 2."
         )
+    if len(model) > 1 and np.dtype(task.dtype).itemsize < 4:
+        _check_statistics(task, model, inputs)
     return model, order
+
+
+def _check_statistics(task: Task, model: Tree, inputs: jax.ShapeDtypeStruct) -> None:
+    """Raise `InputError` if training changes the type of a model's statistics."""
+    key, valid = jax.random.key(0), jnp.ones(2, bool)
+    after = jax.eval_shape(
+        lambda m, x: task.outputs(m, x, True, key, valid).statistics, model, inputs
+    )
+    for path, leaf in jax.tree.leaves_with_path(after):
+        if leaf.dtype != task.dtype:
+            raise InputError(
+                f"dtype={task.dtype!r} can't hold the statistics {jax.tree_util.keystr(path)}, "
+                f"which training computes in {leaf.dtype}: take compute_dtype={task.dtype!r}."
+            )

@@ -66,6 +66,7 @@ class Federation:
       aggregator: robust rule in place of the server's mean or mixing matrix, or None.
       notes: sentences for tables, on samples that the initial model has seen, drift, clients that
         arrive or leave, attacks, robust rules and compression; see `run_numbers.sentences`.
+      partition_hash: uint8 [32], of the samples of each client and their labels, or None.
       client_names: pairs (permanent id, name) of clients with names, such as hospitals.
     """
 
@@ -83,6 +84,7 @@ class Federation:
     sample_privacy: SamplePrivacy | None = None
     uploads: UploadStage | None = None
     aggregator: Aggregator | None = None
+    partition_hash: Any = None
     notes: tuple[str, ...] = static(default=())
     client_names: tuple[tuple[int, str], ...] = static(default=())
 

@@ -20,6 +20,7 @@ from fedjax_pfl.federation.optimizers import (
     OPTIMIZERS,
     SGD,
     check_optimizer,
+    check_update,
     named_optimizer,
     optimizer_name,
 )
@@ -53,9 +54,9 @@ class LocalTraining(Group):
     stopped, so all clients must take part.
 
     `optimizer` is a name, or a hashable function of a learning rate, such as `optax.adam`, which
-    has its own momentum and weight decay. Its state is reinitialized in each round unless
-    `keep_optimizer_state` is set. Clipping applies to gradients with extra losses and
-    corrections of algorithms, without weight decay.
+    has its own momentum and weight decay. It may use the minibatch's loss, as `value`. Its state is
+    reinitialized in each round unless `keep_optimizer_state` is set. Clipping applies to gradients
+    with extra losses and corrections of algorithms, without weight decay.
     """
 
     local_epochs: int = option(
@@ -126,6 +127,8 @@ class LocalTraining(Group):
 
     def validate(self) -> None:
         super().validate()
+        if self.local_steps is not None and self.local_epochs != Schedule.epochs:
+            raise both_given()
         checked_options("optimizer_options", self.optimizer_options, self.optimizer)
         check_optimizer("optimizer", self.make_optimizer())
         if self.optimizer != PLAIN:
@@ -181,8 +184,8 @@ class LocalTraining(Group):
     def changed(self, **options: Any) -> "LocalTraining":
         """Return the options with other values, unchecked.
 
-        Epochs replace steps; another optimizer or schedule discards the options of the previous
-        one.
+        Epochs replace steps, and steps epochs; another optimizer or schedule discards the options
+        of the previous one.
 
         Raises:
           InputError: unknown option, or both epochs and steps.
@@ -192,12 +195,12 @@ class LocalTraining(Group):
             if name not in known:
                 raise unknown_name("option of local training", name, known)
         if options.get("local_epochs") is not None and options.get("local_steps") is not None:
-            raise InputError(
-                "local_epochs and local_steps can't both be given: steps take the place of epochs."
-            )
+            raise both_given()
         instead: dict[str, Any] = {}
         if options.get("local_epochs") is not None:
             instead["local_steps"] = None
+        if options.get("local_steps") is not None:
+            instead["local_epochs"] = Schedule.epochs
         if _differ(options.get("optimizer", self.optimizer), self.optimizer):
             instead |= {"momentum": 0.0, "weight_decay": 0.0, "optimizer_options": None}
         if _differ(options.get("lr_schedule", self.lr_schedule), self.lr_schedule):
@@ -293,6 +296,7 @@ class LocalTraining(Group):
         if self.extra_loss is not None:
             self.extra_loss.check(params, plan, data.num_classes)
         check_augmentation(self.augment, data)
+        check_update("optimizer", self.make_optimizer(), params)
         return jax.tree.map(lambda number: np.asarray(number, dtype), self)
 
     def numbers(self) -> dict[str, Any]:
@@ -315,6 +319,13 @@ SETTABLE: dict[str, Option] = {
 }
 SGD_OPTIONS = ("momentum", "weight_decay")
 RATES = ("learning_rate", "learning_rate_decay")  # can be swept within one program
+
+
+def both_given() -> InputError:
+    """Return the error for both epochs and steps."""
+    return InputError(
+        "local_epochs and local_steps can't both be given: steps take the place of epochs."
+    )
 
 
 def _differ(one: Any, other: Any) -> bool:

@@ -97,18 +97,65 @@ def check_optimizer(name: str, optimizer: Any) -> None:
     require_hashable(name, optimizer)
     if isinstance(optimizer, SGD):
         optimizer.validate()
-    made: list[Any] = []
 
     def make(rate: jax.Array) -> jax.Array:
-        made.append(optimizer(rate))
+        made = optimizer(rate)
+        optimizes = hasattr(made, "init") and hasattr(made, "update")
+        require(optimizes, name, f"one that makes {type(made).__name__}", allowed)
         return rate
 
     try:
         jax.eval_shape(make, jax.ShapeDtypeStruct((), np.float32))
+    except InputError:
+        raise
     except Exception as error:
         raise InputError(f"{name} must be {allowed}: {first_line(error)}") from error
-    optimizes = hasattr(made[0], "init") and hasattr(made[0], "update")
-    require(optimizes, name, f"one that makes {type(made[0]).__name__}", allowed)
+
+
+def check_update(name: str, optimizer: Any, params: Tree, private: bool = False) -> None:
+    """Raise `InputError` unless an optimizer can update parameters in local steps.
+
+    One update is traced; nothing is computed.
+
+    Args:
+      name: name of the option, for error messages.
+      optimizer: function of the learning rate.
+      params: shapes of one client's parameters.
+      private: without the minibatch's loss, to which no noise is added.
+    """
+    if isinstance(optimizer, SGD):
+        return
+
+    def step(rate, params):
+        made = optimizer(rate)
+        memory = made.init(params)
+        return (params, memory), updated(made, params, memory, params, None if private else rate)
+
+    dtype = jax.tree.leaves(params)[0].dtype
+    given = "gradients and parameters" if private else "gradients, parameters and the loss"
+    try:
+        before, after = jax.eval_shape(step, jax.ShapeDtypeStruct((), dtype), params)
+    except Exception as error:
+        raise InputError(
+            f"{name} can't update this model from {given}: {first_line(error)}"
+        ) from error
+    kinds = [
+        [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (before, after)
+    ]
+    if jax.tree.structure(before) != jax.tree.structure(after) or kinds[0] != kinds[1]:
+        raise InputError(
+            f"{name} must keep the shapes and types of the parameters and of its state in an "
+            "update; this one changes them."
+        )
+
+
+def updated(
+    optimizer: Any, gradient: Tree, memory: Tree, params: Tree, loss: jax.Array | None
+) -> tuple[Tree, Tree]:
+    """Return (updates, next state) of an optax optimizer, which may use the loss as `value`."""
+    if loss is None or not isinstance(optimizer, optax.GradientTransformationExtraArgs):
+        return optimizer.update(gradient, memory, params)
+    return optimizer.update(gradient, memory, params, value=loss)
 
 
 def optimizer_name(optimizer: Callable[..., Any]) -> str:
@@ -128,7 +175,7 @@ def formula(optimizer: Callable[..., Any], params: Tree) -> str:
 
     def step(rate, gradient, params):
         made = optimizer(rate)
-        return made.update(gradient, made.init(params), params)
+        return updated(made, gradient, made.init(params), params, rate)
 
     traced = jax.make_jaxpr(step)(np.float32(0), params, params)
     constants = [np.asarray(value).tolist() for value in traced.consts]

@@ -120,9 +120,7 @@ def gains(
         one.require_scores()
         require(one.num_settings == 1, "number of settings", one.num_settings, "1, to be compared")
     measure = result.measure()
-    same = np.array_equal(result.client_ids, baseline.client_ids)
-    if not same or not np.array_equal(result.test_sizes, baseline.test_sizes):
-        raise InputError("Gains need the same clients with the same test samples in both results.")
+    result.require_same_samples(baseline)
     if measure != baseline.measure():
         raise InputError(
             f"Gains need one measure, got {measure.label} and {baseline.measure().label}."

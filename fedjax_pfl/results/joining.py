@@ -10,7 +10,7 @@ from fedjax_pfl.utils.errors import InputError
 
 BY_SEED = ("scores", "clients", "scalars", "matrices")  # dicts of arrays [S, ...]
 EQUAL = ("algorithm", "hyperparameters", "training", "num_clients", "num_parameters", "blocks")
-EQUAL += ("client_names", "measures", "item_bytes", "privacy")
+EQUAL += ("client_names", "measures", "item_bytes", "privacy", "partition_hash")
 EQUAL_ARRAYS = ("train_sizes", "test_sizes", "client_ids", "eval_rounds")
 EQUAL_ARRAYS += ("block_sizes", "upload_bytes")
 

@@ -49,6 +49,7 @@ class Measurements:
     client_names: tuple[str, ...] = ()
     upload_bytes: np.ndarray | None = None
     privacy: dict[str, Any] | None = None
+    partition_hash: str = ""
     final: Any = field(default=None, repr=False, compare=False)
 
     @property

@@ -76,6 +76,7 @@ class Result(Scored, Costs):
       setting_remarks: further notes on the rows of single settings, by setting, or ().
       privacy: what clients released under differential privacy, from which `epsilons` computes what
         they spent, or None.
+      partition_hash: hash of the samples of each client and their labels, "" if unknown.
       final: the end state on the device, or None for a result read from a file.
     """
 
@@ -119,7 +120,7 @@ class Result(Scored, Costs):
           model, split: as of `values`.
 
         Raises:
-          InputError: other clients or measures, swept settings, or no seed in common.
+          InputError: another partition, rounds or measure, swept settings, or no seed in common.
         """
         return harm.gains(self, baseline, model, split)
 
@@ -160,10 +161,10 @@ class Result(Scored, Costs):
         """Format a table with a row for each setting, and notes on the rows.
 
         Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
-        (Student's t; marked * if it extends beyond the scale), the worst tenth of the clients, the
-        best round, up to six further metrics, the epsilon if there is one, and the megabytes that a
-        participating client sends and receives in a round. If settings score different clients, a
-        column names them.
+        (Student's t; marked * if it extends beyond the scale), that of adapted copies if there are
+        any, the worst tenth of the clients, the best round, up to six further metrics, the epsilon
+        if there is one, and the megabytes that a participating client sends and receives in a
+        round. If settings score different clients, a column names them.
 
         Args:
           model: a name that was scored, on test samples.

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.names import ADAPTED, PERSONALIZED
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -44,6 +44,27 @@ class Scored(Measurements):
             raise InputError(f"No scores {name!r} in this result; it has {', '.join(known)}.")
         return self.scores[name]
 
+    def require_same_samples(self, other: "Scored") -> None:
+        """Raise `InputError` unless another result is of the same clients, samples and rounds."""
+        for name in ("client_ids", "train_sizes", "test_sizes"):
+            if not np.array_equal(getattr(self, name), getattr(other, name)):
+                raise InputError(
+                    f"Results can only be compared on the same clients with the same samples; the "
+                    f"{name} of {self.algorithm} and {other.algorithm} differ."
+                )
+        hashes = self.partition_hash, other.partition_hash
+        if all(hashes) and hashes[0] != hashes[1]:
+            raise InputError(
+                "Results can only be compared on the same clients with the same samples; "
+                f"{self.algorithm} and {other.algorithm} had other partitions or data sets."
+            )
+        rounds = [one.rounds_asked or one.rounds for one in (self, other)]
+        if rounds[0] != rounds[1]:
+            raise InputError(
+                f"Results can only be compared after the same rounds; {self.algorithm} had "
+                f"{rounds[0]}, {other.algorithm} {rounds[1]}."
+            )
+
     def accuracy(self, model: str = PERSONALIZED, split: str = "test") -> np.ndarray:
         """Return a classifier's accuracy for a named model, [S, H, E, N].
 
@@ -77,6 +98,11 @@ class Scored(Measurements):
         scored = some.any(axis=-1)
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
+
+    def adapted(self) -> np.ndarray | None:
+        """Return the mean of adapted copies after the last round, [S, H]; None without them."""
+        there = f"{ADAPTED}/test/{self.measure().name}" in self.scores
+        return self.curve(ADAPTED)[..., -1] if there else None
 
     def pooled(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the main metric over all test samples of scored clients, [S, H, E].

@@ -228,9 +228,8 @@ def ranking(
         for one in rows.values():
             one.require_scores()
             require(one.num_settings == 1, "number of settings", one.num_settings, "1")
+            rows[names[0]].require_same_samples(one)
         values = [rows[name].values(model, split)[:, 0, -1].astype(float) for name in names]
-        if len({one.shape[-1] for one in values}) > 1:
-            raise InputError(f"The results of {block!r} need the same clients.")
         common = np.logical_and.reduce([~np.isnan(one).any(axis=0) for one in values])
         if not common.any():
             raise InputError(f"No client is scored in all results of {block!r}.")

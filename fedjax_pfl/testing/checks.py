@@ -20,6 +20,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.engine.simulate import simulate
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.testing.applied import check_matrices
 from fedjax_pfl.testing.assertions import assert_finite_and_stochastic
 from fedjax_pfl.testing.reads import check_reads
 from fedjax_pfl.testing.steps import check_steps
@@ -169,6 +170,12 @@ def _diverging(algorithm: Algorithm, make: Callable[..., Federation]) -> None:
 def recorded_steps(algorithm: Algorithm) -> None:
     """Check that every step of `ctx.train` is recorded and its schedule in `schedules`."""
     check_steps(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
+
+
+@check
+def recorded_matrices(algorithm: Algorithm) -> None:
+    """Check that recorded mixing matrices are those that models were mixed with."""
+    check_matrices(algorithm, algorithm.prepare(_partial(algorithm)), ROUNDS)
 
 
 @check

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedjax_pfl.data.federated import Batch, FederatedData, Split
 from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.rows import row_devices_of
-from fedjax_pfl.federation.augmentation import Augmentation
+from fedjax_pfl.federation.augmentation import Augmentation, augmented
 from fedjax_pfl.federation.batching import Schedule, client_key
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
@@ -190,7 +190,7 @@ class _ClientLoop:
     def _fetch(self, lane: _Lane, places, valid, rng: jax.Array, number: int) -> Batch:
         augment = None
         if self.augment is not None:
-            augment = partial(self.augment, keys.derive(rng, f"augment/{number}"))
+            augment = partial(augmented, self.augment, keys.derive(rng, f"augment/{number}"))
         data, dtype = self.common.data, self.dtype
         return data.batch(lane.row, places, valid, dtype, augment)
 

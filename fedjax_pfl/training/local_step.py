@@ -11,7 +11,7 @@ import optax
 from fedjax_pfl.data.federated import Batch
 from fedjax_pfl.federation.client import Client
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.federation.optimizers import SGD
+from fedjax_pfl.federation.optimizers import SGD, updated
 from fedjax_pfl.models.task import Forward, ForwardedBatch
 from fedjax_pfl.training.private_gradient import private_gradient
 from fedjax_pfl.training.sparse_step import sparse_step
@@ -232,7 +232,8 @@ class LocalStep:
             )
         moves = self._updated(state.model)
         memory = _with_keys_of_step(state.optimizer, result.rng)
-        updates, memory = self._optimizer_of(moves).update(gradient, memory, params)
+        loss = None if self.federation.sample_privacy is not None else result.loss
+        updates, memory = updated(self._optimizer_of(moves), gradient, memory, params, loss)
         if moves is not None:
             updates = jax.tree.map(lambda u, on: u if on else jnp.zeros_like(u), updates, moves)
         params = optax.apply_updates(params, updates)

@@ -262,6 +262,22 @@ def test_check():
         mixing.check(np.array([[np.nan, 1.0]]))
 
 
+@pytest.mark.parametrize("low", [jnp.float16, jnp.bfloat16])
+def test_rows_of_half_precision(low):
+    """Rows of 1/3 sum to one in their own type only; computed weights and products have more."""
+    thirds = jnp.full((3, 3), 1 / 3, low)
+    with pytest.raises(InputError, match="row sums of the mixing matrix must be one"):
+        mixing.check(thirds)
+    assert mixing.normalize(thirds).dtype == jnp.float32
+    models = stack(3)
+    with pytest.raises(TypeError, match=f"Weights of {thirds.dtype} do not sum to one"):
+        mixing.apply(thirds, models, models, plan_of(models))
+    with pytest.raises(TypeError, match=f"Weights of {thirds.dtype} do not sum to one"):
+        mixing.combine(thirds[0], jnp.ones((3, 2)))
+    mean = mixing.combine(jnp.full(3, 1 / 3), jnp.full((3, 2), 257, low))
+    assert mean.dtype == low and (mean == jnp.asarray(257, low)).all()
+
+
 def test_check_names_the_row_sum_it_found():
     with pytest.raises(InputError, match=r"got 0\.25"):
         mixing.check(np.array([[0.25, 0.0]]))

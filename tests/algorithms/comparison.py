@@ -34,7 +34,12 @@ from tests.references.setting import Setting
 # They run in the program of the base comparison; the others need programs of their own.
 QUICK_CHECKS = ("partial_participation", "permutation", "divergence", "others_data")
 # Likewise, of promises of the engine: quick for the algorithms in WHOLE only.
-ENGINE_CHECKS = ("declared_reads", "settings_in_one_program", "no_recompilation")
+ENGINE_CHECKS = (
+    "declared_reads",
+    "recorded_matrices",
+    "settings_in_one_program",
+    "no_recompilation",
+)
 WHOLE = ("fedavg", "feddwa", "pfedla", "scaffold", "waffle")
 COSTLY_CHECKS = (*ENGINE_CHECKS, "uploads", "padding")
 

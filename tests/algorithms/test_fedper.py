@@ -43,3 +43,9 @@ def test_personal_layers_are_not_sent(layers, sizes):
 def test_remarks_on_share(share, remarks):
     algorithm = pfl.make_algorithm("fedper")
     assert algorithm.remarks(algorithm.prepare(toy_federation(share=share))) == remarks
+
+
+def test_a_network_of_one_layer_makes_it_local_training():
+    algorithm = pfl.make_algorithm("fedper")
+    federation = algorithm.prepare(toy_federation(model="softmax"))
+    assert algorithm.remarks(federation) == ["shares no layer of this network: local training"]

@@ -54,6 +54,7 @@ test_reference, test_contract = comparison(
             {"stage": "model", "flush": False}, {"stage": "model"}, {"model": FourLayers()}
         ),
         "lga": Variant(algorithm="lga"),
+        "uniform": Variant({"weighting": "uniform"}, algorithm="lga"),
     },
     given=flush,
     states={"server": "global", "trained": "trained", "begun": "start", "second": "after"},

@@ -115,6 +115,7 @@ test_reference, test_contract = comparison(
     variants={
         "softmax": {},
         "heuristic": Variant({"retained": 1}, algorithm="heurpfedla"),
+        "heuristic, all": Variant({"retained": 1, "updates": "all"}, algorithm="heurpfedla"),
         "relu-independent": {"weighting": "relu_norm", "initial": "independent"},
         "whole-model": {"grouping": "model"},
         "stages": Variant(

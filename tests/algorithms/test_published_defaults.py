@@ -93,6 +93,7 @@ LGA = {
     "stage": ("tensor", "code: Algorithms/users/userLGP_v1.py:147 of e1d6b52^"),
     "base": ("current", "paper: equation (11)"),
     "raw_cosine": (False, "paper: equation (11)"),
+    "weighting": ("size", "ours: by samples as FedAvg, where Algorithm 2 has 1 / N'"),
 }
 PFEDLA = {
     "hypernetwork_rate": (1.0, "paper: equations (10) and (11), whose steps have no other rate"),
@@ -106,6 +107,10 @@ SPFL = {
     "gamma": (10, "paper: section 4.1"),
     "local_updates": (2, "paper: section 4.1; code: SPFL/client/client.py:59-66"),
     "weighting": ("published", "code: SPFL/aggregation_utils/aggregation_v4_1.py"),
+    "stage": ("stages", "paper: section 3.1, body and head"),
+    "raw_cosines": (False, "paper: equation (5), a softmax"),
+    "data_shares": (False, "code: SPFL/aggregation_utils/aggregation_v4_1.py"),
+    "server_rate": (1.0, "code: SPFL/aggregation_utils/aggregation_v4_1.py"),
     "layer_weights": ("auto", "code: SPFL/aggregation_utils/aggregation_v4_1.py:108"),
 }
 
@@ -237,6 +242,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
     },
     "feddwa": {
         "top_k": (5, "code: main.py:59"),
+        "weights": ("inverse", "paper: equation (15), Algorithm 1"),
         "guidance": ("epochs", "paper: Algorithm 1"),
         "guidance_epochs": (None, "code: clients/clientFedDWA.py:30, the local epochs"),
         "score_guidance": (False, EXTRA_SCORE),
@@ -354,7 +360,11 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "start": ("cloud", "ours: as the paper's lambda / alpha is too small to pull"),
         "self_weight": (-1.0, "ours: not stated; -1 stands for 1 / N"),
     },
-    "heurpfedla": PFEDLA | {"retained": (1, "paper: Tables 1 and 2")},
+    "heurpfedla": PFEDLA
+    | {
+        "retained": (1, "paper: Tables 1 and 2"),
+        "updates": ("mixed", "ours: weights that are not applied have no effect"),
+    },
     "floco": {
         "corners": (10, "adap/flower@08266e0: baselines/floco/README.md, by the authors"),
         "warmup_fraction": (
@@ -484,6 +494,7 @@ TABLE: dict[str, dict[str, tuple[object, str]]] = {
         "alice": (0, "paper: section 3, agent 0"),
         "everyone": (False, "paper: section 2, one agent is served"),
         "delta_omega": (3.2, "paper: section 2.2, Table 3"),
+        "shift": (0.0, "paper: equation (4)"),
         "omega": (None, "paper: equation (4)"),
         "psi": (None, "paper: equation (4)"),
         "initial_history": ("uniform", "ours: not stated; begins as an even average"),

@@ -30,6 +30,8 @@ def form_and_batches(one):
         "routine_batches": one.case.batches("routine"),
         "one_step": algorithm.local_updates == 1,
     }
+    if algorithm.data_shares:
+        found["data_shares"] = one.setting.sizes
     if algorithm.layer_weights != "auto":
         found["weights"] = [float(part) for part in algorithm.layer_weights.split(",")]
     return found
@@ -68,7 +70,8 @@ def applied(models, run, blocks):
     if run is spfl.run_weights:
         return weights
     if run is spfl.run_paper:
-        return np.stack([weights[0]] * blocks + [weights[1]])
+        each = {1: [0] * (blocks + 1), 2: [0] * blocks + [1]}
+        return weights[each.get(len(weights), list(range(blocks + 1)))]
     return np.stack([weights] * blocks + [np.eye(len(weights))])
 
 
@@ -79,6 +82,16 @@ test_reference, test_contract = comparison(
     variants={
         "published": {},
         "paper": {"weighting": "paper"},
+        "equation 4": {
+            "weighting": "paper",
+            "raw_cosines": True,
+            "data_shares": True,
+            "server_rate": 0.7,
+        },
+        "blocks": Variant(
+            {"weighting": "paper", "stage": "blocks"}, options={"model": FourLayers()}
+        ),
+        "model": {"weighting": "paper", "stage": "model"},
         "one-step-given-parts": Variant(
             {"local_updates": 1, "layer_weights": "0.1,0.7,0.9"}, options={"model": FourLayers()}
         ),
@@ -88,7 +101,7 @@ test_reference, test_contract = comparison(
             {"local_updates": 1, "layer_weights": "0.3,0.7"}, algorithm="spfl_w"
         ),
     },
-    ours=("gamma", "weighting", "local_updates", "layer_weights"),
+    ours=("gamma", "weighting", "local_updates", "layer_weights", "data_shares"),
     given=form_and_batches,
     states={"models": "personalized"},
     scores={"personalized": "personalized"},

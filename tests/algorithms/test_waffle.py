@@ -69,6 +69,7 @@ test_reference, test_contract = comparison(
     variants={
         "rebased": {},
         "another-alice": {"alice": 3},
+        "shifted": {"shift": 1.5},
         "literal": {"control_update": "literal"},
         "functions": {
             "omega": square,

@@ -68,6 +68,15 @@ class ChangesAbsentClients(Right):
         return cohort.scatter(nearer, trained)
 
 
+class RecordsOtherWeights(Right):
+    """The record has equal weights, the server's model those of sizes."""
+
+    def round(self, ctx, state):
+        state, _ = super().round(ctx, state)
+        equal = mixing.normalize(ctx.cohort.mask.astype(ctx.dtype))
+        return state, ctx.record(ctx.cohort, mixing=equal)
+
+
 class DeclaresSharedBatches(ReusesAKey):
     reuses_keys = True
 
@@ -75,6 +84,7 @@ class DeclaresSharedBatches(ReusesAKey):
 WRONG = [
     (LearnsFromPadding, "padding", "padding rows of minibatches changed the state"),
     (ReusesAKey, "recorded_steps", "trains twice with the key of 'train': give one"),
+    (RecordsOtherWeights, "recorded_matrices", "'mixing' of round 1 has rows that no function of"),
     (ChangesAbsentClients, "partial_participation", "models of absent clients in round 1"),
 ]
 

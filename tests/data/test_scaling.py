@@ -116,6 +116,8 @@ def test_check_stored_refuses_images_that_are_scaled_already():
             check_stored(wrong, np.dtype(np.uint8))
     for right in (np.round(254 * x), np.round(x).astype(int), np.zeros_like(x)):
         check_stored(right, np.dtype(np.uint8))
-    check_stored(x, np.dtype(np.float32))
+    check_stored(x, np.dtype(np.float32), fractions=True)
+    with pytest.raises(InputError, match=r"in -1\.\.1, as the data set stores them, got values up"):
+        check_stored(np.round(255 * x).astype(np.uint8), np.dtype(np.float32), fractions=True)
     with pytest.raises(InputError, match="Samples must be finite, got '1 NaN or infinite values'"):
         check_stored(np.array([[0.0, np.nan]]), np.dtype(np.float32))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine import checkpoints
 from fedjax_pfl.engine.checkpoints import Checkpoints
 
 
@@ -22,10 +23,10 @@ def trees(value):
 
 
 def write(folder, rounds):
-    checkpoints = Checkpoints(folder)
+    one = Checkpoints(folder)
     for done in rounds:
-        checkpoints.save(done, trees(done), {"names": ["x", "y/z"], "done": done})
-    checkpoints.close()
+        one.save(done, trees(done), {"names": ["x", "y/z"], "done": done})
+    one.close()
 
 
 def files_of(folder, step):
@@ -98,6 +99,23 @@ def test_a_damaged_checkpoint_is_said_and_written_anew(tmp_path):
         assert Checkpoints(tmp_path).latest().round == 1
     write(tmp_path, [2])
     assert Checkpoints(tmp_path).latest().round == 2
+
+
+def test_checkpoints_of_another_version_are_named(tmp_path, monkeypatch):
+    write(tmp_path, [1])
+    monkeypatch.setattr(checkpoints, "FORMAT", 7)
+    with pytest.raises(pfl.InputError, match=r"were written by fedjax_pfl another version, and .*"):
+        Checkpoints(tmp_path).latest()
+
+
+def test_an_empty_folder_is_removed(tmp_path):
+    one = Checkpoints(tmp_path / "none")
+    one.check()
+    one.remove_if_empty()
+    assert not (tmp_path / "none").exists()
+    write(tmp_path / "some", [1])
+    Checkpoints(tmp_path / "some").remove_if_empty()
+    assert Checkpoints(tmp_path / "some").latest().round == 1
 
 
 def test_a_checkpoint_half_written_is_none(tmp_path):

@@ -102,11 +102,14 @@ def test_predictions_on_images_that_a_client_has_turned(drift):
 def test_predictions_that_cannot_be_made(two_rates):
     x = np.zeros((3, 4), np.float32)
     assert two_rates.predict(0, x).shape == (3,)
+    assert two_rates.predict(0, x[:0]).shape == (0,)
+    assert two_rates.predict(0, x[:0], outputs=True).shape == (0, 3)
     for words, said in [
         ((7, x), r"client must be one of client_ids, got 7"),
         (("north", x), "Unknown client 'north'"),
         ((0, x[:, :2]), r"Shape of the samples must be \[n, 4\], got \(3, 2\)"),
         ((0, np.array([["a"] * 4])), "Samples must be numbers"),
+        ((0, [[1], [2, 3]]), r"Shape of the samples must be \[n, 4\]"),
     ]:
         with pytest.raises(InputError, match=said):
             two_rates.predict(*words)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.simulation import RoundState
 from fedjax_pfl.testing.toys import toy_federation
 from tests.engine.simulated import assert_same
 
@@ -59,6 +60,13 @@ def test_rounds_by_hand():
             np.testing.assert_array_equal(value, result.scores[name][:, 0, t])
         mixing = result.matrices["mixing"][:, 0, t]
         np.testing.assert_array_equal(metrics["matrices"]["mixing"], mixing)
+
+
+def test_a_state_belongs_to_one_simulation():
+    one, other = simulation(), simulation("local")
+    for state in (1, RoundState(0, (), other._program(), other)):
+        with pytest.raises(pfl.InputError, match=r"state must be .* of this simulation"):
+            one.step(state)
 
 
 @pytest.mark.costly

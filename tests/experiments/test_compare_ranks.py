@@ -61,7 +61,7 @@ def test_scores_are_means_over_seeds(runs):
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["--tests"], "--tests needs blocks: give --pivot=dataset or other settings."),
+    (["--tests"], "--tests needs runs on at least 5 data sets or settings, and --pivot with"),
     (["--tests", "--pivot=dataset,seed"], "and seed is none: runs of several seeds are not"),
     (["--tests", "--pivot=dataset,batch_size", "--baseline=fedavgg"], "Did you mean 'fedavg'?"),
     (["--pivot=dataset,batch_size", "--baseline=fedavg"], "--baseline has no column in the table"),

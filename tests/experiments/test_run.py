@@ -176,6 +176,8 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     words += [f"--partition_file={finished / 'partition.npz'}", f"--output_dir={tmp_path / 'o'}"]
     assert call(*words, "--dtype=float32") == 0
     folder = tmp_path / "o" / "fedavg"
+    table = (tmp_path / "o" / "comparison.md").read_text(encoding="utf-8")
+    assert " | Adapted % | " in table and "Adapted: the mean of copies" in table
     assert not (folder / "models.npz").exists()
     old, new = (read_json(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
     assert new["partition_hash"] == old["partition_hash"]

@@ -162,11 +162,12 @@ def test_a_function_of_ones_own():
     [
         (
             lambda key, images: images[:1],
-            r"returns for samples \[3, .*\] must be the same, got \[1,",
+            r"returns for samples \[3, .*\] of uint8 must be of the same shape .*, got '\[1,",
         ),
-        (lambda key, images: images.mean(0), "must be the same, got"),
-        (lambda key, images: images[:, :1], "must be the same, got"),
-        (lambda key, images: None, "must be the same, got 'NoneType'"),
+        (lambda key, images: images.mean(0), "must be of the same shape and type, got"),
+        (lambda key, images: images[:, :1], "must be of the same shape and type, got"),
+        (lambda key, images: images / 255.0, "must be of the same shape and type, got .*float32"),
+        (lambda key, images: None, "must be of the same shape and type, got 'NoneType'"),
         (lambda key, images: images.rotate(), r"augment can't change samples \[3, .*rotate"),
         (True, r"augment must be a name or a function \(key, samples\) -> samples, got True"),
     ],
@@ -174,6 +175,13 @@ def test_a_function_of_ones_own():
 def test_augmentations_keep_the_number_and_shape_of_images(augment, message):
     with pytest.raises(InputError, match=message):
         federation_of(augment)
+
+
+def test_augmentations_keep_the_number_of_images_of_every_minibatch():
+    """One that returns three images passes the check before compiling."""
+    federation = federation_of(lambda key, images: images[jnp.arange(3) % len(images)])
+    with pytest.raises(InputError, match=r"samples \[2, .*must be of the same shape"):
+        batches_seen(federation)
 
 
 def test_names():

@@ -152,3 +152,50 @@ def test_a_federation_prints_in_a_line():
     text = "Federation(5 clients: 25 train, 10 test, samples (4,), 3 outputs, 43 parameters)"
     assert repr(toy_federation(validation_size=0)) == text
     assert "10 test, 10 validation" in repr(toy_federation())
+
+
+class Normed(nn.Module):
+    """Linen's batch normalization computes its statistics in float32."""
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return nn.Dense(3, name="head")(nn.BatchNorm(use_running_average=not train)(x))
+
+
+def test_statistics_that_half_precision_can_not_hold():
+    with pytest.raises(InputError, match=r"dtype='bfloat16' can't hold .*mean.* compute_dtype"):
+        toy_federation(model=Normed(), dtype="bfloat16")
+    toy_federation(model=Normed(), dtype="float32", compute_dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("jax_numpy_rank_promotion", "raise"),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_transfer_guard", "disallow"),
+    ],
+)
+def test_flags_of_jax_that_no_simulation_can_have(flag, value):
+    federation, usual = toy_federation(), getattr(jax.config, flag)
+    jax.config.update(flag, value)
+    try:
+        for fails in (federate, pfl.Simulation(pfl.make_algorithm("local"), federation).check):
+            with pytest.raises(InputError, match=f"JAX's flag {flag} must be .*, got '{value}'"):
+                fails()
+    finally:
+        jax.config.update(flag, usual)
+
+
+def test_leaked_tracers_are_none_of_the_librarys():
+    with jax.checking_leaks():
+        federation = toy_federation(optimizer=optax.adam)
+        pfl.Simulation(pfl.make_algorithm("fedavg"), federation).check()
+
+
+def test_partitions_and_labels_are_told_apart():
+    base, other = toy_federation(), toy_federation(seed=1)  # other labels, the same partition
+    assert np.array_equal(base.partition_hash, toy_federation(local_steps=2).partition_hash)
+    assert not np.array_equal(base.partition_hash, other.partition_hash)
+    moved = toy_federation(order=(1, 0, 2, 3, 4))
+    assert not np.array_equal(base.partition_hash, moved.partition_hash)

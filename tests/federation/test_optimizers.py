@@ -178,3 +178,46 @@ def test_functions_of_ones_own_have_names():
             pfl.training.register_optimizer("halved_sgd")(steps)
     finally:
         del pfl.training.OPTIMIZERS["halved_sgd"], pfl.training.LR_SCHEDULES["steps"]
+
+
+def on_plateau(rate):
+    halve = optax.contrib.reduce_on_plateau(factor=0.5, patience=1)
+    return optax.chain(optax.sgd(rate), halve)
+
+
+def test_an_optimizer_receives_the_loss_of_the_minibatch():
+    """Its factor halves where the loss does not fall."""
+    step = LocalStep(federation(optimizer=on_plateau), 0.1)
+    params = {"w": jnp.ones(2)}
+    state = step.begin({"params": params})
+    for loss in (1.0, 0.5, 2.0):
+        result = LossAndGradient(jnp.float32(loss), params, {})
+        state = step.update(state, result)
+    assert state.optimizer[1].scale == 0.5 and state.optimizer[1].best_value == 0.5
+
+
+def changing(rate):
+    """An optimizer whose state becomes floating point."""
+    return optax.GradientTransformation(lambda p: jnp.int32(0), lambda g, s, p=None: (g, s + rate))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.lbfgs, "optimizer can't update this model from gradients, .* 'value_fn'"),
+        (lambda rate: optax.lookahead(optax.sgd(rate), 2, 0.5), "can't update .*'fast'"),
+        (changing, "must keep the shapes and types"),
+    ],
+)
+def test_optimizers_that_need_more_than_gradients_and_the_loss(optimizer, message):
+    with pytest.raises(pfl.InputError, match=message):
+        federation(optimizer=optimizer)
+    adapt = pfl.Adaptation(optimizer=optimizer)
+    with pytest.raises(pfl.InputError, match=message.replace("optimizer", ".*")):
+        pfl.Simulation(pfl.make_algorithm("fedavg"), federation(), adapt=adapt).check()
+
+
+def test_the_loss_has_no_noise():
+    private = federation(optimizer=on_plateau, dp="sample", dp_clip=1.0, dp_noise=1.0)
+    with pytest.raises(pfl.InputError, match=r"under dp='sample' can't update .* 'value'"):
+        pfl.Simulation(pfl.make_algorithm("fedavg"), private).check()

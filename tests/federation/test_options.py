@@ -96,6 +96,7 @@ def test_what_is_given_takes_the_place_of_what_excludes_it():
     stepping = federation(local_steps=4, momentum=0.5)
     assert stepping.with_training(local_epochs=2).training.local_steps is None
     assert stepping.with_training(batch_size=2).training.local_steps == 4
+    assert federation(local_epochs=3).with_training(local_steps=4).training.local_epochs == 1
     other = stepping.with_training(optimizer=adam)
     assert other.training.optimizer is adam and other.training.momentum == 0
     again = other.with_training(optimizer="sgd", momentum=0.2).training
@@ -120,8 +121,11 @@ def test_other_local_training_that_can_not_be(options, message):
 
 
 def test_epochs_and_steps_exclude_each_other():
-    with pytest.raises(pfl.InputError, match="local_epochs and local_steps can't both be given"):
-        federation().with_training(local_epochs=2, local_steps=3)
+    for make in (federation, federation().with_training):
+        with pytest.raises(pfl.InputError, match="local_epochs and local_steps can't both be giv"):
+            make(local_epochs=2, local_steps=3)
+    with pytest.raises(pfl.InputError, match="epochs or steps, not both"):
+        pfl.Adaptation(epochs=2, steps=3).checked()
 
 
 @pytest.mark.parametrize(

@@ -93,11 +93,12 @@ def guidance_model(variant, *, received, trained, last, samples, batches, x, y, 
     raise ValueError(f"Unknown guidance {variant!r}. Valid: {', '.join(GUIDANCE)}.")
 
 
-def run(s, *, top_k=5, guidance="epochs", guidance_batches=None):
+def run(s, *, top_k=5, weights="inverse", guidance="epochs", guidance_batches=None):
     """Every client's model is a mixture of the trained models nearest to its guidance model.
 
     Args:
       top_k: how many models a client mixes.
+      weights: "inverse", eq. (15); "exact", eq. (13); "simplex", eq. (12).
       guidance: the guidance model, one of `GUIDANCE`.
       guidance_batches: like `batches`, for the guidance "epochs"; several epochs are one longer
         list, so they continue one another.
@@ -126,23 +127,27 @@ def run(s, *, top_k=5, guidance="epochs", guidance_batches=None):
                 learning_rate=s.learning_rate[t],
             )
 
-        weights = np.eye(len(s.clients))
+        matrix = np.eye(len(s.clients))
         for i in cohort:
             distances = [squared_distance(guide[i], trained[j]) for j in cohort]
             tiny = 1e-12 * squared_norm(trained[i])
-            weights[i] = 0.0
-            weights[i, cohort] = inverse_distance_weights(distances, top_k, tiny)  # eq. (15)
+            matrix[i] = 0.0
+            if weights == "inverse":
+                matrix[i, cohort] = inverse_distance_weights(distances, top_k, tiny)  # eq. (15)
+            else:
+                models = [trained[j] for j in cohort]
+                matrix[i, cohort] = exact_weights(guide[i], models, weights == "simplex")
 
         for i in cohort:
             models = [trained[j] for j in cohort]
-            personal[i] = combine([weights[i, j] for j in cohort], models)  # eq. (8)
+            personal[i] = combine([matrix[i, j] for j in cohort], models)  # eq. (8)
             last[i] = trained[i]
         history.append(
             {
                 "personalized": list(personal),
                 "trained": trained,
                 "guidance": guide,
-                "weights": weights,
+                "weights": matrix,
             }
         )
     return history

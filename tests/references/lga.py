@@ -81,11 +81,12 @@ def personal(model, start, server, weights):
     )
 
 
-def run(s, *, stage="tensor", equation=11, raw_cosine=False, flush=False):
+def run(s, *, stage="tensor", equation=11, raw_cosine=False, weighting="size", flush=False):
     """A global model of fresh and predicted uploads; personal models that are only scored.
 
     Args:
       stage, equation, raw_cosine: see `predicted`.
+      weighting: of uploads by "size", or "uniform".
       flush: whether waiting clients send in the last round.
 
     Returns:
@@ -125,7 +126,8 @@ def run(s, *, stage="tensor", equation=11, raw_cosine=False, flush=False):
 
         for k in stale:
             state.trained[k] = guesses[k]
-        server = averaged({k: state.trained[k] for k in sorted(here)}, s.sizes, server)
+        sizes = s.sizes if weighting == "size" else np.ones(count)
+        server = averaged({k: state.trained[k] for k in sorted(here)}, sizes, server)
         for k in fresh:
             v, w0 = state.trained[k], state.start[k]
             weights = normalized(similarity(subtract(server, w0), subtract(v, w0), stage))

@@ -188,7 +188,15 @@ def weight_cotangent(change, models, blocks):
 
 
 def run(
-    s, *, blocks, embeddings, hypernetworks, hypernetwork_rate=1.0, retained=0, weighting="softmax"
+    s,
+    *,
+    blocks,
+    embeddings,
+    hypernetworks,
+    hypernetwork_rate=1.0,
+    retained=0,
+    updates="mixed",
+    weighting="softmax",
 ):
     """Every client's model mixes all clients' uploads, each block with weights of its own.
 
@@ -199,6 +207,7 @@ def run(
       hypernetwork_rate: a factor before the increments of (10) and (11), which have none.
       retained: how many blocks a client keeps from its own last upload: 0 is pFedLA, k > 0
         HeurpFedLA.
+      updates: whether the "mixed" blocks or "all" count in (10) and (11).
       weighting: what turns scores into weights, one of `WEIGHTINGS`.
 
     Returns:
@@ -235,7 +244,8 @@ def run(
             change = subtract(trained, received[i])
             uploaded[i] = trained  # theta_bar_i + dtheta_i
             cotangent = weight_cotangent(change, stored, blocks)
-            cotangent = np.where(masks[i][:, None], 0.0, cotangent)
+            if updates == "mixed":
+                cotangent = np.where(masks[i][:, None], 0.0, cotangent)
             vectors[i], networks[i] = step(
                 vectors[i], networks[i], cotangent, hypernetwork_rate, weighting
             )

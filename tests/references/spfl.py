@@ -164,6 +164,8 @@ def run_paper(
     gamma=10,
     server_rate=1.0,
     data_shares=None,
+    raw_cosines=False,
+    stage="stages",
     **training,
 ):
     """Equation (7) for two stages, body and head, each mixed by a matrix of its own.
@@ -173,12 +175,19 @@ def run_paper(
       server_rate: alpha.
       data_shares: n_j for the factor |D_j| / |D| of (7), over the participants; None leaves it
         out.
+      raw_cosines: S itself, eq. (4).
+      stage: "stages", body and head; "blocks", each for itself; "model", all together.
 
     Returns:
-      As `run`; "similarity" and "weights" are [2, N, N], body and head.
+      As `run`; "similarity" and "weights" are [stages, N, N], with the factor of (7).
     """
     state = Rounds(s, **training)
-    stages = [list(body), [head]]
+    blocks = [*body, head]
+    stages = {
+        "stages": [list(body), [head]],
+        "blocks": [[block] for block in blocks],
+        "model": [blocks],
+    }[stage]
     similarity = np.zeros((len(stages), len(s.clients), len(s.clients)))
     history = []
     for t in range(s.rounds):
@@ -186,19 +195,21 @@ def run_paper(
         if t % gamma == 0:
             moves = state.routine(t)
             similarity = np.array(
-                [cosine_matrix(moves, every_leaf(stage, s.initial)) for stage in stages]
+                [cosine_matrix(moves, every_leaf(part, s.initial)) for part in stages]
             )
         mixing = np.array([rows_of(of_stage, cohort) for of_stage in similarity])  # eq. (6)
+        for of_stage, raw in zip(mixing, similarity, strict=True):
+            if raw_cosines and cohort:
+                of_stage[pairs(cohort)] = raw[pairs(cohort)]  # eq. (4)
+            if data_shares is not None and cohort:
+                total = sum(data_shares[j] for j in cohort)
+                of_stage[pairs(cohort)] *= [data_shares[j] / total for j in cohort]
         trained = state.local(cohort, t)
         moves = [subtract(trained[i], state.models[i]) for i in cohort]  # -g_j
-        factors = np.full(len(cohort), server_rate)
-        if data_shares is not None:
-            total = sum(data_shares[j] for j in cohort)
-            factors = factors * np.array([data_shares[j] / total for j in cohort])
         for i in cohort:
-            for stage, of_stage in zip(stages, mixing, strict=True):
-                layers = {layer for block in stage for layer in layers_of(block)}
-                shares = factors * of_stage[i, cohort]
+            for part, of_stage in zip(stages, mixing, strict=True):
+                layers = {layer for block in part for layer in layers_of(block)}
+                shares = server_rate * of_stage[i, cohort]
                 state.models[i] = step(state.models[i], shares, moves, layers)  # eq. (7)
         history.append(
             {

@@ -39,7 +39,16 @@ def raw_weights(distances, alice, omega, psi):
 
 
 def calc_weights(
-    distances, alice, number, total_rounds, previous, before, delta_omega=3.2, omega=None, psi=None
+    distances,
+    alice,
+    number,
+    total_rounds,
+    previous,
+    before,
+    delta_omega=3.2,
+    omega=None,
+    psi=None,
+    shift=0.0,
 ):
     """Algorithm 1, CalcWeights-Omega: (abar^r, a^r), the smoothed and the raw weights.
 
@@ -51,8 +60,9 @@ def calc_weights(
       previous, before: the raw weights a^{r-1} and a^{r-2}, None where there was no such round.
       delta_omega: the one hyperparameter.
       omega, psi: functions (r, R) in place of eq. (4).
+      shift: added to r in eq. (4) (section 2.2).
     """
-    level = personalization(number, total_rounds, delta_omega)
+    level = personalization(number + shift, total_rounds, delta_omega)
     levels = [level if given is None else given(number, total_rounds) for given in (omega, psi)]
     weights = raw_weights(distances, alice, *levels)
     if 20 * number >= 19 * total_rounds:  # r >= 0.95 R without rounding
@@ -68,6 +78,7 @@ def run(
     alice=0,
     total_rounds=None,
     delta_omega=3.2,
+    shift=0.0,
     server_rate=1.0,
     control_rule="rebased",
     control_update="gradients",
@@ -82,7 +93,7 @@ def run(
     Args:
       alice: the client the model is for.
       total_rounds: R of the schedule; None takes `s.rounds`.
-      delta_omega: as in `personalization`.
+      delta_omega: as in `personalization`; shift: as in `calc_weights`.
       server_rate: eta_g.
       control_rule: "rebased", c <- sum_i abar_i c_i^+; "literal", eq. (1) as SCAFFOLD samples,
         c <- c + (|S|/N) sum_i abar_i dc_i over the cohort S.
@@ -153,7 +164,7 @@ def run(
         if forced is None:
             old = [None if known is None else known[cohort] for known in (previous, before)]
             abar, raw[cohort] = calc_weights(
-                distances[cohort], hers, t + 1, horizon, *old, delta_omega, omega, psi
+                distances[cohort], hers, t + 1, horizon, *old, delta_omega, omega, psi, shift
             )
             abar = abar / abar.sum()
         else:

@@ -127,15 +127,18 @@ def test_a_measure_that_is_no_accuracy(results):
 
 @pytest.mark.parametrize(("changes", "said"), [
     ({"seeds": (5, 6)}, "no seed in common"),
-    ({"test_sizes": SIZES + 1}, "the same clients with the same test samples"),
-    ({"client_ids": np.arange(1, 5)}, "the same clients with the same test samples"),
+    ({"test_sizes": SIZES + 1}, "same samples; the test_sizes of fedavg and local differ"),
+    ({"client_ids": np.arange(1, 5)}, "same samples; the client_ids of fedavg and local differ"),
+    ({"partition_hash": "b"}, "fedavg and local had other partitions or data sets"),
+    ({"copies_up": np.ones((2, 1, 2, 4, 1))}, "same rounds; fedavg had 1, local 2"),
     ({"measures": (pfl.models.Measure("mse", "lower"),)}, "got accuracy and MSE"),
     ({"copies_up": np.ones((2, 2, 1, 4, 1), int)}, "number of settings must be 1"),
     ({"scores": {"personalized/test/accuracy": np.full((2, 1, 1, 4), np.nan)}}, "both results"),
 ])  # fmt: skip
 def test_refusals(results, changes, said):
     with pytest.raises(pfl.InputError, match=said):
-        results["fedavg"].gains(replace(results["local"], **changes))
+        mine = replace(results["fedavg"], partition_hash="a")
+        mine.gains(replace(results["local"], **changes))
 
 
 def test_seeds_in_common_are_paired(results):

@@ -83,6 +83,18 @@ def test_numbers_of_the_table(result):
         np.testing.assert_allclose([float(c) for c in row[5:]], [sent["up"], sent["down"]], 0.01)
 
 
+def test_adapted_copies_have_a_column(result):
+    assert result.adapted() is None and "Adapted" not in result.table()
+    accuracy = result.accuracy()
+    both = {"personalized/test/accuracy": accuracy, "adapted/test/accuracy": accuracy / 2}
+    made = replace(result, scores=both)
+    heading, _, row = made.table().splitlines()[:3]
+    assert heading.split(" | ")[3] == "Adapted %"
+    value = 50 * accuracy[:, 0, -1].mean()
+    np.testing.assert_allclose(float(row.split(" | ")[3]), value, atol=0.006)
+    assert "Adapted" not in made.table("adapted")
+
+
 def test_the_worst_tenth_is_of_the_clients_that_a_setting_scores(result):
     name = "personalized/test/accuracy"
     accuracy = np.broadcast_to(np.linspace(0, 1, 40), (2, 2, 1, 40)).copy()

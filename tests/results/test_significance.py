@@ -206,7 +206,9 @@ def test_results_are_compared(tmp_path):
     # Client 1 is not scored in every seed of both.
     np.testing.assert_allclose(made.scores[4], [52, 62], rtol=1e-6)
     assert made.mean_ranks.tolist() == [2, 1] and made.wilcoxon("local")["waffle"][0] == 2 / 32
+    longer = replace(blocks["b0"]["waffle"], copies_up=np.ones((2, 1, 3, 2, 1)))
     refused = {
+        "same rounds; local had 1, waffle 3": blocks | {"b0": blocks["b0"] | {"waffle": longer}},
         "Each block needs the results": blocks | {"b0": {"local": blocks["b0"]["local"]}},
         "got 4": {name: rows for name, rows in blocks.items() if name != "b0"},
         "got 0": {},

@@ -163,6 +163,12 @@ class Partition:
             digest.update(array.tobytes())
         return digest.hexdigest()
 
+    def content_hash(self, labels: ArrayLike) -> bytes:
+        """Return the SHA-256 of the partition and the pool's labels, which name the data set."""
+        return hashlib.sha256(
+            self.hash().encode() + np.ascontiguousarray(labels).tobytes()
+        ).digest()
+
     def save(self, path: str | Path) -> None:
         """Write the arrays to a new NPZ file, which `load` reads.
 

@@ -23,6 +23,9 @@ def test_flagfiles_are_small_regular_files_of_text(script, main, tmp_path, capsy
     os.mkfifo("pipe")
     (tmp_path / "words").write_bytes(b"--rounds=\xff\n")
     (tmp_path / "outer").write_text("--flagfile=pipe\n")
+    (tmp_path / "marked").write_text("--rounds=2\n", encoding="utf-8-sig")
+    (tmp_path / "ring").write_text("--flagfile=again\n")
+    (tmp_path / "again").write_text("--flagfile=ring\n")
     with open("large", "wb") as file:
         file.truncate(2**40)  # a hole: it takes no room
     before = sorted(os.listdir())
@@ -31,6 +34,8 @@ def test_flagfiles_are_small_regular_files_of_text(script, main, tmp_path, capsy
         "outer": "pipe must be a regular file, but it is a named pipe",
         "/dev/zero": "/dev/zero must be a regular file, but it is a device",
         "large": "--flagfile=large has 1,099,511,627,776 bytes: it is not a flagfile",
+        "marked": "--flagfile=marked begins with a byte order mark: save it as UTF-8 without one",
+        "ring": "--flagfile=ring includes itself",
         "words": "--flagfile=words is not UTF-8 text",
         "a\0b": "--flagfile must be a path in UTF-8 without NUL",
     }.items():

@@ -72,7 +72,10 @@ def test_typed_options_of_training_win_over_a_presets_own(tmp_path):
     (tmp_path / "own.flags").write_text("--set=feddwa.local_steps=8\n")
     file_of_set = f"--flagfile={tmp_path / 'own.flags'}"
     assert parsed(file_of_set, "--local_epochs=2").training_of["feddwa"] == {}
-    assert parsed(file, "--local_epochs=2", "--local_steps=3").local_steps == 3
+    (tmp_path / "epochs.flags").write_text("--local_epochs=8\n")
+    assert parsed(f"--flagfile={tmp_path / 'epochs.flags'}", "--local_steps=2").local_epochs == 1
+    with pytest.raises(pfl.InputError, match="--local_epochs and --local_steps can't both be giv"):
+        parsed(file, "--local_epochs=2", "--local_steps=3")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,8 @@ def test_more_rounds_of_a_finished_run(finished, tmp_path, capsys, kept):
     before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
-    text = capsys.readouterr().out
+    text, noted = capsys.readouterr()
+    assert ("no state of the 4 rounds before was kept" in noted) is not kept
     first = min(int(n) for n in re.findall(rf"feddwa: round (\d+)/{ROUNDS}", text))
     assert first >= (4 if kept else 1)
     shutil.rmtree(folder / algorithm_folders.CHECKPOINTS, ignore_errors=True)

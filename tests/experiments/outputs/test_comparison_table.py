@@ -141,7 +141,7 @@ def test_the_header_and_the_file_say_how_clients_train(finished, tmp_path, monke
     ("words", "said"),
     [
         ([], "1 local epoch, minibatches of 10, learning rate 0.1, participation 1 (all 7 clients"),
-        (["--local_steps=5", "--local_epochs=3"], "5 local steps, minibatches"),
+        (["--local_steps=5"], "5 local steps, minibatches"),
         (["--local_epochs=2"], "2 local epochs, minibatches"),
         (["--learning_rate_decay=0.99"], "learning rate 0.1, learning rate decay 0.99, part"),
         (["--momentum=0.9", "--weight_decay=0.01"], "in a round), momentum 0.9, weight decay 0.01"),
