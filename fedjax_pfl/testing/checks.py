@@ -36,6 +36,7 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_for,
 )
+from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
 from fedjax_pfl.utils.structs import Broadcast, by_field, client_axes, permute_clients
 from fedjax_pfl.utils.typing import Tree
 
@@ -228,10 +229,19 @@ def padding(algorithm: Algorithm) -> None:
 
 
 @check
-def uploads(algorithm: Algorithm) -> None:
-    """Check that information leaves clients only by `ctx.upload` and declared `also_sent`."""
-    if not algorithm.also_sent:
-        _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
+def uploads_withheld(algorithm: Algorithm) -> None:
+    """Check that only uploads and what `also_sent` declares tell anybody of a client's samples."""
+    if algorithm.also_sent:  # then client-level privacy is refused
+        return
+    for privacy in (SUMS, CLIENTS, {}):
+        if withhold_uploads(algorithm, **privacy) is None:
+            return
+
+
+@check
+def gradients_withheld(algorithm: Algorithm) -> None:
+    """Check that samples act through gradients alone, if sample-level privacy is accepted."""
+    withhold_gradients(algorithm)
 
 
 @check

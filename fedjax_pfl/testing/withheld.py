@@ -1,49 +1,153 @@
-"""Check that client-level privacy covers all that leaves a client."""
+"""Runs in which privacy withholds all that a client has, so that nothing may depend on it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.testing.toys import assert_close, in_double_precision, run_rounds, toy_for
+from fedjax_pfl.engine.final_models import Final
+from fedjax_pfl.testing.toys import assert_close, first_run, toy_for
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import by_field
-from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.utils.typing import Stack, State, Tree
 
-CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five
+CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
+NEW_CLIENTS = (6, 2), (3, 1)  # their numbers of training and test samples
+MODEL_OPTIONS = ("model", "share", "batch_norm", "lora_rank", "lora_layers")
+CHANGES: dict[str, dict[str, Any]] = {
+    "samples and labels": {"changed": [CLIENT]},
+    "overflow": {"diverging": CLIENT},
+}
+OF_SUMS: dict[str, dict[str, Any]] = {
+    "number of samples": {"fewer": [CLIENT]},
+    "absence": {"absent": [CLIENT]},
+}
+CLIENTS: dict[str, Any] = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
+# Without noise, so that a round is the same up to rounding whether or not the client was drawn.
+SUMS: dict[str, Any] = {
+    **CLIENTS, "dp_placement": "distributed", "sampling": "poisson", "dp_noise": 0.0,
+}  # fmt: skip
+# A clipped gradient vanishes to the bit in noise that is 1e30 times the clip.
+SAMPLES: dict[str, Any] = {"dp": "sample", "dp_clip": 1e-30, "dp_noise": 1e30}
 
 
-@in_double_precision
-def check_withheld_uploads(algorithm: Algorithm) -> bool:
-    """Run three rounds with sampling in which a client's uploads are replaced by their references.
+class Seen(NamedTuple):
+    """What a run leaves.
 
-    Neither its samples and labels nor an overflow of its training may change, to the bit, what the
-    server or another client holds. New clients begin with the server's fields
-    (`core.client_privacy.state_for_new_clients`).
+    Attributes:
+      state: after the last round.
+      traffic: how many copies and numbers each client sends and receives, and which entries of the
+        matrices are not zero, which tells whose models a client takes.
+      new: models of new clients.
+    """
+
+    state: State
+    traffic: Tree
+    new: Stack
+
+
+def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
+    """Assert that nothing but uploads tells anybody of a client.
+
+    Whatever the client uploads in three rounds with sampling is replaced by its reference. Neither
+    its samples and labels nor an overflow of its training may change, to the bit, the fields of the
+    server or of other clients; under privacy nor the amount of what anybody sends and receives, or
+    the models of new clients. With distributed noise the number of its samples, and whether it was
+    drawn (up to rounding), may not change anything either; otherwise they are public.
+
+    Args:
+      algorithm: the algorithm.
+      **options: options of the federation, such as `CLIENTS` or `SUMS`.
 
     Returns:
-      Whether the algorithm accepts client-level privacy; others are not checked.
-
-    Raises:
-      AssertionError: something changed.
+      None, or the sentence by which the algorithm or an option is refused.
     """
+    federation: dict[str, Any] = {"withheld": [CLIENT]}
+    changes = CHANGES
+    if options.get("dp_placement") == "distributed":
+        federation["absent"], changes = (), CHANGES | OF_SUMS
+    return _unchanged(algorithm, options, federation, changes, _of_others)
+
+
+def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
+    """Assert that samples act through gradients alone, under sample-level privacy.
+
+    Noise is so large that gradients do not depend on samples. Then a client's samples and labels
+    may not change anything, to the bit: the state of all clients and of the server, the amount of
+    what they send and receive, and models of new clients. Numbers of samples are public, and so are
+    validation samples, which stay the same.
+
+    Args:
+      algorithm: the algorithm.
+      **options: options of the federation beside privacy.
+
+    Returns:
+      None, or the sentence by which the algorithm or an option is refused.
+    """
+    public = algorithm.needs_validation
+    options = {**SAMPLES, "dp_public_validation": public, **options}
+    federation = {"kept": ("validation",) if public else ()}
+    return _unchanged(algorithm, options, federation, CHANGES, lambda state: state)
+
+
+def _unchanged(
+    algorithm: Algorithm,
+    options: dict[str, Any],
+    federation: dict[str, Any],
+    changes: dict[str, dict[str, Any]],
+    part: Callable[[State], Tree],
+) -> str | None:
+    """Assert that runs with `changes` leave the same; `part` is what is compared of the state."""
     try:
-        checked_program(algorithm, toy_for(algorithm, dp="client", dp_clip=1.0, dp_noise=1.0), 1)
+        before = _run(algorithm, options, federation)
+    except InputError as refusal:
+        return str(refusal)
+    for what, change in changes.items():
+        after = _run(algorithm, options, federation | change)
+        tolerance = 1e-9 if "absent" in change else 0
+        said = f"the {what} of client {CLIENT} changed "
+        assert_close(part(after.state), part(before.state), said + "what others hold", tolerance)
+        assert_close(after.new, before.new, said + "models of new clients", tolerance)
+        if "dp" in options and not tolerance:
+            assert_close(after.traffic, before.traffic, said + "what is sent or received", 0)
+    return None
+
+
+def _run(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Seen:
+    federation = toy_for(algorithm, **{"participation": 0.6, **options}, **changes)
+    program = checked_program(algorithm, federation, ROUNDS, chunk=ROUNDS)
+    program = replace(program, scored=())
+    states, record, matrices = program.advance(program.start(), 0, ROUNDS)
+    new = _new_models(Final(program, states), options)
+    return Seen(first_run(program.to_host(states)), _traffic(record, matrices), new)
+
+
+def _new_models(final: Final, options: dict[str, Any]) -> Stack:
+    """Return the models of new clients; () without privacy, and where it refuses new clients."""
+    algorithm, privacy = final.program.runs.algorithm, final.program.federation.privacy
+    of_models = {name: value for name, value in options.items() if name in MODEL_OPTIONS}
+    if privacy is None:
+        return ()
+    try:
+        return final.personalize(toy_for(algorithm, *NEW_CLIENTS, **of_models))
     except InputError:
-        return False
+        return ()
 
-    def of_others(value: Tree, axes: int) -> Tree:
-        for axis in range(axes):
-            value = jax.tree.map(lambda x, axis=axis: np.delete(x, CLIENT, axis), value)
-        return value
 
-    before, after = (
-        run_rounds(
-            algorithm, toy_for(algorithm, participation=0.6, withheld=[CLIENT], **changes), ROUNDS,
-            scored=(),
-        )[0][-1]
-        for changes in ({}, {"changed": [CLIENT], "diverging": CLIENT})
-    )  # fmt: skip
-    message = f"what client {CLIENT} keeps to itself changed the state of the server or of others"
-    assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
-    return True
+def _traffic(record: dict[str, Any], matrices: Tree) -> Tree:
+    numbers = {k: v for k, v in record["clients"].items() if k.startswith("numbers")}
+    nonzero = jax.tree.map(lambda matrix: np.asarray(matrix) != 0, matrices)
+    return {**numbers, "up": record["up"], "down": record["down"], "nonzero": nonzero}
+
+
+def _of_others(state: State) -> State:
+    """Return the state without the client's rows."""
+
+    def others(value: Tree, axes: int) -> Tree:
+        return jax.tree.map(lambda x: np.delete(x, CLIENT, 0), value) if axes else value
+
+    return by_field(others, state)

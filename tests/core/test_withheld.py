@@ -1,0 +1,90 @@
+"""Privacy covers all that leaves a client under every option (`fedjax_pfl.testing.withheld`)."""
+
+import jax
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
+
+ALL = {"participation": 1.0}
+TOP_K = {"compress": "top_k", "compress_options": {"rate": 0.25}}
+ADAPTERS = {"lora_rank": 2}
+LATE = {"stragglers": {1: 1, 3: 2}, **ALL}
+HOST = {"client_state": "host"}
+MOMENTUM = {"momentum": 0.5, "keep_optimizer_state": True}
+
+# Options that add a release or a memory, each with algorithms that use it in different ways.
+UPLOADS = [
+    (CLIENTS | {"aggregator": "median"}, "fedavg", {}),
+    (CLIENTS | {"aggregator": "krum"} | ALL, "fedrep", {}),
+    (CLIENTS | {"aggregator": "rfa"}, "cwfedavg", {"wdr_weight": 0}),
+    (CLIENTS | {"aggregator": "foolsgold"}, "ditto", {}),
+    (CLIENTS | {"aggregator": "fltrust", "aggregator_options": {"root": 3}} | ALL, "fedavg", {}),
+    (CLIENTS | {"aggregator": "cclip", "aggregator_options": {"keep_centre": True}}, "fedavg", {}),
+    (CLIENTS | {"aggregator": "self_clip"}, "feddwa", {}),
+    (CLIENTS | {"attack": "mimic", "attackers": [3]} | ALL, "fedavgm", {}),
+    (CLIENTS | TOP_K | {"error_feedback": "ef"}, "feddwa", {}),
+    (CLIENTS | TOP_K | {"error_feedback": "ef21"}, "scaffold", {}),
+    (CLIENTS | {"compress": "rotate"}, "fedper", {}),
+    (SUMS | {"secure_bits": 32}, "scaffold", {}),
+    (CLIENTS | {"secure_bits": 32}, "fedper", {}),
+    (SUMS | {"dp_adaptive_clip": True, "dp_noise": 0.2}, "fedavg", {}),
+    (SUMS | {"sampling": "poisson"}, "feddyn", {}),
+    (SUMS | {"sampling": "poisson"}, "pfedme", {}),
+    (CLIENTS | {"drift": "swap", "drift_rounds": [2]}, "fedper", {}),
+    (CLIENTS | {"drift": "swap", "drift_rounds": [2]}, "cfl", {}),
+    (CLIENTS | {"arrivals": {3: 2}, "departures": {0: 2}}, "feddwa", {}),
+    (SUMS | {"arrivals": {3: 2}}, "ditto", {}),
+    (CLIENTS | LATE, "fedasync", {}),
+    (CLIENTS | LATE, "lga", {}),
+    (CLIENTS | LATE, "perfedavg_async", {}),
+    (CLIENTS | ADAPTERS, "fedavg", {}),
+    (CLIENTS | ADAPTERS, "flora", {}),
+    (CLIENTS | ADAPTERS, "fedex_lora", {}),
+    (CLIENTS | HOST, "fedper", {}),
+    (CLIENTS | HOST, "feddwa", {}),
+    (CLIENTS | HOST | TOP_K | {"error_feedback": "ef"}, "ditto", {}),
+    (CLIENTS | MOMENTUM, "fedprox", {}),
+    (CLIENTS, "sfl", {"graph": "neighbours"}),
+]
+GRADIENTS = [
+    (ADAPTERS, "fedex_lora", {}),
+    (ADAPTERS, "hetlora", {}),
+    (LATE, "lga", {}),
+    (LATE, "perfedavg_async", {}),
+    (HOST, "feddwa", {}),
+    (MOMENTUM, "fedper", {}),
+    ({"drift": "swap", "drift_rounds": [2]}, "cfl", {}),
+    ({"arrivals": {3: 2}}, "ditto", {}),
+    ({"batch_order": "poisson"}, "apfl", {}),
+    ({"local_epochs": 2, "participation": 1.0}, "scaffold", {}),
+    ({"aggregator": "median", **TOP_K, "error_feedback": "ef"}, "fedavg", {}),
+    ({}, "sfl", {"graph": "neighbours"}),
+    ({}, "cwfedavg", {"wdr_weight": 0}),
+    ({}, "fedphp", {"regularizer": "distillation"}),
+]
+
+
+@pytest.fixture(autouse=True)
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def named(cases):
+    """Cases by their algorithm and options."""
+    for options, name, settings in cases:
+        words = [k if v is True else f"{k}={v}" for k, v in (options | settings).items()]
+        yield pytest.param(options, name, settings, id="-".join([name, *words]))
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("options", "name", "settings"), named(UPLOADS))
+def test_withheld_uploads(options, name, settings):
+    assert withhold_uploads(pfl.make_algorithm(name, settings), **options) is None
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("options", "name", "settings"), named(GRADIENTS))
+def test_withheld_gradients(options, name, settings):
+    assert withhold_gradients(pfl.make_algorithm(name, settings), **options) is None
