@@ -23,7 +23,7 @@ from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.structs import by_field, struct
 from fedjax_pfl.utils.typing import Tree
 
 ROUNDS = 4
@@ -252,6 +252,15 @@ def states_of(algorithm: Algorithm, federation: Federation, *args, **options) ->
 def first_run(states: Tree) -> Tree:
     """Return the first run of leaves [R, ...] on the host."""
     return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
+
+
+def without_rows(state: Tree, clients: Sequence[int]) -> Tree:
+    """Return a state without what some clients have, but with what others have of them."""
+
+    def others(value: Tree, axes: int) -> Tree:
+        return jax.tree.map(lambda x: np.delete(x, clients, 0), value) if axes else value
+
+    return by_field(others, state)
 
 
 def assert_close(actual: Tree, desired: Tree, what: str, tolerance: float = 1e-9) -> None:

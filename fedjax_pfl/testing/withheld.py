@@ -1,6 +1,5 @@
 """Runs in which privacy withholds all that a client has, so that nothing may depend on it."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,9 +9,14 @@ import numpy as np
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.final_models import Final
-from fedjax_pfl.testing.toys import assert_close, first_run, toy_for
+from fedjax_pfl.testing.toys import (
+    assert_close,
+    first_run,
+    in_double_precision,
+    toy_for,
+    without_rows,
+)
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import by_field
 from fedjax_pfl.utils.typing import Stack, State, Tree
 
 CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
@@ -50,6 +54,7 @@ class Seen(NamedTuple):
     new: Stack
 
 
+@in_double_precision
 def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
     """Assert that nothing but uploads tells anybody of a client.
 
@@ -70,9 +75,12 @@ def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
     changes = CHANGES
     if options.get("dp_placement") == "distributed":
         federation["absent"], changes = (), CHANGES | OF_SUMS
-    return _unchanged(algorithm, options, federation, changes, _of_others)
+    return _unchanged(
+        algorithm, options, federation, changes, lambda state: without_rows(state, [CLIENT])
+    )
 
 
+@in_double_precision
 def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
     """Assert that samples act through gradients alone, under sample-level privacy.
 
@@ -91,7 +99,7 @@ def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
     public = algorithm.needs_validation
     options = {**SAMPLES, "dp_public_validation": public, **options}
     federation = {"kept": ("validation",) if public else ()}
-    return _unchanged(algorithm, options, federation, CHANGES, lambda state: state)
+    return _unchanged(algorithm, options, federation, CHANGES, apart=[])
 
 
 def _unchanged(
@@ -99,9 +107,9 @@ def _unchanged(
     options: dict[str, Any],
     federation: dict[str, Any],
     changes: dict[str, dict[str, Any]],
-    part: Callable[[State], Tree],
+    apart: list[int],
 ) -> str | None:
-    """Assert that runs with `changes` leave the same; `part` is what is compared of the state."""
+    """Assert that runs with `changes` leave the same, without what the clients `apart` have."""
     try:
         before = _run(algorithm, options, federation)
     except InputError as refusal:
@@ -110,7 +118,8 @@ def _unchanged(
         after = _run(algorithm, options, federation | change)
         tolerance = 1e-9 if "absent" in change else 0
         said = f"the {what} of client {CLIENT} changed "
-        assert_close(part(after.state), part(before.state), said + "what others hold", tolerance)
+        states = [without_rows(seen.state, apart) for seen in (after, before)]
+        assert_close(*states, said + "what others hold", tolerance)
         assert_close(after.new, before.new, said + "models of new clients", tolerance)
         if "dp" in options and not tolerance:
             assert_close(after.traffic, before.traffic, said + "what is sent or received", 0)
@@ -142,12 +151,3 @@ def _traffic(record: dict[str, Any], matrices: Tree) -> Tree:
     numbers = {k: v for k, v in record["clients"].items() if k.startswith("numbers")}
     nonzero = jax.tree.map(lambda matrix: np.asarray(matrix) != 0, matrices)
     return {**numbers, "up": record["up"], "down": record["down"], "nonzero": nonzero}
-
-
-def _of_others(state: State) -> State:
-    """Return the state without the client's rows."""
-
-    def others(value: Tree, axes: int) -> Tree:
-        return jax.tree.map(lambda x: np.delete(x, CLIENT, 0), value) if axes else value
-
-    return by_field(others, state)
