@@ -127,6 +127,7 @@ def toy_federation(
     magnitude: float = 1e30,
     changed: Sequence[int] = (),
     kept: Sequence[str] = (),
+    spoiled: tuple[int, int] | None = None,
     withheld: Sequence[int] = (),
     fewer: Sequence[int] = (),
     absent: Sequence[int] | None = None,
@@ -145,6 +146,7 @@ def toy_federation(
       magnitude: factor of that client's samples.
       changed: clients whose samples are replaced by samples of another class.
       kept: splits in which neither `changed` nor `diverging` changes samples.
+      spoiled: a client whose first training sample overflows, and the label of this sample.
       withheld: clients whose uploads are replaced by their references.
       fewer: clients with one training sample less.
       absent: clients that take part in no round; None for a program in which nobody can arrive.
@@ -173,9 +175,13 @@ def toy_federation(
             noise = 0.5 * rng.normal(size=(size, 4))
             if i in changed and name not in kept:
                 drawn = np.full_like(drawn, (drawn[:1].sum() + 1) % 3)
+            factors = np.ones((size, 1))
+            if i == diverging and name not in kept:
+                factors[:] = magnitude
+            if spoiled is not None and (i, name) == (spoiled[0], "train"):
+                factors[0], drawn[0] = magnitude, spoiled[1]
             labels.append(drawn)
-            overflows = i == diverging and name not in kept
-            samples.append((centres[drawn] + noise) * (magnitude if overflows else 1))
+            samples.append((centres[drawn] + noise) * factors)
     order = np.arange(count) if order is None else np.asarray(order)
     lists = {name: [parts[i] for i in order] for name, parts in lists.items()}
     samples = np.concatenate(samples).astype(np.float32)

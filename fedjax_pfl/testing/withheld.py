@@ -17,9 +17,11 @@ from fedjax_pfl.testing.toys import (
     without_rows,
 )
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.typing import Stack, State, Tree
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import State, Tree
 
 CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
+SEED = 5  # of samples, where other labels of the client join it to other clients
 NEW_CLIENTS = (6, 2), (3, 1)  # their numbers of training and test samples
 MODEL_OPTIONS = ("model", "share", "batch_norm", "lora_rank", "lora_layers")
 CHANGES: dict[str, dict[str, Any]] = {
@@ -30,13 +32,11 @@ OF_SUMS: dict[str, dict[str, Any]] = {
     "number of samples": {"fewer": [CLIENT]},
     "absence": {"absent": [CLIENT]},
 }
-CLIENTS: dict[str, Any] = {"dp": "client", "dp_clip": 1.0, "dp_noise": 1.0}
-# Without noise, so that a round is the same up to rounding whether or not the client was drawn.
-SUMS: dict[str, Any] = {
-    **CLIENTS, "dp_placement": "distributed", "sampling": "poisson", "dp_noise": 0.0,
-}  # fmt: skip
+# Noise would hide from a client whose models are good, and from the server who was drawn.
+CLIENTS: dict[str, Any] = {"dp": "client", "dp_clip": 5.0}
+SUMS: dict[str, Any] = {**CLIENTS, "dp_placement": "distributed", "sampling": "poisson"}
 # A clipped gradient vanishes to the bit in noise that is 1e30 times the clip.
-SAMPLES: dict[str, Any] = {"dp": "sample", "dp_clip": 1e-30, "dp_noise": 1e30}
+NOISE: dict[str, Any] = {"dp_clip": 1e-30, "dp_noise": 1e30}
 
 
 class Seen(NamedTuple):
@@ -46,12 +46,14 @@ class Seen(NamedTuple):
       state: after the last round.
       traffic: how many copies and numbers each client sends and receives, and which entries of the
         matrices are not zero, which tells whose models a client takes.
+      models: of all clients, by name.
       new: models of new clients.
     """
 
     state: State
     traffic: Tree
-    new: Stack
+    models: Tree
+    new: Tree
 
 
 @in_double_precision
@@ -75,19 +77,19 @@ def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
     changes = CHANGES
     if options.get("dp_placement") == "distributed":
         federation["absent"], changes = (), CHANGES | OF_SUMS
-    return _unchanged(
-        algorithm, options, federation, changes, lambda state: without_rows(state, [CLIENT])
-    )
+    return _unchanged(algorithm, options, federation, changes, [CLIENT])
 
 
 @in_double_precision
 def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
     """Assert that samples act through gradients alone, under sample-level privacy.
 
-    Noise is so large that gradients do not depend on samples. Then a client's samples and labels
-    may not change anything, to the bit: the state of all clients and of the server, the amount of
-    what they send and receive, and models of new clients. Numbers of samples are public, and so are
-    validation samples, which stay the same.
+    First noise is so large that gradients do not depend on samples. Then a client's samples and
+    labels may not change anything, to the bit: the state of all clients and of the server, the
+    amount of what they send and receive, and models of new clients. Then there is no noise, and one
+    of its samples overflows, whose gradient is zero. Its label may not change anything either,
+    such as the gradients of other samples. Numbers of samples are public, and so are validation
+    samples, which stay the same.
 
     Args:
       algorithm: the algorithm.
@@ -97,9 +99,14 @@ def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
       None, or the sentence by which the algorithm or an option is refused.
     """
     public = algorithm.needs_validation
-    options = {**SAMPLES, "dp_public_validation": public, **options}
-    federation = {"kept": ("validation",) if public else ()}
-    return _unchanged(algorithm, options, federation, CHANGES, apart=[])
+    options = {**options, "dp": "sample", "dp_public_validation": public}
+    federation: dict[str, Any] = {"kept": ("validation",) if public else ()}
+    refused = _unchanged(algorithm, options | NOISE, federation, CHANGES, [])
+    if refused:
+        return refused
+    first, second = ({"spoiled": (CLIENT, label)} for label in (0, 2))
+    changes = {"label of a sample without a gradient": second}
+    return _unchanged(algorithm, options | {"dp_clip": 1e9}, federation | first, changes, [])
 
 
 def _unchanged(
@@ -118,8 +125,10 @@ def _unchanged(
         after = _run(algorithm, options, federation | change)
         tolerance = 1e-9 if "absent" in change else 0
         said = f"the {what} of client {CLIENT} changed "
-        states = [without_rows(seen.state, apart) for seen in (after, before)]
-        assert_close(*states, said + "what others hold", tolerance)
+        changed, held = (without_rows(seen.state, apart) for seen in (after, before))
+        assert_close(changed, held, said + "what others hold", tolerance)
+        changed, held = (_models_without(seen.models, apart) for seen in (after, before))
+        assert_close(changed, held, said + "the models of others", tolerance)
         assert_close(after.new, before.new, said + "models of new clients", tolerance)
         if "dp" in options and not tolerance:
             assert_close(after.traffic, before.traffic, said + "what is sent or received", 0)
@@ -127,15 +136,16 @@ def _unchanged(
 
 
 def _run(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Seen:
-    federation = toy_for(algorithm, **{"participation": 0.6, **options}, **changes)
+    federation = toy_for(algorithm, **{"participation": 0.6, "seed": SEED, **options}, **changes)
     program = checked_program(algorithm, federation, ROUNDS, chunk=ROUNDS)
     program = replace(program, scored=())
     states, record, matrices = program.advance(program.start(), 0, ROUNDS)
-    new = _new_models(Final(program, states), options)
-    return Seen(first_run(program.to_host(states)), _traffic(record, matrices), new)
+    final = Final(program, states)
+    state, models = first_run(program.to_host(states)), first_run(final.models())
+    return Seen(state, _traffic(record, matrices), models, _new_models(final, options))
 
 
-def _new_models(final: Final, options: dict[str, Any]) -> Stack:
+def _new_models(final: Final, options: dict[str, Any]) -> Tree:
     """Return the models of new clients; () without privacy, and where it refuses new clients."""
     algorithm, privacy = final.program.runs.algorithm, final.program.federation.privacy
     of_models = {name: value for name, value in options.items() if name in MODEL_OPTIONS}
@@ -145,6 +155,17 @@ def _new_models(final: Final, options: dict[str, Any]) -> Stack:
         return final.personalize(toy_for(algorithm, *NEW_CLIENTS, **of_models))
     except InputError:
         return ()
+
+
+def _models_without(models: Tree, clients: list[int]) -> Tree:
+    """Return models by name without those of some clients."""
+
+    def others(stack: Tree) -> Tree:
+        if isinstance(stack, Broadcast):
+            return stack
+        return jax.tree.map(lambda x: np.delete(x, clients, 0), stack)
+
+    return {name: others(stack) for name, stack in models.items()}
 
 
 def _traffic(record: dict[str, Any], matrices: Tree) -> Tree:

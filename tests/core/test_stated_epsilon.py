@@ -102,6 +102,8 @@ def test_a_failed_client_stays_in_the_graph_of_sfl():
         ("fedfomo", {}, {"secure_bits": 32}, "which models it downloads"),
         ("l2c", {}, CLIENT, "whom it listens to beside its uploads, which dp does not cover"),
         ("fedsam", {"global_momentum": True}, SUMS, "leave global_momentum out"),
+        ("feddyn", {"score_last": True}, CLIENT, "leave score_last out"),
+        ("feddyn", {"scaling": "size"}, SUMS, "take scaling='equal'"),
         ("fedphp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
         ("fedcp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
     ],

@@ -1,9 +1,12 @@
 """Privacy covers all that leaves a client under every option (`fedjax_pfl.testing.withheld`)."""
 
+from dataclasses import replace
+
 import jax
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine import compiled
 from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
 
 ALL = {"participation": 1.0}
@@ -88,3 +91,62 @@ def test_withheld_uploads(options, name, settings):
 @pytest.mark.parametrize(("options", "name", "settings"), named(GRADIENTS))
 def test_withheld_gradients(options, name, settings):
     assert withhold_gradients(pfl.make_algorithm(name, settings), **options) is None
+
+
+# ------------------------------------------------------------------ faults that they find
+
+
+class StartsFromAll(pfl.core.ALGORITHMS["fedper"]):
+    """With a fault in the engine: new clients begin with the mean of private leaves."""
+
+
+class LeavesOutFailed(pfl.core.ALGORITHMS["sfl"]):
+    def _weights(self, ctx, cohort, server, sent):
+        there = replace(cohort, mask=cohort.mask & ~cohort.diverged)
+        return super()._weights(ctx, there, server, sent)
+
+
+class AsksByLoss(pfl.core.ALGORITHMS["fedfomo"]):
+    also_sent = ()
+
+
+class CountsMembers(pfl.core.ALGORITHMS["feddyn"]):
+    def server_update(self, ctx, *args):
+        seen = replace(ctx, federation=replace(ctx.federation, uploads=None))
+        return super().server_update(seen, *args)
+
+
+class CountsSteps(pfl.core.ALGORITHMS["fedsam"]):
+    def check(self, federation):
+        pass
+
+
+class Remembers(pfl.core.ALGORITHMS["knnper"]):
+    unprotected = ()
+
+
+FAULTS = [
+    (StartsFromAll, {}, withhold_uploads, CLIENTS, "samples and labels .* models of new clients"),
+    (
+        LeavesOutFailed,
+        {"graph": "neighbours"},
+        withhold_uploads,
+        CLIENTS,
+        "overflow .* others hold",
+    ),
+    (AsksByLoss, {"downloads": 2}, withhold_uploads, CLIENTS, "samples and labels .* received"),
+    (CountsMembers, {}, withhold_uploads, SUMS, "absence .* others hold"),
+    (CountsSteps, {"global_momentum": True}, withhold_uploads, SUMS, "number of samples .* hold"),
+    (Remembers, {}, withhold_gradients, {}, "samples and labels .* others hold"),
+]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("cls", "settings", "withhold", "options", "message"), FAULTS)
+def test_what_noise_does_not_cover_is_noticed(
+    cls, settings, withhold, options, message, made, monkeypatch
+):
+    if cls is StartsFromAll:
+        monkeypatch.setattr(compiled, "state_for_new_clients", lambda algorithm, ctx, state: state)
+    with pytest.raises(AssertionError, match=f"the {message}"):
+        withhold(replace(made(cls), **settings), **options)
