@@ -121,6 +121,10 @@ class CountsSteps(pfl.core.ALGORITHMS["fedsam"]):
         pass
 
 
+class CountsClasses(pfl.core.ALGORITHMS["fedlc"]):
+    unprotected = ()
+
+
 class Remembers(pfl.core.ALGORITHMS["knnper"]):
     unprotected = ()
 
@@ -134,9 +138,16 @@ FAULTS = [
         CLIENTS,
         "overflow .* others hold",
     ),
-    (AsksByLoss, {"downloads": 2}, withhold_uploads, CLIENTS, "samples and labels .* received"),
+    (
+        AsksByLoss,
+        {"downloads": 2, "exploration": 0.0},
+        withhold_uploads,
+        CLIENTS | ALL,
+        "samples and labels .* received",
+    ),
     (CountsMembers, {}, withhold_uploads, SUMS, "absence .* others hold"),
     (CountsSteps, {"global_momentum": True}, withhold_uploads, SUMS, "number of samples .* hold"),
+    (CountsClasses, {}, withhold_gradients, {}, "label of a sample without a gradient .* hold"),
     (Remembers, {}, withhold_gradients, {}, "samples and labels .* others hold"),
 ]
 
