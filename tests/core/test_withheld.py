@@ -31,13 +31,11 @@ UPLOADS = [
     (CLIENTS | {"compress": "rotate"}, "fedper", {}),
     (SUMS | {"secure_bits": 32}, "scaffold", {}),
     (CLIENTS | {"secure_bits": 32}, "fedper", {}),
-    (SUMS | {"dp_adaptive_clip": True, "dp_noise": 0.2}, "fedavg", {}),
+    (SUMS | {"dp_adaptive_clip": True}, "fedavg", {}),
     (SUMS | {"sampling": "poisson"}, "feddyn", {}),
     (SUMS | {"sampling": "poisson"}, "pfedme", {}),
     (CLIENTS | {"drift": "swap", "drift_rounds": [2]}, "fedper", {}),
     (CLIENTS | {"drift": "swap", "drift_rounds": [2]}, "cfl", {}),
-    (CLIENTS | {"arrivals": {3: 2}, "departures": {0: 2}}, "feddwa", {}),
-    (SUMS | {"arrivals": {3: 2}}, "ditto", {}),
     (CLIENTS | LATE, "fedasync", {}),
     (CLIENTS | LATE, "lga", {}),
     (CLIENTS | LATE, "perfedavg_async", {}),
@@ -48,7 +46,14 @@ UPLOADS = [
     (CLIENTS | HOST, "feddwa", {}),
     (CLIENTS | HOST | TOP_K | {"error_feedback": "ef"}, "ditto", {}),
     (CLIENTS | MOMENTUM, "fedprox", {}),
+    (CLIENTS | MOMENTUM, "ditto", {}),
     (CLIENTS, "sfl", {"graph": "neighbours"}),
+]
+REFUSED = [
+    (CLIENTS | {"arrivals": {3: 2}}, "feddwa", "accounts for a fixed set of clients"),
+    (CLIENTS | ADAPTERS, "hetlora", "the server knows the ranks"),
+    (CLIENTS, "fedpac", "uploads numbers of samples, which dp does not cover"),
+    (CLIENTS, "ifca", "the choice of a cluster beside its uploads, which dp does not cover"),
 ]
 GRADIENTS = [
     (ADAPTERS, "fedex_lora", {}),
@@ -85,6 +90,12 @@ def named(cases):
 @pytest.mark.parametrize(("options", "name", "settings"), named(UPLOADS))
 def test_withheld_uploads(options, name, settings):
     assert withhold_uploads(pfl.make_algorithm(name, settings), **options) is None
+
+
+@pytest.mark.parametrize(("options", "name", "words"), REFUSED)
+def test_refused_sentences(options, name, words):
+    said = withhold_uploads(pfl.make_algorithm(name), **options)
+    assert words in said and said.count(". ") == 0
 
 
 @pytest.mark.costly
