@@ -3,14 +3,17 @@
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.engine import compiled
 from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
+from fedjax_pfl.uploads import pipeline
 
 ALL = {"participation": 1.0}
 TOP_K = {"compress": "top_k", "compress_options": {"rate": 0.25}}
+ADAPTIVE = {"dp_adaptive_clip": True}
 ADAPTERS = {"lora_rank": 2}
 LATE = {"stragglers": {1: 1, 3: 2}, **ALL}
 HOST = {"client_state": "host"}
@@ -31,7 +34,7 @@ UPLOADS = [
     (CLIENTS | {"compress": "rotate"}, "fedper", {}),
     (SUMS | {"secure_bits": 32}, "scaffold", {}),
     (CLIENTS | {"secure_bits": 32}, "fedper", {}),
-    (SUMS | {"dp_adaptive_clip": True}, "fedavg", {}),
+    (SUMS | ADAPTIVE, "fedavg", {}),
     (SUMS | {"sampling": "poisson"}, "feddyn", {}),
     (SUMS | {"sampling": "poisson"}, "pfedme", {}),
     (CLIENTS | {"drift": "swap", "drift_rounds": [2]}, "fedper", {}),
@@ -81,9 +84,10 @@ def double_precision():
 
 def named(cases):
     """Cases by their algorithm and options."""
-    for options, name, settings in cases:
-        words = [k if v is True else f"{k}={v}" for k, v in (options | settings).items()]
-        yield pytest.param(options, name, settings, id="-".join([name, *words]))
+    return [
+        pytest.param(options, name, settings, id="-".join([name, *options, *settings]))
+        for options, name, settings in cases
+    ]
 
 
 @pytest.mark.costly
@@ -109,6 +113,15 @@ def test_withheld_gradients(options, name, settings):
 
 class StartsFromAll(pfl.core.ALGORITHMS["fedper"]):
     """With a fault in the engine: new clients begin with the mean of private leaves."""
+
+
+class CountsFromZero(pfl.core.ALGORITHMS["fedavg"]):
+    """With a fault in the engine: a client within the adaptive clip counts 1, not 1/2."""
+
+
+def count_from_zero(bound, norms, mask, noise, expected, quantile, rate):
+    share = (jnp.sum(mask & (norms <= bound)) + noise) / expected
+    return bound * jnp.exp(-rate * (share - quantile))
 
 
 class LeavesOutFailed(pfl.core.ALGORITHMS["sfl"]):
@@ -141,6 +154,7 @@ class Remembers(pfl.core.ALGORITHMS["knnper"]):
 
 
 FAULTS = [
+    (CountsFromZero, {}, withhold_uploads, SUMS | ADAPTIVE, "absence .* others hold"),
     (StartsFromAll, {}, withhold_uploads, CLIENTS, "samples and labels .* models of new clients"),
     (
         LeavesOutFailed,
@@ -159,7 +173,7 @@ FAULTS = [
     (CountsMembers, {}, withhold_uploads, SUMS, "absence .* others hold"),
     (CountsSteps, {"global_momentum": True}, withhold_uploads, SUMS, "number of samples .* hold"),
     (CountsClasses, {}, withhold_gradients, {}, "label of a sample without a gradient .* hold"),
-    (Remembers, {}, withhold_gradients, {}, "samples and labels .* others hold"),
+    (Remembers, {}, withhold_gradients, {}, "samples and labels .* models of others"),
 ]
 
 
@@ -170,5 +184,7 @@ def test_what_noise_does_not_cover_is_noticed(
 ):
     if cls is StartsFromAll:
         monkeypatch.setattr(compiled, "state_for_new_clients", lambda algorithm, ctx, state: state)
+    if cls is CountsFromZero:
+        monkeypatch.setattr(pipeline, "next_bound", count_from_zero)
     with pytest.raises(AssertionError, match=f"the {message}"):
         withhold(replace(made(cls), **settings), **options)
