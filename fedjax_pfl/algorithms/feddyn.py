@@ -61,6 +61,17 @@ class FedDyn(fedavg.FedAvg):
 
     def check(self, federation):
         self.check_whole_models(federation)
+        stage = federation.uploads
+        if self.score_last and getattr(stage, "privacy", None) is not None:
+            raise core.InputError(
+                "feddyn's model 'everyone' is a mean of clients' own models, which dp='client' "
+                "does not cover: leave score_last out."
+            )
+        if self.scaling == "size" and getattr(stage, "noise_of_sums", False):
+            raise core.InputError(
+                "feddyn's scaling='size' tells clients the mean number of samples, which "
+                "dp_placement='distributed' keeps private: take scaling='equal'."
+            )
 
     def init(self, ctx):
         start = super().init(ctx)

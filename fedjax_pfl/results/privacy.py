@@ -35,8 +35,9 @@ class Guarantee(NamedTuple):
 def epsilons(result: "Result", setting: int = 0) -> np.ndarray:
     """Return the epsilon of each client in each run of one setting, [S, N].
 
-    Scores and losses are diagnostics and are not counted. Personalized models count as published,
-    with one adaptation of the final one.
+    Scores and losses are diagnostics and are not counted. At the level of samples, personalized
+    models count as published, with one adaptation of the final one; at that of clients, it is what
+    leaves clients that counts.
 
     Raises:
       InputError: dp-accounting is not installed.

@@ -36,9 +36,10 @@ from fedjax_pfl.testing.toys import (
     run_rounds,
     states_of,
     toy_for,
+    without_rows,
 )
-from fedjax_pfl.utils.structs import Broadcast, by_field, client_axes, permute_clients
-from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.testing.withheld import CLIENTS, SUMS, withhold_gradients, withhold_uploads
+from fedjax_pfl.utils.structs import Broadcast, client_axes, permute_clients
 
 CHECKS: dict[str, Callable[[Algorithm], None]] = {}
 
@@ -213,17 +214,9 @@ def _unchanged_by(
         run_rounds(algorithm, make(algorithm, **changes, **options), 1)[0][-1]
         for changes in ({}, {"changed": who, "fewer": fewer})
     )
-    others = np.setdiff1d(np.arange(len(TRAIN_SIZES)), who)
-
-    def of_others(value: Tree, axes: int) -> Tree:
-        if fewer and axes:
-            return ()
-        for axis in range(axes):
-            value = jax.tree.map(lambda x, axis=axis: x.take(others, axis=axis), value)
-        return value
-
+    others = range(len(TRAIN_SIZES)) if fewer else who
     message = f"the samples of {what} clients {who} changed the state of the server or of others"
-    assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
+    assert_close(without_rows(after, others), without_rows(before, others), message, 0)
 
 
 @check
@@ -235,10 +228,19 @@ def padding(algorithm: Algorithm) -> None:
 
 
 @check
-def uploads(algorithm: Algorithm) -> None:
-    """Check that information leaves clients only by `ctx.upload` and declared `also_sent`."""
-    if not algorithm.also_sent:
-        _unchanged_by(algorithm, toy_for, [2], "withheld", withheld=[2])
+def uploads_withheld(algorithm: Algorithm) -> None:
+    """Check that only uploads and what `also_sent` declares tell anybody of a client's samples."""
+    if algorithm.also_sent:  # then client-level privacy is refused
+        return
+    for privacy in (SUMS, CLIENTS, {}):
+        if withhold_uploads(algorithm, **privacy) is None:
+            return
+
+
+@check
+def gradients_withheld(algorithm: Algorithm) -> None:
+    """Check that samples act through gradients alone, if sample-level privacy is accepted."""
+    withhold_gradients(algorithm)
 
 
 @check

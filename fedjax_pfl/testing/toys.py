@@ -18,10 +18,12 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.build import federate
 from fedjax_pfl.federation.federation import Federation
+from fedjax_pfl.federation.participation import Participation
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.normalization import BatchNorm
-from fedjax_pfl.uploads.stage import FreeRiders
-from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.uploads.pipeline import Uploads
+from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.structs import by_field, struct
 from fedjax_pfl.utils.typing import Tree
 
 ROUNDS = 4
@@ -88,10 +90,22 @@ class PaddedData(FederatedData):
 
 
 @struct
-class Withheld(FreeRiders):
-    """Free riders where a client whose training failed counts, as under privacy."""
+class Withheld(Uploads):
+    """The federation's uploads where some clients send what the server already holds.
 
-    keeps_failed = True
+    A client whose training failed counts, as under privacy.
+
+    Attributes:
+      ids: int32 [A], permanent ids of these clients.
+    """
+
+    ids: Any = None
+
+    keeps_failed = True  # pyright: ignore[reportAssignmentType] - whatever the options
+
+    def __call__(self, sent, reference, info, memory):
+        sent = trees.where(jnp.isin(info.ids, self.ids), reference, sent)
+        return super().__call__(sent, reference, info, memory)
 
 
 def toy_for(algorithm: Algorithm, *sizes, **options) -> Federation:
@@ -112,8 +126,11 @@ def toy_federation(
     diverging: int | None = None,
     magnitude: float = 1e30,
     changed: Sequence[int] = (),
+    kept: Sequence[str] = (),
+    spoiled: tuple[int, int] | None = None,
     withheld: Sequence[int] = (),
     fewer: Sequence[int] = (),
+    absent: Sequence[int] | None = None,
     padding: int | None = None,
     seed: int = 0,
     **options,
@@ -128,8 +145,11 @@ def toy_federation(
       diverging: a client whose samples are so large that its training overflows.
       magnitude: factor of that client's samples.
       changed: clients whose samples are replaced by samples of another class.
+      kept: splits in which neither `changed` nor `diverging` changes samples.
+      spoiled: a client whose first training sample overflows, and the label of this sample.
       withheld: clients whose uploads are replaced by their references.
       fewer: clients with one training sample less.
+      absent: clients that take part in no round; None for a program in which nobody can arrive.
       padding: number added to the rows of minibatches that are padding; None adds nothing.
       seed: seed of the samples.
       **options: options of `federate`; by default double precision, batches of 4 and a learning
@@ -153,10 +173,15 @@ def toy_federation(
             total += size
             drawn = rng.choice(3, size=size, p=shares)
             noise = 0.5 * rng.normal(size=(size, 4))
-            if i in changed:
+            if i in changed and name not in kept:
                 drawn = np.full_like(drawn, (drawn[:1].sum() + 1) % 3)
+            factors = np.ones((size, 1))
+            if i == diverging and name not in kept:
+                factors[:] = magnitude
+            if spoiled is not None and (i, name) == (spoiled[0], "train"):
+                factors[0], drawn[0] = magnitude, spoiled[1]
             labels.append(drawn)
-            samples.append((centres[drawn] + noise) * (magnitude if i == diverging else 1))
+            samples.append((centres[drawn] + noise) * factors)
     order = np.arange(count) if order is None else np.asarray(order)
     lists = {name: [parts[i] for i in order] for name, parts in lists.items()}
     samples = np.concatenate(samples).astype(np.float32)
@@ -172,16 +197,32 @@ def toy_federation(
         dataset, Partition.from_lists(**lists), model, client_ids=order, **options
     )
     if fewer:
-        train = federation.data.train
-        less = train.size - jnp.isin(federation.data.ids, jnp.asarray(fewer))
-        data = replace(federation.data, train=replace(train, size=less.astype(train.size.dtype)))
-        federation = replace(federation, data=data)
+        federation = replace(federation, data=_with_fewer(federation.data, fewer))
+    if absent is not None:
+        federation = replace(federation, participation=_without(federation.participation, absent))
     if padding is not None:
         data = PaddedData(**vars(federation.data), padding=jnp.asarray(padding, jnp.int32))
         federation = replace(federation, data=data)
     if not withheld:
         return federation
-    return replace(federation, uploads=Withheld(jnp.asarray(withheld, jnp.int32)))
+    stage = vars(federation.uploads or Uploads())
+    return replace(federation, uploads=Withheld(**stage, ids=jnp.asarray(withheld, jnp.int32)))
+
+
+def _without(part: Participation, absent: Sequence[int]) -> Participation:
+    """Return the participation in which the clients at positions `absent` are never there."""
+    whole = jnp.tile(jnp.array([0, 2**31 - 1], jnp.int32), (len(part.delay), 1))
+    window = whole if part.window is None else part.window
+    return replace(part, window=window.at[jnp.asarray(absent, int)].set(0))
+
+
+def _with_fewer(data: FederatedData, fewer: Sequence[int]) -> FederatedData:
+    """Return the data without the last training sample of the clients with ids `fewer`."""
+    train, less = data.train, jnp.isin(data.ids, jnp.asarray(fewer))
+    last = data.labels[train.index[train.offset + train.size - 1]]
+    lost = less[:, None] & (last[:, None] == jnp.arange(data.num_classes))
+    size = (train.size - less).astype(train.size.dtype)
+    return replace(data, train=replace(train, size=size), class_counts=data.class_counts - lost)
 
 
 def run_rounds(
@@ -217,6 +258,15 @@ def states_of(algorithm: Algorithm, federation: Federation, *args, **options) ->
 def first_run(states: Tree) -> Tree:
     """Return the first run of leaves [R, ...] on the host."""
     return jax.tree.map(lambda leaf: np.array(leaf)[0], states)
+
+
+def without_rows(state: Tree, clients: Sequence[int]) -> Tree:
+    """Return a state without what some clients have, but with what others have of them."""
+
+    def others(value: Tree, axes: int) -> Tree:
+        return jax.tree.map(lambda x: np.delete(x, clients, 0), value) if axes else value
+
+    return by_field(others, state)
 
 
 def assert_close(actual: Tree, desired: Tree, what: str, tolerance: float = 1e-9) -> None:

@@ -1,49 +1,174 @@
-"""Check that client-level privacy covers all that leaves a client."""
+"""Runs in which privacy withholds all that a client has, so that nothing may depend on it."""
+
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.engine.arguments import checked_program
-from fedjax_pfl.testing.toys import assert_close, in_double_precision, run_rounds, toy_for
+from fedjax_pfl.engine.final_models import Final
+from fedjax_pfl.testing.toys import (
+    assert_close,
+    first_run,
+    in_double_precision,
+    toy_for,
+    without_rows,
+)
 from fedjax_pfl.utils.errors import InputError
-from fedjax_pfl.utils.structs import by_field
-from fedjax_pfl.utils.typing import Tree
+from fedjax_pfl.utils.structs import Broadcast
+from fedjax_pfl.utils.typing import State, Tree
 
-CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five
+CLIENT, ROUNDS = 1, 3  # the client is in every cohort of three of five, and in two of Poisson's
+SEED = 5  # of samples, where other labels of the client join it to other clients
+NEW_CLIENTS = (6, 2), (3, 1)  # their numbers of training and test samples
+MODEL_OPTIONS = ("model", "share", "batch_norm", "lora_rank", "lora_layers")
+CHANGES: dict[str, dict[str, Any]] = {
+    "samples and labels": {"changed": [CLIENT]},
+    "overflow": {"diverging": CLIENT},
+}
+OF_SUMS: dict[str, dict[str, Any]] = {
+    "number of samples": {"fewer": [CLIENT]},
+    "absence": {"absent": [CLIENT]},
+}
+# Noise would hide from a client whose models are good, and from the server who was drawn.
+CLIENTS: dict[str, Any] = {"dp": "client", "dp_clip": 5.0}
+SUMS: dict[str, Any] = {**CLIENTS, "dp_placement": "distributed", "sampling": "poisson"}
+# A clipped gradient vanishes to the bit in noise that is 1e30 times the clip.
+NOISE: dict[str, Any] = {"dp_clip": 1e-30, "dp_noise": 1e30}
+
+
+class Seen(NamedTuple):
+    """What a run leaves.
+
+    Attributes:
+      state: after the last round.
+      traffic: how many copies and numbers each client sends and receives, and which entries of the
+        matrices are not zero, which tells whose models a client takes.
+      models: of all clients, by name.
+      new: models of new clients.
+    """
+
+    state: State
+    traffic: Tree
+    models: Tree
+    new: Tree
 
 
 @in_double_precision
-def check_withheld_uploads(algorithm: Algorithm) -> bool:
-    """Run three rounds with sampling in which a client's uploads are replaced by their references.
+def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
+    """Assert that nothing but uploads tells anybody of a client.
 
-    Neither its samples and labels nor an overflow of its training may change, to the bit, what the
-    server or another client holds. New clients begin with the server's fields
-    (`core.client_privacy.state_for_new_clients`).
+    Whatever the client uploads in three rounds with sampling is replaced by its reference. Neither
+    its samples and labels nor an overflow of its training may change, to the bit, the fields of the
+    server or of other clients; under privacy nor the amount of what anybody sends and receives, or
+    the models of new clients. With distributed noise the number of its samples, and whether it was
+    drawn (up to rounding), may not change anything either; otherwise they are public.
+
+    Args:
+      algorithm: the algorithm.
+      **options: options of the federation, such as `CLIENTS` or `SUMS`.
 
     Returns:
-      Whether the algorithm accepts client-level privacy; others are not checked.
-
-    Raises:
-      AssertionError: something changed.
+      None, or the sentence by which the algorithm or an option is refused.
     """
+    federation: dict[str, Any] = {"withheld": [CLIENT]}
+    changes = CHANGES
+    if options.get("dp_placement") == "distributed":
+        federation["absent"], changes = (), CHANGES | OF_SUMS
+    return _unchanged(algorithm, options, federation, changes, [CLIENT])
+
+
+@in_double_precision
+def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
+    """Assert that samples act through gradients alone, under sample-level privacy.
+
+    First noise is so large that gradients do not depend on samples. Then a client's samples and
+    labels may not change anything, to the bit: the state of all clients and of the server, the
+    amount of what they send and receive, and models of new clients. Then there is no noise, and one
+    of its samples overflows, whose gradient is zero. Its label may not change anything either,
+    such as the gradients of other samples. Numbers of samples are public, and so are validation
+    samples, which stay the same.
+
+    Args:
+      algorithm: the algorithm.
+      **options: options of the federation beside privacy.
+
+    Returns:
+      None, or the sentence by which the algorithm or an option is refused.
+    """
+    public = algorithm.needs_validation
+    options = {**options, "dp": "sample", "dp_public_validation": public}
+    federation: dict[str, Any] = {"kept": ("validation",) if public else ()}
+    refused = _unchanged(algorithm, options | NOISE, federation, CHANGES, [])
+    if refused:
+        return refused
+    first, second = ({"spoiled": (CLIENT, label)} for label in (0, 2))
+    changes = {"label of a sample without a gradient": second}
+    return _unchanged(algorithm, options | {"dp_clip": 1e9}, federation | first, changes, [])
+
+
+def _unchanged(
+    algorithm: Algorithm,
+    options: dict[str, Any],
+    federation: dict[str, Any],
+    changes: dict[str, dict[str, Any]],
+    apart: list[int],
+) -> str | None:
+    """Assert that runs with `changes` leave the same, without what the clients `apart` have."""
     try:
-        checked_program(algorithm, toy_for(algorithm, dp="client", dp_clip=1.0, dp_noise=1.0), 1)
+        before = _run(algorithm, options, federation)
+    except InputError as refusal:
+        return str(refusal)
+    for what, change in changes.items():
+        after = _run(algorithm, options, federation | change)
+        tolerance = 1e-9 if "absent" in change else 0
+        said = f"the {what} of client {CLIENT} changed "
+        changed, held = (without_rows(seen.state, apart) for seen in (after, before))
+        assert_close(changed, held, said + "what others hold", tolerance)
+        changed, held = (_models_without(seen.models, apart) for seen in (after, before))
+        assert_close(changed, held, said + "the models of others", tolerance)
+        assert_close(after.new, before.new, said + "models of new clients", tolerance)
+        if "dp" in options and not tolerance:
+            assert_close(after.traffic, before.traffic, said + "what is sent or received", 0)
+    return None
+
+
+def _run(algorithm: Algorithm, options: dict[str, Any], changes: dict[str, Any]) -> Seen:
+    federation = toy_for(algorithm, **{"participation": 0.6, "seed": SEED, **options}, **changes)
+    program = checked_program(algorithm, federation, ROUNDS, chunk=ROUNDS)
+    program = replace(program, scored=())
+    states, record, matrices = program.advance(program.start(), 0, ROUNDS)
+    final = Final(program, states)
+    state, models = first_run(program.to_host(states)), first_run(final.models())
+    return Seen(state, _traffic(record, matrices), models, _new_models(final, options))
+
+
+def _new_models(final: Final, options: dict[str, Any]) -> Tree:
+    """Return the models of new clients; () without privacy, and where it refuses new clients."""
+    algorithm, privacy = final.program.runs.algorithm, final.program.federation.privacy
+    of_models = {name: value for name, value in options.items() if name in MODEL_OPTIONS}
+    if privacy is None:
+        return ()
+    try:
+        return final.personalize(toy_for(algorithm, *NEW_CLIENTS, **of_models))
     except InputError:
-        return False
+        return ()
 
-    def of_others(value: Tree, axes: int) -> Tree:
-        for axis in range(axes):
-            value = jax.tree.map(lambda x, axis=axis: np.delete(x, CLIENT, axis), value)
-        return value
 
-    before, after = (
-        run_rounds(
-            algorithm, toy_for(algorithm, participation=0.6, withheld=[CLIENT], **changes), ROUNDS,
-            scored=(),
-        )[0][-1]
-        for changes in ({}, {"changed": [CLIENT], "diverging": CLIENT})
-    )  # fmt: skip
-    message = f"what client {CLIENT} keeps to itself changed the state of the server or of others"
-    assert_close(by_field(of_others, after), by_field(of_others, before), message, 0)
-    return True
+def _models_without(models: Tree, clients: list[int]) -> Tree:
+    """Return models by name without those of some clients."""
+
+    def others(stack: Tree) -> Tree:
+        if isinstance(stack, Broadcast):
+            return stack
+        return jax.tree.map(lambda x: np.delete(x, clients, 0), stack)
+
+    return {name: others(stack) for name, stack in models.items()}
+
+
+def _traffic(record: dict[str, Any], matrices: Tree) -> Tree:
+    numbers = {k: v for k, v in record["clients"].items() if k.startswith("numbers")}
+    nonzero = jax.tree.map(lambda matrix: np.asarray(matrix) != 0, matrices)
+    return {**numbers, "up": record["up"], "down": record["down"], "nonzero": nonzero}

@@ -2,13 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
-from fedjax_pfl.utils import trees
-from fedjax_pfl.utils.structs import struct
 from fedjax_pfl.utils.typing import Key, Mask, PerMember, Scalar, Stack, Tree
 
 MODEL = "model"  # the upload whose error feedback and clipping bound are kept between rounds
@@ -98,17 +95,3 @@ class UploadStage:
     def block_bytes(self, plan: LeafPlan, item_bytes: int) -> np.ndarray | None:
         """Return the bytes of an uploaded copy of each block, int64 [G]; None if all are sent."""
         return None
-
-
-@struct
-class FreeRiders(UploadStage):
-    """Free riders, which send back what they received.
-
-    Attributes:
-      ids: int32 [A], permanent ids of the free riders.
-    """
-
-    ids: jax.Array
-
-    def __call__(self, sent, reference, info, memory):
-        return trees.where(jnp.isin(info.ids, self.ids), reference, sent), memory

@@ -41,7 +41,10 @@ ENGINE_CHECKS = (
     "no_recompilation",
 )
 WHOLE = ("fedavg", "feddwa", "pfedla", "scaffold", "waffle")
-COSTLY_CHECKS = (*ENGINE_CHECKS, "uploads", "padding")
+# Likewise, of what privacy covers: quick for the algorithms in PRIVATE.
+PRIVACY_CHECKS = ("uploads_withheld", "gradients_withheld")
+PRIVATE = ("fedper", "scaffold")
+COSTLY_CHECKS = (*ENGINE_CHECKS, *PRIVACY_CHECKS, "padding")
 
 
 @dataclass(frozen=True)
@@ -177,8 +180,10 @@ class Comparison:
         for name in names:
             for check in CHECKS:
                 if check in QUICK_CHECKS or check in COSTLY_CHECKS or matrix:
-                    whole = name in WHOLE and check in ENGINE_CHECKS
-                    marks = () if check in QUICK_CHECKS or whole else pytest.mark.costly
+                    engine = name in WHOLE and check in ENGINE_CHECKS
+                    privacy = name in PRIVATE and check in PRIVACY_CHECKS
+                    quick = check in QUICK_CHECKS or engine or privacy
+                    marks = () if quick else pytest.mark.costly
                     chosen.append(pytest.param(name, check, marks=marks, id=f"{name}-{check}"))
         return chosen
 

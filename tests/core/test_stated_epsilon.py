@@ -13,7 +13,6 @@ from fedjax_pfl.core.client_privacy import client_releases, state_for_new_client
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation, toy_for
-from fedjax_pfl.testing.withheld import check_withheld_uploads
 from fedjax_pfl.uploads.pipeline import ClientPrivacy, Uploads
 from fedjax_pfl.uploads.stage import StageMemory, UploadInfo
 from fedjax_pfl.utils.structs import by_field
@@ -103,6 +102,8 @@ def test_a_failed_client_stays_in_the_graph_of_sfl():
         ("fedfomo", {}, {"secure_bits": 32}, "which models it downloads"),
         ("l2c", {}, CLIENT, "whom it listens to beside its uploads, which dp does not cover"),
         ("fedsam", {"global_momentum": True}, SUMS, "leave global_momentum out"),
+        ("feddyn", {"score_last": True}, CLIENT, "leave score_last out"),
+        ("feddyn", {"scaling": "size"}, SUMS, "take scaling='equal'"),
         ("fedphp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
         ("fedcp", {}, SAMPLE, "does not cover the discrepancy of a minibatch's features"),
     ],
@@ -204,15 +205,3 @@ def test_noise_on_every_upload_is_accounted_without_sampling():
     options = CLIENT | {"participation": 0.6, "sampling": "poisson", "secure_bits": 32}
     plan = client_releases(pfl.make_algorithm("fedavg"), toy_federation(SIZES, **options))
     assert plan["local"] and plan["rate"] == 1.0
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", ["feddwa", "fedper", "pfedme", "scaffold", "ditto"])
-def test_uploads_withheld(name):
-    assert check_withheld_uploads(pfl.make_algorithm(name))
-
-
-@pytest.mark.costly
-def test_uploads_withheld_from_a_graph():
-    graph = {"graph": "neighbours", "neighbours": 3}
-    assert check_withheld_uploads(pfl.make_algorithm("sfl", graph))

@@ -13,7 +13,7 @@ from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.uploads.compression import TopK
-from fedjax_pfl.uploads.stage import FreeRiders
+from fedjax_pfl.uploads.stage import UploadStage
 from tests.algorithms.norms import ConvNorm
 from tests.core.upload_rounds import flat, notes_uploads, run
 
@@ -99,7 +99,7 @@ def test_a_failed_client_counts_under_client_level_privacy():
 
 
 @pfl.core.struct
-class AddsCounts(FreeRiders):
+class AddsCounts(UploadStage):
     """Adds the numbers of members that count, and of those with samples, to every upload."""
 
     factors: object = (0.0, 0.0)
@@ -121,7 +121,7 @@ def test_who_is_a_member_of_an_upload():
     federation = toy_federation((7, 0, 6, 10, 4), test_sizes=(1, 2, 3, 4, 2), diverging=4)
     servers = []
     for factors in ((0.0, 0.0), (1.0, 0.0), (0.0, 1.0)):
-        counted = AddsCounts(jnp.zeros((0,), jnp.int32), factors)
+        counted = AddsCounts(factors)
         states, _ = run_rounds(made, replace(federation, uploads=counted), 1, scored=())
         servers.append(flat(states[1].server))
     np.testing.assert_allclose(servers[1] - servers[0], 4, atol=1e-9)
@@ -380,8 +380,6 @@ def test_host_state_keeps_errors_and_bounds(options):
 
 @pytest.mark.costly
 def test_withheld_uploads_leave_the_server_as_it_was():
-    everyone = FreeRiders(jnp.arange(5))
-    assert everyone.attacking(jnp.arange(5)) is None
     federation = toy_federation(withheld=range(5))
     states, _ = run_rounds(notes_uploads(), federation, 2, scored=())
     assert_close(states[2].server, states[0].server, "the server's model", 1e-12)

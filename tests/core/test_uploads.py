@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation, toy_for
-from fedjax_pfl.uploads.stage import FreeRiders
+from fedjax_pfl.uploads.stage import UploadStage
 from fedjax_pfl.utils.structs import by_field
 
 
@@ -83,10 +83,12 @@ def test_what_bypasses_the_upload_is_noticed(cls, made):
     algorithm = made(cls)
     with jax.enable_x64(True):
         if cls in (Averaging, DeclaresIt):
-            check_algorithm(algorithm, only="uploads", show=None)
+            check_algorithm(algorithm, only="uploads_withheld", show=None)
         else:
-            with pytest.raises(AssertionError, match=r"samples of withheld clients \[2\]"):
-                check_algorithm(algorithm, only="uploads", show=None)
+            with pytest.raises(
+                AssertionError, match="samples and labels of client 1 changed what others hold"
+            ):
+                check_algorithm(algorithm, only="uploads_withheld", show=None)
 
 
 def test_free_riders_send_what_the_server_holds():
@@ -111,9 +113,10 @@ def test_free_riders_send_what_the_server_holds():
 
 
 @pfl.core.struct
-class Exchanged(FreeRiders):
+class Exchanged(UploadStage):
     """Two clients' models change such that a weighted sum of all stays the same."""
 
+    ids: jax.Array  # [2]
     shares: jax.Array  # [2]
 
     def __call__(self, sent, reference, sending, memory):
@@ -148,7 +151,7 @@ def test_options_send_through_it_too(name, options):
     made = pfl.make_algorithm(name, options)
     with jax.enable_x64(True):
         assert not made.also_sent
-        CHECKS["uploads"](made)
+        CHECKS["uploads_withheld"](made)
 
 
 def test_options_that_tell_the_server_more():
@@ -180,7 +183,7 @@ def test_a_server_that_needs_sums_is_the_same_for_equal_sums(name):
 
 
 @pfl.core.struct
-class Scaled(FreeRiders):
+class Scaled(UploadStage):
     factor: object = 1.0
 
     def __call__(self, sent, reference, sending, memory):
@@ -191,10 +194,8 @@ class Scaled(FreeRiders):
 def test_private_leaves_are_not_sent():
     with jax.enable_x64(True):
         made, plain = pfl.make_algorithm("fedper"), toy_federation()
-        nobody = jnp.zeros((0,), jnp.int32)
         (_, wanted), (_, found) = (
-            states_of(made, replace(plain, uploads=Scaled(nobody, factor)), 1)
-            for factor in (1.0, 0.0)
+            states_of(made, replace(plain, uploads=Scaled(factor)), 1) for factor in (1.0, 0.0)
         )
     assert jax.tree.leaves(found.private)
     jax.tree.map(np.testing.assert_array_equal, found.private, wanted.private)

@@ -14,7 +14,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import Overflowing, toy_federation, toy_for
-from fedjax_pfl.uploads.stage import FreeRiders
+from fedjax_pfl.uploads.stage import UploadStage
 
 # Options with draws of their own, and other uploads.
 OPTIONS = {
@@ -60,7 +60,7 @@ def widths_of_draws(text):
 
 
 @pfl.core.struct
-class Listed(FreeRiders):
+class Listed(UploadStage):
     """Notes the names of uploads while a round is traced."""
 
     names: list = pfl.core.static(default=None)
@@ -96,7 +96,7 @@ def test_draws_uploads_and_extra_losses_of_a_round(name, options):
             extra_loss=pfl.training.WeightDistribution(10.0), **own,
         )  # fmt: skip
         algorithm.check(algorithm.prepare(federation))
-        stage = Listed(jnp.zeros((0,), jnp.int32), names)
+        stage = Listed(names)
 
         def changed(federation):
             return replace(federation, uploads=stage).replace_training(extra_loss=extra)
