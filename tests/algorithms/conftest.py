@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-SINGLE = ("test_pairs", "test_published_defaults")
+SINGLE = ("test_published_defaults",)
 
 
 @pytest.fixture(autouse=True)

@@ -29,7 +29,8 @@ test_reference, test_contract = late_comparison(
         "async": {},
         # Unshuffled batches show in which rounds a straggler trains.
         "sync-in-order": Variant(
-            algorithm="fedavg_sync", options={"batch_order": "by_class", "local_steps": 2}
+            algorithm="fedavg_sync",
+            options={"batch_order": "by_class", "local_epochs": 1, "local_steps": 2},
         ),
     },
     given=batches,

@@ -61,7 +61,6 @@ REFUSED = {
     "fedamp": [
         ({"alpha": -1}, "alpha must be at least 0"),
         ({"alpha": 0.26}, r"at most sigma / \(N - 1\) = 0.25 for 5 clients, got 0.26"),
-        ({"penalty": 1}, "Did you mean 'proximal_weight'"),
         ({}, {"share": "none"}, "fedamp mixes what clients share"),
     ],
     "fedasync": [({"decay_start": 9}, "decay of mode 'plga'")],

@@ -260,7 +260,7 @@ def test_cohorts_of_poisson_sampling_are_binomial():
         ({"compress": "qsgd", "compress_options": {"bits_per_number": 1}}, "at least 2"),
         ({"attack": "min_max", "attackers": "1", "attack_options": {"direction": "up"}}, "one of"),
         ({"error_feedback": "ef"}, "'none' without a compressor"),
-        ({"compress": "topk"}, "Did you mean 'top_k'"),
+        ({"compress": "topkk"}, "Did you mean 'top_k'"),
         ({"dp": "client"}, "dp_clip"),
         ({"dp_adaptive_clip": True}, "dp_adaptive_clip must go with dp='client' or 'sample'"),
         ({"dp": "client", "dp_clip": 1.0, "dp_noise": float("inf")}, r"in \[0, inf\)"),

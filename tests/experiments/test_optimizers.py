@@ -58,7 +58,7 @@ def test_flags_and_python_make_the_same_federation():
             ("--keep_optimizer_state", "--momentum=0.9", "--algorithms=fedavg,pfedme"),
             "pfedme takes local steps without ctx.train",
         ),
-        (("--set=local.optimizer=adm",), "Unknown optimizer 'adm'"),
+        (("--set=local.optimizer=adm",), "Unknown local.optimizer 'adm'"),
         (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
     ],
 )

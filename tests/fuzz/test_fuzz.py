@@ -25,7 +25,7 @@ from tests.fuzz import commands, library
 # name: (how many of a thousand inputs it has, a function that returns its strategy and attack)
 TARGETS = commands.TARGETS | library.TARGETS
 TARGETS = {name: (share, cache(make)) for name, (share, make) in TARGETS.items()}
-QUICK = ("benchmark flags", "partition flags", "algorithms and rules")
+QUICK = ("partition flags", "algorithms and rules")
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "1000"))
 SEED = os.environ.get("FUZZ_SEED", "quick")
 BATCHES = math.ceil(INPUTS / 5000)  # of each target

@@ -139,5 +139,5 @@ def test_modules_are_left_as_they_are():
 def test_another_way_to_convolve_is_refused():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)
-    with pytest.raises(pfl.InputError, match=r"Unknown convolutions 'XLA'. Did you mean 'xla'"):
-        pfl.federate(data, partition, "cnn", convolutions="XLA")
+    with pytest.raises(pfl.InputError, match=r"Unknown convolutions 'xlaa'. Did you mean 'xla'"):
+        pfl.federate(data, partition, "cnn", convolutions="xlaa")

@@ -229,7 +229,7 @@ def test_new_clients_begin_at_their_first_batch():
 
 def test_batch_order_refusals():
     with pytest.raises(InputError, match="Did you mean 'by_class'"):
-        federation("byclass")
+        federation("classes")
     with pytest.raises(InputError, match=r"'by_class' needs a participation of 1, got 0\.6"):
         federation(participation=0.6)
     assert federation("shuffled", participation=0.6).participation.cohort_size == 3
