@@ -105,7 +105,10 @@ class ThreatOptions(Group):
             require(not options or getattr(self, name) != NONE, f"{name}_options", options, allowed)
 
     def attackers_of(self, ids: np.ndarray) -> np.ndarray | None:
-        """Return the attackers' permanent ids, or None; of a share the first clients, rounded.
+        """Return the attackers' permanent ids, or None.
+
+        A share is rounded to a number of clients, which are drawn at random: the same ones for
+        the same ids, whatever the seeds are.
 
         Raises:
           InputError: there is no such client, or half of the clients or more would attack.
@@ -116,10 +119,12 @@ class ThreatOptions(Group):
         if isinstance(chosen, str) and chosen.strip().endswith("%"):
             share = convert("attackers", chosen.strip()[:-1], float)
             require(0 < share < 50, "attackers", chosen, "a share above 0% and below 50%")
-            numbers = ids[: max(1, int(np.floor(share / 100 * count + 0.5)))]
+            number = max(1, int(np.floor(share / 100 * count + 0.5)))
             allowed = f"fewer than half of the {count} clients"
-            require(2 * len(numbers) < count, "attackers", chosen, allowed)
-            return np.asarray(numbers)
+            require(2 * number < count, "attackers", chosen, allowed)
+            # Clients of neighbouring ids often have similar data.
+            drawn = np.random.default_rng(count).permutation(np.sort(ids))[:number]
+            return np.sort(drawn)
         words: Any = chosen.split(",") if isinstance(chosen, str) else chosen
         several = is_list(words) or isinstance(words, Set)
         whole = several and not any("." in shown(word) for word in words)

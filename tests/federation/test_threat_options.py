@@ -34,7 +34,7 @@ def clients(count=5):
 
 @pytest.mark.parametrize(
     ("chosen", "ids"),
-    [("20%", [4, 2]), ("30%", [4, 2]), ("32%", [4, 2, 9]), ("1%", [4]), ("3, 9", [3, 9]),
+    [("20%", [3, 9]), ("30%", [3, 9]), ("32%", [0, 3, 9]), ("1%", [3]), ("3, 9", [3, 9]),
      ([7, 7], [7]), (np.array([9, 3]), [3, 9]), (jnp.array([9, 3]), [3, 9]), ({9, 3}, [3, 9])],
 )  # fmt: skip
 def test_attackers_are_ids_or_a_rounded_share(chosen, ids):
