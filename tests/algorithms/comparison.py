@@ -41,9 +41,9 @@ ENGINE_CHECKS = (
     "no_recompilation",
 )
 WHOLE = ("fedavg", "feddwa", "pfedla", "scaffold", "waffle")
-# Likewise, of what privacy covers: quick for the algorithms in PRIVATE.
+# Likewise, of what privacy covers: quick for the algorithm that keeps a private head.
 PRIVACY_CHECKS = ("uploads_withheld", "gradients_withheld")
-PRIVATE = ("fedper", "scaffold")
+PRIVATE = ("fedper",)
 COSTLY_CHECKS = (*ENGINE_CHECKS, *PRIVACY_CHECKS, "padding")
 
 
