@@ -122,7 +122,9 @@ def test_a_huge_finite_update_leaves_the_others_unharmed(name):
     algorithm = pfl.make_algorithm(name)
     own = {} if algorithm.batch_norm == "local" else {"model": MLP(3, (5,))}
     result = simulated(algorithm, diverging=1, magnitude=1e23, **own)
-    assert {client for *_, client in result.diverged()} == {1}
+    # One of FedEM's learners predicts these samples, so the client takes no step.
+    lost = set() if name == "fedem" else {1}
+    assert {client for *_, client in result.diverged()} == lost
     assert not result.nonfinite() and not result.server_nonfinite()
     others = [n for n in scored_clients(result) if n != 1]  # some algorithms serve one client
     assert others and np.isfinite(result.scores["personalized/test/loss"][0, 0, -1, others]).all()

@@ -129,7 +129,6 @@ class Exchanged(UploadStage):
 
 
 OPTIONS = [
-    ("l2c", {"weights": "attention"}),
     ("feddwa", {"guidance": "full_gradient"}),
     ("feddwa", {"guidance": "last"}),
     ("feddwa", {"guidance": "extrapolate"}),
