@@ -18,9 +18,9 @@ FUZZ_SEED ?= 0
 help:
 	@echo "make demo      install, compare five algorithms on handwritten digits, print the table"
 	@echo "make smoke     one algorithm's reference and checks, and a run (a minute)"
-	@echo "make test      install and run the quick tests (six to eight minutes)"
+	@echo "make test      install and run the quick tests (about nine minutes)"
 	@echo "make check     make test and make lint side by side"
-	@echo "make thorough  the costly tests (half an hour)"
+	@echo "make thorough  the costly tests (more than an hour)"
 	@echo "make test-all  all tests, in the full matrix of participation, execution and variants"
 	@echo "make mutants   whether the quick tests find one-line faults (half an hour)"
 	@echo "make coverage  the quick tests, and which lines it runs (htmlcov/index.html)"

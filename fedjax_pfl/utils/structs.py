@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
@@ -13,6 +14,8 @@ from fedjax_pfl.utils.typing import Rows, State, Tree
 
 T = TypeVar("T")
 REQUIRED: Any = dataclasses.MISSING
+_NUMBER = r"-?\d+(\.\d+)?"
+RANGE = re.compile(rf"(at least|above) {_NUMBER}|in [\[(]{_NUMBER}, {_NUMBER}[\])]")
 
 
 class Identity(NamedTuple):
@@ -34,6 +37,7 @@ def static(*, default: Any = REQUIRED, allowed: str = "") -> Any:
       default: default value, a keyword so that type checkers recognize it.
       allowed: range of a number, see `number`; None is allowed where it is the default.
     """
+    _check_range(allowed)
     return dataclasses.field(default=default, metadata={"static": True, "allowed": allowed})
 
 
@@ -43,7 +47,11 @@ def number(*, default: Any = REQUIRED, allowed: str) -> Any:
     Args:
       default: default value.
       allowed: "at least 0", "above 0" or an interval such as "in [0, 1)", as error messages say it.
+
+    Raises:
+      TypeError: `allowed` is no range.
     """
+    _check_range(allowed)
     return dataclasses.field(default=default, metadata={"allowed": allowed})
 
 
@@ -60,6 +68,13 @@ def _allowed(cls: type, name: str) -> str:
     bases = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__]
     stated = [known[name].metadata.get("allowed") for known in bases if name in known]
     return next(filter(None, stated), "")
+
+
+def _check_range(allowed: str) -> None:
+    if allowed and not RANGE.fullmatch(allowed):
+        raise TypeError(
+            f"allowed must read 'at least 0', 'above 0' or 'in [0, 1)', got {allowed!r}."
+        )
 
 
 def _is_within(value: Any, allowed: str) -> bool:

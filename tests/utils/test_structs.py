@@ -152,3 +152,9 @@ def test_check_ranges(name, outside, ends):
                 pfl.InputError, match=f"{name} must be (in|at least|above) .*, got "
             ):
                 structs.check_ranges(cls(**{name: value}))
+
+
+def test_a_range_that_is_none():
+    for allowed in ("at leat 0", "in 0..1", ">= 0"):
+        with pytest.raises(TypeError, match="allowed must read"):
+            structs.number(default=1.0, allowed=allowed)
