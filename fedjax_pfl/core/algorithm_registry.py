@@ -9,6 +9,7 @@ from typing import Any, TypeVar, dataclass_transform
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.federation.local_training import SETTABLE
 from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import (
     InputError,
@@ -24,6 +25,7 @@ A = TypeVar("A", bound=Algorithm)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number))
+@checked
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
 
@@ -118,6 +120,7 @@ def validate(algorithm: Algorithm) -> None:
     algorithm.validate()
 
 
+@checked
 def make_algorithm(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
     """Make a registered algorithm and validate its hyperparameters.
 

@@ -12,6 +12,7 @@ from fedjax_pfl.data.columns import checked_columns
 from fedjax_pfl.data.labels import CLASSES, TASKS, checked_labels
 from fedjax_pfl.data.limits import require_memory
 from fedjax_pfl.data.vocabulary import Vocabulary, token_ids, whole_texts
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, finite_float32, require_unmasked
 from fedjax_pfl.utils.errors import InputError, find_name, refused, require, require_whole
 
@@ -202,6 +203,7 @@ class Dataset:
         return f"{line}; {self.note}" if self.note else line
 
 
+@checked
 def dataset_from_arrays(
     name: str,
     train_x: ArrayLike,

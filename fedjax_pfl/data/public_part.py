@@ -9,12 +9,14 @@ from dataclasses import replace
 import numpy as np
 
 from fedjax_pfl.data.dataset import Dataset
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert, decimal
 from fedjax_pfl.utils.errors import InputError, refused, require, require_name, shown
 
 ALLOWED = "classes:0-4,7, share:0.2 or column:NAME=VALUE,VALUE"
 
 
+@checked
 def split_public(dataset: Dataset, part: str, seed: int = 0) -> tuple[Dataset, Dataset]:
     """Return (public part, rest) of a data set, training and test samples alike.
 

@@ -1,7 +1,6 @@
 """Checks of the arguments of `simulate` before anything is compiled."""
 
 import functools
-import inspect
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from fedjax_pfl.core.algorithm_registry import validate
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.upload_checks import check_uploads
-from fedjax_pfl.engine.callbacks import Callback, StopCallback
+from fedjax_pfl.engine.callbacks import Callback, StopCallback, check_takes_progress
 from fedjax_pfl.engine.offloaded_state import offloaded_program
 from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import MAX_RUNS, Runs, converted, make_runs, served
@@ -51,15 +50,10 @@ def checked_program(
       InputError: an argument that `simulate` refuses.
     """
     check_jax_flags()
-    made = "an Algorithm, such as make_algorithm('fedavg') gives"
-    require(isinstance(algorithm, Algorithm), "algorithm", algorithm, made)
-    made = "a Federation, such as federate(dataset, partition) gives"
-    require(isinstance(federation, Federation), "federation", type(federation).__name__, made)
     for name, given in (("rounds", rounds), ("eval_every", eval_every), ("chunk", chunk)):
         require_whole(name, given, 1)
     _check_seeds(seeds)
     if adapt is not None:
-        require(isinstance(adapt, Adaptation), "adapt", adapt, "an Adaptation, or None")
         adapt = adapt.checked()
         require_hashable("adapt", adapt)
         if adapt.optimizer is not None:
@@ -98,28 +92,14 @@ def checked_callbacks(callbacks: Sequence[Callback], stop: Any) -> list[Callback
       InputError: a callback can't be called with a `Progress`.
     """
     allowed = "a list of objects with a method on_round_end(progress)"
-    require(is_list(callbacks), "callbacks", callbacks, allowed)
     for one in callbacks:
         there = not isinstance(one, type) and callable(getattr(one, "on_round_end", None))
         require(there, "callbacks", one, allowed)
-        _check_takes_progress("callbacks", one.on_round_end, allowed)
+        check_takes_progress("callbacks", one.on_round_end, allowed)
     if stop is None:
         return [*callbacks]
-    allowed = "a function of a Progress that returns a bool, or None"
-    require(callable(stop), "stop", stop, allowed)
-    _check_takes_progress("stop", stop, allowed)
+    check_takes_progress("stop", stop, "a function of a Progress that returns a bool, or None")
     return [*callbacks, StopCallback(stop)]
-
-
-def _check_takes_progress(what: str, function: Any, allowed: str) -> None:
-    """Raise `InputError` unless the function can be called with one argument."""
-    try:
-        inspect.signature(function).bind(None)
-    except TypeError:
-        text = f"{what} must be {allowed}, got one that can't take an argument."
-        raise InputError(text) from None
-    except ValueError:  # of a callable without a known signature
-        return
 
 
 def checked_seconds(chunk_seconds: Any) -> float:

@@ -1,10 +1,12 @@
 """Callbacks between chunks of rounds, and the progress that they receive."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
@@ -94,3 +96,14 @@ class ProgressCallback:
 
     def on_round_end(self, progress: Progress) -> None:
         self.function(progress)
+
+
+def check_takes_progress(what: str, function: Any, allowed: str) -> None:
+    """Raise `InputError` unless the function can be called with one argument."""
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        text = f"{what} must be {allowed}, got one that can't take an argument."
+        raise InputError(text) from None
+    except ValueError:  # of a callable without a known signature
+        return

@@ -20,6 +20,7 @@ from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.data.files import as_path, reason
 from fedjax_pfl.engine.fingerprint import VERSION, digest
 from fedjax_pfl.execution import processes
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import number
 from fedjax_pfl.utils.errors import InputError, OutputError, cut, require_whole
 from fedjax_pfl.utils.typing import Tree
@@ -59,6 +60,7 @@ class Checkpoints:
         more rounds continues.
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,

@@ -20,6 +20,7 @@ from fedjax_pfl.models.frozen_backbone import FrozenBackbone
 from fedjax_pfl.models.task import Task
 from fedjax_pfl.models.wrapped_task import part_of
 from fedjax_pfl.results.names import GLOBAL, PERSONALIZED
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, require_unmasked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.structs import Broadcast
@@ -46,6 +47,7 @@ class Final:
         return self.program.of_clients(self.padded_states)
 
     @short_locations()
+    @checked
     def models(self, rows: Sequence[int] | None = None) -> dict[str, Stack | Broadcast]:
         """Return models after the last round: [runs, k, ...], or [runs, ...] if `Broadcast`."""
         count = self.program.federation.num_clients
@@ -55,6 +57,7 @@ class Final:
         return self.program.models(self.padded_states, self._last(), requested.astype(np.int32))
 
     @short_locations()
+    @checked
     def predict(self, run: int, row: int, samples: ArrayLike) -> np.ndarray:
         """Return outputs of one run's personalized model of one client, for unscaled samples.
 
@@ -74,9 +77,11 @@ class Final:
         federation = self.program.federation
         model, backbone = self._of_client(run, row)
         require_unmasked("samples", samples)
-        (task, data), samples = complete(federation.network, federation.data), as_array(samples)
+        (task, data), given = complete(federation.network, federation.data), samples
+        samples = as_array(samples)
         shape = ", ".join(map(str, data.sample_shape))
-        fits = samples.ndim > 0 and samples.shape[1:] == data.sample_shape
+        require(samples.ndim > 0, "samples", given, f"an array [n, {shape}]")
+        fits = samples.shape[1:] == data.sample_shape
         require(fits, "Shape of the samples", samples.shape, f"[n, {shape}]")
         tokens = np.issubdtype(data.input_dtype("float32"), np.integer)
         kinds, allowed = ("iu", "whole numbers") if tokens else ("biuf", "numbers")

@@ -21,12 +21,14 @@ from fedjax_pfl.federation.data_sharding import place_on_devices
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.training.scoring import score
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
 DRAW = 2027  # of the samples that new clients train on
 
 
+@checked
 def split_new_clients(federation: Federation, count: int) -> tuple[Federation, Federation]:
     """Split off the last `count` clients: (federation without them, federation of them).
 
@@ -170,6 +172,7 @@ def _class_counts(data: FederatedData, train: Split) -> np.ndarray:
 
 
 @short_locations()
+@checked
 def score_new_clients(
     final: Final,
     new_clients: Federation,

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from fedjax_pfl.engine.callbacks import Callback, Progress, ProgressCallback
+from fedjax_pfl.engine.callbacks import (
+    Callback,
+    Progress,
+    ProgressCallback,
+    check_takes_progress,
+)
 from fedjax_pfl.execution import processes
 from fedjax_pfl.results.result import Result
-from fedjax_pfl.utils.errors import require
 
 ALLOWED = "a function of a Progress, LiveCurves().of(NAME), True for a line of text, or None"
 EVERY = 5.0  # seconds between lines that are not rewritten
@@ -127,7 +131,7 @@ def shown(
         return [Line(name)] if progress and processes.is_first() else []
     if progress is None or isinstance(progress, Callback):
         return [] if progress is None else [progress]
-    require(callable(progress), "progress", progress, ALLOWED)
+    check_takes_progress("progress", progress, ALLOWED)
     return [ProgressCallback(progress)]
 
 

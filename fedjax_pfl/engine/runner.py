@@ -193,6 +193,9 @@ class ChunkRunner:
             if callbacks:
                 progress = self._progress(since, result)
                 answers = [one.on_round_end(progress) for one in callbacks]
+                for one in answers:
+                    fits = isinstance(one, bool | None) or getattr(one, "ndim", 1) == 0
+                    require(fits, "What a callback returns", one, "True, False or None")
                 asked = any(map(bool, answers))
         except processes.LostProcess:
             raise

@@ -10,8 +10,10 @@ from fedjax_pfl.engine.simulation import Simulation
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.boundary import checked
 
 
+@checked
 def simulate(
     algorithm: Algorithm,
     federation: Federation,

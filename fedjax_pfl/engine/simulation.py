@@ -33,6 +33,7 @@ from fedjax_pfl.execution.mesh import described_devices
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.results.result import Result
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_whole
 from fedjax_pfl.utils.typing import Device, State, Tree
 
@@ -80,6 +81,7 @@ class Simulation:
     Arguments that cannot be used raise `InputError` as soon as a method is called.
     """
 
+    @checked
     def __init__(
         self,
         algorithm: Algorithm,
@@ -96,6 +98,7 @@ class Simulation:
         self._options = {"eval_every": eval_every, "adapt": adapt, "score_clients": score_clients}
         self._past: ChunkRunner | None = None
 
+    @checked
     def check(self, rounds: int = 1, *, patience: int | None = None) -> None:
         """Check all arguments without compiling.
 
@@ -108,6 +111,7 @@ class Simulation:
         program = self._program(rounds, federation=self.federation.with_devices(execution))
         checked_patience(patience, self.algorithm, program.federation, program.adapt)
 
+    @checked
     def check_memory(self) -> None:
         """Check, without compiling, that data and states fit into memory.
 
@@ -117,6 +121,7 @@ class Simulation:
         check_held(self._program(), _available(self.federation))
 
     @short_locations()
+    @checked
     def estimate_memory(self, *, fit: bool = False, chunk: int = arguments.CHUNK) -> Memory:
         """Return the peak device memory of a run, by the plan of the compiler.
 
@@ -133,6 +138,7 @@ class Simulation:
         return fit_memory(self._program(chunk=chunk), limit).memory()
 
     @short_locations()
+    @checked
     def lower(
         self,
         devices: Sequence[Device],
@@ -165,6 +171,7 @@ class Simulation:
         return program.lowered(devices)
 
     @short_locations()
+    @checked
     def init(self, rounds: int | None = None) -> RoundState:
         """Return the state before the first round.
 
@@ -187,6 +194,7 @@ class Simulation:
         return RoundState(0, program.start(), program, self)
 
     @short_locations()
+    @checked
     def step(self, state: RoundState) -> tuple[RoundState, Tree]:
         """Run one round.
 
@@ -203,7 +211,6 @@ class Simulation:
           InputError: the state is no state of this simulation.
         """
         allowed = "a state that init() or step() of this simulation returned"
-        require(isinstance(state, RoundState), "state", type(state).__name__, allowed)
         require(state.simulation is self, "state", "another simulation's", allowed)
         states = state.states
         if not isinstance(state.program, OffloadedProgram):  # which reuses its argument's memory
@@ -214,6 +221,7 @@ class Simulation:
         return replace(state, round=state.round + 1, states=states), metrics
 
     @short_locations()
+    @checked
     def run(
         self,
         rounds: int,
@@ -267,8 +275,6 @@ class Simulation:
         chunk_seconds = arguments.checked_seconds(chunk_seconds)
         called = arguments.checked_callbacks(callbacks, stop)
         longest = 1 if called and chunk is None else None
-        stored = checkpoints is None or isinstance(checkpoints, Checkpoints)
-        require(stored, "checkpoints", checkpoints, "a Checkpoints, or None")
         recorded = arguments.checked_matrix_rounds(matrix_rounds, rounds)
         required = () if matrix_rounds is None else recorded
         patience = checked_patience(patience, self.algorithm, program.federation, program.adapt)

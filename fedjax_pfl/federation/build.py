@@ -33,12 +33,14 @@ from fedjax_pfl.federation.options import (
 from fedjax_pfl.federation.threat_options import ThreatOptions
 from fedjax_pfl.federation.upload_options import CompressionOptions, PrivacyOptions, uploads_of
 from fedjax_pfl.models.task import Task
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require
 from fedjax_pfl.utils.jax_flags import check_jax_flags
 from fedjax_pfl.utils.typing import Tree
 
 
 @documented(*GROUPS)
+@checked
 def federate(
     dataset: Dataset, partition: Partition, model: Any = "cnn", **options: Any
 ) -> Federation:
@@ -56,10 +58,6 @@ def federate(
       InputError: a value is not allowed; raised before anything is compiled.
     """
     check_jax_flags()
-    allowed = "a Dataset, such as load_dataset('digits') gives"
-    require(isinstance(dataset, Dataset), "dataset", type(dataset).__name__, allowed)
-    allowed = "a Partition, such as make_partition gives"
-    require(isinstance(partition, Partition), "partition", type(partition).__name__, allowed)
     groups = gathered(GROUPS, options, "federate")
     training, cohorts = groups[LocalTraining], groups[ParticipationOptions]
     threat, ids = groups[ThreatOptions], groups[InputOptions].ids(partition.num_clients)
@@ -184,6 +182,9 @@ def check_model(task: Task, data: FederatedData) -> tuple[Tree, list[str]]:
             f"The model must return {what} [batch, {', '.join(map(str, expected))}]{each}, got "
             f"{actual} for a batch of 2."
         )
+    for path, leaf in jax.tree.leaves_with_path(model["params"]):
+        where = f"Parameter {jax.tree_util.keystr(path)} of the model"
+        require(jnp.issubdtype(leaf.dtype, jnp.floating), where, str(leaf.dtype), "of real numbers")
     if len(model) > 1 and np.dtype(task.dtype).itemsize < 4:
         _check_statistics(task, model, inputs)
     return model, order

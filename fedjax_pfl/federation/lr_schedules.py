@@ -11,12 +11,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import require
 from fedjax_pfl.utils.registries import F, Registry, configured, registering
 
 LR_SCHEDULES: Registry = {}
 
 
+@checked
 def register_lr_schedule(name: str) -> Callable[[F], F]:
     """Return a decorator that registers a learning rate schedule.
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from fedjax_pfl.federation.config_field import Group, option
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
 from fedjax_pfl.utils.registries import F, Registry, configured, registering
 from fedjax_pfl.utils.typing import Tree
@@ -63,6 +64,7 @@ OPTAX = (
 OPTIMIZERS: Registry = {"sgd": sgd} | {name: getattr(optax, name) for name in OPTAX}
 
 
+@checked
 def register_optimizer(name: str) -> Callable[[F], F]:
     """Return a decorator that registers a local optimizer.
 

@@ -13,6 +13,7 @@ from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path, reading, require_file
 from fedjax_pfl.data.public_part import sample_hashes
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.typing import Tree
 
@@ -21,6 +22,7 @@ FACTS = "fedjax_pfl"  # the entry of the metadata
 WITHOUT = "without"  # the fact that names the module that was left out
 
 
+@checked
 def write_base(
     path: str | Path,
     model: Tree,

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.models.objectives import OBJECTIVES, Objective
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import (
     USER_DEFINED,
     InputError,
@@ -66,6 +67,7 @@ class Registered(NamedTuple):
 METRICS: dict[str, Registered] = {}
 
 
+@checked
 def register_metric(
     name: str, *, better: str, fraction: bool = False, tasks: Sequence[str] = ()
 ) -> Callable[[F], F]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_pfl.models.projection import Projected
 from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import keyword_defaults, number
 from fedjax_pfl.utils.errors import InputError, find_name, require, require_whole, unknown_name
 from fedjax_pfl.utils.registries import F, registering
@@ -18,6 +19,7 @@ PROJECTION = "projection"  # option of every network
 PER_TOKEN = "per_token"  # option of networks for texts: one output for each token
 
 
+@checked
 def register_model(name: str) -> Callable[[F], F]:
     """Return a decorator that registers a network by name.
 
@@ -31,6 +33,7 @@ def register_model(name: str) -> Callable[[F], F]:
     return registering("model", MODELS, name)
 
 
+@checked
 def make_model(
     name: str,
     input_shape: Sequence[int],

@@ -33,6 +33,7 @@ from fedjax_pfl.models.torch_weights import (
 )
 from fedjax_pfl.models.weight_files import read_weights
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Tree
@@ -83,6 +84,7 @@ class Match:
         return "; ".join(messages)
 
 
+@checked
 def from_torch(
     state_dict: Mapping[str, Any],
     model: Any,

@@ -15,6 +15,7 @@ from fedjax_pfl.data.atomic_files import atomic_write
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.data.npz import npz_names, read_npz
 from fedjax_pfl.utils import trees
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Tree
@@ -22,6 +23,7 @@ from fedjax_pfl.utils.typing import Tree
 AXES = "axes"
 
 
+@checked
 def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> None:
     """Write models to an NPZ file.
 
@@ -50,6 +52,7 @@ def save_models(path: str | Path, models: Mapping[str, Tree | Broadcast]) -> Non
         np.savez(part, **arrays)
 
 
+@checked
 def load_models(path: str | Path) -> dict[str, Tree]:
     """Read models from a file of `save_models`.
 

@@ -22,6 +22,7 @@ from fedjax_pfl.results import (
 from fedjax_pfl.results.costs import Costs
 from fedjax_pfl.results.names import PERSONALIZED
 from fedjax_pfl.results.scores import Scored
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 from fedjax_pfl.utils.typing import Tree
@@ -83,6 +84,7 @@ class Result(Scored, Costs):
     def __repr__(self) -> str:
         return result_summary.one_line(self)
 
+    @checked
     def summary(self, setting: int = 0) -> dict[str, Any]:
         """Return the numbers of one setting for a table; accuracies are fractions.
 
@@ -93,6 +95,7 @@ class Result(Scored, Costs):
         """
         return result_summary.summary(self, self.checked_setting(setting))
 
+    @checked
     def epsilons(self, setting: int = 0) -> np.ndarray:
         """Return the epsilon that each client spent in each run, [S, N], see `results.privacy`.
 
@@ -107,6 +110,7 @@ class Result(Scored, Costs):
         )
         return privacy.epsilons(self, self.checked_setting(setting))
 
+    @checked
     def gains(
         self, baseline: "Result", model: str = PERSONALIZED, split: str = "test"
     ) -> harm.Gains:
@@ -125,8 +129,9 @@ class Result(Scored, Costs):
         return harm.gains(self, baseline, model, split)
 
     @staticmethod
+    @checked
     def compare(
-        results: Mapping[str, Mapping[str, "Result"]],
+        results: Mapping[Any, Mapping[Any, "Result"]],
         model: str = PERSONALIZED,
         split: str = "test",
     ) -> significance.Ranking:
@@ -145,6 +150,7 @@ class Result(Scored, Costs):
         """
         return significance.ranking(results, model, split)
 
+    @checked
     def changes(self, setting: int = 0, model: str = PERSONALIZED) -> list[drift.Change]:
         """Return scores after each change of concept, rounds to recovery, and backward transfer.
 
@@ -157,6 +163,7 @@ class Result(Scored, Costs):
         """
         return drift.changes(self, self.checked_setting(setting), model)
 
+    @checked
     def table(self, model: str = PERSONALIZED, form: str = "markdown") -> str:
         """Format a table with a row for each setting, and notes on the rows.
 
@@ -178,6 +185,7 @@ class Result(Scored, Costs):
         text = table.to_markdown() if form == "markdown" else table.to_text()
         return "\n\n".join([text, *table.notes])
 
+    @checked
     def plot(self, model: str = PERSONALIZED, split: str = "test") -> "Figure":
         """Plot mean accuracy over clients by round, a line for each setting.
 
@@ -191,6 +199,7 @@ class Result(Scored, Costs):
 
         return result_plots.plot_curves(self, model, split)
 
+    @checked
     def plot_mixing(
         self,
         name: str | None = None,
@@ -214,6 +223,7 @@ class Result(Scored, Costs):
 
         return result_plots.plot_mixing(self, name, round, self._run(seed, setting))
 
+    @checked
     def to_xarray(self) -> "xr.Dataset":
         """Return all measurements as an `xarray.Dataset` with named axes.
 
@@ -224,6 +234,7 @@ class Result(Scored, Costs):
         """
         return frames.to_xarray(self)
 
+    @checked
     def to_pandas(self) -> "pd.DataFrame":
         """Return a `pandas.DataFrame` with a row for each seed, setting, round and client.
 
@@ -245,6 +256,7 @@ class Result(Scored, Costs):
         require(seed in self.seeds, "seed", seed, f"one of {list(self.seeds)}")
         return self.seeds.index(seed), self.checked_setting(setting)
 
+    @checked
     def predict(
         self,
         client: int | str,
@@ -276,6 +288,7 @@ class Result(Scored, Costs):
         classes = final.program.federation.network.objective.classes
         return predicted.argmax(axis=-1) if classes and not outputs else predicted
 
+    @checked
     def model(
         self, client: int | str | None = None, *, seed: int | None = None, setting: int = 0
     ) -> Tree:
@@ -311,11 +324,12 @@ class Result(Scored, Costs):
             return self.final, run, None
         named = isinstance(client, str)
         known: list = list(self.client_names) if named else self.client_ids.tolist()
-        if named:
+        if named and known:
             require_name("client", client, known)
         require(client in known, "client", client, "one of client_ids")
         return self.final, run, known.index(client)
 
+    @checked
     def save(self, folder: str | Path) -> None:
         """Write `result.json` and `result.npz`; an existing result is never overwritten.
 
@@ -335,6 +349,7 @@ class Result(Scored, Costs):
         result_files.save(Path(folder), values)
 
     @classmethod
+    @checked
     def load(cls, folder: str | Path) -> "Result":
         """Read a saved result without running code.
 

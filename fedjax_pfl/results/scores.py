@@ -5,6 +5,7 @@ import numpy as np
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
 from fedjax_pfl.results.names import ADAPTED, PERSONALIZED
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
@@ -24,6 +25,7 @@ class Scored(Measurements):
         require_name("metric of this result", name, known)
         return known[name]
 
+    @checked
     def values(
         self, model: str = PERSONALIZED, split: str = "test", metric: str | None = None
     ) -> np.ndarray:

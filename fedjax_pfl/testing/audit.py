@@ -22,6 +22,7 @@ from fedjax_pfl.testing.guesses import Audit, attacked
 from fedjax_pfl.uploads.accounting import Release, epsilon
 from fedjax_pfl.uploads.pipeline import Uploads
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.structs import client_axes, struct
 from fedjax_pfl.utils.typing import Key, Stack, State, Tree
@@ -31,6 +32,7 @@ FAR = 1e6  # norm of a worst update before it is clipped
 OTHERS = (0.0, 1.0)  # the others' updates: zero, or the same as the worst one
 
 
+@checked
 def audit_privacy(
     algorithm: Algorithm,
     federation: Federation,
@@ -104,6 +106,7 @@ def audit_privacy(
     return attacked(pairs, deltas, stated, confidence)
 
 
+@checked
 def audit_uploads(
     stage: Uploads,
     *,

@@ -4,9 +4,11 @@ from collections.abc import Callable
 
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.testing.checks import CHECKS
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, unknown_name
 
 
+@checked
 def check_algorithm(
     algorithm: Algorithm,
     only: str | None = None,
@@ -27,11 +29,6 @@ def check_algorithm(
       TypeError: a function of the algorithm returns a wrong type.
       AssertionError: the algorithm fails a check.
     """
-    if isinstance(algorithm, type):
-        raise InputError(
-            f"check_algorithm takes an algorithm with its hyperparameters: {algorithm.__name__}(), "
-            f"not {algorithm.__name__}."
-        )
     if not vars(type(algorithm)).get("name"):
         raise InputError(
             f"{type(algorithm).__name__} is not a registered algorithm: decorate the class, a "

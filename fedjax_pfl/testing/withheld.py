@@ -16,6 +16,7 @@ from fedjax_pfl.testing.toys import (
     toy_for,
     without_rows,
 )
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import State, Tree
@@ -57,6 +58,7 @@ class Seen(NamedTuple):
 
 
 @in_double_precision
+@checked
 def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
     """Assert that nothing but uploads tells anybody of a client.
 
@@ -82,6 +84,7 @@ def withhold_uploads(algorithm: Algorithm, **options: Any) -> str | None:
 
 
 @in_double_precision
+@checked
 def withhold_gradients(algorithm: Algorithm, **options: Any) -> str | None:
     """Assert that samples act through gradients alone, under sample-level privacy.
 

@@ -325,7 +325,7 @@ def test_what_is_no_algorithm():
     with pytest.raises(pfl.InputError, match="decorate the class"):
         check_algorithm(Other())
     cls = registered(Right)
-    with pytest.raises(pfl.InputError, match=r"Right\(\), not Right"):
+    with pytest.raises(pfl.InputError, match=r"got the class Right: write Right\("):
         check_algorithm(cls)
     with pytest.raises(pfl.InputError, match="must be a subclass of Algorithm"):
         pfl.core.algorithm("else")(State)

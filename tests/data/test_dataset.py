@@ -66,12 +66,6 @@ def test_class_names_must_be_as_many_as_classes():
         dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=("x",))
 
 
-@pytest.mark.parametrize("value", [1.5, "ab", {"x": 1}, None])
-def test_class_names_that_are_no_list(value):
-    with pytest.raises(InputError, match="class_names of data set 'a' must be 2 names or none"):
-        dataset_from_arrays("a", np.zeros((2, 2)), [0, 1], class_names=value)
-
-
 def test_data_print_in_a_line():
     dataset = pfl.load_dataset("digits")
     assert repr(dataset) == "Dataset(digits: 1797 train, 10 classes, (8, 8, 1))"

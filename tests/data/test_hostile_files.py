@@ -282,7 +282,7 @@ def test_messages_never_show_a_long_list_in_full():
     assert " ... " in text and text.endswith("99998, 99999].")
 
 
-@pytest.mark.parametrize("names", [("a", "\ud800"), ("a", b"b"), ("a", None)])
+@pytest.mark.parametrize("names", [("a", "\ud800"), ("\ud800", "a")])
 def test_class_names_are_text(names):
     with pytest.raises(InputError, match=r"class_names of data set 'toy' must be text that UTF-8"):
         dataset_from_arrays("toy", POOL.train_x, POOL.train_y, class_names=names)

@@ -90,8 +90,8 @@ def test_scalings_of_another_type(value):
 
 def test_options_of_a_data_set_that_are_arrays():
     array, samples = np.zeros(2), (np.zeros((1, 2)), [0])
-    with pytest.raises(InputError, match="Unknown input scaling"):
-        input_scaling("default", dataset_from_arrays("a", *samples, input_scaling=array))
+    with pytest.raises(InputError, match="input_scaling must be text or None"):
+        dataset_from_arrays("a", *samples, input_scaling=array)
     with pytest.raises(InputError, match="columns must be a dict"):
         dataset_from_arrays("a", *samples, columns=array)
 

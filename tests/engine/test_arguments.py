@@ -18,20 +18,19 @@ pytestmark = pytest.mark.usefixtures("double_precision")
     ("options", "message"),
     [
         ({"rounds": 0}, "rounds must be a whole number of at least 1, got 0"),
-        ({"rounds": 2.0}, r"rounds must be a whole number of at least 1, got 2\.0"),
+        ({"rounds": 2.0}, r"rounds must be a whole number, got 2\.0"),
         ({"rounds": True}, "rounds must be a whole number"),
         ({"eval_every": 0}, r"eval_every must be .*at least 1, got 0"),
         ({"chunk": 0}, r"chunk must be .*at least 1, got 0"),
         ({"seeds": ()}, "seeds must be one or more whole numbers"),
         ({"seeds": (0, -1)}, "seeds must be one or more whole numbers"),
-        ({"seeds": (0.5,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (2**31,)}, "seeds must be one or more whole numbers"),
         ({"seeds": (3, 0, 3)}, r"seeds must be different numbers, got \(3, 0, 3\)"),
-        ({"callbacks": print}, "callbacks must be a list of objects with a method on_round_end"),
-        ({"callbacks": [print]}, "callbacks must be a list of objects .* got <built-in .*print"),
-        ({"stop": True}, "stop must be a function of a Progress that returns a bool.* got True"),
+        (
+            {"stop": lambda progress: np.zeros(2)},
+            "callback returns must be True, False or None",
+        ),
         ({"stop": lambda: True}, "stop must be .* got one that can't take an argument"),
-        ({"checkpoints": 5}, "checkpoints must be a Checkpoints, or None, got 5"),
         ({"matrix_rounds": (0, 1)}, r"matrix_rounds must be rounds in 1\.\.3, got \[0\]"),
         ({"matrix_rounds": (4,)}, r"matrix_rounds must be rounds in 1\.\.3, got \[4\]"),
         ({"adapt": Adaptation(steps=-1)}, r"adapt_steps must be .*at least 0"),
@@ -41,13 +40,6 @@ def test_arguments_that_are_refused(options, message):
     with pytest.raises(InputError, match=message) as error:
         simulate(**{"rounds": 3} | options)
     assert "\n" not in str(error.value)
-
-
-def test_simulate_refuses_other_types():
-    with pytest.raises(InputError, match=r"algorithm must be .*fedavg.*, got 'fedavg'"):
-        pfl.simulate("fedavg", toy_federation(), 1)
-    with pytest.raises(InputError, match=r"federation must be .*federate.*, got 'str'"):
-        pfl.simulate(pfl.make_algorithm("fedavg"), "digits", 1)
 
 
 def test_a_hyperparameter_that_is_refused_has_its_algorithms_name():
@@ -104,7 +96,6 @@ def test_swept_floats_given_as_whole_numbers_are_floats():
     ("algorithm", "clients", "message"),
     [
         ("fedavg", (0, 7), r"score_clients must be clients in 0\.\.4, got \[7\]"),
-        ("fedavg", (0.5,), r"score_clients must be clients in 0\.\.4, got \[0\.5\]"),
         ("fedavg", (), "score_clients must be at least one client"),
         ("fedavg", (4,), r"score_clients must be clients with test samples, got \[4\]"),
         ("waffle", (0, 3), r"clients that the algorithm makes a model for, got \[3\]"),
@@ -151,9 +142,7 @@ def test_an_adaptation_counts_in_numbers_of_python(name):
     assert type(getattr(program.adapt, name)) is int
 
 
-def test_an_adaptation_of_another_type():
-    with pytest.raises(pfl.InputError, match="adapt must be an Adaptation, or None, got 1"):
-        pfl.simulate(pfl.make_algorithm("local"), toy_federation(dtype="float32"), 1, adapt=1)
+def test_an_adaptation_is_part_of_the_program():
     with pytest.raises(pfl.InputError, match="adapt must be hashable"):
         how = Adaptation(proximal_weight=np.array(0.5))
         pfl.Simulation(pfl.make_algorithm("local"), toy_federation(), adapt=how).check()

@@ -141,14 +141,6 @@ def test_functions_that_make_no_optimizer(optimizer, message):
         federation(optimizer=optimizer)
 
 
-def test_what_is_no_data_set_or_partition():
-    built = federation()
-    with pytest.raises(pfl.InputError, match=r"dataset must be a Dataset, .*, got 'str'"):
-        pfl.federate("digits", built)
-    with pytest.raises(pfl.InputError, match=r"partition must be a Partition, .*, got 'str'"):
-        pfl.federate(pfl.load_dataset("digits"), "dirichlet")
-
-
 def test_an_optimizer_has_its_own_momentum():
     with pytest.raises(pfl.InputError, match="momentum can't be given with the optimizer adam"):
         federation(optimizer=adam, momentum=0.5)

@@ -145,9 +145,13 @@ def good_init(key, inputs):
         ("cnn", "Model 'cnn' takes images .* Use 'mlp'"),
         (
             3,
-            r"model must be a name, a flax.linen, NNX or Equinox module, .* a pair .* got int\.",
+            r"model must be a flax.linen, NNX or Equinox module, .* a pair .* also a name, got 3\.",
         ),
-        ((good_init,), "got tuple"),
+        ((good_init,), r"got \(<function"),
+        (
+            (lambda key, x: {"w": jnp.zeros((4, 3), int)}, lambda p, x: x @ p["w"]),
+            r"Parameter \['w'\] of the model must be of real numbers, got 'int",
+        ),
         (nn.Dense(5), r"must return logits \[batch, 3\] .* got \[2, 5\] for a batch of 2"),
         (nn.Conv(3, (3, 3, 3)), r"The model can't take samples of shape \(4,\): "),
         (

@@ -138,7 +138,6 @@ def test_ranges_of_whole_numbers(number, limits, allowed):
 def test_what_is_no_text_is_no_name(given):
     calls = [
         lambda: require_name("form", given, {"a": 1}),
-        lambda: pfl.make_algorithm(given),
         lambda: pfl.Adaptation(leaves=given).validate(),
         lambda: pfl.Adaptation(when=given).validate(),
     ]

@@ -11,6 +11,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.rule_registry import parse_options
 from fedjax_pfl.data.partitions.statistics import SPLITS
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import keyword_defaults, number
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
@@ -68,6 +69,7 @@ FEATURE_SHIFTS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+@checked
 def shift_features(partition: Partition, shift: str, seed: int, **options: Any) -> Partition:
     """Return a partition whose clients see rotated or corrupted images.
 

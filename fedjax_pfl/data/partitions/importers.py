@@ -17,6 +17,7 @@ from fedjax_pfl.data.partitions.from_pfllib import import_pfllib
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.pfllib_files import is_pfllib
 from fedjax_pfl.data.sources.leaf import leaf_files
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import keyword_defaults
 from fedjax_pfl.utils.errors import InputError, find_name, require_name
 
@@ -50,6 +51,7 @@ IMPORTERS: dict[str, Importer] = {
 }
 
 
+@checked
 def import_partition(source: str, path: str | Path, dataset: Dataset, **options: Any) -> Partition:
     """Read another tool's saved split as a partition of a data set's pool.
 
@@ -77,6 +79,7 @@ def import_partition(source: str, path: str | Path, dataset: Dataset, **options:
     return partition
 
 
+@checked
 def detect_tool(place: Path) -> str | None:
     """Return the tool that wrote a file or folder, by the names in it, or None.
 
@@ -96,6 +99,7 @@ def detect_tool(place: Path) -> str | None:
     return "flower" if numbered else None
 
 
+@checked
 def read_partition(path: str | Path, dataset: Dataset) -> Partition:
     """Read a partition from a file of `Partition.save` or of another tool.
 

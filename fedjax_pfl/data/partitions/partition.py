@@ -17,6 +17,7 @@ from fedjax_pfl.data.partitions import partition_checks, statistics
 from fedjax_pfl.data.partitions.held_out import held_out
 from fedjax_pfl.data.partitions.ragged import Lists, Ragged
 from fedjax_pfl.data.partitions.statistics import SPLITS
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import as_array, is_list
 from fedjax_pfl.utils.errors import InputError, require, require_name, require_whole
 
@@ -62,6 +63,10 @@ class Partition:
     names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for name in SPLITS:
+            lists = getattr(self, name)
+            if not isinstance(lists, Ragged | None):
+                object.__setattr__(self, name, Ragged.of(lists))
         kind = type(self.options).__name__
         require(isinstance(self.options, Mapping), "options", kind, "a dict")
         require(isinstance(self.rule, str), "rule", self.rule, "text")
@@ -99,7 +104,6 @@ class Partition:
         Raises:
           InputError: anything but flat lists of whole numbers in 0..2**31 - 1.
         """
-        validation = None if validation is None else Ragged.of(validation)
         return cls(Ragged.of(train), Ragged.of(test), validation, **fields)
 
     @property
@@ -107,6 +111,7 @@ class Partition:
         """Number of clients N."""
         return len(self.train.offsets) - 1
 
+    @checked
     def split(self, split: str) -> Ragged:
         """Return the lists of "train", "test" or "validation"."""
         require_name("split", split, SPLITS)
@@ -169,6 +174,7 @@ class Partition:
             self.hash().encode() + np.ascontiguousarray(labels).tobytes()
         ).digest()
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the arrays to a new NPZ file, which `load` reads.
 
@@ -196,6 +202,7 @@ class Partition:
                 raise
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> "Partition":
         """Read an NPZ file with one list of pool indices per client and split.
 
@@ -281,6 +288,7 @@ class Partition:
         names = dataset.class_names or None
         return partition_plots.heatmap(self, labels, dataset.num_classes, title, names)
 
+    @checked
     def split_validation(self, fraction: float, seed: int) -> "Partition":
         """Move a random part of each client's training samples to validation.
 

@@ -19,6 +19,7 @@ from fedjax_pfl.data.partitions.dealing import Deal, Samples, joined
 from fedjax_pfl.data.partitions.held_out import capped, hold_out, nothing_held_out
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.partitions.partition_checks import require_room
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.conversions import convert, keyword_defaults
 from fedjax_pfl.utils.errors import InputError, find_name, require, require_name, require_whole
 from fedjax_pfl.utils.registries import F, registering
@@ -61,6 +62,7 @@ RULES: dict[str, Rule] = {}
 _TEST_SPLITS = ("official", "pooled", "train")
 
 
+@checked
 def register_rule(
     name: str,
     *,
@@ -110,6 +112,7 @@ COMMON_OPTIONS: dict[str, Any] = {
 }
 
 
+@checked
 def rule_options(rule: str) -> dict[str, Any]:
     """Return the options of a rule and their defaults: its own, then those of all rules.
 
@@ -121,6 +124,7 @@ def rule_options(rule: str) -> dict[str, Any]:
     return keyword_defaults(RULES[rule].plan) | common
 
 
+@checked
 def parse_options(
     values: Mapping[str, Any], defaults: Mapping[str, Any], kind: str
 ) -> dict[str, Any]:
@@ -143,6 +147,7 @@ def parse_options(
     return parsed
 
 
+@checked
 def make_partition(
     rule: str, dataset: Dataset, num_clients: int | None, seed: int, **options: Any
 ) -> Partition:
@@ -180,7 +185,6 @@ def make_partition(
             f"{dataset.name!r}, for the task {dataset.task}, have none: use "
             f"{' or '.join(map(repr, others))}, or a partition of your own."
         )
-    options = {k: v.item() if isinstance(v, np.generic) else v for k, v in options.items()}
     for name, value in options.items():
         single = value is None or isinstance(value, bool | int | float | str)
         require(single, name, type(value).__name__, "a number, text, True, False or None")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, get_args
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.files import as_path, reading
 from fedjax_pfl.utils import aliases, name_matching
+from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, unknown_name
 from fedjax_pfl.utils.registries import F, registering
 
@@ -46,6 +47,7 @@ class Source(NamedTuple):
 DATASETS: dict[str, Source] = {}
 
 
+@checked
 def register_dataset(
     name: str,
     description: str,
@@ -70,6 +72,7 @@ def register_dataset(
     return registering("data set", DATASETS, name, entry)
 
 
+@checked
 def load_dataset(name: str, data_dir: str | Path | None = None, **options: Any) -> Dataset:
     """Load a data set by name.
 

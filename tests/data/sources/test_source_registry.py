@@ -67,10 +67,10 @@ def test_nothing_may_follow_digits():
         load_dataset("digits:foo")
 
 
-@pytest.mark.parametrize("value", [1, [], {}, np.zeros(2), b"a", "a\0b"])
+@pytest.mark.parametrize("value", [1, [], np.zeros(2), "a\0b"])
 def test_paths_of_another_type(value):
     for name in ("npz", "folder", "mnist", "text_csv"):
-        with pytest.raises(InputError, match="data_dir must be a path"):
+        with pytest.raises(InputError, match=r"data_dir must be (a path|text, a path)"):
             load_dataset(name, value)
 
 

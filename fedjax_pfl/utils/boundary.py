@@ -1,0 +1,140 @@
+"""Arguments of public functions, checked and converted by their annotations (with beartype)."""
+
+import collections.abc
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+from beartype import BeartypeConf
+from beartype.door import is_bearable
+from numpy.typing import ArrayLike
+
+from fedjax_pfl.utils.errors import InputError, refused, unknown_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+CONF = BeartypeConf(is_pep484_tower=True)  # whole numbers where a number is wanted
+WORDS: dict[Any, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    Path: "a path",
+    types.NoneType: "None",
+}
+SOURCES = {
+    "Algorithm": "make_algorithm('fedavg')",
+    "Dataset": "load_dataset('digits')",
+    "Federation": "federate(dataset, partition)",
+    "Final": "result.final",
+    "Partition": "make_partition",
+    "Result": "simulate",
+}
+
+
+def checked(function: F) -> F:
+    """Check the arguments of a public function by its annotations, before it begins.
+
+    Arrays of no axis are taken for numbers, other arrays for lists. What the annotations don't say,
+    such as a range, is checked by the function.
+
+    The decorated function raises `InputError` for a value of a type that its annotation excludes,
+    and for arguments that are unknown, missing or given twice.
+    """
+    signature = inspect.signature(function)
+    name_of_call = function.__qualname__.removesuffix(".__init__").rpartition(".")[-1]
+
+    @functools.cache  # at the first call: annotations may name what is defined later
+    def hints() -> Mapping[str, Any]:
+        stated = {k: v for k, v in function.__annotations__.items() if k != "return"}
+        holder = types.SimpleNamespace(__annotations__=stated)
+        found = typing.get_type_hints(holder, function.__globals__)
+        arrays = set(typing.get_args(ArrayLike))  # NumPy says what is one
+        return {k: v for k, v in found.items() if not arrays <= set(typing.get_args(v))}
+
+    @functools.wraps(function)
+    def call(*args: Any, **keywords: Any) -> Any:
+        try:
+            bound = signature.bind_partial(*args, **keywords)
+        except TypeError as error:
+            raise _misfit(name_of_call, signature, keywords, error) from None
+        for name, value in bound.arguments.items():
+            if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                numbers = {k: _without_array(v, most=0) for k, v in value.items()}
+                bound.arguments[name] = numbers
+            elif name in hints():
+                bound.arguments[name] = _checked(name, value, hints()[name])
+        try:
+            bound = signature.bind(*bound.args, **bound.kwargs)
+        except TypeError as error:
+            raise _misfit(name_of_call, signature, {}, error) from None
+        return function(*bound.args, **bound.kwargs)
+
+    return typing.cast(F, call)
+
+
+def _misfit(
+    function: str, signature: inspect.Signature, keywords: Iterable[str], error: TypeError
+) -> InputError:
+    """Return an `InputError` for arguments that are unknown, missing, or given twice."""
+    known = [str(p).partition(":")[0] for p in signature.parameters.values()]
+    names = [name for name in known if name not in ("self", "cls")]
+    for name in keywords:
+        if name not in signature.parameters:
+            return unknown_name(f"argument of {function}()", name, names)
+    return InputError(f"{function}(): {error}. It takes {', '.join(names) or 'none'}.")
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """Return a value of the annotated type, converted from an array if that is what it takes.
+
+    Raises:
+      InputError: it is of another type.
+    """
+    if is_bearable(value, hint, conf=CONF):
+        return value
+    plain = jax.tree.map(
+        _without_array, value, is_leaf=lambda one: not isinstance(one, dict | list | tuple)
+    )
+    if is_bearable(plain, hint, conf=CONF):
+        return plain
+    allowed = in_words(hint)
+    if isinstance(value, type):
+        called = value.__name__
+        raise InputError(f"{name} must be {allowed}, got the class {called}: write {called}(...).")
+    raise refused(name, value, allowed)
+
+
+def _without_array(value: Any, most: int = 1) -> Any:
+    """Return a number or a list for an array of at most so many axes."""
+    held = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim <= most
+    known = held and hasattr(value, "tolist") and not isinstance(value, jax.core.Tracer)
+    return value.tolist() if known else value
+
+
+def in_words(hint: Any) -> str:
+    """Return what an annotation allows, as error messages say it, such as "text or None"."""
+    origin, of = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        *most, last = dict.fromkeys(map(in_words, of))
+        return f"{', '.join(most)} or {last}" if most else last
+    if hint in WORDS:
+        return WORDS[hint]
+    kind = origin or hint
+    if kind is collections.abc.Callable:
+        return "a function"
+    if not isinstance(kind, type):
+        return str(hint)
+    if issubclass(kind, collections.abc.Collection):
+        what = "a dict" if issubclass(kind, Mapping) else "a list"
+        inner = next((one for one in reversed(of) if one is not Ellipsis), Any)
+        anything = Any in (inner, *typing.get_args(inner))
+        return what if anything else f"{what} (each value {in_words(inner)})"
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    source = SOURCES.get(kind.__name__)
+    return f"{article} {kind.__name__}" + (f", such as {source} gives" if source else "")

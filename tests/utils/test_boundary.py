@@ -1,0 +1,101 @@
+"""Arguments of public functions: what is refused in a sentence, and what is converted."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import toy_federation
+from fedjax_pfl.utils.boundary import checked
+
+ALGORITHM = pfl.make_algorithm("fedavg")
+FEDERATION = toy_federation(dtype="float32")
+
+
+@checked
+def public(
+    rate: float = 1.0,
+    count: int = 1,
+    several: Sequence[int] = (),
+    swept: Mapping[str, Sequence[float]] | None = None,
+    call: Callable[[int], int] | None = None,
+    path: str | Path = "",
+    **more: object,
+):
+    return rate, count, several, swept, more
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": "a"}, "rate must be a number, got 'a'."),
+        ({"count": 1.5}, "count must be a whole number, got 1.5."),
+        ({"several": 3}, "several must be a list (each value a whole number), got 3."),
+        ({"several": "3"}, "several must be a list (each value a whole number), got '3'."),
+        (
+            {"swept": {"a": 1.0}},
+            "swept must be a dict (each value a list (each value a number)) or None, got "
+            "{'a': 1.0}.",
+        ),
+        ({"call": 3}, "call must be a function or None, got 3."),
+        ({"path": Path}, "path must be text or a path, got the class Path: write Path(...)."),
+        ({"path": None}, "path must be text or a path, got None."),
+        ({"rate": np.zeros((9, 9))}, "rate must be a number, got an array [9, 9] of float64."),
+    ],
+)
+def test_another_type_is_refused(given, message):
+    with pytest.raises(pfl.InputError) as error:
+        public(**given)
+    assert str(error.value) == message
+
+
+def test_arrays_are_taken_for_numbers_and_lists():
+    rate, count, several, swept, more = public(
+        np.array(0.5), jnp.int32(2), np.arange(2), {"a": jnp.ones(2)}, more=np.int64(3)
+    )
+    assert [rate, count, several, swept, more] == [0.5, 2, [0, 1], {"a": [1, 1]}, {"more": 3}]
+    assert [type(v) for v in (rate, count, *several, more["more"])] == [float, int, int, int, int]
+    assert type(public(rate=1)[0]) is int  # a whole number is a number
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pfl.make_algorithm("fedprox", [3]), "hyperparameters must be a dict or None"),
+        (lambda: pfl.make_algorithm("fedprox", hyperparams={}), "Did you mean 'hyperparameters'"),
+        (
+            lambda: pfl.make_partition("iid", None, 4, 0),
+            r"dataset .* load_dataset\('digits'\) gives",
+        ),
+        (lambda: pfl.make_partition("iid"), r"make_partition\(\): missing .* 'dataset'. It takes"),
+        (lambda: pfl.models.make_model("cnn", 28, 10), r"input_shape must be a list .*, got 28"),
+        (lambda: pfl.save_models(3, {}), "path must be text or a path, got 3"),
+        (lambda: pfl.simulate("fedavg", 3, 1), r"algorithm .* make_algorithm\('fedavg'\) gives"),
+        (lambda: pfl.simulate(ALGORITHM, 3, 1), r"federation must be a Federation, .* got 3"),
+        (lambda: pfl.Simulation(ALGORITHM), r"^Simulation\(\): missing .*'federation'"),
+        (lambda: pfl.Result.compare([]), "results must be a dict"),
+        (lambda: pfl.testing.check_algorithm(ALGORITHM, only=["a"]), "only must be text or None"),
+    ],
+)
+def test_public_functions_say_what_they_take(call, message):
+    with pytest.raises(pfl.InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"adapt": 1}, "adapt must be an Adaptation or None, got 1"),
+        ({"checkpoints": "here"}, "checkpoints must be a Checkpoints or None"),
+        ({"callbacks": [print]}, r"callbacks must be a list \(each value a Callback\)"),
+        ({"stop": True}, "stop must be a function or None, got True"),
+        ({"progress": lambda: 0}, "progress must be .* got one that can't take an argument"),
+        ({"seeds": 0}, r"seeds must be a list \(each value a whole number\), got 0"),
+    ],
+)
+def test_simulate_says_what_it_takes(option, message):
+    with pytest.raises(pfl.InputError, match=message):
+        pfl.simulate(ALGORITHM, FEDERATION, 1, **option)
