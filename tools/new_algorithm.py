@@ -29,8 +29,6 @@ LINES = (
     ("fedjax_pfl/algorithms/__init__.py", "from fedjax_pfl.algorithms.ifca",
      "from fedjax_pfl.algorithms.{name} import {klass}\n"),
     ("fedjax_pfl/algorithms/__init__.py", '    "FedAvg",\n', '    "{klass}",\n'),
-    ("tests/algorithms/test_traffic.py", '    ("fedavg_ft", {{}}, 1, 1, 2)',
-     '    ("{name}", {{}}, 1, 1, 2),\n'),
     ("tests/algorithms/test_published_defaults.py", '    "fedavgm": {{',
      '    "{name}": {{"server_rate": (0.5, "ours: TODO, the source of the default")}},\n'),
     ("docs/algorithms/README.md", "| `fedavgm` |",

@@ -153,7 +153,7 @@ class FedEM(fedavg.FedAvg):
             split=ctx.federation.data.train, broadcast=server, operands=own,
         )  # fmt: skip
         some = jnp.any(total > 0, axis=1, keepdims=True)
-        return jnp.where(some, mixing.normalize(total), before)
+        return jnp.where(some, mixing.normalize(total).astype(before.dtype), before)
 
     def new_client_start(self, ctx, state):
         model = self.servers_model(state)

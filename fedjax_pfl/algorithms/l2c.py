@@ -67,7 +67,7 @@ class Logits:
 
     def gradient(self, learnt, slopes):
         """Return the gradient, like `learnt`, from the slopes [M, M] of the members' logits."""
-        return jnp.zeros_like(learnt).at[:, self.rows].set(slopes)
+        return jnp.zeros_like(learnt).at[:, self.rows].set(slopes.astype(learnt.dtype))
 
     def learned_fields(self, ctx, cohort, state, learnt):
         """Return the fields of the state that hold the learned parameters."""

@@ -150,7 +150,7 @@ class Waffle(ForAlice, scaffold.Scaffold):
         raw = cohort.spread(self.raw_weights(ctx, moved, is_alice, cohort.mask), 0)
         weights = cohort.gather(state.before + state.previous + raw)
         there = jnp.any(cohort.mask)
-        previous = jnp.where(there, raw, state.previous)
+        previous = jnp.where(there, raw.astype(state.previous.dtype), state.previous)
         before = jnp.where(there, state.previous, state.before)
         weights = mixing.normalize(weights, cohort.mask)
         return weights, replace(state, previous=previous, before=before)

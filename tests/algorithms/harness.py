@@ -81,7 +81,8 @@ class Case:
         self.federation = toy_federation(
             model=model or TanhNetwork(),
             learning_rate_decay=DECAY,
-            **{"local_epochs": 2, "validation_size": 0} | options,
+            **({} if "local_steps" in options else {"local_epochs": 2}),
+            **{"validation_size": 0} | options,
         )
         data = self.federation.data
         self.key = jax.random.key(SEEDS[0])

@@ -56,7 +56,7 @@ def test_algorithms_of_the_guide():
     added = [pfl.make_algorithm(name) for name in sorted(set(pfl.core.ALGORITHMS) - before)]
     assert len(added) > 4
     for algorithm in added:
-        for check in ("uploads", "recorded_steps"):
+        for check in ("uploads_withheld", "recorded_steps"):
             check_algorithm(algorithm, only=check, show=None)
 
 

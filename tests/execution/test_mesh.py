@@ -119,7 +119,8 @@ def test_eight_devices_give_the_numbers_of_one(tmp_path, names, part):
 @pytest.mark.parametrize("quarter", range(4))
 def test_every_algorithm_has_the_same_numbers_on_eight_devices(tmp_path, quarter, clients, part):
     """Clients of unequal size, of whom the last devices have fewer than the others, or none."""
-    names = sorted(pfl.core.ALGORITHMS)[quarter::4]
+    known = pfl.core.ALGORITHMS.items()  # other tests register their own
+    names = sorted(n for n, one in known if one.__module__.startswith("fedjax_pfl."))[quarter::4]
     equal_on_eight_devices(tmp_path, names, clients, 1, part, "clients:8")
 
 

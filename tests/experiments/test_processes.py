@@ -191,6 +191,7 @@ def test_run_continues_after_a_process_died(tmp_path, dead, name, more):
 
 
 LIMITED = """import sys
+from experiments import run
 from fedjax_pfl.engine import simulation
 simulation._available = lambda federation: 3_000_000
 sys.exit(run.main(["run", *sys.argv[1:]]))
