@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from beartype import BeartypeConf
 from beartype.door import is_bearable
+from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from fedjax_pfl.utils.errors import InputError, refused, unknown_name
@@ -113,7 +114,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
 def _without_array(value: Any, most: int = 1) -> Any:
     """Return a number or a list for an array of at most so many axes."""
     held = isinstance(value, np.ndarray | np.generic | jax.Array) and value.ndim <= most
-    known = held and hasattr(value, "tolist") and not isinstance(value, jax.core.Tracer)
+    known = held and hasattr(value, "tolist") and not isinstance(value, Tracer)
     return value.tolist() if known else value
 
 

@@ -104,6 +104,7 @@ class Partition:
         Raises:
           InputError: anything but flat lists of whole numbers in 0..2**31 - 1.
         """
+        validation = None if validation is None else Ragged.of(validation)
         return cls(Ragged.of(train), Ragged.of(test), validation, **fields)
 
     @property
