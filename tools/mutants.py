@@ -1,8 +1,8 @@
 """Faults that the quick tests must find: `python -m tools.mutants [PART OF A PATH ...]`.
 
 Each one-line fault of `mutants.toml` is applied alone to a copy of the checkout, and the quick
-tests that import the changed file run until one fails, which must pass without the fault. What no
-test finds is listed as a survivor, and the command ends with 1.
+tests that import the changed file, then tests of whole rounds, run until one fails, which must pass
+without the fault. What no test finds is listed as a survivor, and the command ends with 1.
 
 Of the faults in algorithms, ten run each time, chosen by a hash of the current commit.
 """
@@ -29,6 +29,16 @@ TABLE = Path(__file__).with_name("mutants.toml")
 COPIED = ("fedjax_pfl", "experiments", "tests", "tools", "docs", "pyproject.toml", "setup.cfg")
 ALGORITHMS = "fedjax_pfl/algorithms/"
 CHOSEN, MOST, SECONDS = 10, 12, 900  # algorithms' faults, files of importers, time for one fault
+# Tests of whole rounds, which import the rest of the library without naming it.
+ROUNDS = (
+    "tests/algorithms/test_fedavg.py",
+    "tests/algorithms/test_ditto.py",
+    "tests/algorithms/test_scaffold.py",
+    "tests/algorithms/test_feddwa.py",
+    "tests/algorithms/test_pfedla.py",
+    "tests/engine/test_simulate.py",
+    "tests/core",
+)
 
 
 class Fault(NamedTuple):
@@ -89,8 +99,8 @@ class Imports:
                 }
                 self.named[name] |= {registered[s] for s in strings & registered.keys()}
 
-    def tests_of(self, file: str) -> tuple[list[str], list[str]]:
-        """Return test files that name the module or mirror its file, and those of its importers."""
+    def tests_of(self, file: str) -> tuple[list[str], ...]:
+        """Return test files that name the module or mirror its file, its importers', `ROUNDS`."""
         module = _module(Path(file))
         direct = self._naming({module})
         stem = f"test_{module.rpartition('.')[2]}"
@@ -104,7 +114,9 @@ class Imports:
         }
         further = [t for t in self._naming(importers) if t not in direct]
         first = sorted(further, key=lambda t: (folder not in t, t))[:MOST]
-        return [self._file(t) for t in dict.fromkeys(direct)], [self._file(t) for t in first]
+        rounds = list(ROUNDS) if file.startswith("fedjax_pfl/") else []
+        direct = [self._file(t) for t in dict.fromkeys(direct)]
+        return direct, [self._file(t) for t in first], rounds
 
     def _tests(self) -> list[str]:
         return [name for name in self.paths if name.rpartition(".")[2].startswith("test_")]
