@@ -22,6 +22,9 @@ class RoundObserver:
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
+      uploads: what was sent, by each call of `Context.upload`.
+      rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
+        that is unknown.
       weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
         by uniform weighting; None if there are none.
     """
@@ -32,6 +35,8 @@ class RoundObserver:
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
+        self.uploads: list[str] = []
+        self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
         self._trainings = 0
         self._trace = trace_state()
@@ -74,6 +79,16 @@ class RoundObserver:
         """Return the index of the next local training, folded into the key of its noise."""
         self._trainings += 1
         return self._trainings - 1
+
+    def record_rule(self, before: jax.Array, after: jax.Array | None) -> None:
+        """Record whether a robust rule changed weights, apart from rounding.
+
+        Nothing is recorded for rules by coordinates, and within an algorithm's own loop or branch.
+        """
+        if after is None or trace_state() != self._trace:
+            return
+        changed = jnp.any(jnp.abs(after - before) > 1e-3 * jnp.max(jnp.abs(before)))
+        self.rule_acted = changed if self.rule_acted is None else self.rule_acted | changed
 
     def record_training(self, purpose: str, schedule: Schedule) -> None:
         """Record the purpose and the schedule of a call of `Context.train`."""

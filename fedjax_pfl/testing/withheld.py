@@ -16,7 +16,7 @@ from fedjax_pfl.testing.toys import (
     toy_for,
     without_rows,
 )
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import State, Tree
 
@@ -120,6 +120,8 @@ def _unchanged(
     """Assert that runs with `changes` leave the same, without what the clients `apart` have."""
     try:
         before = _run(algorithm, options, federation)
+    except UndeclaredRelease as lie:
+        raise AssertionError(str(lie)) from lie
     except InputError as refusal:
         return str(refusal)
     for what, change in changes.items():

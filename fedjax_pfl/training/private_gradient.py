@@ -79,6 +79,7 @@ def private_gradient(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (loss, total), _ = lax.scan(add, zeros, places)
     call = 0 if client.calls is None else next(client.calls)
+    privacy.check_call(call)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
     noise = privacy.noise_of(client)
     key = keys.of_mechanism(key, privacy.clip, noise)
