@@ -1,13 +1,11 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
 
@@ -95,8 +93,3 @@ class RoundObserver:
         self.schedules.add(schedule)
         if trace_state() == self._trace:
             self.purposes.append(purpose)
-
-
-def trace_state() -> Any:
-    """Return a token that differs between a traced loop, branch or vmap and its surroundings."""
-    return core.get_opaque_trace_state(convention="fedjax_pfl")

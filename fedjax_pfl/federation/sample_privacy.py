@@ -37,11 +37,17 @@ class SamplePrivacy:
 
     unit = "sample"
 
-    def check_call(self, call: int) -> None:
-        """Raise `UndeclaredRelease` if a step's gradient, counted from 0, is one too many."""
-        if self.most_calls is not None and call >= self.most_calls:
+    def check_call(self, call: int, nested: bool) -> None:
+        """Raise `UndeclaredRelease` if a step's gradient, counted from 0, is one too many.
+
+        One that is `nested` in a loop of the step, of which a single one is declared, counts twice.
+        """
+        if self.most_calls is None:
+            return
+        count = call + 1 + (nested and self.most_calls == 1)
+        if count > self.most_calls:
             raise UndeclaredRelease(
-                f"A local step computes at least {call + 1} gradients and gradients_per_batch() "
+                f"A local step computes at least {count} gradients and gradients_per_batch() "
                 f"declares {self.most_calls}, which would state a false epsilon: return the number "
                 "of gradients on one minibatch there."
             )

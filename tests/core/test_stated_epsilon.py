@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl import core
+from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
 from fedjax_pfl.core.round_observer import RoundObserver
@@ -246,6 +246,19 @@ class StepsTwice(FedAvg):
         return super().local_update(ctx, state, received, updates_per_batch=2)
 
 
+class StepsInALoop(FedAvg):
+    """The same in a loop of the step."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+
+        def twice(model, *args):
+            return jax.lax.fori_loop(0, 2, lambda _, m: step(m, *args), model)
+
+        begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+        return ctx.run_clients(twice, begin)
+
+
 LIARS = [
     (
         SendsTwice,
@@ -260,6 +273,7 @@ LIARS = [
         SAMPLE,
         r"at least 2 gradients and gradients_per_batch\(\) declares 1",
     ),
+    (StepsInALoop, "gradients_withheld", SAMPLE, "at least 2 gradients"),
 ]
 
 
