@@ -89,7 +89,7 @@ def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
     messages = []
     if "rule_acted" in result.scalars:
         idle = ~result.scalars["rule_acted"][:, setting].any(axis=-1)  # [S]
-        some = "" if idle.all() else f" in {idle.sum()} of {len(idle)} seeds"
+        some = "" if idle.all() else f" in {idle.sum()} of {len(result.seeds)} seeds"
         still = f"the robust rule never acted{some}: its weights were those without it"
         messages += [still] * bool(idle.any())
     own = last_self_weight(result, setting)
