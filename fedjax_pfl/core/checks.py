@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.algorithm_registry import is_static
+from fedjax_pfl.core.client_privacy import check_uploads_declared
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.extended_state import (
     ExtendedState,
@@ -25,6 +26,7 @@ from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.sample_privacy import with_all_steps, with_declared_gradients
 from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
@@ -172,6 +174,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
 
     Raises:
       RowsNotOnDevice: the round needs other rows.
+      UndeclaredRelease: under privacy, the round releases more than the algorithm declares.
       TypeError: the round does not return a state of the same structure, shapes and types, and a
         record.
     """
@@ -182,7 +185,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         if partial_state.optimizers:
             optimizers = Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
-    ctx = with_base(algorithm, ctx, partial_state)
+    ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state))
     observed = replace(ctx.cohort, observer=observer)
     counting = replace(
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
@@ -196,7 +199,9 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
             for part in (returned if isinstance(returned, tuple | list) else (returned,))
         )
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
+    check_uploads_declared(algorithm, ctx.federation, observer)
     returned_state, record = returned
+    record = with_all_steps(record, ctx.federation, observer)
     new = extend_state(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):
@@ -220,6 +225,9 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         if old.dtype != leaf.dtype and not becomes_it:
             raise TypeError(f"{text}Cast one of the two.")
     record = with_nonfinite(algorithm, ctx, returned_state, observer, record)
+    if observer.rule_acted is not None:
+        acted = {"rule_acted": observer.rule_acted}
+        record = replace(record, scalars=record.scalars | acted)
     if observer.forward_samples is not None:
         counted = {"forward_samples": observer.forward_samples}
         record = replace(record, clients=record.clients | counted)

@@ -14,9 +14,10 @@ import numpy as np
 
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
+from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.uploads.accounting import noise_for
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 from fedjax_pfl.utils.structs import client_axes
 from fedjax_pfl.utils.typing import State
 
@@ -44,6 +45,27 @@ def client_releases(algorithm: Algorithm, federation: Federation) -> dict[str, A
     local = local and algorithm.absent_idle  # else absent clients upload something too
     per_round = algorithm.uploads_per_round
     return {"per_round": per_round, "rate": float(rate), "local": local, "sampling": words}
+
+
+def check_uploads_declared(
+    algorithm: Algorithm, federation: Federation, observer: RoundObserver
+) -> None:
+    """Raise `UndeclaredRelease` if a round uploads more than `uploads_per_round`, under privacy."""
+    privacy, names = federation.privacy, observer.uploads
+    if privacy is None or privacy.unit != "client":
+        return
+    listed = ", ".join(map(repr, names))
+    if len(names) > algorithm.uploads_per_round:
+        raise UndeclaredRelease(
+            f"A round of {algorithm.name} uploads {len(names)} times ({listed}) and declares "
+            f"uploads_per_round = {algorithm.uploads_per_round}, which would state a false "
+            f"epsilon: declare {len(names)}."
+        )
+    if len(set(names)) < len(names):
+        raise UndeclaredRelease(
+            f"A round of {algorithm.name} uploads twice under one name ({listed}), with the same "
+            "noise: give each ctx.upload another `what`."
+        )
 
 
 def client_noise_within(

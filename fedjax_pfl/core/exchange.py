@@ -48,6 +48,8 @@ class Exchange(RoundInfo):
         stage = self.federation.uploads
         if stage is None:
             return values
+        if self.observer is not None:
+            self.observer.uploads.append(what)
         cohort = self.cohort if cohort is None else cohort
         private = None
         if isinstance(values, dict) and "params" in values:
@@ -107,9 +109,10 @@ class Exchange(RoundInfo):
                 whole = weights.shape[-2] == weights.shape[-1]
                 rows = jnp.arange(weights.shape[-2]) if whole else self.cohort.rows
             shared, _ = plan.split(senders)
-            weights = rule.mixing(weights, shared, rows)
+            given, weights = weights, rule.mixing(weights, shared, rows)
             if self.observer is not None:
                 self.observer.weights = weights
+                self.observer.record_rule(given, weights)
         return mixing.apply(weights, senders, onto, plan, blockwise=several)
 
     def aggregate(self, weights: PerMember, uploads: Stack, onto: Tree) -> Tree:
@@ -156,6 +159,7 @@ class Exchange(RoundInfo):
             self.memory.centre = trees.where(jnp.any(used != 0), moved, senders.centre)
         if self.observer is not None:
             self.observer.weights = used
+            self.observer.record_rule(mixing.normalize(weights), used)
         return new
 
     def arrived(self, weights: PerMember) -> jax.Array:
@@ -195,7 +199,9 @@ class Exchange(RoundInfo):
             return self.mix(weights, uploads, onto)
         (shared, _), (held, private) = self.plan.split(uploads), self.plan.split(onto)
         rows = jax.vmap(rule, in_axes=(0, None, 0, None))
-        new, _ = rows(weights, shared, held, self.key_for("aggregate"))
+        new, used = rows(weights, shared, held, self.key_for("aggregate"))
+        if self.observer is not None:
+            self.observer.record_rule(mixing.normalize(weights), used)
         return trees.join(new, private)
 
     def average(self, weights: PerMember, senders: Stack, onto: Stack) -> Stack:

@@ -7,12 +7,12 @@ first trains in a phase, and continues from there whatever model it trains next.
 
 from typing import Any
 
-from fedjax_pfl.core.round_observer import trace_state
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.training import local_sgd
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.structs import struct
+from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import PerClient, Stack
 
 

@@ -1,13 +1,11 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.extend import core
 
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
 
@@ -22,6 +20,9 @@ class RoundObserver:
         of an algorithm's own loops are not included.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
+      uploads: what was sent, by each call of `Context.upload`.
+      rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
+        that is unknown.
       weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
         by uniform weighting; None if there are none.
     """
@@ -32,6 +33,8 @@ class RoundObserver:
         self.steps: jax.Array | None = None
         self.schedules: set[Schedule] = set()
         self.purposes: list[str] = []
+        self.uploads: list[str] = []
+        self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
         self._trainings = 0
         self._trace = trace_state()
@@ -75,13 +78,18 @@ class RoundObserver:
         self._trainings += 1
         return self._trainings - 1
 
+    def record_rule(self, before: jax.Array, after: jax.Array | None) -> None:
+        """Record whether a robust rule changed weights, apart from rounding.
+
+        Nothing is recorded for rules by coordinates, and within an algorithm's own loop or branch.
+        """
+        if after is None or trace_state() != self._trace:
+            return
+        changed = jnp.any(jnp.abs(after - before) > 1e-3 * jnp.max(jnp.abs(before)))
+        self.rule_acted = changed if self.rule_acted is None else self.rule_acted | changed
+
     def record_training(self, purpose: str, schedule: Schedule) -> None:
         """Record the purpose and the schedule of a call of `Context.train`."""
         self.schedules.add(schedule)
         if trace_state() == self._trace:
             self.purposes.append(purpose)
-
-
-def trace_state() -> Any:
-    """Return a token that differs between a traced loop, branch or vmap and its surroundings."""
-    return core.get_opaque_trace_state(convention="fedjax_pfl")

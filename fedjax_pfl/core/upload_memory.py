@@ -5,10 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fedjax_pfl.core.round_observer import trace_state
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import StageMemory, UploadInfo, UploadStage
 from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Stack
 
 

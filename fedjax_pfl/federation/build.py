@@ -81,7 +81,7 @@ def federate(
         raise InputError(
             "dp='client' accounts for a fixed set of clients: give no arrivals or departures."
         )
-    groups[InputOptions].check_private(dataset, groups[PrivacyOptions].dp)
+    groups[InputOptions].check_private(dataset, partition, groups[PrivacyOptions].dp)
     execution = groups[ExecutionOptions]
     platform = resolve_platform(execution.platform)
     tokens = dataset.token_ids(partition.train.idx)

@@ -1,11 +1,23 @@
 """Client metadata for local steps."""
 
-from collections.abc import Iterator
+import itertools
 
 import jax
 
 from fedjax_pfl.utils.structs import static, struct
+from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Tree
+
+
+class Calls:
+    """Numbers the gradients of one local step while it is traced."""
+
+    def __init__(self):
+        self._numbers, self._trace = itertools.count(), trace_state()
+
+    def next(self) -> tuple[int, bool]:
+        """Return (the number of the next one from 0, whether it is in a loop or branch)."""
+        return next(self._numbers), trace_state() != self._trace
 
 
 @struct
@@ -32,4 +44,4 @@ class Client:
     step: jax.Array
     operand: Tree
     batch_size: jax.Array | None = None
-    calls: Iterator[int] | None = static(default=None)
+    calls: Calls | None = static(default=None)

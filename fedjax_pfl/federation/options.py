@@ -185,8 +185,8 @@ class InputOptions(Group):
             return []
         return ["inputs scaled by the mean and deviation of all clients' training samples"]
 
-    def check_private(self, dataset: Dataset, unit: str) -> None:
-        """Raise `InputError` if inputs depend on statistics that privacy does not cover."""
+    def check_private(self, dataset: Dataset, partition: Partition, unit: str) -> None:
+        """Raise `InputError` if privacy does not cover inputs, or a sample at several clients."""
         scaling = resolved_scaling(self.input_scaling, dataset)
         if unit == "none":
             return
@@ -200,6 +200,12 @@ class InputOptions(Group):
                 f"dp={unit!r} does not cover input_scaling {scaling!r}, exact means and deviations "
                 "of clients' samples: give known constants, input_scaling=(mean, deviation), or "
                 "'raw' for samples that are scaled already."
+            )
+        shared = int(np.sum(np.bincount(partition.train.idx) > 1))
+        if unit == "sample" and shared:
+            raise InputError(
+                f"dp='sample' states what a sample at one client costs, and {shared} training "
+                "samples are held by several: take a partition without overlap."
             )
 
     def ids(self, count: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fedjax_pfl.federation.client import Client
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 from fedjax_pfl.utils.structs import static, struct
 from fedjax_pfl.utils.typing import Scalar
 
@@ -23,6 +23,8 @@ class SamplePrivacy:
       delta: the delta at which epsilon holds.
       public_validation: whether validation samples are public, and need no protection.
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.
+      most_calls: gradients that a local step may compute, as the algorithm declares; None for any
+        number.
     """
 
     clip: Scalar | float
@@ -31,8 +33,24 @@ class SamplePrivacy:
     delta: float = static(default=1e-5)
     public_validation: bool = static(default=False)
     strict: bool = static(default=False)
+    most_calls: int | None = static(default=None)
 
     unit = "sample"
+
+    def check_call(self, call: int, nested: bool) -> None:
+        """Raise `UndeclaredRelease` if a step's gradient, counted from 0, is one too many.
+
+        One that is `nested` in a loop of the step, of which a single one is declared, counts twice.
+        """
+        if self.most_calls is None:
+            return
+        count = call + 1 + (nested and self.most_calls == 1)
+        if count > self.most_calls:
+            raise UndeclaredRelease(
+                f"A local step computes at least {count} gradients and gradients_per_batch() "
+                f"declares {self.most_calls}, which would state a false epsilon: return the number "
+                "of gradients on one minibatch there."
+            )
 
     def noise_of(self, client: Client) -> Scalar:
         """Return the noise multiplier of one client.

@@ -87,6 +87,11 @@ def row_remarks(result: "Result", setting: int = 0) -> list[str]:
 def aggregation_remarks(result: "Result", setting: int = 0) -> list[str]:
     """Return sentences on ineffective aggregation, such as clusters that never split."""
     messages = []
+    if "rule_acted" in result.scalars:
+        idle = ~result.scalars["rule_acted"][:, setting].any(axis=-1)  # [S]
+        some = "" if idle.all() else f" in {idle.sum()} of {len(result.seeds)} seeds"
+        still = f"the robust rule never acted{some}: its weights were those without it"
+        messages += [still] * bool(idle.any())
     own = last_self_weight(result, setting)
     if own is not None and own > LOCAL:
         messages.append(f"mean self-weight {own:.3f} in the last rounds: nearly local training")

@@ -14,10 +14,11 @@ import numpy as np
 from fedjax_pfl.aggregation import mixing
 from fedjax_pfl.core.exchange import Exchange
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.round_observer import RoundObserver, trace_state
+from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.tracing import trace_state
 
 PRODUCTS = ("apply", "weighted_sum", "combine", "masked_average")  # functions (weights, models, ..)
 

@@ -17,7 +17,7 @@ from fedjax_pfl.testing.toys import (
     without_rows,
 )
 from fedjax_pfl.utils.boundary import checked
-from fedjax_pfl.utils.errors import InputError
+from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import State, Tree
 
@@ -123,6 +123,8 @@ def _unchanged(
     """Assert that runs with `changes` leave the same, without what the clients `apart` have."""
     try:
         before = _run(algorithm, options, federation)
+    except UndeclaredRelease as lie:
+        raise AssertionError(str(lie)) from lie
     except InputError as refusal:
         return str(refusal)
     for what, change in changes.items():

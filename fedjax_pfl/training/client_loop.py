@@ -1,6 +1,5 @@
 """Local loops over each client's own samples, without padding to a common length."""
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from fedjax_pfl.execution.packed_vmap import Loop, run_loops
 from fedjax_pfl.execution.rows import row_devices_of
 from fedjax_pfl.federation.augmentation import Augmentation, augmented
 from fedjax_pfl.federation.batching import Schedule, client_key
-from fedjax_pfl.federation.client import Client
+from fedjax_pfl.federation.client import Calls, Client
 from fedjax_pfl.federation.federation import Federation
 from fedjax_pfl.utils import keys, trees
 from fedjax_pfl.utils.structs import Broadcast
@@ -139,7 +138,7 @@ class _ClientLoop:
             step=k - span.start,
             operand=lane.operand,
             batch_size=self.schedule.expected_batch(span.size),
-            calls=itertools.count(),
+            calls=Calls(),
         )
 
     def _keys(self, lane: _Lane) -> tuple[jax.Array, jax.Array]:

@@ -32,6 +32,10 @@ class InputError(ValueError):
         super().__init__(sentence(message) + (f"\n{script}" if script else ""))
 
 
+class UndeclaredRelease(InputError):
+    """A round releases more than its algorithm declares: a stated epsilon would be false."""
+
+
 class OutputError(OSError):
     """An output can't be written; the message states which file, and why."""
 

@@ -9,9 +9,14 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl import core, trees
+from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
+from fedjax_pfl.core.round_observer import RoundObserver
+from fedjax_pfl.core.sample_privacy import with_all_steps
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
+from fedjax_pfl.testing import check_algorithm
 from fedjax_pfl.testing.toys import toy_federation, toy_for
 from fedjax_pfl.uploads.pipeline import ClientPrivacy, Uploads
 from fedjax_pfl.uploads.stage import StageMemory, UploadInfo
@@ -200,8 +205,93 @@ def test_statistics_of_samples_are_refused_as_input_scaling(private, tmp_path):
     pfl.federate(data, partition, model="softmax", input_scaling="raw", **private)
 
 
+def test_samples_of_several_clients_are_refused():
+    """Each client would release such a sample anew."""
+    data = pfl.load_dataset("digits")
+    lists = [[0, 1], [1, 2]], [[9], [10]]
+    partition = pfl.Partition.from_lists(*lists, allow_overlap=True)
+    with pytest.raises(pfl.InputError, match="1 training samples are held by several"):
+        pfl.federate(data, partition, model="softmax", **SAMPLE)
+    pfl.federate(data, partition, model="softmax", **CLIENT)
+
+
 def test_noise_on_every_upload_is_accounted_without_sampling():
     """Secure aggregation adds no noise to a sum of few."""
     options = CLIENT | {"participation": 0.6, "sampling": "poisson", "secure_bits": 32}
     plan = client_releases(pfl.make_algorithm("fedavg"), toy_federation(SIZES, **options))
     assert plan["local"] and plan["rate"] == 1.0
+
+
+class SendsTwice(FedAvg):
+    """Sends its models a second time and declares one upload."""
+
+    what = "again"
+
+    def local_update(self, ctx, state, received, **options):
+        trained = super().local_update(ctx, state, received, **options)
+        ctx.upload(trained.models, core.Broadcast(state.server), self.what)
+        return trained
+
+
+class SendsTwiceAlike(SendsTwice):
+    """The second time with the noise of the first."""
+
+    what, uploads_per_round = "model", 2
+
+
+class StepsTwice(FedAvg):
+    """Computes two gradients on each minibatch and declares one."""
+
+    def local_update(self, ctx, state, received, **options):
+        return super().local_update(ctx, state, received, updates_per_batch=2)
+
+
+class StepsInALoop(FedAvg):
+    """The same in a loop of the step."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+
+        def twice(model, *args):
+            return jax.lax.fori_loop(0, 2, lambda _, m: step(m, *args), model)
+
+        begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+        return ctx.run_clients(twice, begin)
+
+
+LIARS = [
+    (
+        SendsTwice,
+        "uploads_withheld",
+        CLIENT,
+        r"uploads 2 times \('again', 'model'\) and declares uploads_per",
+    ),
+    (SendsTwiceAlike, "uploads_withheld", CLIENT, "uploads twice under one name"),
+    (
+        StepsTwice,
+        "gradients_withheld",
+        SAMPLE,
+        r"at least 2 gradients and gradients_per_batch\(\) declares 1",
+    ),
+    (StepsInALoop, "gradients_withheld", SAMPLE, "at least 2 gradients"),
+]
+
+
+@pytest.mark.parametrize(("cls", "check", "private", "message"), LIARS)
+def test_releases_beyond_the_declared_ones_are_refused(monkeypatch, cls, check, private, message):
+    """By simulations under privacy while they are traced, and by the shared check."""
+    monkeypatch.setattr(core, "ALGORITHMS", dict(core.ALGORITHMS))
+    lying = core.algorithm("lying")(type("Lying", (cls,), {}))()
+    with pytest.raises(pfl.InputError, match=message):
+        pfl.simulate(lying, toy_federation(SIZES, **private), 1)
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(lying, only=check, show=None)
+
+
+def test_steps_beyond_the_recorded_ones_are_counted():
+    observer = RoundObserver()
+    observer.steps = jnp.array([2, 4])
+    record = core.Record({"local_steps": jnp.array([3, 2])}, {}, jnp.zeros(2), jnp.zeros(2), {})
+    counted = with_all_steps(record, toy_federation(SIZES, **SAMPLE), observer)
+    assert counted.clients["local_steps"].tolist() == [3, 4]
+    assert with_all_steps(record, toy_federation(SIZES), observer) is record

@@ -203,6 +203,23 @@ def test_clusters_that_never_split_are_named():
     assert row_remarks(one_of_two)[-1] == "no cluster was split in 1 of 2 seeds"
 
 
+@pytest.mark.costly
+def test_a_robust_rule_that_never_acts_is_named():
+    def run(name, options, algorithm="fedavg"):
+        robust = {"aggregator": name, "aggregator_options": options}
+        return pfl.simulate(pfl.make_algorithm(algorithm), federation(**robust), 2, seeds=(0, 1))
+
+    still = "the robust rule never acted: its weights were those without it"
+    idle = run("cclip", {"radius": 1e6})
+    assert still in row_remarks(idle) and still in repr(idle)
+    assert still in row_remarks(run("self_clip", {"radius": 1e6}, "feddwa"))
+    acting = run("cclip", {"radius": 1e-6})
+    assert still not in row_remarks(acting)
+    acted = np.stack([idle.scalars["rule_acted"][0], acting.scalars["rule_acted"][1]])
+    mixed = replace(idle, scalars=idle.scalars | {"rule_acted": acted})
+    assert any("never acted in 1 of 2 seeds" in one for one in row_remarks(mixed))
+
+
 def test_words():
     assert named([3]) == "client 3" and named([3, 7]) == "clients 3, 7"
     assert named(range(9)) == "9 clients (0, 1, 2, 3, 4, 5, 6, 7, ...)"

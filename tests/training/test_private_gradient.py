@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.federation.client import Calls
 from fedjax_pfl.federation.run_numbers import with_numbers
 from fedjax_pfl.federation.sample_privacy import SamplePrivacy
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
@@ -45,7 +46,7 @@ def setup():
             batch = pfl.training.Batch(x, y, valid)
 
             def client():
-                expected, calls = jnp.int32(EXPECTED), iter(range(9))
+                expected, calls = jnp.int32(EXPECTED), Calls()
                 return pfl.training.Client(
                     zero, zero, zero, counts, zero, zero, None, expected, calls
                 )
