@@ -99,9 +99,7 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
     """
     if is_bearable(value, hint, conf=CONF):
         return value
-    plain = jax.tree.map(
-        _without_array, value, is_leaf=lambda one: not isinstance(one, dict | list | tuple)
-    )
+    plain = _without_arrays(value)
     if is_bearable(plain, hint, conf=CONF):
         return plain
     allowed = in_words(hint)
@@ -109,6 +107,14 @@ def _checked(name: str, value: Any, hint: Any) -> Any:
         called = value.__name__
         raise InputError(f"{name} must be {allowed}, got the class {called}: write {called}(...).")
     raise refused(name, value, allowed)
+
+
+def _without_arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_arrays(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_arrays(one) for one in value]
+    return _without_array(value)
 
 
 def _without_array(value: Any, most: int = 1) -> Any:

@@ -59,11 +59,8 @@ def test_clients_that_are_left_are_enough_for_a_rule(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"steps": 2}, "steps must be a list of at least one number, got 2"),
         ({"steps": ()}, "steps must be a list of at least one number"),
-        ({"steps": (0, 2.5)}, r"steps must be a whole number, got 2\.5"),
-        ({"fractions": 0.5}, r"fractions must be a list of at least one number, got 0\.5"),
-        ({"fractions": ("half",)}, "fractions must be a number, got 'half'"),
+        ({"fractions": 0.5}, r"fractions must be a list \(each value a number\), got 0\.5"),
     ],
 )
 def test_steps_and_fractions_are_lists_of_numbers(options, said):
