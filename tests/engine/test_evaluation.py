@@ -155,10 +155,9 @@ def test_a_trained_copy_took_one_more_local_training_of_the_federation():
         assert len(steps) == 2 * -(-int(split.size[i]) // 3)
         copy = sgd(model, [np.asarray(batch) for (batch,) in steps], pool, labels, 0.2)
         x, y = samples(federation, i, "test")
-        loss = network.cross_entropy(network.logits(copy, x), y)
-        np.testing.assert_allclose(scores["trained/test/loss"][i], np.mean(loss), 1e-10)
-        before = network.cross_entropy(network.logits(model, x), y)
-        np.testing.assert_allclose(scores["personalized/test/loss"][i], np.mean(before), 1e-10)
+        for name, params in (("trained", copy), ("personalized", model)):
+            loss, _ = network.cross_entropy(network.logits(params, x), y)
+            np.testing.assert_allclose(scores[f"{name}/test/loss"][i], loss, 1e-10)
 
 
 def test_scores_of_half_precision_models_are_float32():
