@@ -47,8 +47,8 @@ class FedFomo(core.Algorithm):
         published code's default).
       affinity: raised by the "normalized" signed weights w_ij / |sum_k w_ik| (published code), or
         by the "raw" ones.
-      fallback: without a positive weight a client trains on from its last trained model, or falls back
-        to its "start" s_i, as the published code does.
+      fallback: without a positive weight a client trains on from its last trained model, or falls
+        back to its "start" s_i, as the published code does.
     """
 
     reads = "others"

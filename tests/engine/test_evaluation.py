@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.engine.evaluation import evaluate
-from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TanhNetwork, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
 from fedjax_pfl.utils import keys, trees
 from tests.references import network
@@ -137,7 +137,9 @@ def test_copies_of_models_that_are_there_at_the_end_alone_are_scored_there():
 
 @pytest.mark.costly
 def test_a_trained_copy_took_one_more_local_training_of_the_federation():
-    federation = toy_federation(local_epochs=2, batch_size=3, learning_rate=0.2)
+    federation = toy_federation(
+        model=TanhNetwork(), local_epochs=2, batch_size=3, learning_rate=0.2
+    )
     algorithm = pfl.make_algorithm("fedavg")
 
     @jax.jit
