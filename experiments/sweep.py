@@ -49,7 +49,7 @@ BELOW = f"""\
 All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
 scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
-UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
+UNUSED = ("adapt_", "keep_state", "matrix_rounds", "moments", "new_client_", "save_models")
 GROWS = (identity.ROUNDS,)  # ways in which the same command may be a larger sweep
 VALIDATION = "--validation_fraction=0.2"  # unless it is given
 RANKINGS = ("final", "last_tenth")

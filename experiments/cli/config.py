@@ -11,11 +11,13 @@ import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
 from fedjax_pfl.results.headlines import HEADLINES
 from fedjax_pfl.utils.conversions import decimal
-from fedjax_pfl.utils.errors import shown
+from fedjax_pfl.utils.errors import find_name, shown
 
 from ..outputs import trackers
 from .algorithms import own_training, parse_algorithms
 from .parsing import name_and_value, parse_pairs
+
+MOMENTS = ("received", "both")  # at which personalized models are scored
 
 GROUPS = ("comparison", "data", "rule", "training", "uploads", "run")  # flags that make a run
 UPLOAD_PAIRS = ("attack_option", "aggregator_option", "compress_option", "secure_option")
@@ -157,12 +159,18 @@ class ExperimentConfig:
         others = [name for name, option in declared.items()
                   if option.kind and name not in ("epochs", "steps")]  # fmt: skip
         options = {name: self[f"adapt_{name}"].value for name in others}
+        both = find_name("moments", self.moments, MOMENTS) == "both"
         if epochs and steps:
             raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
-        length = {"steps": steps} if steps else {"epochs": epochs}
+        length = {"steps": steps or None, "epochs": epochs or None}
         adapt = pfl.Adaptation(**length, **options)
         adapt.validate()
-        if epochs or steps:
+        if both and not adapt.as_in_a_round:
+            raise pfl.InputError(
+                "--moments=both trains copies as a round does: leave out --adapt_epochs, "
+                "--adapt_steps and other flags of the copies' training."
+            )
+        if epochs or steps or both:
             return adapt
         useless = [name for name in others if self[f"adapt_{name}"].present]
         if useless:

@@ -11,7 +11,7 @@ EXECUTION = frozenset({"client_execution", "seed_execution", "eval_batch_size"})
 COMPARED = frozenset({"algorithms", "set"})  # the rows of a comparison
 MEASUREMENTS = frozenset({
     "adapt_epochs", "adapt_steps", "adapt_leaves", "adapt_when", "adapt_learning_rate",
-    "adapt_batch_size", "eval_every", "score_clients",
+    "adapt_batch_size", "moments", "eval_every", "score_clients",
 })  # fmt: skip
 
 # Flags that change no algorithm's result, but for the rounding of sums over devices.

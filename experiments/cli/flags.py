@@ -181,6 +181,12 @@ def _run(group: Group) -> None:
         None,
         "rounds whose mixing matrices are saved (default: first, middle, last)",
     )
+    group.text(
+        "moments",
+        "received",
+        "when personalized models are scored: as received, or 'both', also copies after one "
+        "further local training, as the model 'trained'",
+    )
     _define_options(group, pfl.Adaptation, "adapt_", epochs=0, steps=0)
     meaning = "number of clients, the last ones, that are in no round and are scored at the end"
     group.integer("new_clients", 0, meaning, 0)

@@ -54,6 +54,7 @@ def with_matrix(runs: Sequence[Run], name: str) -> list[Run]:
 
 # How to make a run score further models.
 SCORED_WITH = {
+    "trained": "run with --moments=both",
     "adapted": "run with --adapt_steps=10 --adapt_when=last",
     "guidance": "run feddwa with --set=feddwa.score_guidance=true",
     "global": "run an algorithm with one server model",

@@ -10,7 +10,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.results import harm, headlines, result_table
 from fedjax_pfl.results import notes as results_notes
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
-from fedjax_pfl.results.names import PERSONALIZED
+from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, TRAINED
 from fedjax_pfl.results.notes import grouped
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import ACCURACY, HIGHER, Measure
@@ -38,6 +38,10 @@ DRIFT = (
     "Backward transfer: on the previous concept at the end of the next one, minus before the "
     "change. Means over changes and seeds."
 )
+COPIES = {
+    TRAINED: "Trained: the mean of copies that take one further local training before scoring.",
+    ADAPTED: "Adapted: the mean of copies that take further local steps before scoring.",
+}
 VALIDATED = (
     "Validation round: {0} on test samples in the round with the best mean validation {0}, own: in "
     "each client's own best round."
@@ -77,7 +81,7 @@ def comparison(results: Mapping[str, pfl.Result], headline: str = headlines.DEFA
             "interval": interval(final),
             "clients": summary["scored_clients"],
             "common": float(last.mean()) if common else None,
-            **_adapted(result),
+            **{name: float(values[:, 0].mean()) for name, values in result.copies().items()},
             "pooled": numbers["final_pooled"],
             "worst_decile": numbers["worst_decile"],
             "std_over_clients": numbers["final_std_over_clients"],
@@ -140,7 +144,8 @@ def _columns(
         Column("clients", "Mean over", lambda row: results_notes.over(row["clients"]),
                "mean_over_client_ids"),
         own("common", direction("Common"), f"{last}_mean_over_clients_of_all_rows"),
-        own("adapted", direction("Adapted"), f"adapted_test_{measure.name}_last_round"),
+        *(own(one, direction(one.title()), f"{one}_test_{measure.name}_last_round")
+          for one in (TRAINED, ADAPTED)),
         own("pooled", direction("Pooled"), f"{last}_pooled_over_samples"),
         own("worst_decile", direction("Worst tenth"), f"{last}_worst_tenth_of_clients"),
         # A deviation has no direction.
@@ -177,12 +182,6 @@ def _drift(summary: Mapping[str, Any]) -> dict[str, float | None]:
         return {}
     values = {key: [one[name] for one in each] for key, name in names.items()}
     return {key: None if None in one else float(np.mean(one)) for key, one in values.items()}
-
-
-def _adapted(result: pfl.Result) -> dict[str, float]:
-    """Return the mean of copies that were adapted before scoring, if there are any."""
-    adapted = result.adapted()
-    return {} if adapted is None else {"adapted": float(adapted[:, 0].mean())}
 
 
 def _validated(result: pfl.Result) -> dict[str, float]:
@@ -266,8 +265,7 @@ def notes(results: Mapping[str, pfl.Result]) -> str:
     lowest, highest = ("lowest", "highest") if measure.higher else ("highest", "lowest")
     ends = {"lowest": lowest, "highest": highest, "said": measure.label, "pooled": pooled}
     told = [NOTES.format(seeds=seeds, **ends)]
-    if any(map(_adapted, results.values())):
-        told.append("Adapted: the mean of copies that take further local steps before scoring.")
+    told += [text for model, text in COPIES.items() if any(r.has(model) for r in results.values())]
     if any(map(_validated, results.values())):
         told.append(VALIDATED.format(measure.label))
     if any(result.summary().get("changes") for result in results.values()):

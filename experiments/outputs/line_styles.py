@@ -8,7 +8,13 @@ import fedjax_pfl as pfl
 from fedjax_pfl.results.plots import COLOURS, STYLES
 
 FIRST = ("local", "fedavg", "fedavg_ft", "feddwa")  # of most comparisons: solid lines
-MODELS = ("personalized", "global", "adapted", "trained")  # names that several algorithms have
+MODELS = (
+    "personalized",
+    "global",
+    "trained",
+    "adapted",
+    "last_trained",
+)  # names that several algorithms have
 
 
 def number(algorithm: str) -> int:

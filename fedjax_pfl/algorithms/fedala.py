@@ -145,7 +145,7 @@ class FedALA(fedavg.FedAvg):
         ), cohort.spread(passes, 0)
 
     def models(self, ctx, state: State, rows):
-        named = {"personalized": state.models, "trained": state.trained}
+        named = {"personalized": state.models, "last_trained": state.trained}
         named = {name: trees.take(models, rows) for name, models in named.items()}
         alike = not jax.tree.leaves(state.private)
         return {**named, "global": core.Broadcast(state.server)} if alike else named

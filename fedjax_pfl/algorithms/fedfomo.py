@@ -35,7 +35,8 @@ class FedFomo(core.Algorithm):
     loss on client i's validation samples. What it downloads depends on its affinities, which the
     weights raise.
 
-    The models scored are s_i ("personalized", mixed and not yet trained) and Theta_i ("trained").
+    The models scored are s_i ("personalized", mixed and not yet trained) and Theta_i
+    ("last_trained").
 
     Attributes:
       downloads: M, how many models of others a client downloads; at most all.
@@ -46,8 +47,8 @@ class FedFomo(core.Algorithm):
         published code's default).
       affinity: raised by the "normalized" signed weights w_ij / |sum_k w_ik| (published code), or
         by the "raw" ones.
-      fallback: without a positive weight a client trains on from its "trained" model, or falls back
-        to its "start" s_i, as the published code does.
+      fallback: without a positive weight a client trains on from its last trained model, or falls
+        back to its "start" s_i, as the published code does.
     """
 
     reads = "others"
@@ -134,7 +135,7 @@ class FedFomo(core.Algorithm):
 
     def models(self, ctx, state, rows):
         starts, trained = trees.take((state.starts, state.trained), rows)
-        return {"personalized": starts, "trained": trained}
+        return {"personalized": starts, "last_trained": trained}
 
     def personalize(self, ctx, state, new_clients):
         """Train new clients locally, then mix each model once with those of random others.

@@ -79,7 +79,7 @@ class FedRod(fedavg.FedAvg):
             task: Any = ctx.federation.task
             named["global"] = core.Broadcast(task.without_personal(first))
         if self.score_trained:
-            named["trained"] = trees.take(state.trained, rows)
+            named["last_trained"] = trees.take(state.trained, rows)
         return named
 
     def personalize(self, ctx, state, new_clients):

@@ -138,7 +138,7 @@ class Plga(Lga):
 
     def models(self, ctx, state, rows):
         named = super().models(ctx, state, rows)
-        named["trained"] = named["personalized"]
+        named["last_trained"] = named["personalized"]
         return named | {"personalized": trees.take(state.personal, rows)}
 
 

@@ -45,7 +45,8 @@ class PFedLA(core.Algorithm):
     <theta_j, dtheta_i>, never a Jacobian of the size of a model. All clients are updated at once,
     from the uploads before the round.
 
-    The models scored are thetabar ("personalized", before training) and theta ("trained", after).
+    The models scored are thetabar ("personalized", before training) and theta
+    ("last_trained", after).
 
     Attributes:
       hypernetwork_rate: of eqs. (10), (11), which have 1, as dtheta includes the local rate. With
@@ -167,7 +168,7 @@ class PFedLA(core.Algorithm):
         networks, own = trees.take((state.hypernetworks, state.uploads), rows)
         applied, _ = self._applied(ctx, self._alpha(networks), rows)
         mixed = ctx.mix(applied, state.uploads, onto=own, plan=self._plan(ctx), rows=rows)
-        return {"personalized": mixed, "trained": own}
+        return {"personalized": mixed, "last_trained": own}
 
 
 @core.algorithm("heurpfedla")

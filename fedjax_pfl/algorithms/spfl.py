@@ -38,7 +38,7 @@ class Spfl(core.Algorithm):
     published code omits it, and so do the defaults.
 
     The models scored are w_i after the server's step ("personalized") and the client's trained
-    model before it ("trained"). The published code prints both.
+    model before it ("last_trained"). The published code prints both.
 
     Attributes:
       gamma: rounds between two measurements of S.
@@ -205,7 +205,7 @@ class Spfl(core.Algorithm):
         return jnp.where(is_head, own, weights[0])
 
     def models(self, ctx, state, rows):
-        named = {"personalized": state.models, "trained": state.trained}
+        named = {"personalized": state.models, "last_trained": state.trained}
         return {name: trees.take(models, rows) for name, models in named.items()}
 
 

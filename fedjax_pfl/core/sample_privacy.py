@@ -142,7 +142,8 @@ def releases(
     adaptations = [
         how.schedule(federation.schedule).fitting(capacity)
         for how in (algorithm.adaptation(), adapt)
-        if how is not None
+        # Copies that show a further local training are scored by their clients and discarded.
+        if how is not None and not how.as_in_a_round
     ]
 
     def rates(schedule: Schedule) -> np.ndarray:

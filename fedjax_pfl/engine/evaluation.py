@@ -18,7 +18,7 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.federation.adaptation import Adaptation
-from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, PREVIOUS
+from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, PREVIOUS, TRAINED
 from fedjax_pfl.training.scoring import score
 from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
@@ -114,7 +114,8 @@ def score_rows(
     served = served if here is None else served & here
     named = named_models(algorithm, ctx, state, rows)
     late = set()
-    adaptations = ((PERSONALIZED, algorithm.adaptation()), (ADAPTED, adapt))
+    copies = TRAINED if adapt is not None and adapt.as_in_a_round else ADAPTED
+    adaptations = ((PERSONALIZED, algorithm.adaptation()), (copies, adapt))
     for number, (name, how) in enumerate(adaptations):
         if how is not None:
             due = partial(ctx.adapt, named["personalized"], rows, how, number)

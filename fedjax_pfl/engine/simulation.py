@@ -73,7 +73,8 @@ class Simulation:
         privacy, attack and aggregator such as "dp_noise". All of one length H: setting h takes the
         h-th value of each.
       eval_every: number of rounds between evaluations; the last round is always evaluated.
-      adapt: also evaluate copies that were adapted locally, as "adapted".
+      adapt: also evaluate copies that were trained locally: "trained" for one further local
+        training as in a round, `Adaptation()`, otherwise "adapted".
       score_clients: permanent ids of the clients whose models are evaluated; means, tables and
         curves are then over them, and the others' scores are NaN. By default all clients for which
         the algorithm makes models, without attackers.

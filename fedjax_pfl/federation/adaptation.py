@@ -1,7 +1,7 @@
 """Options of local adaptation before scoring."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,8 +38,9 @@ class JointEpochs(Schedule):
 class Adaptation(Group):
     """Local steps on a copy of a client's model before scoring; the copy is then discarded.
 
-    `steps` replaces `epochs`. By default the learning rate is the round's, and batch size and
-    optimizer are the federation's.
+    By default a copy takes the local training of a round: the federation's schedule (shuffled),
+    optimizer and batch size at the round's learning rate. Its scores are then those of the model
+    "trained", otherwise of "adapted". `steps` replaces `epochs`.
 
     Attributes:
       learning_rate: None for the round's. It, `rate_factor` and `proximal_weight` may be traced.
@@ -50,8 +51,8 @@ class Adaptation(Group):
         is the copy; None for no such term.
     """
 
-    epochs: int = option(
-        1,
+    epochs: int | None = option(
+        None,
         "local epochs for which a copy of each model is trained; the copies are scored as the "
         "model 'adapted'",
         called="epochs of adaptation",
@@ -90,6 +91,11 @@ class Adaptation(Group):
     joint_epochs: bool = False
     proximal_weight: float | jax.Array | None = None
 
+    @property
+    def as_in_a_round(self) -> bool:
+        """Whether copies are trained exactly as a round's local training does by default."""
+        return replace(self, when="every") == Adaptation()
+
     def __str__(self) -> str:
         count, what = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
         counted = ", minibatches counted over all of them" if self.joint_epochs else ""
@@ -101,11 +107,12 @@ class Adaptation(Group):
         how = "" if self.optimizer is None else f", optimizer {optimizer_name(self.optimizer)}"
         pull = "" if self.proximal_weight is None else ", with a proximal term"
         many = "" if count == 1 else "s"
-        return f"{count} local {what}{many}{counted}{part}{batch}{rate}{how}{pull}"
+        length = "local training as in a round" if count is None else f"{count} local {what}{many}"
+        return f"{length}{counted}{part}{batch}{rate}{how}{pull}"
 
     def validate(self) -> None:
         super().validate()
-        if self.steps is not None and self.epochs != Schedule.epochs:
+        if self.steps is not None and self.epochs is not None:
             raise InputError("Adaptation takes epochs or steps, not both: leave one out.")
         if self.optimizer is not None:
             check_optimizer("optimizer of adaptation", self.optimizer)
@@ -133,7 +140,11 @@ class Adaptation(Group):
     def schedule(self, local: Schedule) -> Schedule:
         """Return the schedule of the steps, given that of local training."""
         batch_size = self.batch_size or local.batch_size
+        epochs, steps, fresh = self.epochs, self.steps, False
+        if epochs is None and steps is None:
+            epochs, steps, fresh = local.epochs, local.steps, local.fresh
         kind = JointEpochs if self.joint_epochs else Schedule
         return kind(
-            self.epochs, self.steps, batch_size, drop_last=local.drop_last, poisson=local.poisson
-        )
+            Schedule.epochs if epochs is None else epochs, steps, batch_size,
+            drop_last=local.drop_last, fresh=fresh, poisson=local.poisson,
+        )  # fmt: skip

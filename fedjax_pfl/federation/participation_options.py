@@ -55,6 +55,11 @@ class ParticipationOptions(Group):
             value, allowed = getattr(self, name), "a dict such as {3: 2}"
             named = value is None or isinstance(value, Mapping)
             require(named, name, type(value).__name__, allowed)
+        if self.straggler_schedule != "code" and not self.stragglers:
+            raise InputError(
+                f"straggler_schedule={self.straggler_schedule!r} has no effect without stragglers: "
+                "give stragglers, such as {0: 1, 3: 2}, or leave it out."
+            )
         if self.stragglers and self.changing:
             raise InputError(
                 "Stragglers need the same clients in all rounds: give no arrivals or departures."

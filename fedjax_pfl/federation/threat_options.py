@@ -218,12 +218,13 @@ class ThreatOptions(Group):
         if attackers is not None:
             of_uploads = "attack_" if self.attack in ATTACKS else ""
             how = described(self.attack, _named_numbers(of_uploads, self.attack_options))
-            what = f" ({how})" * (self.attack != NONE)
             be = "is" if len(attackers) == 1 else "are"
-            text = (
-                f"{len(attackers)} of {len(ids)} clients {be} Byzantine{what} and {be} not scored"
-            )
-            notes.append(text)
+            what = f"{len(attackers)} of {len(ids)} clients {be}"
+            if self.attack == NONE:
+                what += f" named as attacker{'s' * (len(attackers) > 1)} without an attack:"
+                notes.append(f"{what} they train as others do and are not scored")
+            else:
+                notes.append(f"{what} Byzantine ({how}) and {be} not scored")
         if self.aggregator != NONE:
             options = _named_numbers("aggregator_", self.aggregator_options)
             notes.append(f"aggregator {described(self.aggregator, options)}")

@@ -168,10 +168,10 @@ class Result(Scored, Costs):
         """Format a table with a row for each setting, and notes on the rows.
 
         Columns are the mean accuracy after the last round with half of its 95 % interval over seeds
-        (Student's t; marked * if it extends beyond the scale), that of adapted copies if there are
-        any, the worst tenth of the clients, the best round, up to six further metrics, the epsilon
-        if there is one, and the megabytes that a participating client sends and receives in a
-        round. If settings score different clients, a column names them.
+        (Student's t; marked * if it extends beyond the scale), those of trained or adapted copies
+        if there are any, the worst tenth of the clients, the best round, up to six further
+        metrics, the epsilon if there is one, and the megabytes that a participating client sends
+        and receives in a round. If settings score different clients, a column names them.
 
         Args:
           model: a name that was scored, on test samples.

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedjax_pfl.results import notes, privacy
 from fedjax_pfl.results.intervals import half_widths, interval, interval_notes
-from fedjax_pfl.results.names import ADAPTED
+from fedjax_pfl.results.names import ADAPTED, TRAINED
 from fedjax_pfl.results.table import Column, Table, measured
 from fedjax_pfl.utils.metric_names import Measure
 
@@ -54,14 +54,14 @@ def table(result: "Result", model: str) -> Table:
     others = {_key(one): one.scale * result.curve(model, metric=one.name)[..., -1] for one in more}
     names, settings = setting_names(result), range(result.num_settings)
     clients = [notes.scored_clients(result, h, model) for h in settings]
-    adapted = None if model == ADAPTED else result.adapted()
+    copies = {} if model in (ADAPTED, TRAINED) else result.copies()
     differ = any(ids != clients[0] for ids in clients)
     columns = [
         Column("setting", "Setting"),
         measured("mean", measure.title, measure),
         half_widths("half", "mean", measure),
         Column("clients", "Mean over", lambda row: notes.over(row["clients"])),
-        measured("adapted", measure.heading("Adapted"), measure),
+        *(measured(one, measure.heading(one.title()), measure) for one in (TRAINED, ADAPTED)),
         measured("worst", measure.heading("Worst tenth"), measure),
         measured("best", measure.heading("Best on test"), measure),
         *(measured(_key(one), one.title, one) for one in more),
@@ -75,7 +75,7 @@ def table(result: "Result", model: str) -> Table:
             "mean": finals[:, h].mean(),
             "half": interval(finals[:, h].astype(np.float64)),
             **({"clients": clients[h]} if differ else {}),
-            **({} if adapted is None else {"adapted": measure.scale * adapted[:, h].mean()}),
+            **{name: measure.scale * values[:, h].mean() for name, values in copies.items()},
             "worst": worst[:, h].mean(),
             "best": best[:, h].mean(),
             **{name: values[:, h].mean() for name, values in others.items()},

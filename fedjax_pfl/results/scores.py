@@ -4,7 +4,7 @@ import numpy as np
 
 from fedjax_pfl.results import headlines
 from fedjax_pfl.results.measurements import Measurements
-from fedjax_pfl.results.names import ADAPTED, PERSONALIZED
+from fedjax_pfl.results.names import ADAPTED, PERSONALIZED, TRAINED
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -78,10 +78,7 @@ class Scored(Measurements):
     @property
     def is_scored(self) -> bool:
         """Whether the personalized model was scored on test samples in some round."""
-        return (
-            bool(len(self.eval_rounds))
-            and f"{PERSONALIZED}/test/{self.measure().name}" in self.scores
-        )
+        return bool(len(self.eval_rounds)) and self.has(PERSONALIZED)
 
     def require_scores(self) -> None:
         """Raise `InputError` if the run ended before the first scored round."""
@@ -101,10 +98,14 @@ class Scored(Measurements):
         mean[scored] = np.nanmean(accuracy[scored], axis=-1)
         return mean
 
-    def adapted(self) -> np.ndarray | None:
-        """Return the mean of adapted copies after the last round, [S, H]; None without them."""
-        there = f"{ADAPTED}/test/{self.measure().name}" in self.scores
-        return self.curve(ADAPTED)[..., -1] if there else None
+    def copies(self) -> dict[str, np.ndarray]:
+        """Return the means of "trained" or "adapted" copies after the last round, [S, H]."""
+        there = (one for one in (TRAINED, ADAPTED) if self.has(one))
+        return {name: self.curve(name)[..., -1] for name in there}
+
+    def has(self, model: str, split: str = "test") -> bool:
+        """Return whether a model was scored on a split."""
+        return f"{model}/{split}/{self.measure().name}" in self.scores
 
     def pooled(self, model: str = PERSONALIZED) -> np.ndarray:
         """Return the main metric over all test samples of scored clients, [S, H, E].

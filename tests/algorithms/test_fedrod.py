@@ -41,7 +41,7 @@ def assert_trained(one):
     for now in one.rounds():
         last = [now.wanted["trained"].get(i, model) for i, model in enumerate(last)]
         assert_close(now.state.trained, stack(last), "trained")
-        assert_losses(now.record, one.case, "trained", list(map(joined, last)))
+        assert_losses(now.record, one.case, "last_trained", list(map(joined, last)))
 
 
 # Of an incomplete batch at the end of a client's samples, which is dropped, classes count too: a

@@ -17,7 +17,7 @@ def assert_record(now):
     personal = now.compared.algorithm.name == "plga"
     if personal:
         assert_same(now.state.personal, models["personal"], "personal")
-        assert_losses(now.record, case, "trained", models["trained"])
+        assert_losses(now.record, case, "last_trained", models["trained"])
     scored = models["personal" if personal else "trained"]
     assert_losses(now.record, case, "personalized", scored)
     for sent, who in (("up", models["arrived"]), ("down", starts)):

@@ -126,7 +126,7 @@ test_reference, test_contract = comparison(
     ours=(*SMALL, "grouping", "initial"),
     given=inputs,
     states={"uploads": "uploaded"},
-    scores={"personalized": "personalized", "trained": "uploaded"},
+    scores={"personalized": "personalized", "last_trained": "uploaded"},
     copies=0,
     finish=check_rounds,
 )

@@ -58,7 +58,7 @@ def finish(one):
     last = [one.setting.initial] * one.case.num_clients
     for now in one.rounds():
         last = [now.wanted["trained"].get(i, model) for i, model in enumerate(last)]
-        assert_losses(now.record, one.case, "trained", last)
+        assert_losses(now.record, one.case, "last_trained", last)
     if one.variant == "published" and one.pattern != "single":
         heads = [model["head"]["kernel"] for model in one.wanted[-1]["personalized"]]
         assert max(np.abs(a - b).max() for a in heads for b in heads) > 1e-3

@@ -292,6 +292,14 @@ def test_an_adaptation_of_the_algorithm_is_counted():
     assert training_releases(plan, 2.0, 0, 6) == [Release(2.0, 6, 4 / 7), Release(2.0, 2, 4 / 7)]
 
 
+def test_copies_that_are_only_scored_cost_no_privacy():
+    """Their scores are their clients' diagnostics, and the noise of rounds stays the same."""
+    federation = toy_federation(**PRIVATE)
+    assert releases(make("fedavg"), federation, pfl.Adaptation()) == releases(
+        make("fedavg"), federation
+    )
+
+
 def test_adaptation_has_minibatches_of_its_own():
     """Client 3 has 10 samples, of which 2 are expected in an adapting minibatch, 4 in others."""
     federation = toy_federation(**PRIVATE, batch_order="poisson", batch_size=4)

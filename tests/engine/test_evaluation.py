@@ -11,10 +11,12 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Adaptation, Broadcast
 from fedjax_pfl.algorithms.local import State
 from fedjax_pfl.engine.evaluation import evaluate
-from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, toy_federation
+from fedjax_pfl.testing.toys import SEEDS, TEST_SIZES, TanhNetwork, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix, score
-from fedjax_pfl.utils import trees
-from tests.training.five import COUNT, context, models_of, samples
+from fedjax_pfl.utils import keys, trees
+from tests.references import network
+from tests.references.local_sgd import sgd
+from tests.training.five import COUNT, KEY, context, models_of, samples
 
 ROWS = jnp.arange(COUNT)
 
@@ -131,6 +133,33 @@ def test_copies_of_models_that_are_there_at_the_end_alone_are_scored_there():
     assert np.isnan(copies[:, :, 0]).all()
     np.testing.assert_array_equal(copies, own)
     assert np.isfinite(copies[:, :, 1, :4]).all()
+
+
+@pytest.mark.costly
+def test_a_trained_copy_took_one_more_local_training_of_the_federation():
+    federation = toy_federation(
+        model=TanhNetwork(), local_epochs=2, batch_size=3, learning_rate=0.2
+    )
+    algorithm = pfl.make_algorithm("fedavg")
+
+    @jax.jit
+    def measure(federation):
+        ctx = context(federation)
+        state = algorithm.init(ctx)
+        return ctx.initial_model(), evaluate(algorithm, ctx, state, Adaptation())
+
+    model, scores = measure(federation)
+    model, split = jax.tree.map(np.asarray, (model["params"], federation.data.train))
+    pool, labels = (np.asarray(a) for a in (federation.data.samples, federation.data.labels))
+    for i in range(COUNT - 1):  # the last client has no test samples
+        key, number = keys.of_round(KEY, "adapt", 0), int(federation.data.ids[i])
+        steps = pfl.training.batch_indices(federation.schedule, split, key, number, i)
+        assert len(steps) == 2 * -(-int(split.size[i]) // 3)
+        copy = sgd(model, [np.asarray(batch) for (batch,) in steps], pool, labels, 0.2)
+        x, y = samples(federation, i, "test")
+        for name, params in (("trained", copy), ("personalized", model)):
+            loss, _ = network.cross_entropy(network.logits(params, x), y)
+            np.testing.assert_allclose(scores[f"{name}/test/loss"][i], loss, 1e-10)
 
 
 def test_scores_of_half_precision_models_are_float32():

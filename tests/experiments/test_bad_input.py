@@ -88,6 +88,8 @@ BAD = {
     ("--algorithms=cwfedavg", "--wdr_weight=1"): "set one of the two to 0",
     ("--adapt_when=last",): "--adapt_when needs",
     ("--adapt_epochs=1", "--adapt_steps=1"): "not both",
+    ("--moments=later",): "Unknown moments 'later'",
+    ("--moments=both", "--adapt_steps=1"): "trains copies as a round does: leave out",
     ("--adapt_epochs=1", "--adapt_when=later"): "Unknown adapt_when 'later'",
     ("--flagfile=none.flags",): "none.flags",
 }

@@ -255,6 +255,7 @@ def test_everyone_in_another_order_gathers_in_that_order():
         ({"stragglers": {-1: 1}}, "straggler must be a client"),
         ({"stragglers": {3: 0}}, "delay of straggler 3 must be at least 1 round, and whole, got 0"),
         ({"straggler_schedule": "papr"}, "Did you mean 'paper'"),
+        ({"straggler_schedule": "paper"}, "has no effect without stragglers: give stragglers"),
     ],
 )
 def test_input_errors(options, message):

@@ -83,16 +83,17 @@ def test_numbers_of_the_table(result):
         np.testing.assert_allclose([float(c) for c in row[5:]], [sent["up"], sent["down"]], 0.01)
 
 
-def test_adapted_copies_have_a_column(result):
-    assert result.adapted() is None and "Adapted" not in result.table()
+@pytest.mark.parametrize("name", ["trained", "adapted"])
+def test_copies_have_a_column(result, name):
+    assert not result.copies() and "Adapted" not in result.table()
     accuracy = result.accuracy()
-    both = {"personalized/test/accuracy": accuracy, "adapted/test/accuracy": accuracy / 2}
+    both = {"personalized/test/accuracy": accuracy, f"{name}/test/accuracy": accuracy / 2}
     made = replace(result, scores=both)
     heading, _, row = made.table().splitlines()[:3]
-    assert heading.split(" | ")[3] == "Adapted %"
+    assert heading.split(" | ")[3] == f"{name.title()} %"
     value = 50 * accuracy[:, 0, -1].mean()
     np.testing.assert_allclose(float(row.split(" | ")[3]), value, atol=0.006)
-    assert "Adapted" not in made.table("adapted")
+    assert name.title() not in made.table(name)
 
 
 def test_the_worst_tenth_is_of_the_clients_that_a_setting_scores(result):

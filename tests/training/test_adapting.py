@@ -1,5 +1,6 @@
 """Copies of models that are adapted before they are scored."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -161,7 +162,10 @@ def test_adaptation_is_checked(options, message):
 def test_batches_of_adaptation_are_shuffled_and_drop_what_a_rounds_do():
     local = Schedule(3, None, 5, drop_last=True, shuffle=False)
     assert Adaptation(2).schedule(local) == Schedule(2, None, 5, drop_last=True)
-    assert Adaptation(2, 4, batch_size=3).schedule(Schedule()) == Schedule(2, 4, 3)
+    assert Adaptation(steps=4, batch_size=3).schedule(Schedule()) == Schedule(1, 4, 3)
+    assert Adaptation().schedule(replace(local, fresh=True)) == Schedule(
+        3, None, 5, drop_last=True, fresh=True
+    )
 
 
 def test_joint_epochs_count_minibatches_over_all_epochs_and_gives_everyone_some():
@@ -180,8 +184,8 @@ def test_joint_epochs_count_minibatches_over_all_epochs_and_gives_everyone_some(
 
 
 def test_adaptation_says_what_it_is():
-    assert str(Adaptation()) == "1 local epoch"
-    assert str(Adaptation(optimizer=twice)) == "1 local epoch, optimizer twice"
+    assert str(Adaptation()) == "local training as in a round"
+    assert str(Adaptation(1, optimizer=twice)) == "1 local epoch, optimizer twice"
     how = Adaptation(epochs=2, joint_epochs=True, proximal_weight=0.5)
     text = "2 local epochs, minibatches counted over all of them, with a proximal term"
     assert str(how) == text
