@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.intervals import (
     TITLE,
     beyond,
@@ -23,7 +20,6 @@ from fedjax_pfl.results.table import BOLD, Column, Table, measured
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from ..outputs.run_files import write_csv, write_text
 from .runs import ALGORITHM, Run, same_data
 from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import REPEATS, bare, differing_settings, labels, mixed_code, varying, with_scores
@@ -278,23 +274,3 @@ def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
     rows = enumerate(table.rows)
     emphasis = {(k, key): BOLD for k, row in rows if measure.toward(row[key]) == best}
     return replace(table, emphasis=emphasis)
-
-
-def write_tables(
-    folder: Path, text: str, table: Table, latex: str, numbers: Table, scores: pd.DataFrame
-) -> None:
-    """Write `table.md`, `table.tex`, `table.csv` and `seeds.csv`.
-
-    Args:
-      folder: created here.
-      text: the meaning of the numbers, above the table.
-      table: for `table.md`; latex: the content of `table.tex`.
-      numbers: for `table.csv`.
-      scores: for `seeds.csv`.
-    """
-    with writing(folder):
-        folder.mkdir(parents=True)
-    write_text(folder / "table.md", "\n\n".join([text, table.to_markdown(), *table.notes]) + "\n")
-    write_text(folder / "table.tex", f"% {text}\n{latex}")
-    write_text(folder / "table.csv", numbers.to_csv())
-    write_csv(folder / "seeds.csv", scores)

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.figures import comparison
 from fedjax_pfl.utils.errors import InputError
-from tests.experiments.small_runs import assert_input_error
+from tests.experiments.small_runs import arrays, assert_input_error
 from tests.experiments.written_runs import rewrite
 
 from .conftest import CLIENTS, ROUNDS, rows_of
@@ -22,9 +22,9 @@ def test_megabytes_are_those_of_both_ways_so_far(found):
     run = found["main", "feddwa"]
     drawn = comparison.by_cost([run], x="megabytes")
     (line,) = curves(drawn.figure.axes[0])
-    with np.load(run.folder / "clients.npz") as file:
-        sent = file["traffic/up_bytes"] + file["traffic/down_bytes"]
-        accuracy = file["personalized/test/accuracy"]
+    file = arrays(run.folder)
+    sent = file["traffic/up_bytes"] + file["traffic/down_bytes"]
+    accuracy = file["personalized/test/accuracy"]
     per_round = sent.sum(axis=2).mean(axis=0) / 1e6
     np.testing.assert_allclose(line.get_xdata(), np.cumsum(per_round), rtol=1e-6)
     assert per_round[0] > 0
