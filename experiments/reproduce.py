@@ -22,7 +22,7 @@ from .cli.start import called
 from .grid.cells import Cell, run_all
 from .reproduction import paper_tables, saved_cells
 from .reproduction.paper_tables import READINGS, SCALES
-from .reproduction.planning import Request, digest, finished_section, output_folder, plan
+from .reproduction.planning import Request, digest, output_folder, plan
 from .reproduction.report import Report, markdown, write
 
 USAGE = f"""\
@@ -169,14 +169,13 @@ def reproduce(request: Request) -> None:
       shell.Interrupted: a run was.
     """
     table = request.table
-    with_columns = [c for c in table.column if not request.columns or c.name in request.columns]
     facts = {"table": table.name, "scale": request.scale}
     facts |= {"reading": request.reading} if request.reading else {}
     entries = identity.run_identity(flags.parse(["run", *request.more]), facts)
     # With other rounds it is another table, which would lack the results of these.
     run_folder.check(request.output, entries, False)
-    planned = [plan(request, column) for column in with_columns]
-    sections = [section for section, _ in planned]
+    planned = [plan(request, column) for column in table.column]
+    sections = tuple(section for section, _ in planned)
     todo: dict[Path, Cell] = {}
     for cell in (cell for _, cells in planned for cell in cells):
         todo.setdefault(cell.folder, cell)  # columns of one preset share their runs
@@ -187,9 +186,7 @@ def reproduce(request: Request) -> None:
     with run_folder.opened(request.output, entries, False):
         saved_cells.save(request, sections)
         run_all(list(todo.values()), lambda: saved_cells.save(request, sections))
-        sections += [finished_section(request, c) for c in table.column if c not in with_columns]
-        sections.sort(key=lambda one: table.column.index(one.column))
-        report = Report(table, request.scale, request.more, tuple(sections), request.reading)
+        report = Report(table, request.scale, request.more, sections, request.reading)
         if not done:
             write(request.output, report)
     print(f"\n{markdown(report)}\nTable and runs: {request.output}")

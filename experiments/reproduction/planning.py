@@ -109,7 +109,7 @@ def digest(value: object) -> str:
 
 
 def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
-    """Return (the table's section of a column, its missing runs).
+    """Return (the table's section of a column, its missing runs that are asked for).
 
     Raises:
       InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
@@ -117,10 +117,10 @@ def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
-        todo = (cell for cell in cells if not request.rows or cell.row in request.rows)
-        return [cell for cell in todo if cell.row not in section.saved and not cell.finished()]
+        return [one for one in cells if one.row not in section.saved and not one.finished()]
 
     complete = request.scale == "full"
+    is_asked = not request.columns or column.name in request.columns
     section, cells = own(request, column)
     todo = missing(cells)
     problem, note = datasets.check_data(todo[0].config, complete) if todo else (None, None)
@@ -130,9 +130,10 @@ def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
             section, cells = other(request, column, instead)
             todo = missing(cells)
             absent, _ = datasets.check_data(todo[0].config, complete) if todo else (None, None)
-            if absent:
+            if absent and is_asked:
                 raise pfl.InputError(absent)
-    todo = [] if section.problem else todo
+    todo = [cell for cell in todo if not request.rows or cell.row in request.rows]
+    todo = [] if section.problem or not is_asked else todo
     for cell in todo:
         _check(request, cell)  # errors show before anything compiles
     return section, todo
@@ -193,15 +194,3 @@ def on_other_data(section: Section, name: str) -> Section:
     """Return the column's section on another data set than the paper's."""
     note = f"on {name} instead of the paper's data set"
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
-
-
-def finished_section(request: Request, column: Column) -> Section:
-    """Return a column that was not requested, with its finished runs."""
-    section, cells = own(request, column)
-    if not cells or section.saved or any(cell.finished() for cell in cells):
-        return section
-    for word in request.substitutes(column, cells[0].config.dataset):
-        shown, cells = other(request, column, word)
-        if shown.saved or any(cell.finished() for cell in cells):
-            return shown
-    return section

@@ -13,7 +13,6 @@ DRAWN = {
     "accuracy/bars": (["iid"], [], {"models": "personalized,global"}),
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
     "accuracy/cost": (["main"], [], {}),
-    "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "accuracy/gains": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "records/rounds": (["main"], [], {}),
     "matrices/rounds": (["main"], [], {}),
