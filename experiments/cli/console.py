@@ -7,6 +7,7 @@ from typing import TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table as Framed
 
@@ -15,10 +16,11 @@ from fedjax_pfl.results.table import Table
 
 from . import plugins, presets
 
-# Columns of the comparison that a terminal shows.
-MAIN_COLUMNS = (
-    "algorithm", "headline", "headline_interval", "accuracy", "interval", "clients", "common",
-    "worst_decile", "seconds_per_round", "never_drawn", "diverged_clients",
+# Columns left out one by one where a terminal is too narrow; others are always shown.
+OPTIONAL_COLUMNS = (
+    "compile_seconds", "std_over_clients", "best", "own_validated", "validated", "gflop_run",
+    "diverged_clients", "pooled", "gflop", "seconds_per_round", "win_rate fedavg", "harmed fedavg",
+    "mb_up", "mb_down", "win_rate local", "harmed local", "worst_decile",
 )  # fmt: skip
 
 
@@ -166,12 +168,18 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def print_comparison(console: Console, table: Table) -> None:
-    """Print the comparison of algorithms; on a terminal, its main columns."""
-    main = table
-    if console.is_terminal:
-        others = [one.key for one in table.columns if one.key not in MAIN_COLUMNS]
-        calm = not any(row["diverged_clients"] for row in table.rows)
-        main = table.without([*others, *(["diverged_clients"] if calm else [])])
-    print_table(console, main)
-    if left_out := len(table.cells[0]) - len(main.cells[0]):
+    """Print the comparison of algorithms; on a terminal, as many columns as fit."""
+    if not console.is_terminal:
+        print_table(console, table)
+        return
+    marks = {"diverged_clients"} if any(row["diverged_clients"] for row in table.rows) else set()
+    optional = [key for key in OPTIONAL_COLUMNS if key not in marks]
+    endless = console.options.update(max_width=1000)
+    for count in range(len(optional) + 1):
+        smaller = table.without(optional[:count])
+        framed = _framed(smaller)
+        if Measurement.get(console, endless, framed).maximum <= console.width:
+            break
+    console.print(framed)
+    if left_out := len(table.cells[0]) - len(smaller.cells[0]):
         print(f"({left_out} more columns in comparison.md)")

@@ -41,7 +41,7 @@ def axis_of(texts: Sequence[str]) -> tuple[dict[str, float], str]:
 def draw_lines(
     drawing: Drawing,
     axes: Axes,
-    rows: Mapping[str, Mapping[float, np.ndarray]],
+    rows: Mapping[str, Sequence[tuple[float, np.ndarray]]],
     styles: Mapping[str, int],
     scale: str,
 ) -> None:
@@ -50,15 +50,16 @@ def draw_lines(
     Where the places are words, means are points, side by side, with whiskers.
 
     Args:
-      rows: values by seed of each row at each place; NaN is left out.
+      rows: the places of each row's points, with values by seed; points with NaN are left out.
       styles: number of each row's style.
       scale: of `axis_of`.
     """
     for k, (label, points) in enumerate(rows.items()):
-        points = {x: one for x, one in sorted(points.items()) if not np.isnan(one).any()}
-        if not points:
+        known = [(x, one) for x, one in points if not np.isnan(one).any()]
+        if not known:
             continue
-        where, values = np.array(list(points)), list(points.values())
+        known.sort(key=lambda point: point[0])
+        where, values = np.array([x for x, _ in known]), [one for _, one in known]
         look = plots.style(styles[label]) | {"marker": plots.marker(styles[label]), "markersize": 5}
         if scale == "words":
             where = where + 0.5 * ((k + 0.5) / len(rows) - 0.5)

@@ -65,9 +65,9 @@ def against_setting(
     styles = dict(zip(rows, line_styles.numbers(single), strict=True))
     places, scale = axis_of(list(dict.fromkeys(column for _, column in made[0].cells)))
     for axes, pivot, label in zip(drawing.axes, made, labels, strict=True):
-        values: dict[str, dict[float, np.ndarray]] = {row: {} for row in rows}
+        values: dict[str, list[tuple[float, np.ndarray]]] = {row: [] for row in rows}
         for (row, column), one in pivot.cells.items():
-            values[row][places[column]] = one
+            values[row].append((places[column], one))
         draw_lines(drawing, axes, values, styles, scale)
         plots.tidy(axes, xlabel=x, ylabel=label)
         mark_places(axes, places, scale)

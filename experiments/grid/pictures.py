@@ -37,7 +37,7 @@ def picture(numbers: Any, algorithm: str, measure: Measure) -> Figure | None:
     (axes,) = drawing.axes
     for split, column in zip(SPLITS, (validation, test), strict=True):
         each = numbers.groupby(names[0])[column]
-        rows[split] = {where[value]: one.to_numpy() for value, one in each}
+        rows[split] = [(where[value], one.to_numpy()) for value, one in each]
     draw_lines(drawing, axes, rows, {split: k for k, split in enumerate(SPLITS)}, scale)
     plots.tidy(axes, xlabel=names[0], ylabel=measure.axis)
     mark_places(axes, where, scale)

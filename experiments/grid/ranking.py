@@ -238,4 +238,5 @@ def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         for seed, validation, test in zip(one.seeds, one.validation, one.test, strict=True)
     ]  # fmt: skip
     names = dict.fromkeys(name for one in outcomes for name in one.setting)
-    return pd.DataFrame(rows)[["algorithm", *names, "seed", f"validation{end}", f"test{end}"]]
+    columns = ["algorithm", *names, "seed", f"validation{end}", f"test{end}"]
+    return pd.DataFrame(rows, columns=columns)

@@ -298,17 +298,18 @@ class Report:
         if self.x != SETTING:
             places, scale = {}, "linear"
         for axes, name in zip(drawing.axes, shown, strict=True):
-            rows: dict[str, dict[float, np.ndarray]] = {row: {} for row in self.styles}
+            rows: dict[str, list[tuple[float, np.ndarray]]] = {row: [] for row in self.styles}
             for row, setting in self.runs:
-                at = cells[self.x, row, setting].mean() if not places else places[setting]
-                rows[row][float(at)] = cells[name, row, setting]
+                at = places[setting] if places else cells[self.x, row, setting].mean()
+                if np.isfinite(at):
+                    rows[row].append((float(at), cells[name, row, setting]))
             draw_lines(drawing, axes, rows, self.styles, scale)
             plots.tidy(axes, xlabel=self._label(self.x), ylabel=self._label(name))
             if places:
                 mark_places(axes, places, scale)
                 axes.set_xlabel("")
             else:
-                _scale(axes, [at for points in rows.values() for at in points])
+                _scale(axes, [at for points in rows.values() for at, _ in points])
                 axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
         seeds = [len(run.seeds) for run in self.runs.values()]
