@@ -15,7 +15,7 @@ from ..cli.config import ExperimentConfig
 from ..cli.parsing import runs_code
 from ..grid.cells import Cell
 from . import datasets, saved_cells
-from .cells import Section
+from .cells import ColumnRuns
 from .paper_tables import NONE, Column, PaperTable
 
 
@@ -108,7 +108,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
-def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
+def plan(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
     """Return (the table's section of a column, its missing runs that are asked for).
 
     Raises:
@@ -150,7 +150,7 @@ def _check(request: Request, cell: Cell) -> None:
         )
 
 
-def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
+def own(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
     """Return a column on its own data set, or on the one that the command names."""
     cells = list(request.cells(column))
     section = _section(request, column, cells)
@@ -161,7 +161,7 @@ def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     return section, cells
 
 
-def other(request: Request, column: Column, name: str) -> tuple[Section, list[Cell]]:
+def other(request: Request, column: Column, name: str) -> tuple[ColumnRuns, list[Cell]]:
     """Return a column on the substitute data set, or on blank samples."""
     cells = list(request.cells(column, name))
     section = _section(request, column, cells)
@@ -170,10 +170,10 @@ def other(request: Request, column: Column, name: str) -> tuple[Section, list[Ce
     return on_other_data(section, name), cells
 
 
-def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section:
+def _section(request: Request, column: Column, cells: Sequence[Cell]) -> ColumnRuns:
     """Return a column with its runs, and with its saved cells if the command has any."""
     algorithms = {line.name: line.algorithm for line in request.table.row}
-    section = Section(column, {cell.row: cell.folder / algorithms[cell.row] for cell in cells})
+    section = ColumnRuns(column, {cell.row: cell.folder / algorithms[cell.row] for cell in cells})
     if request.saved is None:
         return section
     table = request.table
@@ -190,7 +190,7 @@ def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section
     return replace(section, saved=saved_cells.current(facts, section))
 
 
-def on_other_data(section: Section, name: str) -> Section:
+def on_other_data(section: ColumnRuns, name: str) -> ColumnRuns:
     """Return the column's section on another data set than the paper's."""
     note = f"on {name} instead of the paper's data set"
     return replace(section, note=note, other_data=not section.column.measure.anywhere)

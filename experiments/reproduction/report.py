@@ -24,7 +24,7 @@ from .cells import (
     SCALE,
     UNEXPLAINED,
     Cells,
-    Section,
+    ColumnRuns,
     cells_of,
     rounded_for_ties,
     verdict,
@@ -55,7 +55,7 @@ class Report:
     table: PaperTable
     scale: str
     more: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ColumnRuns, ...]
     reading: str | None = None
 
     @cached_property
@@ -75,7 +75,7 @@ class Report:
         return verdict_of_table(list(self.verdicts.values()))
 
     @property
-    def measured(self) -> list[Section]:
+    def measured(self) -> list[ColumnRuns]:
         """The columns with a number of ours; others have no table."""
         return [one for one in self.sections if self.cells[one.column.name]["ours"].notna().any()]
 
@@ -183,7 +183,7 @@ def _scale(table: PaperTable, scale: str) -> str:
     )
 
 
-def footnotes(section: Section, cells: Cells) -> list[str]:
+def footnotes(section: ColumnRuns, cells: Cells) -> list[str]:
     """Return the notes below a column's table, a line each."""
     accuracy = section.column.quantity == ACCURACY
     ours = cells[cells["seeds"] > 0]
@@ -207,7 +207,7 @@ def places(numbers: pd.Series) -> list[str]:
     return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 
-def column_table(section: Section, cells: Cells) -> Table:
+def column_table(section: ColumnRuns, cells: Cells) -> Table:
     """Return the table of a column."""
     low, high = ends = _range(section.column.quantity == ACCURACY)
     sign = 1 if section.column.measure.more else -1
