@@ -134,8 +134,8 @@ def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> 
         notes.append("Worst tenth: after the last round.")
     if any("difference" in row for row in table) and any("seeds" in row for row in table):
         notes.append("Difference: over the seeds that a run has in common with the baseline.")
-    low, high = measure.range
-    marked = any(beyond(row["accuracy"], row.get("interval"), low, high) for row in table)
+    marked = any(beyond(row["accuracy"], row.get("interval"), *measure.range) for row in table)
+    high = measure.range[1]
     marked |= any(beyond(row["difference"], row.get("difference_interval"), -high, high)
                   for row in table if "difference" in row)  # fmt: skip
     several = [len(row["scores"]) for row in table if row.get("interval") is not None]
@@ -157,20 +157,17 @@ def _differing_facts(runs, rows, scores) -> list[dict]:
         every = int(np.diff(run.eval_rounds, prepend=0).max())
         return f"{run.eval_rounds[-1]}" + ("" if every == 1 else f", scored every {every}")
 
-    facts = {
-        "seeds": [tuple(sorted(own)) for own in scores],
-        "clients": [(run.num_clients, *own) for run, own in zip(runs, rows, strict=True)],
-        "data": [run.data_name for run in runs],
-        "rounds": [rounds(run) for run in runs],
-    }
-    shown = {
-        "seeds": [len(own) for own in scores],
-        "clients": [over(own.tolist()) for own in rows],
-        "data": facts["data"],
-        "rounds": facts["rounds"],
-    }
-    differ = [name for name, values in facts.items() if len(set(values)) > 1]
-    return [{name: shown[name][k] for name in differ} for k in range(len(runs))]
+    facts = [  # each as it is compared, and as it is shown
+        {
+            "seeds": (tuple(sorted(own)), len(own)),
+            "clients": ((run.num_clients, *chosen), over(chosen.tolist())),
+            "data": (run.data_name,) * 2,
+            "rounds": (rounds(run),) * 2,
+        }
+        for run, chosen, own in zip(runs, rows, scores, strict=True)
+    ]
+    differ = [name for name in facts[0] if len({one[name][0] for one in facts}) > 1]
+    return [{name: one[name][1] for name in differ} for one in facts]
 
 
 def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
