@@ -13,6 +13,7 @@ import absl.flags
 import pandas as pd
 
 import fedjax_pfl as pfl
+from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.significance import FEWEST, Ranking
 from fedjax_pfl.results.table import Table
 from fedjax_pfl.utils.errors import InputError
@@ -24,10 +25,12 @@ from .cli.start import called
 from .figures.drawing import split_at_commas
 from .figures.loading import find
 from .figures.pivots import SPREADS, Pivot, pivoted
-from .figures.run_table import best_in_bold, compare_runs, meaning_of, write_tables
-from .figures.scores import SCORES, choice_of, define_flags
+from .figures.run_table import best_in_bold, compare_runs, meaning_of
+from .figures.runs import Run
+from .figures.scores import SCORES, Choice, choice_of, define_flags
 from .figures.selection import REPEATS, read_labels, renamed, with_labels
-from .outputs.run_files import write_picture, write_text
+from .outputs.report import Section
+from .outputs.run_files import write_csv
 
 USAGE = f"""\
 Compare finished runs of {called("run")} in one table.
@@ -82,65 +85,63 @@ def main(argv: list[str]) -> int:
 
 
 def tabulate(args: absl.flags.FlagValues, output: Path | None) -> int:
-    """Print the table and write it if a folder is given; return the exit code."""
-    choice = choice_of(args)
-    runs = find(args.runs, args.algorithms, args.metric)
-    if args.pivot is not None:
-        useless = [name for name in ("baseline", "target") if args[name].present]
-        useless = [name for name in useless if not (name == "baseline" and args.tests)]
-        if useless:
-            raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
-        repeated = [name for name in split_at_commas(args.pivot) if name in REPEATS]
-        if args.tests and repeated:
-            raise InputError(
-                f"--tests takes data sets or settings as blocks, and {repeated[0]} is none: runs "
-                "of several seeds are not independent."
-            )
-        made = pivoted(runs, args.pivot, choice, spread=value_of(args, "spread"))
-        text = meaning_of(made.measure)
-        text += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
-        text += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
-        table = made.table()
-        tested = None
-        if args.tests:
-            tested = ranked(made, value_of(args, "baseline"), {run.algorithm for run in runs})
-        if output is not None:
-            made.write(output, text)
-            if tested is not None:
-                ranks, ranking = tested
-                ranks_text = "\n\n".join([ranks.to_markdown(), *ranks.notes])
-                write_text(output / "ranks.md", f"{ranks_text}\n")
-                write_text(output / "ranks.tex", ranks.to_latex())
-                write_text(output / "ranks.csv", ranks.to_csv())
-                write_picture(output / "ranks.png", ranking.plot())
-    else:
-        if args.tests:
-            raise InputError(
-                f"--tests needs runs on at least {FEWEST} data sets or settings, and --pivot with "
-                "what differs between them, such as --pivot=dataset."
-            )
-        tested = None
-        if args["spread"].present:
-            raise InputError("--spread is for --pivot: other tables have intervals only.")
-        table, text = compare_runs(
-            runs, choice, baseline=value_of(args, "baseline"), target=value_of(args, "target")
-        )
-        if output is not None:
-            measure = runs[0].measure
-            scores = [
-                (row["label"], seed, score) for row in table.rows
-                for seed, score in row["scores"].items()
-            ]  # fmt: skip
-            scores = pd.DataFrame(scores, columns=["label", "seed", measure.name])
-            latex = best_in_bold(table, "accuracy", measure).to_latex()
-            write_tables(output, text, table, latex, table, scores)
-    print("\n\n".join([text, table.to_markdown(), *table.notes]))
-    if tested is not None:
-        print("", tested[0].to_markdown(), *tested[0].notes, sep="\n\n")
+    """Print the tables and write them if a folder is given; return the exit code."""
+    choice, runs = choice_of(args), find(args.runs, args.algorithms, args.metric)
+    sections, scores = (_rows if args.pivot is None else _pivot)(args, runs, choice)
+    print("\n\n".join(section.to_markdown("") for section in sections))
     if output is not None:
-        more = ", ranks.md, .csv, .tex, .png" if tested is not None else ""
-        print(f"\n{output}/table.md, .csv, .tex, seeds.csv{more}")
+        with writing(output):
+            output.mkdir(parents=True)
+        for section in sections:
+            section.write(output)
+        write_csv(output / "seeds.csv", scores)
+        names = ", ".join(f"{section.name}.md, .csv, .tex" for section in sections)
+        print(f"\n{output}/{names}, seeds.csv")
     return 0
+
+
+def _pivot(
+    args: absl.flags.FlagValues, runs: Sequence[Run], choice: Choice
+) -> tuple[list[Section], pd.DataFrame]:
+    """Return the table of --pivot, with the ranks of --tests, and its scores by seed."""
+    useless = [name for name in ("baseline", "target") if args[name].present]
+    useless = [name for name in useless if not (name == "baseline" and args.tests)]
+    if useless:
+        raise InputError(f"--{useless[0]} has no column in the table of --pivot: leave it out.")
+    repeated = [name for name in split_at_commas(args.pivot) if name in REPEATS]
+    if args.tests and repeated:
+        raise InputError(
+            f"--tests takes data sets or settings as blocks, and {repeated[0]} is none: runs "
+            "of several seeds are not independent."
+        )
+    made = pivoted(runs, args.pivot, choice, spread=value_of(args, "spread"))
+    text = meaning_of(made.measure)
+    text += f"{choice.model} model, {choice.split} samples, {SCORES[choice.score]}, {made.over}"
+    text += f", %, by {args.pivot}" if made.measure.fraction else f", by {args.pivot}"
+    sections = [Section(text, "table", [made.table()], numbers=made.numbers())]
+    if args.tests:
+        ranks, ranking = ranked(made, value_of(args, "baseline"), {run.algorithm for run in runs})
+        title = f"Ranks by {args.pivot}"
+        sections.append(Section(title, "ranks", [ranks], picture=ranking.plot()))
+    return sections, made.scores
+
+
+def _rows(
+    args: absl.flags.FlagValues, runs: Sequence[Run], choice: Choice
+) -> tuple[list[Section], pd.DataFrame]:
+    """Return the table with a row for each run, and its scores by seed."""
+    if args.tests:
+        raise InputError(
+            f"--tests needs runs on at least {FEWEST} data sets or settings, and --pivot with "
+            "what differs between them, such as --pivot=dataset."
+        )
+    if args["spread"].present:
+        raise InputError("--spread is for --pivot: other tables have intervals only.")
+    target, measure = value_of(args, "target"), runs[0].measure
+    table, text = compare_runs(runs, choice, baseline=value_of(args, "baseline"), target=target)
+    scores = [(row["label"], *one) for row in table.rows for one in row["scores"].items()]
+    section = Section(text, "table", [best_in_bold(table, "accuracy", measure)])
+    return [section], pd.DataFrame(scores, columns=["label", "seed", measure.name])
 
 
 def ranked(

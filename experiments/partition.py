@@ -28,7 +28,7 @@ from fedjax_pfl.results import partition_plots as plots
 from fedjax_pfl.utils.conversions import convert
 from fedjax_pfl.utils.errors import require
 
-from .cli import flags, shell
+from .cli import console, flags, shell
 from .cli.config import ExperimentConfig
 from .cli.data_flags import complete_partition, load_dataset, make_partition
 from .cli.flag_groups import Group, new_path
@@ -168,17 +168,15 @@ def lines(name: str, partition: pfl.Partition, facts: dict) -> str:
 
 def catalogue() -> str:
     """Return rules with their options, and importers."""
-    shown = ["Partition rules (--partition):"]
-    for rule in sorted(pfl.data.RULES):
-        defaults = pfl.data.rule_options(rule) | {"test_split": pfl.data.RULES[rule].test_split}
-        options = ", ".join(f"{k}={v}" for k, v in defaults.items() if v is not None)
-        first = (pfl.data.RULES[rule].plan.__doc__ or "").partition("\n")[0]
-        shown.append(f"  {rule:20} {first}\n  {'':20} {options}")
-    shown.append("\nSplits of other tools (--import_split=SOURCE:PATH):")
-    for source, importer in pfl.data.IMPORTERS.items():
-        options = ", ".join(f"{k}={v}" for k, v in importer.options.items())
-        shown.append(f"  {source:20} {importer.description}\n  {'':20} {options}")
-    return "\n".join(shown)
+    rules = [
+        (name, console.first_line(rule.plan),
+         pfl.data.rule_options(name) | {"test_split": rule.test_split})
+        for name, rule in sorted(pfl.data.RULES.items())
+    ]  # fmt: skip
+    lines = console.listed("Partition rules (--partition):", rules)
+    importers = [(name, one.description, one.options) for name, one in pfl.data.IMPORTERS.items()]
+    lines += console.listed("\nSplits of other tools (--import_split=SOURCE:PATH):", importers)
+    return "\n".join(lines)
 
 
 @shell.script()

@@ -6,28 +6,24 @@ if __name__ == "__main__":  # before anything is loaded
     launch("reproduce")
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import absl.flags
-from rich.console import Console
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 from fedjax_pfl.utils.errors import require_name
 
-from . import run
 from .cli import flags, identity, run_folder, shell
 from .cli.config import ExperimentConfig
 from .cli.flag_groups import Group
 from .cli.parsing import FlagValues, parse_words, value_of
 from .cli.start import called
-from .reproduction import overview, paper_tables, saved_cells
-from .reproduction import report as reproduce_report
-from .reproduction.cells import Section
+from .grid.cells import Cell, run_all
+from .reproduction import paper_tables, saved_cells
 from .reproduction.paper_tables import READINGS, SCALES
-from .reproduction.planning import Cell, Request, digest, finished_section, output_folder, plan
+from .reproduction.planning import Request, digest, output_folder, plan
+from .reproduction.report import Report, markdown, write
 
 USAGE = f"""\
 Run the cells of a paper's table and show the measured numbers beside the paper's.
@@ -46,8 +42,8 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     """Return (own flags, words for `experiments.run`)."""
     values = FlagValues()
     group = Group(values, "reproduce")
-    group.names("table", [], "PAPER/TABLE of --list; several make one report")
-    meaning = "make all tables, those with the fewest runs first, and a report"
+    group.names("table", [], "PAPER/TABLE of --list, or several")
+    meaning = "make all tables, those with the fewest runs first"
     group.switch("all", False, meaning)
     meaning = (
         "'small' (minutes), 'medium' (more samples, the paper's clients), 'network' (the paper's "
@@ -69,25 +65,43 @@ def parse(argv: Sequence[str]) -> tuple[absl.flags.FlagValues, list[str]]:
     return values, parse_words(values, argv, positional=None)[0]
 
 
-@dataclass(frozen=True)
-class Queue:
-    """Several tables at one scale, and the folder of their report."""
+def requests_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> list[Request]:
+    """Check the command and return the tables to make, those with the fewest runs first.
 
-    requests: tuple[Request, ...]
-    output: Path
-    scale: str
-    reading: str | None
-
-
-def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
-    """Check the request for one table; nothing is read or written yet.
+    Nothing is read or written yet. `--all` leaves out the tables that do not have the scale; of
+    several tables, those without the reading are unchanged.
 
     Raises:
       InputError: it is not valid.
     """
     args = checked(chosen, more)
-    (name,) = value_of(chosen, "table")
-    table = paper_tables.load(name, as_path("--tables", chosen.tables))
+    folder = as_path("--tables", chosen.tables)
+    asked, every = list(dict.fromkeys(value_of(chosen, "table"))), chosen["all"].value
+    if every and asked:
+        raise pfl.InputError("--all is every table: leave --table out.")
+    tables = [paper_tables.load(name, folder) for name in asked or paper_tables.names(folder)]
+    tables = [one for one in tables if asked or one.has_scale(chosen.scale)]
+    if not tables:
+        raise pfl.InputError(f"No table in {folder} has --scale={chosen.scale}.")
+    if len(tables) == 1 and not every:
+        _check_parts(chosen, tables[0])
+        name = tables[0].name.replace("/", "-")
+        root = output_folder(name, chosen.scale, args, chosen.reading)
+        return [_request(chosen, more, tables[0], root)]
+    for flag in ("columns", "rows"):
+        if value_of(chosen, flag):
+            raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
+    name = "all" if every else f"tables-{digest(sorted(asked))}"
+    root = output_folder(name, chosen.scale, args, chosen.reading)
+    requests = [_request(chosen, more, t, root / t.name.replace("/", "-")) for t in tables]
+    return sorted(
+        requests,
+        key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)}),
+    )
+
+
+def _check_parts(chosen: absl.flags.FlagValues, table: paper_tables.PaperTable) -> None:
+    """Raise `InputError` if a table lacks a column, a row or the reading that is asked for."""
     for flag, parts in (("columns", table.column), ("rows", table.row)):
         for name in value_of(chosen, flag):
             kind = f"name in --{flag} of {table.name}"
@@ -99,37 +113,6 @@ def request_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Request:
             f"{table.name} has no --reading={chosen.reading}{known}: its settings are the same "
             f"without it{f'; it has {others}' if others else ''}."
         )
-    name = table.name.replace("/", "-")
-    return _request(chosen, more, table, output_folder(name, chosen.scale, args, chosen.reading))
-
-
-def queue_of(chosen: absl.flags.FlagValues, more: Sequence[str]) -> Queue:
-    """Check the request for several tables; those without the reading are unchanged.
-
-    `--all` leaves out the tables that do not have the scale.
-
-    Raises:
-      InputError: it is not valid.
-    """
-    args = checked(chosen, more)
-    folder = as_path("--tables", chosen.tables)
-    tables = list(dict.fromkeys(value_of(chosen, "table")))
-    for flag in ("columns", "rows"):
-        if value_of(chosen, flag):
-            raise pfl.InputError(f"--{flag} belongs to one table: give --table=PAPER/TABLE.")
-    if chosen["all"].value and tables:
-        raise pfl.InputError("--all is every table: leave --table out.")
-    name = "all" if chosen["all"].value else f"tables-{digest(sorted(tables))}"
-    every = (paper_tables.load(one, folder) for one in tables or paper_tables.names(folder))
-    found = [one for one in every if tables or one.has_scale(chosen.scale)]
-    if not found:
-        raise pfl.InputError(f"No table in {folder} has --scale={chosen.scale}.")
-    root = output_folder(name, chosen.scale, args, chosen.reading)
-    requests = [_request(chosen, more, t, root / t.name.replace("/", "-")) for t in found]
-    requests.sort(
-        key=lambda one: len({cell.folder for c in one.table.column for cell in one.cells(c)})
-    )
-    return Queue(tuple(requests), root, chosen.scale, chosen.reading)
 
 
 def checked(chosen: absl.flags.FlagValues, more: Sequence[str]) -> ExperimentConfig:
@@ -179,96 +162,50 @@ def stand_ins(words: Sequence[str]) -> Mapping[str, str]:
     return result
 
 
-def reproduce(request: Request) -> tuple[int, reproduce_report.Report | None, list[Section]]:
-    """Make the missing runs and write the table.
+def reproduce(request: Request) -> None:
+    """Make the missing runs of a table, write it and print it.
 
-    Returns:
-      (exit code, the table, its requested sections); no table where a run was interrupted.
+    Raises:
+      shell.Interrupted: a run was.
     """
     table = request.table
-    with_columns = [c for c in table.column if not request.columns or c.name in request.columns]
-    args = flags.parse(["run", *request.more])
-    entries, accept = _identity(args, request, table=table.name), args.accept_changed_code
-    # With other rounds it is another table, which would lack the results that are set aside.
-    run_folder.check(request.output, entries, (), accept)
-    planned = [plan(request, column) for column in with_columns]
-    shown = [section for section, _ in planned]
-    todo: dict[Path, tuple[Section, Cell]] = {}
-    for section, cells in planned:
-        for cell in cells:
-            todo.setdefault(cell.folder, (section, cell))  # columns of one preset share their runs
+    facts = {"table": table.name, "scale": request.scale}
+    facts |= {"reading": request.reading} if request.reading else {}
+    entries = identity.run_identity(flags.parse(["run", *request.more]), facts)
+    # With other rounds it is another table, which would lack the results of these.
+    run_folder.check(request.output, entries, False)
+    planned = [plan(request, column) for column in table.column]
+    sections = tuple(section for section, _ in planned)
+    todo: dict[Path, Cell] = {}
+    for cell in (cell for _, cells in planned for cell in cells):
+        todo.setdefault(cell.folder, cell)  # columns of one preset share their runs
     files = [request.output / f"table.{kind}" for kind in ("md", "csv", "json")]
     done = not todo and request.saved is None and all(path.exists() for path in files)
     if todo:
         print(f"{len(todo)} runs to do, kept in {request.output}", flush=True)
-    with run_folder.opened(request.output, entries, (), accept):
-        saved_cells.save(request, shown)
-        for number, (section, cell) in enumerate(todo.values(), start=1):
-            print(f"\n[{number}/{len(todo)}] {cell.line.title}: {section.title}", flush=True)
-            code = run.run(cell.experiment(), quiet=True)
-            if code:
-                return code, None, []
-            saved_cells.save(request, shown)
-        others = [finished_section(request, c) for c in table.column if c not in with_columns]
-        sections = sorted(shown + others, key=lambda one: table.column.index(one.column))
-        report = reproduce_report.Report(
-            table, request.scale, request.more, tuple(sections), request.reading
-        )
+    with run_folder.opened(request.output, entries, False):
+        saved_cells.save(request, sections)
+        run_all(list(todo.values()), lambda: saved_cells.save(request, sections))
+        report = Report(table, request.scale, request.more, sections, request.reading)
         if not done:
-            reproduce_report.write(request.output, report)
-            overview.write_table_picture(request.output, report)
-    return 0, report, shown
+            write(request.output, report)
+    print(f"\n{markdown(report)}\nTable and runs: {request.output}")
 
 
-def _identity(args: ExperimentConfig, request: Request | Queue, **facts: Any) -> dict[str, Any]:
-    """Return the identity of a table's folder, or of a queue's."""
-    facts |= {"scale": request.scale} | ({"reading": request.reading} if request.reading else {})
-    return identity.run_identity(args, facts)
+def several(requests: Sequence[Request]) -> int:
+    """Make tables one after the other; return the exit code.
 
-
-def one_table(request: Request) -> int:
-    """Make and print one table; return the exit code."""
-    code, report, shown = reproduce(request)
-    if report is not None:
-        print()
-        reproduce_report.show(Console(), report, shown)
-        print(f"\nTable and runs: {request.output}")
-    return code
-
-
-def several(queue: Queue) -> int:
-    """Make all tables of a queue, updating their report after each; return the exit code.
-
-    The report names a table that can't be made, and the others go on.
+    A table that can't be made is named, and the others go on.
     """
-    args = flags.parse(["run", *queue.requests[0].more])
-    names = sorted(one.table.name for one in queue.requests)
-    entries, accept = _identity(args, queue, tables=names), args.accept_changed_code
-    run_folder.check(queue.output, entries, (), accept)
-    tables = [one.table for one in queue.requests]
-    parts = {table.name: overview.Part(table.name, table.caption) for table in tables}
-    title = f"The papers' tables again, {queue.scale} scale"
-    if queue.reading:
-        without = [one.table.name for one in queue.requests if one.reading is None]
-        title += f", as the {queue.reading} has it"
-        title += f" (no such reading: {', '.join(without)})" if without else ""
-    with run_folder.opened(queue.output, entries, (), accept):
-        for number, one in enumerate(queue.requests, start=1):
-            name = one.table.name
-            print(f"\nTable {number} of {len(parts)}: {name}", flush=True)
-            try:
-                code, report, _ = reproduce(one)
-            except pfl.InputError as error:
-                print(f"{name} can't be made: {error}", flush=True)
-                parts[name] = replace(parts[name], state=f"not made: {error}")
-                code, report = 0, None
-            if report is not None:
-                parts[name] = overview.Part.finished(one, report)
-            overview.write(queue.output, title, list(parts.values()))
-            if code:
-                return code
-    print(f"\nReport, tables and runs: {queue.output}")
-    return 2 if any(part.state.startswith("not made") for part in parts.values()) else 0
+    problems = []
+    for number, one in enumerate(requests, start=1):
+        print(f"\nTable {number} of {len(requests)}: {one.table.name}", flush=True)
+        try:
+            reproduce(one)
+        except pfl.InputError as error:
+            problems.append(f"{one.table.name} can't be made: {error}")
+    print("".join(f"\n{text}" for text in problems))
+    return shell.INPUT if problems else 0
 
 
 def catalogue(folder: Path) -> str:
@@ -295,8 +232,9 @@ def main(argv: list[str]) -> int:
         print(f"{USAGE}\n\n{args.module_help('reproduce')}\n\n{AFTER}")
     elif args["list"].value:
         print(catalogue(as_path("--tables", args.tables)))
-    elif args["all"].value or len(args.table) > 1:
-        return several(queue_of(args, more))
     else:
-        return one_table(request_of(args, more))
+        requests = requests_of(args, more)
+        if len(requests) > 1:
+            return several(requests)
+        reproduce(requests[0])
     return 0

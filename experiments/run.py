@@ -32,7 +32,7 @@ from .cli import (
     run_folder,
     shell,
 )
-from .cli.algorithms import describe_own_training, remarked
+from .cli.algorithms import describe_own_training
 from .cli.build import Experiment, Folder, Inputs, load_inputs, prepare
 from .cli.config import ExperimentConfig
 from .cli.identity import check_alike
@@ -78,17 +78,12 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
     if not quiet:
         print("\n".join(header(experiment)), flush=True)
     results: dict[str, pfl.Result] = {}
-    parts = experiment.folder.parts
+    blocks = experiment.folder.blocks
     for name in experiment.folder.pending:  # before a folder is made
-        seeds = config.seeds[: max(parts)]
+        seeds = config.seeds[: max(blocks)]
         experiment.simulation(name, seeds, adapt=config.adaptation).check_memory()
-    accept = config.accept_changed_code
-    with distributed.in_first_process(lambda: run_folder.opened(output, identity, accept=accept)):
-        done = processes.on_first(
-            lambda: [
-                name for name in config.instances if algorithm_folders.is_complete(output / name)
-            ]
-        )
+    with distributed.in_first_process(lambda: run_folder.opened(output, identity)):
+        pending = processes.on_first(lambda: run_folder.pending(config, output, blocks))
         processes.on_first(
             lambda: run_files.write_partition(output, experiment.partition, experiment.dataset)
         )
@@ -96,9 +91,8 @@ def run(experiment: Experiment, quiet: bool = False) -> int:
         try:
             with Stopper() as stop, console.progress_display(terminal) as display:
                 for name in config.instances:
-                    if name not in done:
-                        show = display.algorithm
-                        result = run_algorithm(experiment, name, parts, facts, show, stop)
+                    if name in pending:
+                        result = run_algorithm(experiment, name, facts, display.algorithm, stop)
                         results |= {} if result is None else {name: result}
                     processes.on_first(partial(_finish, experiment, name, results))
         except (Stopped, KeyboardInterrupt) as error:
@@ -154,8 +148,7 @@ def _cache_programs(config: ExperimentConfig) -> None:
 
 def load(config: ExperimentConfig, name: str, output: Path) -> pfl.Result:
     """Return a finished algorithm's result."""
-    result = algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
-    return remarked(result, {}, provenance.of_other_code(config.import_file, output / name, name))
+    return algorithm_folders.load_result(output / name, name, config.seeds, config.rounds)
 
 
 def track(made: Inputs | Experiment, results: dict[str, pfl.Result], output: Path) -> None:

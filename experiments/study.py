@@ -5,12 +5,10 @@ if __name__ == "__main__":  # before anything is loaded
 
     launch("study")
 
-import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,18 +18,18 @@ from rich.console import Console
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name
 
-from . import run, sweep
-from .cli import build, console, flags, identity, presets, run_folder, shell
+from . import sweep
+from .cli import console, flags, identity, presets, run_folder, shell
 from .cli.algorithms import setting_of
 from .cli.config import ExperimentConfig
 from .cli.flag_groups import Group
 from .cli.parsing import last_of_each
 from .cli.start import called
 from .figures.loading import read
-from .studies import report as study_report
-from .studies import sections
-from .sweeps.grid import setting_words
-from .sweeps.sweep_files import Outcome, best
+from .grid import sections, study_report
+from .grid.axes import setting_words
+from .grid.cells import Cell, run_all
+from .grid.ranking import Outcome, best
 
 USAGE = f"""\
 Run algorithms in several settings and write one table for each measure, and a figure.
@@ -80,55 +78,6 @@ class Part(NamedTuple):
     @property
     def folder(self) -> str:
         return re.sub(r"[^\w.+-]+", "_", self.name).strip("_")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A run of the study.
-
-    Attributes:
-      argv: the command line, with the flags of its row and column.
-      folder: of its run.
-      tuning: the sweep that chooses its hyperparameters, or None.
-    """
-
-    row: str
-    setting: str
-    argv: tuple[str, ...]
-    folder: Path
-    tuning: sweep.Plan | None = None
-
-    @cached_property
-    def config(self) -> ExperimentConfig:
-        return flags.parse(self.argv, define)
-
-    @property
-    def algorithm(self) -> str:
-        return self.config.algorithms[0]
-
-    def experiment(self) -> build.Experiment | None:
-        """Return the checked run, or None if it is finished.
-
-        Raises:
-          InputError: it can't be run; the sentence names the cell.
-        """
-        with self.named():
-            inputs = build.load_inputs(self.config, shared=True)
-            folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
-            return None if folder.finished else build.prepare(inputs, folder)
-
-    @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
-        """Context in which the sentence of an `InputError` names the cell."""
-        try:
-            yield
-        except pfl.InputError as error:
-            raise pfl.InputError(f"{self.row}, {self.setting}: {error}") from None
-
-    def chosen(self, outcomes: Sequence[Outcome]) -> "Cell":
-        """Return the cell with the best hyperparameters that it tried."""
-        (one,) = best(outcomes)
-        return replace(self, argv=(*self.argv, *setting_words(one.setting)))
 
 
 def parts(flag: str, texts: Sequence[str]) -> list[Part]:
@@ -181,7 +130,8 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
             for word in words:
                 if word.lstrip("-").partition("=")[0] in own:
                     raise pfl.InputError(f"{word} belongs to the whole study, not to one cell.")
-            cell = Cell(row.name, setting.name, (*argv, *words, f"--output_dir={place}"), place)
+            words = (*argv[1:], *words, f"--output_dir={place}")
+            cell = Cell(row.name, setting.name, words, place, define)
             if len(cell.config.algorithms) != 1:
                 raise pfl.InputError(
                     f"A row has one algorithm, and {row.name!r} has "
@@ -191,8 +141,8 @@ def cells_of(argv: Sequence[str], config: ExperimentConfig, output: Path) -> lis
     return cells
 
 
-def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
-    """Return the cells with the sweeps that choose hyperparameters, if there is a --grid.
+def tuned(cells: Sequence[Cell], output: Path) -> list[tuple[Cell, sweep.Plan]]:
+    """Return the cells with the sweeps that choose their hyperparameters; [] without a --grid.
 
     Raises:
       InputError: a cell that can't run, or rows that would try different numbers of combinations.
@@ -201,7 +151,7 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
         for name in ("budget", "rank_by", "tuning_seeds"):
             if cells[0].config[name].present:
                 raise pfl.InputError(f"--{name} needs a --grid: without one nothing is tuned.")
-        return list(cells)
+        return []
     algorithms = {cell.algorithm for cell in cells}
     planned, counts = [], {}
     for cell in cells:
@@ -214,12 +164,11 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
         count = min(cell.config.num_seeds, cell.config.tuning_seeds)
         words = [f"--output_dir={place}", f"--num_seeds={count}"]
         with cell.named():
-            plan = sweep.planned([*cell.argv, *words], define, names)
-        counts.setdefault(sum(len(one.cell.inside) for one in plan.programs), cell)
-        argv = cell.argv
+            plan = sweep.planned(["study", *cell.words, *words], define, names)
+        counts.setdefault(sum(len(one.inside) for one in plan.programs), cell)
         if not cell.config["validation_fraction"].present:
-            argv = (*argv, sweep.VALIDATION)
-        planned.append(replace(cell, argv=argv, tuning=plan))
+            cell = replace(cell, words=(*cell.words, sweep.VALIDATION))
+        planned.append((cell, plan))
     if len(counts) > 1:
         low, *_, high = sorted(counts)
         raise pfl.InputError(
@@ -227,6 +176,12 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[Cell]:
             f"{counts[high].row!r}: give rows equally many, or --budget={low} to draw that many."
         )
     return planned
+
+
+def chosen(cell: Cell, outcomes: Sequence[Outcome]) -> Cell:
+    """Return the cell with the best hyperparameters that it tried."""
+    (one,) = best(outcomes)
+    return replace(cell, words=(*cell.words, *setting_words(one.setting)))
 
 
 @shell.script(shell.GOES_ON, "with the missing runs")
@@ -248,33 +203,24 @@ def main(argv: list[str]) -> int:
     output = run_folder.output_folder(config, entries)
     study_report.check(config.measures, config.x)
     cells = cells_of(argv, config, output)
-    accept = config.accept_changed_code
-    run_folder.check(output, entries, (), accept)
-    cells = tuned(cells, output)
-    # Errors before any run; the settings of a tuned cell are not known yet.
-    pending, metrics = [], []
-    for cell in cells:
-        experiment = None if cell.tuning else cell.experiment()
-        if experiment is not None:
-            metrics.append(experiment.federation.measures)
-        if cell.tuning or experiment is not None:
-            pending.append(cell)
-    study_report.check_metrics(config.measures, metrics)
+    run_folder.check(output, entries, False)
+    plans = tuned(cells, output)
     outcomes: dict[tuple[str, str], list[Outcome]] = {}
-    with run_folder.opened(output, entries, (), accept):
-        for number, cell in enumerate(pending, start=1):
-            print(f"\n[{number}/{len(pending)}] {cell.row}, {cell.setting}", flush=True)
-            if cell.tuning is not None:
-                code, found = sweep.sweep(cell.tuning, quiet=True)
-                if code:
-                    return code
-                outcomes[cell.row, cell.setting] = found
-                cell = cell.chosen(found)
-            experiment = cell.experiment()
-            code = 0 if experiment is None else run.run(experiment, quiet=True)
-            if code:
-                return code
-        runs = {(cell.row, cell.setting): read(cell.folder / cell.algorithm) for cell in cells}
+    pending, metrics = [], []
+    for cell in [] if plans else cells:  # errors before any run; what is tuned is not known yet
+        if (experiment := cell.experiment()) is not None:
+            pending.append(cell)
+            metrics.append(experiment.federation.measures)
+    study_report.check_metrics(config.measures, metrics)
+    with run_folder.opened(output, entries, False):
+        if plans:
+            for cell, plan in plans:
+                print(f"\n{cell.row}, {cell.column}: tuning", flush=True)
+                outcomes[cell.row, cell.column] = sweep.sweep(plan, quiet=True)
+            cells = [chosen(cell, outcomes[cell.row, cell.column]) for cell, _ in plans]
+            pending = cells
+        run_all(pending)
+        runs = {(cell.row, cell.column): read(cell.result) for cell in cells}
         report = study_report.Report(runs, tuple(config.measures), config.x)
         parts = sections.sections(report, outcomes)
         sections.write(report, output, parts, f"{called('study')} {shlex.join(argv[1:])}")

@@ -28,9 +28,9 @@ from .cli.config import ExperimentConfig
 from .cli.flag_groups import Group
 from .cli.simulating import Stopped, Stopper, simulate
 from .cli.start import called
+from .grid.axes import Program, changing_data, drawn, parse_grid, programs
+from .grid.ranking import Outcome, footnotes, table, write
 from .outputs import tracking, training_line
-from .sweeps.grid import Cell, cells, changing_data, drawn, parse_grid
-from .sweeps.sweep_files import Outcome, footnotes, table, write
 
 USAGE = f"""\
 Run algorithms over a grid of hyperparameters and rank the settings by validation accuracy.
@@ -50,7 +50,6 @@ All other flags are those of {called("run")}. New clients (--new_clients) take n
 scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
 UNUSED = ("adapt_", "keep_state", "matrix_rounds", "moments", "new_client_", "save_models")
-GROWS = (identity.ROUNDS,)  # ways in which the same command may be a larger sweep
 VALIDATION = "--validation_fraction=0.2"  # unless it is given
 RANKINGS = ("final", "last_tenth")
 MODEL, SPLITS = "personalized", ("validation", "test")
@@ -60,18 +59,10 @@ class Plan(NamedTuple):
     """A sweep that can begin: its flags, programs, folder, identity, and sentences about it."""
 
     config: ExperimentConfig
-    programs: list["Program"]
+    programs: list[Program]
     output: Path
     entries: dict[str, Any]
     heading: list[str]
-
-
-class Program(NamedTuple):
-    """A cell of the grid, its configuration, and the content of its data when the sweep began."""
-
-    cell: Cell
-    config: ExperimentConfig
-    content: dict[str, Any]
 
 
 def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.Result:
@@ -80,14 +71,14 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
     Raises:
       InputError: its data have changed since the sweep began.
     """
-    cell, config, content = program
-    folder = output / "results" / cell.folder
+    config, content = program.config, program.content
+    folder = output / "results" / program.folder
     if folder.exists():
         result = algorithm_folders.load_result(
-            folder, cell.algorithm, config.seeds, config.rounds, cell.settings
+            folder, program.algorithm, config.seeds, config.rounds, program.settings
         )
         facts = identity.run_identity(config, content)
-        tracking.finish(config, output, cell.folder, facts, result)
+        tracking.finish(config, output, program.folder, facts, result)
         return result
     inputs = load_inputs(config)
     changed = identity.difference(content, inputs.content)
@@ -96,16 +87,16 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
             f"The sweep's inputs have changed since it began: {changed}. Give the same data to "
             "continue it."
         )
-    experiment = prepare(inputs, Folder(str(output)), runs=config.num_seeds * len(cell.inside))
-    result, _ = simulate(
+    experiment = prepare(inputs, Folder(str(output)), runs=config.num_seeds * len(program.inside))
+    result = simulate(
         experiment,
-        cell.algorithm,
-        cell.folder,
-        output / algorithm_folders.CHECKPOINTS / cell.folder,
-        display.algorithm(cell.folder, config.rounds),
+        program.algorithm,
+        program.folder,
+        output / algorithm_folders.CHECKPOINTS / program.folder,
+        display.algorithm(program.folder, config.rounds),
         stop,
         seeds=config.seeds,
-        settings=cell.settings or None,
+        settings=program.settings or None,
         matrix_rounds=[],
     )
     result = replace(result, final=None)
@@ -117,7 +108,7 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
     return result
 
 
-def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
+def outcomes(program: Program, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
     """Yield each setting of a program."""
     measure = result.measure()
     last = 1 if rank_by == "final" else max(1, len(result.eval_rounds) // 10)
@@ -128,11 +119,11 @@ def outcomes(cell: Cell, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
         return [one[:, :, -last:].mean(axis=2) for one in both]  # of [S, H, E, ...]
 
     (validation, test), clients = ranked(result.curve), ranked(result.values)
-    for h, inside in enumerate(cell.inside):
-        setting, seeds = cell.fixed | inside, tuple(int(seed) for seed in result.seeds)
+    for h, inside in enumerate(program.inside):
+        setting, seeds = program.fixed | inside, tuple(int(seed) for seed in result.seeds)
         who, remarks = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
         scores, each = (validation[:, h], test[:, h]), (clients[0][:, h], clients[1][:, h])
-        yield Outcome(cell.algorithm, setting, seeds, *scores, who, remarks, measure, each)
+        yield Outcome(program.algorithm, setting, seeds, *scores, who, remarks, measure, each)
 
 
 def define(values: absl.flags.FlagValues) -> None:
@@ -170,7 +161,8 @@ def main(argv: list[str]) -> int:
         )
     if config["headline"].present:
         raise pfl.InputError("--headline is for tables of runs: a sweep ranks by --rank_by.")
-    return sweep(planned(argv, define))[0]
+    sweep(planned(argv, define))
+    return 0
 
 
 def planned(
@@ -202,23 +194,22 @@ def planned(
     if not (set_aside or all(map(float, fractions))):
         raise pfl.InputError("--validation_fraction must be above 0: the ranking needs it.")
     own = {word.partition("=")[0].strip() for word in config.set}
-    queue = cells(parse_algorithms(config.algorithms, config.set), grid, own)
-    queue = drawn(queue, config.budget)
-    programs, counts = {}, set()
-    for cell in queue:  # all before the first begins
-        check_name("The folder of a setting,", cell.folder)
-        inputs = load_inputs(cell.parsed(argv, define_more))
-        experiment = prepare(inputs, runs=config.num_seeds * len(cell.inside))
-        simulation = experiment.simulation(cell.algorithm, settings=cell.settings or None)
+    every = programs(parse_algorithms(config.algorithms, config.set), grid, own)
+    queue, counts = [], set()
+    for program in drawn(every, config.budget):  # all before the first begins
+        check_name("The folder of a setting,", program.folder)
+        inputs = load_inputs(program.parsed(argv, define_more))
+        experiment = prepare(inputs, runs=config.num_seeds * len(program.inside))
+        simulation = experiment.simulation(program.algorithm, settings=program.settings or None)
         simulation.check(patience=config.patience)
         counts.add(experiment.federation.num_clients)
-        programs[cell.folder] = Program(cell, inputs.config, inputs.content)
-    content = identity.merged({name: one.content for name, one in programs.items()})
+        queue.append(replace(program, config=inputs.config, content=inputs.content))
+    content = identity.merged({one.folder: one.content for one in queue})
     content |= {"grid": grid, "rank_by": config.rank_by}
     content |= {} if config.budget is None else {"budget": config.budget}
     entries = identity.run_identity(config, content)
     output = run_folder.output_folder(config, entries)
-    run_folder.check(output, entries, GROWS, config.accept_changed_code)
+    run_folder.check(output, entries, False)
     count = counts.pop() if len(counts) == 1 else None
     heading = [
         f"Training: {training_line.describe_training(config, count, grid)}.",
@@ -226,7 +217,7 @@ def planned(
     ]
     if config.budget is not None:
         heading.append(f"Budget of each algorithm, drawn from its grid: {config.budget}.")
-    return Plan(config, list(programs.values()), output, entries, heading)
+    return Plan(config, queue, output, entries, heading)
 
 
 def _validation_of_file(config: ExperimentConfig) -> bool:
@@ -247,35 +238,38 @@ def left_out(config: ExperimentConfig) -> list[str]:
     return messages
 
 
-def sweep(plan: Plan, quiet: bool = False) -> tuple[int, list[Outcome]]:
-    """Run the programs, write and print; return the exit code and the settings' outcomes.
+def sweep(plan: Plan, quiet: bool = False) -> list[Outcome]:
+    """Run the programs, write and print; return the settings' outcomes.
 
     With `quiet` only progress is shown.
+
+    Raises:
+      shell.Interrupted: the sweep was.
     """
     config, queue, output, entries, heading = plan
     ranked: list[Outcome] = []
-    count = sum(len(program.cell.inside) for program in queue)
-    programs = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
+    count = sum(len(program.inside) for program in queue)
+    words = "1 program" if len(queue) == 1 else f"{len(queue)} programs"
     settings = "1 setting" if count == 1 else f"{count} settings"
-    print(f"{settings} in {programs}, {config.num_seeds} seed(s) each: {output}")
+    print(f"{settings} in {words}, {config.num_seeds} seed(s) each: {output}")
     if not quiet:
         print("\n".join(heading))
-    with run_folder.opened(output, entries, GROWS, config.accept_changed_code):
+    with run_folder.opened(output, entries, False):
         with writing(output / "results"):
             (output / "results").mkdir(exist_ok=True)
         try:
             with Stopper() as stop, console.progress_display(Console()) as display:
                 for program in queue:
                     result = run_program(program, output, display, stop)
-                    ranked += outcomes(program.cell, result, config.rank_by)
+                    ranked += outcomes(program, result, config.rank_by)
         except (Stopped, KeyboardInterrupt):
             message = f"Interrupted. Kept in {output}: the same command continues from there."
             print(message, file=sys.stderr)
-            return 128 + (stop.signal or signal.SIGINT), ranked
+            raise shell.Interrupted(128 + (stop.signal or signal.SIGINT)) from None
         data = changing_data(entries["grid"])
         write(output, ranked, config.rank_by, heading, data, flags.given_words(config))
         shutil.rmtree(output / algorithm_folders.CHECKPOINTS, ignore_errors=True)
     if not quiet:
         notes = "".join(f"\n{line}\n" for line in footnotes(ranked, data))
         print(f"\n{table(ranked).to_markdown()}\n{notes}\nTable, numbers and pictures: {output}")
-    return 0, ranked
+    return ranked

@@ -26,8 +26,8 @@ from experiments.cli import shell
 from experiments.outputs.run_files import write_text
 from experiments.reproduction import paper_tables, planning
 from experiments.reproduction.cells import NEAR, NO_NUMBER
-from experiments.reproduction.overview import PICTURE
 from experiments.reproduction.paper_tables import SCALES
+from experiments.reproduction.picture import PICTURE
 from experiments.reproduction.saved_cells import CELLS, as_text, page_of
 from fedjax_pfl.results.table import Table
 from tools import arguments, full_cost
@@ -189,7 +189,7 @@ def superseded(docs: Path) -> list[str]:
         for column in table.column:
             for cell in asked.cells(column):
                 words = tuple(word for word in cell.words if "--output_dir" not in word)
-                title = cell.line.title
+                title = table.line(cell.row).title
                 chosen = title in old and column.name in (old[title] or [column.name])
                 if chosen and cell.folder not in runs:
                     runs[cell.folder] = title, full_cost.training(words)

@@ -1,11 +1,12 @@
-"""The folders of algorithms in a run's folder: complete results, and parts of their seeds.
+"""The folders of algorithms in a run's folder, and the blocks of seeds that they hold.
 
-Seeds that later commands add are simulations of their own. Their results are parts in
-OUTPUT/earlier, which an algorithm's result joins.
+Seeds that later commands add are simulations of their own, blocks, whose results are joined with
+what an algorithm's folder has.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,20 @@ import jax
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.results.joining import join_seeds
+from fedjax_pfl.data.atomic_files import read_json
 from fedjax_pfl.results.model_files import load_models, model_axes
 from fedjax_pfl.results.result_files import damaged, remedy
 
+from .config import ExperimentConfig
 from .identity import SEEDS
 
 LAST = "summary.json"  # of an algorithm's files, the last that is written
-EARLIER = "earlier"  # folder of results that a larger run replaced
-PARTS = "seed_parts"  # of the run's record: numbers of seeds, where there are several parts
+BLOCKS = "seed_blocks"  # of the run's record: numbers of seeds, where there are several blocks
 CHECKPOINTS = "checkpoints"
 
 
-def seed_parts(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[int]:
-    """Return the number of seeds of each part of a run, those of the first command first.
+def seed_blocks(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[int]:
+    """Return the number of seeds of each block of a run, those of the first command first.
 
     Args:
       record: content of the folder's `run.json`, or None where there is none yet.
@@ -34,42 +35,40 @@ def seed_parts(record: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list
     """
     if record is None:
         return [now[SEEDS]]
-    counts = record.get(PARTS) or [record["flags"][SEEDS]]
+    counts = record.get(BLOCKS) or [record["flags"][SEEDS]]
     added = now[SEEDS] - sum(counts)
     return [*counts, added] if added else counts
 
 
-def part_name(seeds: Sequence[int], rounds: int) -> str:
-    """Return the name of the folder of some of the seeds."""
-    return f"seeds_{seeds[0]}-{seeds[-1]}_rounds_{rounds}"
+def missing_blocks(
+    folder: Path, config: ExperimentConfig, counts: Sequence[int]
+) -> list[list[int]]:
+    """Return the seeds of each block that an algorithm's folder lacks.
 
-
-def part_folder(output: Path, algorithm: str, seeds: Sequence[int], rounds: int) -> Path:
-    """Return the folder of an algorithm's result for some of its seeds."""
-    return output / EARLIER / part_name(seeds, rounds) / algorithm
-
-
-def plan(
-    output: Path, algorithm: str, counts: Sequence[int], first: int, rounds: int
-) -> Iterator[tuple[range, bool]]:
-    """Yield the seeds of each part of a result, and whether it is finished.
-
-    A finished part may have the seeds of several of the counts.
+    A result with other rounds, or ended by another patience, is to be made again.
 
     Args:
-      counts: of `seed_parts`; the first part begins with the seed `first`.
+      counts: of `seed_blocks`.
+
+    Raises:
+      InputError: the folder is damaged.
     """
-    bounds = list(accumulate(counts, initial=first))
-    while len(bounds) > 1:
-        options = [range(bounds[0], end) for end in reversed(bounds[1:])]
-        complete = [s for s in options if is_complete(part_folder(output, algorithm, s, rounds))]
-        seeds = complete[0] if complete else options[-1]
-        yield seeds, bool(complete)
-        bounds = bounds[bounds.index(seeds.stop) :]
+    ends = accumulate(counts, initial=config.seeds[0])
+    blocks = [list(range(first, end)) for first, end in pairwise(ends)]
+    if not is_complete(folder):
+        return blocks
+    made = read_json(folder / "config.json")
+    try:
+        ended = made["flags"]["training"]["rounds"], made["flags"]["run"]["patience"]
+        there = set(made["seeds"]) if ended == (config.rounds, config.patience) else set()
+    except (KeyError, TypeError):
+        text = "it does not tell the rounds and seeds of the result"
+        raise damaged(folder / "config.json", text) from None
+    return [seeds for seeds in blocks if not set(seeds) <= there]
 
 
 def checkpoint_folder(output: Path, algorithm: str, seeds: Sequence[int], first: int) -> Path:
-    """Return the folder of a part's checkpoints."""
+    """Return the folder of a block's checkpoints."""
     own = "" if seeds[0] == first else f".seed_{seeds[0]}"
     return output / CHECKPOINTS / f"{algorithm}{own}"
 
@@ -122,19 +121,19 @@ def load_result(
     return result
 
 
-def joined(folders: Mapping[Path, Sequence[int]], algorithm: str, rounds: int) -> pfl.Result:
-    """Return the result of all parts of an algorithm, from their folders and seeds."""
-    parts = [load_result(place, algorithm, seeds, rounds) for place, seeds in folders.items()]
-    return join_seeds(parts)
+def models_of(folder: Path) -> dict[str, Any]:
+    """Return the models of an algorithm's folder, as `pfl.save_models` takes them."""
+    models, axes = load_models(folder / "models.npz"), model_axes(folder / "models.npz")
+    return {n: one if "client" in axes[n] else pfl.Broadcast(one) for n, one in models.items()}
 
 
-def joined_models(folders: Collection[Path]) -> dict[str, Any]:
-    """Return the models of all parts, as `pfl.save_models` takes them."""
-    files = [folder / "models.npz" for folder in folders]
-    first, *others = [load_models(file) for file in files]
-    models = jax.tree.map(lambda *leaves: np.concatenate(leaves), first, *others)
-    axes = model_axes(files[0])
-    return {
-        name: model if "client" in axes[name] else pfl.Broadcast(model)
-        for name, model in models.items()
-    }
+def as_read(models: Mapping[str, Any]) -> dict[str, Any]:
+    """Return models on the host, in the form in which `models_of` reads them."""
+    with tempfile.TemporaryDirectory() as place:
+        pfl.save_models(Path(place) / "models.npz", models)
+        return models_of(Path(place))
+
+
+def joined_models(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the models of all seeds from those of several blocks."""
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)

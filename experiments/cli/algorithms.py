@@ -64,14 +64,14 @@ def _settable(training: pfl.LocalTraining) -> dict[str, Any]:
     return {name: getattr(training, name) for name in OWN}
 
 
-def remarked(result: pfl.Result, own: Mapping[str, Any], more: Sequence[str] = ()) -> pfl.Result:
-    """Return the result with remarks on the algorithm's own local training, and further ones.
+def remarked(result: pfl.Result, own: Mapping[str, Any]) -> pfl.Result:
+    """Return the result with a remark on the algorithm's own local training, if any.
 
     Args:
       own: its options, see `own_training`.
     """
     words = [f"trained with its own {describe_own_training(own)}"] if own else []
-    return replace(result, remarks=(*result.remarks, *words, *more))
+    return replace(result, remarks=(*result.remarks, *words))
 
 
 def describe_own_training(own: Mapping[str, Any]) -> str:

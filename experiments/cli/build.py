@@ -38,13 +38,13 @@ class Folder(NamedTuple):
     Attributes:
       output: its path.
       pending: the algorithms to simulate.
-      parts: how many seeds are simulated together, see `algorithm_folders.seed_parts`.
+      blocks: how many seeds are simulated together, see `algorithm_folders.seed_blocks`.
       finished: whether it has all results of the command.
     """
 
     output: str = ""
     pending: Sequence[str] = ()
-    parts: Sequence[int] = ()
+    blocks: Sequence[int] = ()
     finished: bool = False
 
 
@@ -130,7 +130,7 @@ def prepare(
     options = config.federation_options() | dict(options)
     federation = pfl.federate(dataset, partition, config.model, **options)
     if runs is None:  # seeds of several commands are simulated apart
-        runs = math.gcd(*folder.parts) or config.num_seeds
+        runs = math.gcd(*folder.blocks) or config.num_seeds
     federation = federation.for_runs(runs)
     check_pools(config.headline, federation.measures[0])
     federation, new_clients = split_new_clients(config, federation)

@@ -2,8 +2,9 @@
 
 import inspect
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -30,57 +31,55 @@ def first_line(documented) -> str:
     return (text or "").strip().partition("\n")[0]
 
 
+def listed(heading: str, entries: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
+    """Return lines with names, what they mean, and their options that have a default."""
+    lines = [heading]
+    for name, text, options in entries:
+        lines.append(f"  {name:20} {text}".rstrip())
+        words = _values(options)
+        lines += [f"  {'':20} {words}"] if words else []
+    return lines
+
+
+def _values(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
+
+
 def catalogue() -> str:
     """Return the text of --list."""
-
-    def values(options) -> str:
-        return ", ".join(f"{name}={value}" for name, value in options.items() if value is not None)
-
-    lines = ["Algorithms (--algorithms), with their hyperparameters (--set=ALGORITHM.NAME=VALUE):"]
-    for name, cls in sorted(pfl.core.ALGORITHMS.items()):
-        lines.append(f"  {name:20} {first_line(cls)}")
-        defaults = {field.name: field.default for field in fields(cls)}
-        if defaults:
-            lines.append(f"  {'':20} {values(defaults)}")
+    usual = pfl.data.COMMON_OPTIONS
+    rules = {
+        name: {k: v for k, v in pfl.data.rule_options(name).items() if usual.get(k, ()) != v}
+        for name in sorted(pfl.data.RULES)
+    }
+    named, options_of = sorted(pfl.core.ALGORITHMS.items()), pfl.options.options_of
+    lines = listed(
+        "Algorithms (--algorithms), with their hyperparameters (--set=ALGORITHM.NAME=VALUE):",
+        [(name, first_line(one), {f.name: f.default for f in fields(one)}) for name, one in named],
+    )
     own = ", ".join(pfl.options.SETTABLE)
     lines.append(f"  Each also takes local training of its own (--set=ALGORITHM.NAME=VALUE): {own}")
-    lines.append("\nData sets (--dataset):")
-    lines += [
-        f"  {name:20} {source.description}" for name, source in sorted(pfl.data.DATASETS.items())
-    ]
-    lines.append("\nInput scalings (--input_scaling):")
-    lines += [f"  {name:20} {meaning}" for name, meaning in pfl.data.SCALINGS.items()]
-    common = values(pfl.data.COMMON_OPTIONS)
-    lines.append(
-        f"\nPartition rules (--partition); all take {common}, train_samples, test_samples:"
+    sources = sorted(pfl.data.DATASETS.items())
+    lines += listed("\nData sets (--dataset):", [(n, one.description, {}) for n, one in sources])
+    scalings = [(name, meaning, {}) for name, meaning in pfl.data.SCALINGS.items()]
+    lines += listed("\nInput scalings (--input_scaling):", scalings)
+    lines += listed(
+        f"\nPartition rules (--partition); all take {_values(usual)}, train_samples, test_samples:",
+        [(name, first_line(pfl.data.RULES[name].plan), own) for name, own in rules.items()],
     )
-    for name, rule in sorted(pfl.data.RULES.items()):
-        lines.append(f"  {name:20} {first_line(rule.plan)}")
-        usual = pfl.data.COMMON_OPTIONS
-        options = pfl.data.rule_options(name).items()
-        own = {k: v for k, v in options if k not in usual or usual[k] != v}
-        if own:
-            lines.append(f"  {'':20} {values(own)}")
-    lines.append("\nModels (--model):")
-    lines += [
-        f"  {name:20} {first_line(model)}".rstrip()
-        for name, model in sorted(pfl.models.MODELS.items())
-    ]
-    lines.append("\nOptimizers (--optimizer), with their options (--optimizer_option=NAME=VALUE):")
-    lines += [
-        f"  {name:20} {values(pfl.options.options_of(one))}".rstrip()
-        for name, one in pfl.training.OPTIMIZERS.items()
-    ]
-    lines.append(
-        "\nLearning rate schedules (--lr_schedule), with theirs (--lr_schedule_option=NAME=VALUE):"
+    models = [(name, first_line(one), {}) for name, one in sorted(pfl.models.MODELS.items())]
+    lines += listed("\nModels (--model):", models)
+    lines += listed(
+        "\nOptimizers (--optimizer), with their options (--optimizer_option=NAME=VALUE):",
+        [(n, _values(options_of(one)), {}) for n, one in pfl.training.OPTIMIZERS.items()],
     )
-    for name, one in pfl.training.LR_SCHEDULES.items():
-        lines.append(f"  {name:20} {first_line(one)}")
-        if pfl.options.options_of(one):
-            lines.append(f"  {'':20} {values(pfl.options.options_of(one))}")
+    lines += listed(
+        "\nLearning rate schedules (--lr_schedule), with theirs (--lr_schedule_option=NAME=VALUE):",
+        [(n, first_line(one), options_of(one)) for n, one in pfl.training.LR_SCHEDULES.items()],
+    )
     lines += ["\nPresets (--preset=NAME):", *presets.catalogue()]
-    lines.append(f"\nExamples (--import_file=example:NAME), in {plugins.EXAMPLES}:")
-    lines += [f"  {name:20} {about}" for name, about in plugins.examples().items()]
+    examples = [(name, about, {}) for name, about in plugins.examples().items()]
+    lines += listed(f"\nExamples (--import_file=example:NAME), in {plugins.EXAMPLES}:", examples)
     return "\n".join(lines)
 
 

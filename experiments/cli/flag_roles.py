@@ -15,6 +15,6 @@ MEASUREMENTS = frozenset({
 })  # fmt: skip
 
 # Flags that change no algorithm's result, but for the rounding of sums over devices.
-NEUTRAL = PLACES | TRACKERS | KEPT | DEVICES | {"trust_flagfiles", "accept_changed_code"}
+NEUTRAL = PLACES | TRACKERS | KEPT | DEVICES | {"trust_flagfiles"}
 # Flags that another command's runs don't take over: places, and code, which only a user may name.
 NOT_INHERITED = CODE | {"output_dir", "compilation_cache", "preset", "settings_from", "flagfile"}

@@ -204,8 +204,6 @@ def _run(group: Group) -> None:
     group.number("checkpoint_seconds", 60.0, meaning, 0.0)
     meaning = "keep the last checkpoint, from which more rounds continue a finished run"
     group.switch("keep_state", False, meaning)
-    meaning = "continue a run whose code has changed (--import_file, revisions), with a note"
-    group.switch("accept_changed_code", False, meaning)
     meaning = (
         "how scores of clients and rounds become the number that leads the table: "
         f"{', '.join(HEADLINES)}; see docs/migrating.md"

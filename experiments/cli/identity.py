@@ -10,8 +10,8 @@ of algorithms and digests of plugins.
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -38,10 +38,8 @@ NUMERICS = {
     "jax_threefry_partitionable": True,
 }
 REPLACED = object()  # instead of a flag's value: other entries are more exact
-# Ways in which a command may be larger than the run of a folder.
 ROUNDS, SEEDS, ALGORITHMS = "rounds", "num_seeds", "algorithms"
-EVERY_WAY = (ROUNDS, SEEDS, ALGORITHMS)
-LENGTHENED = {"rounds", "patience", "matrix_rounds"}  # flags that may differ with more rounds
+LENGTHS = ("rounds", "patience")  # how long simulations are
 
 
 def run_identity(config: ExperimentConfig, entries: Mapping[str, Any] = {}) -> dict[str, Any]:
@@ -205,87 +203,20 @@ def check_alike(entries: Mapping[str, Any]) -> None:
             )
 
 
-class Verdict(NamedTuple):
-    """How a command's run differs from that of a folder.
+def grows(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Return whether a command is larger than a run: more rounds, seeds or algorithms.
 
-    Attributes:
-      same: whether it is that run, or a larger one.
-      way: the way in which it is larger, of `EVERY_WAY`, or None.
-      changed: the differences in words, "" where there are none.
-      code: differences of code that the user accepts, by entry.
-      code_only: whether the run would be that of the folder but for its code.
-    """
-
-    same: bool
-    way: str | None
-    changed: str
-    code: dict[str, str]
-    code_only: bool = False
-
-
-def compare(
-    before: Mapping[str, Any],
-    now: Mapping[str, Any],
-    ways: Collection[str] = EVERY_WAY,
-    accept_code: bool = False,
-) -> Verdict:
-    """Compare the identity of a folder's run with that of a command.
-
-    Args:
-      before, now: of `run_identity`.
-      ways: in which the command may be larger, of `EVERY_WAY`.
-      accept_code: whether changed code is accepted.
-    """
-    changed, way = difference(before, now), growth(before, now, ways)
-    if not changed or way is not None:
-        return Verdict(True, way, changed, {})
-    current = {name: value for name, value in before.items() if not is_code(name)}
-    current |= {name: value for name, value in now.items() if is_code(name)}
-    way = growth(current, now, ways)
-    if difference(current, now) and way is None:
-        return Verdict(False, None, difference(current, now) if accept_code else changed, {})
-    if not accept_code:
-        return Verdict(False, None, changed, {}, code_only=True)
-    return Verdict(True, way, changed, code_changes(before, now))
-
-
-def growth(
-    before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY
-) -> str | None:
-    """Return how a command extends a run, or None.
-
-    New seeds may come together with new algorithms, and are the way then.
+    Another patience counts as more rounds. With a patience all seeds end together, so none can be
+    added.
     """
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-    if not changed:
-        return None
-    more = now.get("rounds", 0) > before.get("rounds", 0)
-    if ROUNDS in ways and (changed == {"patience"} or (more and changed <= LENGTHENED)):
-        return ROUNDS
     old, new = before.get(ALGORITHMS, []), now.get(ALGORITHMS, [])
     added = tuple(f"{name}." for name in new if name not in old)
-    explained = {ALGORITHMS, SEEDS} | {name for name in changed if name.startswith(added)}
+    explained = {ALGORITHMS, SEEDS, *LENGTHS} | {n for n in changed if n.startswith(added)}
+    if now[ROUNDS] > before[ROUNDS]:
+        explained.add("matrix_rounds")
     if added and set(before.get("import_file", ())) <= set(now.get("import_file", ())):
         explained.add("import_file")  # of the new algorithms
-    if not changed <= explained or not set(old) <= set(new):
-        return None
-    if SEEDS in changed:
-        grows = now[SEEDS] > before.get(SEEDS, 0) and now.get("patience") is None
-        return SEEDS if grows and SEEDS in ways else None
-    return ALGORITHMS if added and ALGORITHMS in ways else None
-
-
-def is_code(name: str) -> bool:
-    """Return whether an entry of a run's identity describes code."""
-    return name == "import_file" or name.endswith(".revision") or ".revision of " in name
-
-
-def code_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """Return the changes of a run's code by entry, without those of new algorithms."""
-    names = sorted({name for name in before if is_code(name)} | {"import_file"})
-
-    def only(name: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: entries[name]} if name in entries else {}
-
-    changes = {name: difference(only(name, before), only(name, now)) for name in names}
-    return {name: text for name, text in changes.items() if text}
+    larger = set(old) <= set(new) and all(now[name] >= before[name] for name in (ROUNDS, SEEDS))
+    together = SEEDS not in changed or now.get("patience") is None
+    return bool(changed) and changed <= explained and larger and together

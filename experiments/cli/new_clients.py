@@ -84,7 +84,7 @@ def score(new_clients: NewClients, result: pfl.Result, own: Mapping[str, Any]) -
     return rows.loc[np.isfinite(rows[name]), [*COLUMNS, name]]
 
 
-def _read_rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
+def read_rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
     """Read an algorithm's new_clients.csv, its cells as text.
 
     Raises:
@@ -104,18 +104,9 @@ def _read_rows(folder: Path, measure: pfl.models.Measure) -> pd.DataFrame:
     return rows
 
 
-def rows_of(folders: Iterable[Path], measure: pfl.models.Measure) -> pd.DataFrame:
-    """Return the rows of several folders of an algorithm.
-
-    Raises:
-      InputError: as of `_rows`.
-    """
-    return pd.concat([_read_rows(folder, measure) for folder in folders])
-
-
 def write_table(folder: Path, names: Iterable[str], measure: pfl.models.Measure = ACCURACY) -> None:
     """Write the table of new clients: mean over clients and seeds, by steps."""
-    rows = pd.concat({name: _read_rows(folder / name, measure) for name in names}, names=["name"])
+    rows = pd.concat({name: read_rows(folder / name, measure) for name in names}, names=["name"])
     rows = rows.astype({"part_of_samples": float, "local_steps": int, measure.name: float})
     means: Any = rows.groupby(["name", "part_of_samples", "local_steps"], sort=False)[measure.name]
     cells = means.mean().unstack(["part_of_samples", "local_steps"], sort=False)

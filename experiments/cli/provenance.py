@@ -1,8 +1,7 @@
 """The origin of a run's numbers: data, model, machine and code, for `config.json` and `run.json`.
 
 Changes of the package's files or of JAX may change roundings, so a run continues with a warning. A
-changed revision, or a changed file of the user's, gives other numbers: the run is refused without
---accept_changed_code, with which its rows have a remark.
+changed revision, or a changed file of the user's, gives other numbers: it is another run.
 """
 
 import hashlib
@@ -11,7 +10,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import jax
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import read_json
 
 from ..outputs import run_files
 from . import identity, plugins
@@ -28,7 +26,6 @@ from .build import Experiment
 VERSIONED = ("jax", "jaxlib", "flax", "optax", "numpy")
 UNHASHED = ("algorithms", "save_models")  # they don't change an algorithm's numbers
 MADE_WITH = "made_with"  # of the record: the package and JAX, an entry for each that worked on it
-ACCEPTED = "accepted_changes"  # of the record: by entry, how it changed
 FOLDERS = (Path(__file__).parents[1], Path(pfl.__file__).parent)
 
 
@@ -118,21 +115,6 @@ def configuration(experiment: Experiment, result: pfl.Result, facts: Mapping) ->
     }
 
 
-def of_other_code(files: Sequence[str], folder: Path, algorithm: str) -> list[str]:
-    """Return remarks on the row of a finished algorithm after its code has changed.
-
-    Args:
-      files: of --import_file.
-      folder: of the algorithm's result.
-    """
-    config = read_json(folder / "config.json")
-    now = plugins.digests(files, algorithm)
-    missing = set(config.get("code") or ()) - set(now)
-    before = config.get("revision", identity.revision(pfl.core.ALGORITHMS[algorithm]))
-    changed = missing or before != identity.revision(pfl.core.ALGORITHMS[algorithm])
-    return ["made before its code changed"] if changed else []
-
-
 def git_state() -> dict[str, Any] | None:
     """Return the commit of this file's checkout and whether it has changes, or None."""
     root = Path(__file__).resolve().parents[2]
@@ -168,19 +150,14 @@ def versions() -> dict[str, str]:
     return {"fedjax_pfl": pfl.__version__, "code of fedjax_pfl": package(), **libraries}
 
 
-def history(record: Mapping[str, Any], accepted: Mapping[str, str]) -> dict[str, Any]:
-    """Return the code entries of a folder's next record.
+def history(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of a folder's next record on the code that worked on it.
 
     Args:
       record: the folder's last one, {} if there is none.
-      accepted: how code has changed since, by entry.
     """
     states, now = record.get(MADE_WITH, []), versions()
-    states = states if states and states[-1] == now else [*states, now]
-    known = {**record.get(ACCEPTED, {})}
-    for name, text in accepted.items():
-        known[name] = f"{known[name]}; then {text}" if name in known else text
-    return {MADE_WITH: states, **({ACCEPTED: known} if known else {})}
+    return {MADE_WITH: states if states and states[-1] == now else [*states, now]}
 
 
 def warn(output: Path, record: Mapping[str, Any]) -> None:
@@ -193,9 +170,3 @@ def warn(output: Path, record: Mapping[str, Any]) -> None:
             f"from those of one run: {changed.replace('--', '')}.",
             file=sys.stderr,
         )
-
-
-def remarks(record: Mapping[str, Any], algorithm: str) -> list[str]:
-    """Return remarks on the row of an algorithm that was simulated in a folder of that record."""
-    known = identity.of_algorithm(record.get(ACCEPTED, {}), algorithm)
-    return [f"code changed while the run was made: {text}" for text in known.values()]

@@ -3,8 +3,8 @@
 `run.json` holds the identity of the run (`experiments.cli.identity`). The same command on the same
 data finds the folder again, whether the run finished or was killed, and continues; another run is
 refused. A larger run continues, too: more rounds start from each algorithm's last state; more seeds
-are a simulation of their own, a part, and an algorithm's result joins its parts; further algorithms
-leave the finished ones as they are. Files that a larger run replaces move to OUTPUT/earlier first.
+are a simulation of their own, a block, with which an algorithm's result is joined; further
+algorithms leave the finished ones as they are. A result stays until the larger one replaces it.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,14 @@ from fedjax_pfl.data.files import as_path
 
 from ..outputs import run_files, tracking
 from . import identity, provenance
-from .algorithm_folders import CHECKPOINTS, EARLIER, LAST, PARTS, is_complete, part_name, seed_parts
+from .algorithm_folders import BLOCKS, CHECKPOINTS, LAST, missing_blocks, seed_blocks
 from .config import ExperimentConfig
-from .identity import ALGORITHMS, EVERY_WAY, ROUNDS, SEEDS, Verdict
 from .start import called
 
 RECORD, LOCK = "run.json", ".lock"
 DIGEST = "digest"  # of the other entries of the record
 FIRST = {LOCK, f".part-{RECORD}"}  # files that may exist before the record
-KEPT_IN_PLACE = {LOCK, RECORD, CHECKPOINTS, EARLIER, "partition.npz", "partition.png"}
-# What trackers have of finished seeds, which further seeds leave as it is.
-TRACKED = {tracking.RECORD, "tensorboard"}
-COMPARED = ("comparison.md", "comparison.csv", "clients.csv", "new_clients.md", "*.png")
+TABLE = "comparison.md"  # of a run's files, the last that is written
 
 try:
     import fcntl
@@ -66,72 +62,53 @@ def inspect(config: ExperimentConfig, entries: Mapping[str, Any]) -> dict[str, A
     Raises:
       InputError: see `check`.
     """
-    output, names = output_folder(config, entries), list(config.instances)
-    way = check(output, entries, accept=config.accept_changed_code).way
-    every = way not in (None, ALGORITHMS)
-    pending = [name for name in names if every or not is_complete(output / name)]
-    return {
-        "output": str(output),
-        "pending": pending,
-        "parts": seed_parts(_known(output), entries),
-        "finished": finished(output, names) and way is None,
-    }
+    output = output_folder(config, entries)
+    grows = check(output, entries)
+    blocks = seed_blocks(_known(output), entries)
+    names = pending(config, output, blocks)
+    done = not names and not grows and (output / TABLE).exists()
+    return {"output": str(output), "pending": names, "blocks": blocks, "finished": done}
 
 
-def check(
-    output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
-) -> Verdict:
-    """Compare a command with the run of its output folder.
+def pending(config: ExperimentConfig, output: Path, blocks: Sequence[int]) -> list[str]:
+    """Return the algorithms whose folders lack some seeds, or have other rounds."""
+    return [name for name in config.instances if missing_blocks(output / name, config, blocks)]
+
+
+def check(output: Path, now: Mapping[str, Any], may_grow: bool = True) -> bool:
+    """Compare a command with the run of its output folder; return whether it is larger.
 
     Args:
       now: the command's identity.
-      ways: in which it may be larger than the folder's run.
-      accept: whether changed code is accepted (--accept_changed_code).
+      may_grow: whether it may be larger than the folder's run.
 
     Raises:
       InputError: the folder is neither new nor empty, and another run's.
     """
     if not output_exists("output_dir", output):
-        return Verdict(True, None, "", {})
+        return False
     if output.is_dir() and {path.name for path in output.iterdir()} <= FIRST:
-        return Verdict(True, None, "", {})  # killed before the record was written
+        return False  # killed before the record was written
     record = _record(output)
-    verdict = identity.compare(record["flags"], now, ways, accept)
-    if verdict.code_only:
+    changed = identity.difference(record["flags"], now)
+    grows = may_grow and identity.grows(record["flags"], now)
+    if changed and not grows:
+        more = ", and perhaps more --rounds, --num_seeds (without --patience) or --algorithms"
         raise pfl.InputError(
-            f"{output} was made with other code: {verdict.changed}. Give --accept_changed_code to "
-            "continue with the present code, which a note below the table says, or another "
-            "--output_dir."
+            f"{output} is another run: {changed}. Continue it with the same flags and data"
+            f"{more * may_grow}; or give another --output_dir, and compare both folders with "
+            f"{called('compare')}."
         )
-    if not verdict.same:
-        what = _remedy(record["flags"], now, ways)
-        raise pfl.InputError(f"{output} is another run: {verdict.changed}. {what}")
-    if verdict.way and PARTS in record and now.get("patience") is not None:
+    if grows and BLOCKS in record and now.get("patience") is not None:
         raise pfl.InputError(
             f"{output} has seeds of several commands, which --patience can't end together: leave "
             "the flag out, or give another --output_dir."
         )
-    return verdict
-
-
-def _remedy(before: Mapping[str, Any], now: Mapping[str, Any], ways: Collection[str]) -> str:
-    """Suggest other commands if the folder holds another run."""
-    if SEEDS not in ways:
-        return "Give the same flags and data to continue it, or another --output_dir."
-    if now.get("patience") is not None and identity.growth(before, {**now, "patience": None}, ways):
-        return (
-            "With --patience all seeds end together, so none can be added: give another "
-            f"--output_dir, and compare both folders with {called('compare')}."
-        )
-    return (
-        "Continue it with the same flags and data and either more --rounds, or more --num_seeds "
-        "and --algorithms; or give another --output_dir, and compare both folders with "
-        f"{called('compare')}."
-    )
+    return grows
 
 
 def _record(output: Path) -> dict[str, Any]:
-    """Return a folder's record: version, flags, and parts of the seeds if any."""
+    """Return a folder's record: version, flags, and blocks of the seeds if there are several."""
     path, what = output / RECORD, f"Choose another --output_dir, or delete {output} to restart."
     if not path.exists():
         raise pfl.InputError(
@@ -163,14 +140,12 @@ def digest_of(record: Mapping[str, Any]) -> str:
 
 def finished(output: Path, names: Collection[str]) -> bool:
     """Return whether the folder has all algorithms' results and their comparison."""
-    files = [*(Path(name) / LAST for name in names), Path("comparison.md")]
+    files = [*(Path(name) / LAST for name in names), Path(TABLE)]
     return all((output / file).exists() for file in files)
 
 
 @contextlib.contextmanager
-def opened(
-    output: Path, now: Mapping[str, Any], ways: Collection[str] = EVERY_WAY, accept: bool = False
-) -> Iterator[None]:
+def opened(output: Path, now: Mapping[str, Any], may_grow: bool = True) -> Iterator[None]:
     """Create or take over the folder, locked for this process; arguments as of `check`.
 
     Raises:
@@ -189,55 +164,30 @@ def opened(
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise pfl.InputError(f"Another process is writing to {output}.") from None
-        verdict, old = check(output, now, ways, accept), _known(output)
-        counts = seed_parts(old, now) if SEEDS in ways else []
+        run_files.restore(output)
+        grows, old = check(output, now, may_grow), _known(output)
         if old is not None:
             provenance.warn(output, old)
-            if verdict.way == ROUNDS and not (output / CHECKPOINTS).exists():
-                print(
-                    f"note: no state of the {old['flags']['rounds']} rounds before was kept, so "
-                    "all rounds are simulated again: --keep_state keeps it for more rounds.",
-                    file=sys.stderr,
-                )
-            if verdict.way is not None:
-                move_to_earlier(output, verdict.way, old["flags"])
-        history = provenance.history(old or {}, verdict.code)
-        unchanged = old is not None and history.items() <= old.items()
-        if verdict.way is not None or verdict.code or not unchanged:
-            record = {"version": pfl.__version__, "flags": now, **history}
-            record |= {PARTS: counts} if len(counts) > 1 else {}
-            run_files.write_json(output / RECORD, record | {DIGEST: digest_of(record)})
+        if grows and old is not None:
+            _take_over(output, old["flags"], now)
+        record = {"version": pfl.__version__, "flags": now, **provenance.history(old or {})}
+        blocks = seed_blocks(old, now) if may_grow else []
+        record |= {BLOCKS: blocks} if len(blocks) > 1 else {}
+        record[DIGEST] = digest_of(run_files.plain(record))
+        if record != old:
+            run_files.write_json(output / RECORD, record)
         yield
 
 
-def remarks(output: Path, algorithm: str) -> list[str]:
-    """Return remarks on the row of an algorithm now simulated in a run's folder."""
-    record = _known(output)  # None if it was deleted meanwhile: the next write will fail
-    return [] if record is None else provenance.remarks(record, algorithm)
-
-
-def move_to_earlier(output: Path, way: str, before: Mapping[str, Any]) -> None:
-    """Move the files that a larger run replaces to a subfolder, the table first.
-
-    If the process is killed meanwhile, the same command moves the rest.
-    """
-    if way == ALGORITHMS:
-        files = [path for name in COMPARED for path in output.glob(name)]
-        name = f"algorithms_{len(before[ALGORITHMS])}"
-    else:
-        files = list(output.iterdir())
-        seeds = range(before["seed"], before["seed"] + before[SEEDS])
-        name = f"rounds_{before['rounds']}" if way == ROUNDS else part_name(seeds, before["rounds"])
-    stay = KEPT_IN_PLACE | (TRACKED if way == SEEDS else set())
-    files = [p for p in files if p.name not in stay and not p.name.startswith(".part-")]
-    if way != ROUNDS and not files:
-        return
-    place, k = output / EARLIER / name, 1
-    while any((place / path.name).exists() for path in files):
-        k += 1
-        place = output / EARLIER / f"{name}-{k}"
-    with writing(place):
-        place.mkdir(parents=True, exist_ok=True)
-        for path in sorted(files, key=lambda path: path.name != "comparison.md"):
-            path.replace(place / path.name)
-        shutil.copy(output / RECORD, place / RECORD)
+def _take_over(output: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Remove what is not of the larger run: the table, and with more rounds what was tracked."""
+    (output / TABLE).unlink(missing_ok=True)
+    if any(before.get(name) != now.get(name) for name in identity.LENGTHS):
+        (output / tracking.RECORD).unlink(missing_ok=True)
+        shutil.rmtree(output / "tensorboard", ignore_errors=True)
+        if not (output / CHECKPOINTS).exists():
+            print(
+                f"note: no state of the {before['rounds']} rounds before was kept, so all rounds "
+                "are simulated again: --keep_state keeps it for more rounds.",
+                file=sys.stderr,
+            )

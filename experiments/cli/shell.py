@@ -31,6 +31,18 @@ INTERRUPTED = 128 + signal.SIGINT
 GOES_ON = "Finished work is kept; once this is fixed, the same command continues from there."
 
 
+class Interrupted(Exception):
+    """Error: a run within a command was interrupted, and has said so.
+
+    Attributes:
+      code: exit code of the command.
+    """
+
+    def __init__(self, code: int):
+        super().__init__(f"Interrupted with exit code {code}.")
+        self.code = code
+
+
 def script(more: str = "", continues: str = "") -> Callable:
     """Decorate a command's `main(argv)` to print an error as one line.
 
@@ -52,6 +64,8 @@ def script(more: str = "", continues: str = "") -> Callable:
                 return refuse(error)
             except OSError as error:
                 return fault(error, more)
+            except Interrupted as error:
+                return error.code
             except KeyboardInterrupt:
                 if not continues:
                     raise

@@ -6,14 +6,16 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.execution import processes
+from fedjax_pfl.results.joining import join_seeds
 
-from ..outputs import live, run_files, tracking
-from . import algorithm_folders, distributed, new_clients, provenance, run_folder
+from ..outputs import run_files, tracking
+from . import algorithm_folders, distributed, new_clients, provenance
 from .algorithms import remarked
 from .build import Experiment
 
@@ -79,9 +81,9 @@ def simulate(
     *,
     seeds: Sequence[int],
     settings: Mapping[str, Sequence] | None = None,
-    grows: bool = False,
+    extendable: bool = False,
     **options: Any,
-) -> tuple[pfl.Result, live.Live]:
+) -> pfl.Result:
     """Simulate an algorithm, from its latest checkpoint if any.
 
     Args:
@@ -89,30 +91,26 @@ def simulate(
       checkpoints: their folder.
       show: called with the progress.
       settings: swept inside the program.
-      grows: whether the result is a run's own: metrics.csv is appended to while it runs, and
-        --keep_state keeps a state that more rounds continue.
+      extendable: whether a state is kept that more rounds continue.
       options: further ones of `pfl.simulate`.
 
     Returns:
-      (the result, with remarks for its row, and its growing file).
+      The result, with remarks for its row.
 
     Raises:
       Stopped: the simulation was asked to end.
     """
-    config, output = experiment.config, experiment.output
+    config = experiment.config
     algorithm = config.instances[name]
     facts = experiment.identity | algorithm.hyperparameters()
-    streams = tracking.Tracking(config, output, place, facts, settings, seeds)
-    growing = live.Live(output, place, streams, grows)
+    streams = tracking.Tracking(config, experiment.output, place, facts, settings, seeds)
 
     def progress(chunk: pfl.Progress) -> None:
         show(chunk)
-        processes.on_first(lambda: growing.add(chunk))
+        processes.on_first(lambda: streams.follow(chunk))
 
-    saved = pfl.Checkpoints(
-        checkpoints, config.checkpoint_seconds, extendable=grows and config.keep_state
-    )
-    with distributed.in_first_process(lambda: growing), contextlib.closing(saved):
+    saved = pfl.Checkpoints(checkpoints, config.checkpoint_seconds, extendable=extendable)
+    with distributed.in_first_process(lambda: streams), contextlib.closing(saved):
         result = pfl.simulate(
             algorithm,
             experiment.federation_of(name),
@@ -131,60 +129,74 @@ def simulate(
         processes.on_first(lambda: streams.add(result, last=True))
     if result.stopped == "asked":
         raise Stopped(result.rounds)
-    remarks = processes.on_first(lambda: run_folder.remarks(output, name))
-    return remarked(result, config.training_of[name], remarks), growing
+    return remarked(result, config.training_of[name])
+
+
+class Block(NamedTuple):
+    """Results of some seeds, with models and rows of new clients where there are any."""
+
+    result: pfl.Result
+    models: dict[str, Any] | None
+    rows: pd.DataFrame | None
 
 
 def run_algorithm(
     experiment: Experiment,
     name: str,
-    counts: Sequence[int],
     facts: Mapping[str, Any],
     display: Display,
     stop: Callable[..., bool],
 ) -> pfl.Result | None:
-    """Simulate an algorithm of a run and write its folder.
+    """Simulate the seeds that an algorithm's folder lacks, and write the folder anew.
 
     Args:
-      counts: how many seeds are simulated together, see `algorithm_folders.seed_parts`.
       facts: of `provenance.describe`.
 
     Returns:
-      The result; None where it joins several parts and is in its folder.
+      The result; None where it joins several blocks of seeds and is in its folder.
 
     Raises:
       Stopped: the simulation was asked to end.
     """
-    output, config = experiment.output, experiment.config
-    if len(counts) == 1:
-        show = display(name, config.rounds)
-        return _run_seeds(experiment, name, config.seeds, output / name, facts, show, stop)
-    first, rounds = config.seeds[0], config.rounds
-    parts = processes.on_first(
-        lambda: list(algorithm_folders.plan(output, name, counts, first, rounds))
-    )
-    for seeds, finished in parts:
-        if not finished:
-            which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
-            show = display(f"{name}, {which}", rounds)
-            place = algorithm_folders.part_folder(output, name, seeds, rounds)
-            _run_seeds(experiment, name, seeds, place, {**facts, "seeds": seeds}, show, stop)
-    processes.on_first(lambda: _join(experiment, name, [seeds for seeds, _ in parts], facts))
-    return None
+    folder, counts, config = experiment.output / name, experiment.folder.blocks, experiment.config
+    missing = processes.on_first(lambda: algorithm_folders.missing_blocks(folder, config, counts))
+    several, made = len(counts) > 1, []
+    for seeds in missing:
+        which = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
+        show = display(f"{name}, {which}" if several else name, config.rounds)
+        block = _simulate_block(experiment, name, seeds, show, stop)
+        if several and block.models is not None:
+            block = block._replace(models=algorithm_folders.as_read(block.models))
+        made.append(block)
+
+    def write() -> None:
+        blocks = [*made]
+        if len(missing) < len(counts):
+            there = [s for s in config.seeds if not any(s in seeds for seeds in missing)]
+            blocks.insert(0, _read_block(experiment, name, there))
+        result = join_seeds([one.result for one in blocks]) if several else made[0].result
+        models, rows = made[0].models, made[0].rows
+        if models is not None and several:
+            models = algorithm_folders.joined_models([one.models for one in blocks])
+        if rows is not None:
+            rows = pd.concat([one.rows for one in blocks])
+        description = provenance.configuration(experiment, result, facts)
+        run_files.write_algorithm(folder, result, description, facts["summary"], models, rows)
+
+    processes.on_first(write)
+    return None if several else made[0].result
 
 
-def _run_seeds(
+def _simulate_block(
     experiment: Experiment,
     name: str,
     seeds: Sequence[int],
-    folder: Path,
-    facts: Mapping[str, Any],
     show: Callable[[pfl.Progress], None],
     stop: Callable[..., bool],
-) -> pfl.Result:
-    """Simulate an algorithm with some of the seeds and write the result's folder."""
+) -> Block:
+    """Simulate an algorithm with some of the seeds."""
     config, output = experiment.config, experiment.output
-    result, growing = simulate(
+    result = simulate(
         experiment,
         name,
         name,
@@ -192,7 +204,7 @@ def _run_seeds(
         show,
         stop,
         seeds=seeds,
-        grows=True,
+        extendable=config.keep_state,
         matrix_rounds=config.recorded_rounds,
         adapt=config.adaptation,
     )
@@ -201,33 +213,18 @@ def _run_seeds(
     if experiment.new_clients is not None:
         rows = new_clients.score(experiment.new_clients, result, config.training_of[name])
     # Without `final`, which frees device memory for the next algorithm.
-    result = replace(result, final=None)
-    description = provenance.configuration(experiment, result, facts)
-
-    def write() -> None:
-        if folder.parent != output:  # of some of the seeds
-            with writing(folder.parent):
-                folder.parent.mkdir(parents=True, exist_ok=True)
-        run_files.write_algorithm(folder, result, description, facts["summary"], models, rows)
-        growing.remove()
-
-    processes.on_first(write)
-    return result
+    return Block(replace(result, final=None), models, rows)
 
 
-def _join(
-    experiment: Experiment, name: str, parts: Sequence[range], facts: Mapping[str, Any]
-) -> None:
-    """Join the finished parts of an algorithm into its folder."""
-    config, output = experiment.config, experiment.output
-    folders = {algorithm_folders.part_folder(output, name, s, config.rounds): s for s in parts}
-    result = algorithm_folders.joined(folders, name, config.rounds)
-    models = algorithm_folders.joined_models(folders) if config.save_models else None
+def _read_block(experiment: Experiment, name: str, seeds: Sequence[int]) -> Block:
+    """Read the seeds that an algorithm's folder has."""
+    config, folder = experiment.config, experiment.output / name
+    result = algorithm_folders.load_result(folder, name, seeds, config.rounds)
+    models = algorithm_folders.models_of(folder) if config.save_models else None
     rows = None
     if experiment.new_clients is not None:
-        rows = new_clients.rows_of(folders, result.measure())
-    description = provenance.configuration(experiment, result, facts)
-    run_files.write_algorithm(output / name, result, description, facts["summary"], models, rows)
+        rows = new_clients.read_rows(folder, result.measure())
+    return Block(result, models, rows)
 
 
 def final_models(result: pfl.Result) -> dict[str, Any]:

@@ -40,7 +40,7 @@ Draw a figure from finished runs of {called("run")}; docs/figures.md has example
 
   {called("figures")} --list
   {called("figures")} accuracy/rounds --runs=runs/digits --output=rounds.png
-  {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k --group=alpha \\
+  {called("figures")} accuracy/setting --runs='runs/k*' --x=feddwa.top_k \\
       --output=top_k.png --data=top_k.csv
 
 --runs takes folders of an algorithm, of a comparison (all its algorithms), or folders above

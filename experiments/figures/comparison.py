@@ -9,10 +9,10 @@ from fedjax_pfl.results import comparison_plots, plots
 from fedjax_pfl.results.harm import Gains
 from fedjax_pfl.utils.errors import InputError, require_name
 
-from .drawing import SMALL, Drawing, figure, of_run, over_seeds, require_rounds
+from .drawing import Drawing, figure, of_run, over_seeds, require_rounds
 from .run_table import baseline_runs
 from .runs import Run, same_data
-from .scores import SCORES, chosen_clients, curve, describe_clients, one_number
+from .scores import chosen_clients, curve, describe_clients
 from .selection import labels, renamed, with_scores, with_styles
 
 COSTS = {
@@ -21,7 +21,6 @@ COSTS = {
     "gflop": "GFLOP of all clients' local training",
     "seconds": "seconds",
 }
-TIE = "0.45"  # the grey of clients that are neither better nor worse
 
 
 def cost_curve(run: Run, cost: str) -> np.ndarray:
@@ -81,59 +80,6 @@ def by_cost(
     return drawing
 
 
-@figure("accuracy/scatter", "every client's accuracy in one run against another's")
-def scatter(
-    runs: Sequence[Run],
-    *,
-    model: str = "personalized",
-    split: str = "test",
-    score: str = "final",
-) -> Drawing:
-    """Which clients gain or lose: a point for each client, mean over the seeds of both runs.
-
-    The first run is across, every other one upward in axes of its own; above the line its clients
-    are better off (below it where lower is better). Clients with equal accuracies are grey. The
-    title counts them.
-
-    Args:
-      model, split: which accuracy.
-      score: "final", "best" (each client's own best round) or "last_tenth".
-    """
-    runs = with_scores(runs, [model], split)
-    if len(runs) < 2:
-        raise InputError("accuracy/scatter compares runs: give at least two.")
-    (first, *others), (own, *names) = runs, labels(runs)
-    measure = first.measure
-    drawing = Drawing.panels(len(others), 4.0, 4.0)
-    for axes, run, name in zip(drawing.axes, others, names, strict=True):
-        _require_same_data("accuracy/scatter", (first, own), (run, name))
-        seeds = [seed for seed in first.seeds if seed in run.seeds]
-        if not seeds:
-            raise InputError(f"{own} and {name} have no seed in common.")
-        rows = chosen_clients([first, run], "", model, split)[0]
-        across, upward = (
-            np.array([_of_client(one, client, seeds, model, split, score) for client in rows])
-            for one in (first, run)
-        )
-        gain = measure.toward(upward - across)
-        ties = np.abs(gain) <= 1e-9
-        better, worse = int((gain > 1e-9).sum()), int((gain < -1e-9).sum())
-        low, high = min(across.min(), upward.min()), max(across.max(), upward.max())
-        margin = 0.05 * ((high - low) or abs(high) or 1.0)
-        limits = low - margin, high + margin
-        axes.plot(limits, limits, color=plots.GREY, linewidth=1, zorder=1)
-        colours = np.where(gain >= 0, *plots.COLOURS[:2])
-        axes.scatter(across, upward, c=np.where(ties, TIE, colours), s=22, zorder=2)
-        axes.set(xlim=limits, ylim=limits, aspect="equal")
-        equal = f", {ties.sum()} equal" if ties.any() else ""
-        axes.set_title(f"{name}: {better} better, {worse} worse{equal}", **SMALL)
-        plots.tidy(axes, xlabel=f"{own}: {measure.axis}", ylabel=f"{name}: {measure.axis}")
-        both = {f"{measure.name}_across": across, f"{measure.name}_upward": upward}
-        drawing.add(both, {"client": rows}, label_across=own, label_upward=name)
-    drawing.title(f"Clients: {model} model, {split} samples, {SCORES[score]}")
-    return drawing
-
-
 @figure("accuracy/gains", "sorted gains of clients over a baseline, and who is harmed")
 def sorted_gains(
     runs: Sequence[Run],
@@ -161,7 +107,11 @@ def sorted_gains(
     drawing, made = Drawing(6.4, 4.2), {}
     for run, name in zip(runs, names, strict=True):
         if run not in bases:
-            _require_same_data("accuracy/gains", (bases[0], baseline), (run, name))
+            if not same_data(bases[0], run):
+                raise InputError(
+                    "accuracy/gains needs the same clients with the same samples in all runs, got "
+                    f"{bases[0].data_name} ({baseline}) and {run.data_name} ({name})."
+                )
             made[name] = _gains(run, bases, model, split)
             places = {"seed": made[name].seeds, "client": made[name].clients}
             drawing.add({"gain": made[name].values}, places, **of_run(run, name))
@@ -184,18 +134,3 @@ def _gains(run: Run, bases: Sequence[Run], model: str, split: str) -> Gains:
     )
     seeds = tuple(seed for one in (first, *others) for seed in one.seeds)
     return replace(first, values=values, errors=errors, seeds=seeds)
-
-
-def _require_same_data(figure: str, *named: tuple[Run, str]) -> None:
-    """Raise `InputError` unless two runs, which have these names, are on the same data."""
-    if not same_data(*(run for run, _ in named)):
-        words = " and ".join(f"{run.data_name} ({name})" for run, name in named)
-        raise InputError(
-            f"{figure} needs the same clients with the same samples in all runs, got {words}."
-        )
-
-
-def _of_client(run: Run, client: int, seeds, model: str, split: str, score: str) -> float:
-    at = [run.seeds.index(seed) for seed in seeds]
-    values = run.measure.scale * run.values(model, split)[at][:, :, client].astype(float)
-    return float(one_number(values, score, run.measure).mean())

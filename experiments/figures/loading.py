@@ -13,7 +13,6 @@ from fedjax_pfl.data.files import as_path
 from fedjax_pfl.results.result_files import OLDER, damaged, remedy
 from fedjax_pfl.utils.errors import InputError, shown
 
-from ..cli.algorithm_folders import EARLIER
 from ..cli.start import called
 from .runs import CONFIG, SUMMARY, Run
 
@@ -55,8 +54,7 @@ def find(
                      for k in range(DEPTH)]  # fmt: skip
             summaries = sorted(
                 (path for paths in below for path in paths
-                 if not path.parent.name.startswith(".")  # half-written
-                 and EARLIER not in path.relative_to(match).parts),
+                 if not path.parent.name.startswith(".")),  # half-written
                 key=natural,
             )  # fmt: skip
             if not summaries:

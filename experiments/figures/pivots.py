@@ -1,9 +1,8 @@
 """Pivot tables of finished runs: algorithms by data sets, or by the values of any setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from fedjax_pfl.utils.errors import InputError, require, require_name
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER, Measure
 
 from .drawing import extent, split_at_commas
-from .run_table import write_tables
 from .runs import ALGORITHM, REVISION, Run, same_data
 from .scores import Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import (
@@ -133,17 +131,15 @@ class Pivot:
             )
         return made, notes
 
-    def write(self, folder: Path, text: str) -> None:
-        """Write the table: a line per cell in `table.csv`, per score in `seeds.csv`."""
+    def numbers(self) -> pd.DataFrame:
+        """Return a line for each cell: its seeds, mean and spread."""
         end = "_percent" if self.measure.fraction else ""
-        heading = (*self.scores.columns[:2], "seeds", f"mean{end}", f"{self.spread}{end}")
-        numbers = [
+        heading = [*self.scores.columns[:2], "seeds", f"mean{end}", f"{self.spread}{end}"]
+        lines = [
             (*at, len(values), float(values.mean()), _spread(values, self.spread))
             for at, values in self.cells.items()
         ]
-        made = self.table()
-        latex, numbers = made.to_latex("c"), Table.of_cells(heading, numbers)
-        write_tables(folder, text, made, latex, numbers, self.scores)
+        return pd.DataFrame(lines, columns=heading)
 
 
 def pivoted(
@@ -152,6 +148,7 @@ def pivoted(
     choice: Choice = Choice(),  # noqa: B008 - immutable
     *,
     spread: str = "std",
+    value: Callable[[Run], np.ndarray] | None = None,
 ) -> Pivot:
     """Return the table of algorithms (and their differing settings) by the values of settings.
 
@@ -163,6 +160,7 @@ def pivoted(
         each.
       choice: which scores.
       spread: "std" over seeds, or "interval", half the width of its 95 % interval.
+      value: returns another number than the score, by seed.
 
     Raises:
       InputError: an unknown name, a cell with two runs of the same seed, different data, or one
@@ -196,7 +194,10 @@ def pivoted(
     pooled: dict[tuple[str, str], list[Run]] = {}
     remarks: dict[tuple[str, str], list[str]] = {}
     for run, row, column, mine in zip(runs, rows, at, chosen, strict=True):
-        values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
+        if value is None:
+            values = one_number(curve(run, mine, model, split, average), choice.score, run.measure)
+        else:
+            values = value(run)
         place, what = (renamed(row), renamed(column)), f"{row} with {name} {column}"
         same = pooled.setdefault(place, [])
         for other in same:

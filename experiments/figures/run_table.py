@@ -2,14 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 import fedjax_pfl as pfl
-from fedjax_pfl.data.atomic_files import writing
 from fedjax_pfl.results.intervals import (
     TITLE,
     beyond,
@@ -23,7 +20,6 @@ from fedjax_pfl.results.table import BOLD, Column, Table, measured
 from fedjax_pfl.utils.errors import InputError, require
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
-from ..outputs.run_files import write_csv, write_text
 from .runs import ALGORITHM, Run, same_data
 from .scores import SCORES, Choice, chosen_clients, curve, describe_clients, one_number
 from .selection import REPEATS, bare, differing_settings, labels, mixed_code, varying, with_scores
@@ -138,8 +134,8 @@ def _meaning(table: Sequence[dict], score: str, measure: pfl.models.Measure) -> 
         notes.append("Worst tenth: after the last round.")
     if any("difference" in row for row in table) and any("seeds" in row for row in table):
         notes.append("Difference: over the seeds that a run has in common with the baseline.")
-    low, high = measure.range
-    marked = any(beyond(row["accuracy"], row.get("interval"), low, high) for row in table)
+    marked = any(beyond(row["accuracy"], row.get("interval"), *measure.range) for row in table)
+    high = measure.range[1]
     marked |= any(beyond(row["difference"], row.get("difference_interval"), -high, high)
                   for row in table if "difference" in row)  # fmt: skip
     several = [len(row["scores"]) for row in table if row.get("interval") is not None]
@@ -161,20 +157,17 @@ def _differing_facts(runs, rows, scores) -> list[dict]:
         every = int(np.diff(run.eval_rounds, prepend=0).max())
         return f"{run.eval_rounds[-1]}" + ("" if every == 1 else f", scored every {every}")
 
-    facts = {
-        "seeds": [tuple(sorted(own)) for own in scores],
-        "clients": [(run.num_clients, *own) for run, own in zip(runs, rows, strict=True)],
-        "data": [run.data_name for run in runs],
-        "rounds": [rounds(run) for run in runs],
-    }
-    shown = {
-        "seeds": [len(own) for own in scores],
-        "clients": [over(own.tolist()) for own in rows],
-        "data": facts["data"],
-        "rounds": facts["rounds"],
-    }
-    differ = [name for name, values in facts.items() if len(set(values)) > 1]
-    return [{name: shown[name][k] for name in differ} for k in range(len(runs))]
+    facts = [  # each as it is compared, and as it is shown
+        {
+            "seeds": (tuple(sorted(own)), len(own)),
+            "clients": ((run.num_clients, *chosen), over(chosen.tolist())),
+            "data": (run.data_name,) * 2,
+            "rounds": (rounds(run),) * 2,
+        }
+        for run, chosen, own in zip(runs, rows, scores, strict=True)
+    ]
+    differ = [name for name in facts[0] if len({one[name][0] for one in facts}) > 1]
+    return [{name: one[name][1] for name in differ} for one in facts]
 
 
 def _missing_in_labels(every, runs, names, model: str, split: str) -> list[str]:
@@ -278,23 +271,3 @@ def best_in_bold(table: Table, key: str, measure: Measure) -> Table:
     rows = enumerate(table.rows)
     emphasis = {(k, key): BOLD for k, row in rows if measure.toward(row[key]) == best}
     return replace(table, emphasis=emphasis)
-
-
-def write_tables(
-    folder: Path, text: str, table: Table, latex: str, numbers: Table, scores: pd.DataFrame
-) -> None:
-    """Write `table.md`, `table.tex`, `table.csv` and `seeds.csv`.
-
-    Args:
-      folder: created here.
-      text: the meaning of the numbers, above the table.
-      table: for `table.md`; latex: the content of `table.tex`.
-      numbers: for `table.csv`.
-      scores: for `seeds.csv`.
-    """
-    with writing(folder):
-        folder.mkdir(parents=True)
-    write_text(folder / "table.md", "\n\n".join([text, table.to_markdown(), *table.notes]) + "\n")
-    write_text(folder / "table.tex", f"% {text}\n{latex}")
-    write_text(folder / "table.csv", numbers.to_csv())
-    write_csv(folder / "seeds.csv", scores)

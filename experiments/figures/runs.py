@@ -16,7 +16,6 @@ from fedjax_pfl.results.result_files import PLAIN, damaged
 from fedjax_pfl.utils.errors import InputError, shown
 
 from ..cli import flag_roles
-from ..outputs.run_files import client_records
 
 # Flags that no setting of a run is compared by: places, execution, and what is kept.
 UNCOMPARED = (
@@ -152,7 +151,10 @@ class Run:
     @cached_property
     def records(self) -> dict[str, np.ndarray]:
         """Records of the clients by round, their traffic and computation, [S, T, N]."""
-        return client_records(self.result)
+        result, flops = self.result, self.result.flops()
+        records = {name: values[:, 0] for name, values in result.clients.items()}
+        records |= {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
+        return records if flops is None else records | {"computation/flops": flops[:, 0]}
 
     def traffic(self, way: str) -> np.ndarray:
         """Return the bytes sent ("up") or received ("down") by each client, [S, T, N]."""

@@ -17,12 +17,6 @@ OUTPUT/NAME/summary.json    the numbers of the table; accuracies are fractions
 OUTPUT/NAME/metrics.csv     seed,round,metric,value: means over clients, and their number; sums of
                             traffic, local steps, candidates' forward passes and FLOPs. An infinite
                             error counts, and is "inf"; missing values have no line
-OUTPUT/NAME/metrics.jsonl   the same, an object for each seed and round
-OUTPUT/NAME/clients.npz     scores [seed, round, client] at `rounds`, and records (participated,
-                            diverged, train_loss, local_steps, computation/flops, traffic/...) at
-                            `record_rounds`; `seeds`
-OUTPUT/NAME/mixing.npz      matrices [seed, round, receiver, sender] at `rounds`; `seeds`. Layer
-                            groups come before receivers; one row stands for all receivers.
 OUTPUT/NAME/result.npz, result.json     everything, for `Result.load`
 OUTPUT/NAME/new_clients.csv     main metric of new clients; OUTPUT/new_clients.md
 OUTPUT/NAME/models.npz      models after the last round (`fedjax_pfl.results.model_files` reads
@@ -32,7 +26,6 @@ OUTPUT/NAME/models.npz      models after the last round (`fedjax_pfl.results.mod
 import csv
 import json
 import math
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -45,7 +38,6 @@ from matplotlib.figure import Figure
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import atomic_write, writing
-from fedjax_pfl.data.npz import save_arrays
 from fedjax_pfl.results import comparison_plots, harm, partition_plots, plots
 from fedjax_pfl.results.headlines import DEFAULT
 from fedjax_pfl.results.names import COUNTS
@@ -54,6 +46,7 @@ from . import comparison_table, line_styles
 
 HEADING = ("seed", "round", "metric", "value")  # of metrics.csv
 NEW_CLIENTS = "new_clients.csv"
+REPLACED = ".replaced-"  # beginning of the name of a folder that another one takes the place of
 
 
 def write_text(path: Path, text: str) -> None:
@@ -114,21 +107,13 @@ def write_algorithm(
         writer = csv.writer(file)
         writer.writerow(HEADING)
         writer.writerows(metric_rows(result))
-    write_text(folder / "metrics.jsonl", metric_lines(result))
-    with atomic_write(folder / "clients.npz") as part, part.open("wb") as file:
-        save_arrays(file, client_arrays(result))
-    if result.matrices:
-        where = {"rounds": result.matrix_rounds, "seeds": np.asarray(result.seeds)}
-        matrices = {name: value[:, 0] for name, value in result.matrices.items()}
-        with atomic_write(folder / "mixing.npz") as part, part.open("wb") as file:
-            save_arrays(file, {**matrices, **where})
-        for name, value in matrices.items():
-            names = result.blocks if value.ndim == 5 else None
-            title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
-            picture = plots.mixing_heatmaps(
-                value[0], result.matrix_rounds, title, names, result.client_names
-            )
-            write_picture(folder / f"{name}.png", picture)
+    for name, value in result.matrices.items():
+        names = result.blocks if value.ndim == 6 else None
+        title = f"{result.algorithm}: {name} weights, seed {result.seeds[0]}"
+        picture = plots.mixing_heatmaps(
+            value[0, 0], result.matrix_rounds, title, names, result.client_names
+        )
+        write_picture(folder / f"{name}.png", picture)
     if new_clients is not None:
         write_csv(folder / NEW_CLIENTS, new_clients)
     if models is not None:
@@ -136,16 +121,20 @@ def write_algorithm(
             pfl.save_models(part, models)
     write_json(folder / "summary.json", result.summary() | dict(facts))
     with writing(target):
-        os.replace(folder, target)
+        if target.exists():  # with fewer rounds or seeds
+            target.replace(target.with_name(REPLACED + target.name))
+        folder.replace(target)
+    restore(target.parent)
 
 
-def metric_lines(result: pfl.Result) -> str:
-    """Return the rows as JSON, one line for each seed and round."""
-    lines: dict[tuple[int, int], dict[str, float]] = {}
-    for seed, number, name, value in metric_rows(result):
-        start: dict[str, float] = {"seed": seed, "round": number}
-        lines.setdefault((seed, number), start)[name] = value
-    return "".join(f"{json.dumps(plain(lines[key]))}\n" for key in sorted(lines))
+def restore(output: Path) -> None:
+    """Bring back the algorithms' folders that a killed process did not replace, remove others."""
+    for path in output.glob(f"{REPLACED}*"):
+        target = path.with_name(path.name.removeprefix(REPLACED))
+        if target.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.replace(target)
 
 
 def metric_rows(result: pfl.Result, setting: int = 0) -> Iterator[tuple[int, int, str, float]]:
@@ -211,28 +200,6 @@ def mean_over_clients(values: np.ndarray) -> np.ndarray:
     known = ~np.isnan(values)
     total = np.where(known, values, 0).sum(axis=-1)
     return np.where(known.any(axis=-1), total / np.maximum(known.sum(axis=-1), 1), np.nan)
-
-
-def client_records(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Return records, traffic and computation by name, [seed, round, client]."""
-    records = {name: values[:, 0] for name, values in result.clients.items()}
-    traffic = {f"traffic/{way}_bytes": sent[:, 0] for way, sent in result.traffic().items()}
-    flops = result.flops()
-    computation = {} if flops is None else {"computation/flops": flops[:, 0]}
-    return records | traffic | computation
-
-
-def client_arrays(result: pfl.Result) -> dict[str, np.ndarray]:
-    """Return arrays [seed, round, client] by name, their axes, and numbers of samples."""
-    return {
-        **{name: values[:, 0] for name, values in result.scores.items()},
-        **client_records(result),
-        "seeds": np.asarray(result.seeds),
-        "rounds": np.asarray(result.eval_rounds),
-        "record_rounds": np.arange(1, result.rounds + 1),
-        "train_sizes": result.train_sizes,
-        "test_sizes": result.test_sizes,
-    }
 
 
 def write_comparison(

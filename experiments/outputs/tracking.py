@@ -1,11 +1,13 @@
 """Transfer of a simulation's measurements to trackers, each at most once.
 
-OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last sent round
-of each metric, and whether the stream is complete. It is written before rows are sent: if a process
-is killed in between, the tracker lacks them, but no row is ever sent twice.
+OUTPUT/tracking.json has, by tracker and stream, the tracker's id of the stream, the last round that
+was sent, and whether the stream is complete. It is written before rows are sent: if a process is
+killed in between, the tracker lacks them, but no row is ever sent twice.
 """
 
+import itertools
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from .run_files import metric_rows, plain, write_json
 from .trackers import Opened, Row, Stream, Tracker, from_flags
 
 RECORD = "tracking.json"
-BATCH = 500  # rows in one call of a tracker: MLflow takes 1,000 at once
+BATCH = 10  # rounds in one call of a tracker: MLflow takes 1,000 rows at once
 EVERY = 2.0  # seconds from one batch to the next: gathering measurements takes time itself
 
 
@@ -61,6 +63,7 @@ class Tracking:
         self.record: dict[str, Any] = _checked(self.path) if known else {}
         self.opened: dict[str, dict[str, Opened]] = {}
         self.is_whole = False
+        self._last = float("-inf")
 
     def __enter__(self) -> "Tracking":
         for key, tracker in self.trackers.items():
@@ -73,6 +76,13 @@ class Tracking:
         for key in list(self.opened):
             self._try(key, lambda key=key: self._close(key))
         self.opened.clear()
+
+    def follow(self, progress: pfl.Progress) -> None:
+        """Send what a running simulation has measured, at most once in some seconds."""
+        now = time.monotonic()
+        if self.opened and progress.result is not None and now - self._last >= EVERY:
+            self._last = now
+            self.add(progress.result())
 
     def add(self, result: pfl.Result, last: bool = False) -> None:
         """Send what the streams lack; `last` completes them."""
@@ -97,7 +107,7 @@ class Tracking:
 
     def _entry(self, key: str, stream: Stream) -> dict[str, Any]:
         streams = self.record.setdefault(key, {})
-        return streams.setdefault(stream.key, {"id": None, "rounds": {}, "whole": False})
+        return streams.setdefault(stream.key, {"id": None, "round": 0, "whole": False})
 
     def _done(self, key: str) -> bool:
         sent = self.record.get(key, {})
@@ -109,7 +119,7 @@ class Tracking:
             entry = self._entry(key, stream)
             opened = tracker.open(stream, entry["id"] if tracker.goes_on else None)
             entry["id"] = opened.id
-            entry |= {} if tracker.goes_on else {"rounds": {}}
+            entry |= {} if tracker.goes_on else {"round": 0}
             entry["whole"] = False
             self.opened[key][stream.key] = opened
             write_json(self.path, self.record)
@@ -119,15 +129,14 @@ class Tracking:
     def _add(self, key: str, result: pfl.Result) -> None:
         batches: list[tuple[str, list[Row]]] = []
         for setting, streams in enumerate(self._streams()):
-            fresh: dict[int, list[Row]] = {seed: [] for seed in self.seeds}
-            entries = {stream.seed: self._entry(key, stream)["rounds"] for stream in streams}
-            for seed, number, metric, value in metric_rows(result, setting):
-                if number > entries[seed].get(metric, 0):
-                    fresh[seed].append((number, metric, value))
+            every = sorted(metric_rows(result, setting), key=lambda row: row[1])
             for stream in streams:
-                rows = sorted(fresh[stream.seed], key=lambda row: row[0])
-                batches += [(stream.key, rows[k : k + BATCH]) for k in range(0, len(rows), BATCH)]
-                entries[stream.seed] |= {metric: number for number, metric, _ in rows}
+                entry = self._entry(key, stream)
+                rows = [row[1:] for row in every if row[0] == stream.seed]
+                fresh = [row for row in rows if row[0] > entry["round"]]
+                for _, group in itertools.groupby(fresh, lambda row: (row[0] - 1) // BATCH):
+                    batches.append((stream.key, list(group)))
+                entry["round"] = max(entry["round"], result.rounds)
         if batches:
             self._send(key, batches)
 
@@ -139,9 +148,8 @@ class Tracking:
                 self.opened[key][name].log(rows)
             except Exception:
                 for other, lost in batches[k:]:
-                    rounds = self.record[key][other]["rounds"]
-                    for number, metric, _ in reversed(lost):
-                        rounds[metric] = min(rounds[metric], number - 1)
+                    entry = self.record[key][other]
+                    entry["round"] = min(entry["round"], lost[0][0] - 1)
                 write_json(self.path, self.record)
                 raise
 
@@ -176,11 +184,10 @@ def _checked(path: Path) -> dict[str, Any]:
     """Return the record; raise `InputError` if an entry isn't of the form of `_entry`."""
 
     def fits(entry: Any) -> bool:
-        if not isinstance(entry, dict) or entry.keys() != {"id", "rounds", "whole"}:
+        if not isinstance(entry, dict) or entry.keys() != {"id", "round", "whole"}:
             return False
-        rounds, known = entry["rounds"], isinstance(entry["id"], str | None)
-        known &= isinstance(entry["whole"], bool) and isinstance(rounds, dict)
-        return known and all(type(number) is int for number in rounds.values())
+        known = isinstance(entry["id"], str | None) and isinstance(entry["whole"], bool)
+        return known and type(entry["round"]) is int
 
     record = read_json(path)
     for key, streams in record.items():

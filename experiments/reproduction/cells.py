@@ -27,7 +27,7 @@ SCALE, DATA, UNEXPLAINED, DIVERGED = "scale", "other data", "unexplained", "dive
 
 
 @dataclass(frozen=True)
-class Section:
+class ColumnRuns:
     """A column of the table.
 
     Attributes:
@@ -64,12 +64,12 @@ class Section:
         return f"{self.title}, {scale} scale also with {also}" if also else self.title
 
 
-def cells_of(table: PaperTable, scale: str, section: Section) -> Cells:
+def cells_of(table: PaperTable, scale: str, section: ColumnRuns) -> Cells:
     """Return the cells of a column, see `compared`."""
     return compared([_cell(table, section, line) for line in table.row], table, scale, section)
 
 
-def _cell(table: PaperTable, section: Section, line: Line) -> dict[str, Any]:
+def _cell(table: PaperTable, section: ColumnRuns, line: Line) -> dict[str, Any]:
     paper, std = table.paper_number(line, section.column)
     cell = {"line": line, "state": MEASURED, "paper": paper, "paper_std": std, "scores": None}
     folder = section.folders.get(line.name)
@@ -109,7 +109,9 @@ def clients_of(run: Run, column: Column, line: Line) -> np.ndarray:
     return rows
 
 
-def compared(cells: list[dict[str, Any]], table: PaperTable, scale: str, section: Section) -> Cells:
+def compared(
+    cells: list[dict[str, Any]], table: PaperTable, scale: str, section: ColumnRuns
+) -> Cells:
     """Return the cells with our means beside the paper's numbers.
 
     Args:
@@ -158,7 +160,7 @@ def compared(cells: list[dict[str, Any]], table: PaperTable, scale: str, section
 
 
 def why(
-    table: PaperTable, scale: str, section: Section, cell: Mapping[str, Any]
+    table: PaperTable, scale: str, section: ColumnRuns, cell: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Return the names of explanations of a cell's difference."""
     names = [DIVERGED] if any("non-finite" in remark for remark in cell["remarks"]) else []

@@ -189,6 +189,10 @@ class PaperTable:
     reading: Mapping[str, Reading] = field(default_factory=dict, hash=False)
     explain: tuple[Explanation, ...] = ()
 
+    def line(self, name: str) -> Line:
+        """Return the row of that name."""
+        return next(one for one in self.row if one.name == name)
+
     def paper_number(self, line: Line, column: Column) -> tuple[float | None, float | None]:
         """Return (mean, deviation) as printed, None where there is none."""
         if line.beside:

@@ -10,81 +10,13 @@ from pathlib import Path
 import fedjax_pfl as pfl
 from fedjax_pfl.data.files import as_path
 
-from ..cli import build, data_flags, flags, identity, run_folder
+from ..cli import build, flags, identity
 from ..cli.config import ExperimentConfig
 from ..cli.parsing import runs_code
+from ..grid.cells import Cell
 from . import datasets, saved_cells
-from .cells import Section
-from .paper_tables import NONE, Column, Line, PaperTable
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A run: the words of its command line, and its folder."""
-
-    line: Line
-    words: tuple[str, ...]
-    folder: Path
-
-    @property
-    def algorithm_folder(self) -> Path:
-        return self.folder / self.line.algorithm
-
-    def args(self) -> ExperimentConfig:
-        return flags.parse(["run", *self.words])
-
-    def inputs(self) -> build.Inputs:
-        """Return the run's configuration and data.
-
-        Raises:
-          InputError: invalid flags, or no data set.
-        """
-        return build.load_inputs(self.args(), shared=True)
-
-    def finished(self) -> bool:
-        """Return whether the folder has all results of the run.
-
-        If the data set is gone, its content can't be compared.
-
-        Raises:
-          InputError: the folder is something else, a run on other data for one.
-        """
-        if not self.folder.exists():
-            return False
-        if self.has_data():
-            accept = self.args().accept_changed_code
-            if run_folder.check(self.folder, self.inputs().identity, accept=accept).way:
-                return False  # the table's file had fewer rounds or seeds
-        return run_folder.finished(self.folder, [self.line.algorithm])
-
-    def has_data(self) -> bool:
-        """Return whether the data set exists."""
-        try:
-            data_flags.load_dataset(self.args(), shared=True)
-        except pfl.InputError:
-            return False
-        return True
-
-    def identity(self, *more: object) -> str | None:
-        """Return the digest of the run's identity and `more`; None without its data set."""
-        return digest([self.inputs().identity, *more]) if self.has_data() else None
-
-    def experiment(self) -> build.Experiment:
-        """Return the checked run, whose folder is new or that of the same run."""
-        inputs = build.load_inputs(self.args())
-        folder = build.Folder(**run_folder.inspect(inputs.config, inputs.identity))
-        return build.prepare(inputs, folder)
-
-    def check(self) -> None:
-        """Raise `InputError` if an algorithm's needs or the row's client are missing."""
-        inputs = self.inputs()
-        build.prepare(inputs)
-        client, count = self.line.client, inputs.partition.num_clients
-        if client is not None and client >= count:
-            raise pfl.InputError(
-                f"The row {self.line.title!r} is client {client}, and there are clients "
-                f"0..{count - 1}."
-            )
+from .cells import ColumnRuns
+from .paper_tables import NONE, Column, PaperTable
 
 
 @dataclass(frozen=True)
@@ -141,7 +73,8 @@ class Request:
                     f"{table.name}: its flags have {word}, and a table runs no code: give it on "
                     "the command line."
                 )
-            yield Cell(line, (*words, *self.more, *last, f"--output_dir={folder}"), folder)
+            words = (*words, *self.more, *last, f"--output_dir={folder}")
+            yield Cell(line.name, column.name, words, folder)
 
     def substitutes(self, column: Column, name: str) -> list[str]:
         """Return substitutes for the column's data set `name`, the best first."""
@@ -175,8 +108,8 @@ def digest(value: object) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
-def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
-    """Return (the table's section of a column, its missing runs).
+def plan(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
+    """Return (the table's section of a column, its missing runs that are asked for).
 
     Raises:
       InputError: invalid flags, a data set of --stand_in that isn't there, or a run that can't
@@ -184,40 +117,51 @@ def plan(request: Request, column: Column) -> tuple[Section, list[Cell]]:
     """
 
     def missing(cells: list[Cell]) -> list[Cell]:
-        rows = request.rows or [cell.line.name for cell in cells]
-        todo = (cell for cell in cells if cell.line.name in rows)
-        return [c for c in todo if c.line.name not in section.saved and not c.finished()]
+        return [one for one in cells if one.row not in section.saved and not one.finished()]
 
     complete = request.scale == "full"
+    is_asked = not request.columns or column.name in request.columns
     section, cells = own(request, column)
     todo = missing(cells)
-    problem, note = datasets.check_data(todo[0].args(), complete) if todo else (None, None)
+    problem, note = datasets.check_data(todo[0].config, complete) if todo else (None, None)
     section = replace(section, problem=problem, note=section.note or note)
     if problem:
-        for instead in request.substitutes(column, todo[0].args().dataset)[:1]:
+        for instead in request.substitutes(column, todo[0].config.dataset)[:1]:
             section, cells = other(request, column, instead)
             todo = missing(cells)
-            absent, _ = datasets.check_data(todo[0].args(), complete) if todo else (None, None)
-            if absent:
+            absent, _ = datasets.check_data(todo[0].config, complete) if todo else (None, None)
+            if absent and is_asked:
                 raise pfl.InputError(absent)
-    todo = [] if section.problem else todo
+    todo = [cell for cell in todo if not request.rows or cell.row in request.rows]
+    todo = [] if section.problem or not is_asked else todo
     for cell in todo:
-        cell.check()  # errors show before anything compiles
+        _check(request, cell)  # errors show before anything compiles
     return section, todo
 
 
-def own(request: Request, column: Column) -> tuple[Section, list[Cell]]:
+def _check(request: Request, cell: Cell) -> None:
+    """Raise `InputError` if an algorithm's needs or the row's client are missing."""
+    inputs, line = cell.inputs(), request.table.line(cell.row)
+    build.prepare(inputs)
+    count = inputs.partition.num_clients
+    if line.client is not None and line.client >= count:
+        raise pfl.InputError(
+            f"The row {line.title!r} is client {line.client}, and there are clients 0..{count - 1}."
+        )
+
+
+def own(request: Request, column: Column) -> tuple[ColumnRuns, list[Cell]]:
     """Return a column on its own data set, or on the one that the command names."""
     cells = list(request.cells(column))
     section = _section(request, column, cells)
-    names = {cell.args().dataset for cell in cells[:1]}
-    papers = {cell.args().dataset for cell in islice(replace(request, more=()).cells(column), 1)}
+    names = {cell.config.dataset for cell in cells[:1]}
+    papers = {cell.config.dataset for cell in islice(replace(request, more=()).cells(column), 1)}
     for name in names - papers:
         section = on_other_data(section, name)
     return section, cells
 
 
-def other(request: Request, column: Column, name: str) -> tuple[Section, list[Cell]]:
+def other(request: Request, column: Column, name: str) -> tuple[ColumnRuns, list[Cell]]:
     """Return a column on the substitute data set, or on blank samples."""
     cells = list(request.cells(column, name))
     section = _section(request, column, cells)
@@ -226,36 +170,27 @@ def other(request: Request, column: Column, name: str) -> tuple[Section, list[Ce
     return on_other_data(section, name), cells
 
 
-def _section(request: Request, column: Column, cells: Sequence[Cell]) -> Section:
+def _section(request: Request, column: Column, cells: Sequence[Cell]) -> ColumnRuns:
     """Return a column with its runs, and with its saved cells if the command has any."""
-    section = Section(column, {cell.line.name: cell.algorithm_folder for cell in cells})
+    algorithms = {line.name: line.algorithm for line in request.table.row}
+    section = ColumnRuns(column, {cell.row: cell.folder / algorithms[cell.row] for cell in cells})
     if request.saved is None:
         return section
     table = request.table
     score = [table.score, column.average or table.average, table.over, column.quantity]
     score += [column.times]
-    runs = {
-        cell.line.name: cell.identity(*score, cell.line.model or column.model, cell.line.client)
-        for cell in cells
-    }
-    section = replace(section, runs={row: run for row, run in runs.items() if run})
+    runs = {}
+    for cell in cells:
+        line = table.line(cell.row)
+        if cell.has_data():
+            facts = [cell.inputs().identity, *score, line.model or column.model, line.client]
+            runs[cell.row] = digest(facts)
+    section = replace(section, runs=runs)
     facts = saved_cells.load(request)
     return replace(section, saved=saved_cells.current(facts, section))
 
 
-def on_other_data(section: Section, name: str) -> Section:
+def on_other_data(section: ColumnRuns, name: str) -> ColumnRuns:
     """Return the column's section on another data set than the paper's."""
     note = f"on {name} instead of the paper's data set"
     return replace(section, note=note, other_data=not section.column.measure.anywhere)
-
-
-def finished_section(request: Request, column: Column) -> Section:
-    """Return a column that was not requested, with its finished runs."""
-    section, cells = own(request, column)
-    if not cells or section.saved or any(cell.finished() for cell in cells):
-        return section
-    for word in request.substitutes(column, cells[0].args().dataset):
-        shown, cells = other(request, column, word)
-        if shown.saved or any(cell.finished() for cell in cells):
-            return shown
-    return section

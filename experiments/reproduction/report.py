@@ -1,6 +1,5 @@
-"""A paper's table beside measured numbers: Markdown, CSV, JSON, and the terminal."""
+"""A paper's table beside measured numbers: Markdown, CSV, JSON and a picture."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,16 +7,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
 
 from fedjax_pfl.results.intervals import half_width, interval_notes
 from fedjax_pfl.results.notes import grouped, over
 from fedjax_pfl.results.table import Table
 
 from ..cli import flag_roles, flags
-from ..cli.console import print_table
 from ..figures.scores import SCORES
-from ..outputs.run_files import write_csv, write_json, write_text
+from ..outputs.run_files import write_csv, write_json, write_picture, write_text
 from . import datasets
 from .cells import (
     DATA,
@@ -27,13 +24,14 @@ from .cells import (
     SCALE,
     UNEXPLAINED,
     Cells,
-    Section,
+    ColumnRuns,
     cells_of,
     rounded_for_ties,
     verdict,
     verdict_of_table,
 )
 from .paper_tables import REDUCED, PaperTable
+from .picture import PICTURE, picture
 from .quantities import ACCURACY
 
 KNOWN = {
@@ -57,7 +55,7 @@ class Report:
     table: PaperTable
     scale: str
     more: tuple[str, ...]
-    sections: tuple[Section, ...]
+    sections: tuple[ColumnRuns, ...]
     reading: str | None = None
 
     @cached_property
@@ -77,7 +75,7 @@ class Report:
         return verdict_of_table(list(self.verdicts.values()))
 
     @property
-    def measured(self) -> list[Section]:
+    def measured(self) -> list[ColumnRuns]:
         """The columns with a number of ours; others have no table."""
         return [one for one in self.sections if self.cells[one.column.name]["ours"].notna().any()]
 
@@ -128,10 +126,10 @@ class Report:
             lines.append("On another data set no difference is given: it would mean nothing.")
         return lines
 
-    def missing(self, sections: Sequence[Section]) -> list[str]:
+    def missing(self) -> list[str]:
         """Return a sentence per missing data set, with the columns that need it."""
         problems: dict[str, list[str]] = {}
-        for section in sections:
+        for section in self.sections:
             if section.problem:
                 problems.setdefault(section.problem, []).append(section.column.title)
         return [f"Not run: {'; '.join(who)}. {text}" for text, who in problems.items()]
@@ -185,7 +183,7 @@ def _scale(table: PaperTable, scale: str) -> str:
     )
 
 
-def footnotes(section: Section, cells: Cells) -> list[str]:
+def footnotes(section: ColumnRuns, cells: Cells) -> list[str]:
     """Return the notes below a column's table, a line each."""
     accuracy = section.column.quantity == ACCURACY
     ours = cells[cells["seeds"] > 0]
@@ -209,7 +207,7 @@ def places(numbers: pd.Series) -> list[str]:
     return ["-" if np.isnan(place) else f"{place:.0f}" for place in rank]
 
 
-def column_table(section: Section, cells: Cells) -> Table:
+def column_table(section: ColumnRuns, cells: Cells) -> Table:
     """Return the table of a column."""
     low, high = ends = _range(section.column.quantity == ACCURACY)
     sign = 1 if section.column.measure.more else -1
@@ -261,22 +259,22 @@ def verdict_table(report: Report) -> Table:
     return Table.of_cells(head, body)
 
 
-def markdown(report: Report, level: int = 1) -> str:
-    """Format the page of a table; `level` is that of its title."""
-    sharps = "#" * level
-    parts = [f"{sharps} {report.title()}", *report.meaning(), *report.missing(report.sections)]
-    parts += [f"{sharps}# Verdict", *report.verdict_lines(), verdict_table(report).to_markdown()]
+def markdown(report: Report) -> str:
+    """Format the page of a table."""
+    parts = [f"# {report.title()}", *report.meaning(), *report.missing()]
+    parts += ["## Verdict", *report.verdict_lines(), verdict_table(report).to_markdown()]
     known = [f"- **{name}**: {text}." for name, text in report.explanations().items()]
     parts += ["\n".join(known)] if known else []
     for section in report.measured:  # the sentences above say why others are not
         cells = report.cells[section.column.name]
-        parts += [f"{sharps}# {section.heading(report.scale)}"]
+        parts += [f"## {section.heading(report.scale)}"]
         parts += [column_table(section, cells).to_markdown(), *footnotes(section, cells)]
     return "\n\n".join(parts) + "\n"
 
 
 def write(output: Path, report: Report) -> None:
-    """Write `table.md`, `table.csv` with a line for each cell, and `table.json`: the verdict."""
+    """Write `table.md`, `table.csv` with a line for each cell, the verdict in `table.json`, and a
+    picture if a cell was measured."""
     write_text(output / "table.md", markdown(report))
     write_json(output / "table.json", summary(report))
     facts = {"table": report.table.name, "scale": report.scale, "reading": report.reading}
@@ -290,6 +288,8 @@ def write(output: Path, report: Report) -> None:
     cells["within"] = cells["within"].astype(object).where(cells["difference"].notna())
     cells["explained_by"] = cells["explained_by"].map("; ".join)
     write_csv(output / "table.csv", cells[COLUMNS])
+    if (drawing := picture(report)) is not None:
+        write_picture(output / PICTURE, drawing.figure)
 
 
 def summary(report: Report) -> dict[str, Any]:
@@ -310,18 +310,3 @@ def summary(report: Report) -> dict[str, Any]:
         ],
         "explanations": {one.by: one.text for one in report.table.explain},
     }
-
-
-def show(console: Console, report: Report, sections: Sequence[Section]) -> None:
-    """Print the requested columns, and sentences on those that can't be run."""
-    print("\n".join([report.title(), *report.meaning()]))
-    for section in sections:
-        if section in report.measured:
-            cells = report.cells[section.column.name]
-            print(f"\n{section.heading(report.scale)}")
-            print_table(console, column_table(section, cells))
-            print("".join(f"\n{note}\n" for note in footnotes(section, cells)), end="")
-    known = [f"{name}: {text}." for name, text in report.explanations().items()]
-    print("\n" + "\n".join([*report.verdict_lines(), *known]))
-    for sentence in report.missing(sections):
-        print(f"\n{sentence}")

@@ -19,7 +19,7 @@ from fedjax_pfl.data.atomic_files import read_json
 
 from ..cli import identity
 from ..outputs.run_files import plain, write_text
-from .cells import Section, measured
+from .cells import ColumnRuns, measured
 from .paper_tables import SCALES
 
 if TYPE_CHECKING:
@@ -65,13 +65,13 @@ def load(request: "Request") -> dict[str, Any]:
     return facts
 
 
-def current(facts: Mapping[str, Any], section: Section) -> dict[str, dict[str, Any]]:
+def current(facts: Mapping[str, Any], section: ColumnRuns) -> dict[str, dict[str, Any]]:
     """Return a column's saved cells by row whose run is current."""
     cells = {row: facts.get(CELLS, {}).get(f"{section.column.name}/{row}") for row in section.runs}
     return {row: one for row, one in cells.items() if one and one["run"] == section.runs[row]}
 
 
-def save(request: "Request", sections: Sequence[Section]) -> None:
+def save(request: "Request", sections: Sequence[ColumnRuns]) -> None:
     """Add finished cells to the table's file, if the command has a folder of them."""
     if request.saved is None:
         return

@@ -215,7 +215,7 @@ def test_the_sweep_on_the_page_has_as_many_settings_as_it_says():
     given = pages.commands((ROOT / "docs/running.md").read_text(encoding="utf-8"))
     (words,) = [c.words[3:] for c in given if c.words[2] == "experiments.sweep"]
     config = flags.parse(["sweep", *words], sweep.define)
-    queue = sweep.cells(config.instances, sweep.parse_grid(config.grid))
+    queue = sweep.programs(config.instances, sweep.parse_grid(config.grid))
     assert [len(cell.inside) for cell in queue] == [3, 3, 9, 9]  # two batch sizes, two algorithms
 
 

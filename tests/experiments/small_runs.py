@@ -6,6 +6,7 @@ import json
 import pytest
 
 from experiments import run
+from experiments.figures import loading
 from fedjax_pfl.utils.errors import InputError
 
 # A run that compiles in a second or two; later flags override these.
@@ -29,6 +30,12 @@ def read_rows(path) -> list[dict]:
     """Read a CSV file, a dictionary for each row."""
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def arrays(folder):
+    """Scores and records of a finished algorithm by name, [seed, round, client]."""
+    made = loading.read(folder)
+    return made.records | {name: one[:, 0] for name, one in made.result.scores.items()}
 
 
 def read_json(path):

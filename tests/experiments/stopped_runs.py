@@ -45,7 +45,7 @@ def killing(name, after, number):
     return watching(act)
 
 
-def assert_same_arrays(folder, other, algorithms, files=("clients.npz", "models.npz")):
+def assert_same_arrays(folder, other, algorithms, files=("result.npz", "models.npz")):
     """The same arrays in both folders, to the bit; a file that one lacks, the other lacks too."""
     for path in (f"{name}/{file}" for name in algorithms for file in files):
         assert (folder / path).exists() == (other / path).exists(), path

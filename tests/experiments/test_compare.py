@@ -264,8 +264,8 @@ def test_files(runs, tmp_path, capsys):
     folder, output = str(runs[0].folder.parent), tmp_path / "table"
     words = ["compare", f"--runs={folder}", "--baseline=fedavg", f"--output_dir={output}"]
     assert compare.main(words) == 0
-    assert "| fedavg | 65.00 |" in capsys.readouterr().out
-    assert "| fedavg | 65.00 |" in (output / "table.md").read_text()
+    assert "| fedavg | **65.00** |" in capsys.readouterr().out
+    assert "| fedavg | **65.00** |" in (output / "table.md").read_text()
     tex = (output / "table.tex").read_text()
     assert r"fedavg & \textbf{65.00} &" in tex and r"Accuracy \%" in tex
     assert tex.count(r"\\") == 3

@@ -40,7 +40,7 @@ def test_ranks_and_files(runs, tmp_path, capsys):
     assert "| data0, 5 | data0, 10 |" in out and "%, by dataset,batch_size" in out
     assert "Mean ranks over 10 blocks (data0, 5, " in out
     assert "Some blocks share a data set and are not independent" in out
-    assert "ranks.md, .csv, .tex, .png" in out
+    assert "ranks.md, .csv, .tex" in out
     lines = read_rows(output / "ranks.csv")
     assert [(one["row"], float(one["mean_rank"])) for one in lines] == [
         ("feddwa", 1), ("fedavg", 2), ("local", 3)

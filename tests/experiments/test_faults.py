@@ -44,7 +44,7 @@ def assert_same(folder, finished):
 
 FILES = (
     "run.json", "partition.npz", "partition.png", "config.json", "result.npz", "result.json",
-    "metrics.csv", "clients.npz", "mixing.npz", "mixing.png", "models.npz", "summary.json",
+    "metrics.csv", "mixing.png", "models.npz", "summary.json",
     "accuracy.png", "gains.png", "comparison.csv", "comparison.md",
 )  # fmt: skip
 

@@ -142,18 +142,17 @@ def test_sweep_over_the_rate_of_one_algorithm(tmp_path, capsys):
     assert result.summary(1)["training"]["learning_rate"] == 0.5
     assert result.training["batch_size"] == 4
     assert pfl.Result.load(folder / "results" / "fedavg").training["batch_size"] == 10
-    chosen = (folder / "local.flags").read_text()
-    assert "--set=local.learning_rate=" in chosen
-    args = flags.parse(["run", f"--flagfile={folder / 'local.flags'}"])
-    assert args.training_of.keys() == {"local"}
+    args = flags.parse(["run", f"--settings_from={folder}"])
+    own = args.training_of["local"].get("learning_rate", args.learning_rate)
+    assert f"--set=local.learning_rate={own:g}" in (folder / "settings.flags").read_text()
 
 
 def test_own_training_over_the_grid():
     made = {name: pfl.make_algorithm(name) for name in ("fedavg", "local")}
     grid = {"batch_size": ["4", "8"]}
-    queue = sweep.cells(made, grid, {"local.batch_size"})
+    queue = sweep.programs(made, grid, {"local.batch_size"})
     assert [(cell.algorithm, cell.fixed) for cell in queue] == [
         ("fedavg", {"batch_size": "4"}), ("fedavg", {"batch_size": "8"}), ("local", {}),
     ]  # fmt: skip
     with pytest.raises(pfl.InputError, match=r"Both --grid and --set give local\.batch_size"):
-        sweep.cells(made, {"local.batch_size": ["4", "8"]}, {"local.batch_size"})
+        sweep.programs(made, {"local.batch_size": ["4", "8"]}, {"local.batch_size"})

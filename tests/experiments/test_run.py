@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments.run import main
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
-from tests.experiments.small_runs import SMALL, assert_refused, read_json, read_rows, stamps
+from tests.experiments.small_runs import SMALL, arrays, assert_refused, read_json, read_rows, stamps
 
 from .conftest import drawing
 
@@ -37,8 +37,7 @@ def test_files(finished):
     names = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     expected = {"run.json", ".lock", "partition.npz", "partition.png", "accuracy.png"}
     expected |= {"gains.png", "comparison.csv", "comparison.md"}
-    files = ("config.json", "metrics.csv", "clients.npz", "summary.json", "mixing.npz")
-    files += ("metrics.jsonl", "result.json", "result.npz")
+    files = ("config.json", "metrics.csv", "summary.json", "result.json", "result.npz")
     for algorithm in ("fedavg", "feddwa"):
         expected |= {f"{algorithm}/{file}" for file in (*files, "mixing.png", "models.npz")}
     assert names == expected  # nothing half-written is left either
@@ -94,7 +93,7 @@ def test_metrics(finished):
     kinds = ("accuracy", "loss", "accuracy_pooled", "accuracy_worst_decile")
     assert {f"personalized/test/{kind}" for kind in kinds} <= metrics
     assert {"personalized/validation/accuracy", "train_loss", "traffic/up_bytes"} <= metrics
-    clients = np.load(finished / "fedavg" / "clients.npz")
+    clients = arrays(finished / "fedavg")
     for s, seed in enumerate((7, 8)):
         for t in range(ROUNDS):
             mean = clients["personalized/test/accuracy"][s, t].mean(dtype=float)
@@ -107,25 +106,25 @@ def test_metrics(finished):
 
 
 def test_clients(finished):
-    with np.load(finished / "feddwa" / "clients.npz", allow_pickle=False) as clients:
-        names = ("personalized/test/accuracy", "personalized/test/loss", "participated")
-        names += ("local_steps", "computation/flops", "traffic/up_bytes", "traffic/down_bytes")
-        for name in (*names, "diverged", "train_loss"):
-            assert clients[name].shape == (SEEDS, ROUNDS, CLIENTS)
-            assert np.isfinite(clients[name]).all()
-        assert clients["rounds"].tolist() == clients["record_rounds"].tolist() == [1, 2]
-        assert clients["seeds"].tolist() == [7, 8]
-        partition = pfl.Partition.load(finished / "partition.npz")
-        np.testing.assert_array_equal(clients["train_sizes"], partition.sizes("train"))
-        np.testing.assert_array_equal(clients["test_sizes"], partition.sizes("test"))
+    clients, result = arrays(finished / "feddwa"), pfl.Result.load(finished / "feddwa")
+    names = ("personalized/test/accuracy", "personalized/test/loss", "participated")
+    names += ("local_steps", "computation/flops", "traffic/up_bytes", "traffic/down_bytes")
+    for name in (*names, "diverged", "train_loss"):
+        assert clients[name].shape == (SEEDS, ROUNDS, CLIENTS)
+        assert np.isfinite(clients[name]).all()
+    assert result.eval_rounds.tolist() == [1, 2] and result.seeds == (7, 8)
+    partition = pfl.Partition.load(finished / "partition.npz")
+    np.testing.assert_array_equal(result.train_sizes, partition.sizes("train"))
+    np.testing.assert_array_equal(result.test_sizes, partition.sizes("test"))
 
 
 def test_mixing(finished):
-    with np.load(finished / "feddwa" / "mixing.npz", allow_pickle=False) as file:
-        assert file["rounds"].tolist() == [1, 2]
-        assert file["mixing"].shape == (SEEDS, 2, CLIENTS, CLIENTS)
-        np.testing.assert_allclose(file["mixing"].sum(axis=-1), 1, rtol=1e-5)
-        assert ((file["mixing"] > 0).sum(axis=-1) <= 3).all()
+    result = pfl.Result.load(finished / "feddwa")
+    mixing = result.matrices["mixing"][:, 0]
+    assert result.matrix_rounds.tolist() == [1, 2]
+    assert mixing.shape == (SEEDS, 2, CLIENTS, CLIENTS)
+    np.testing.assert_allclose(mixing.sum(axis=-1), 1, rtol=1e-5)
+    assert ((mixing > 0).sum(axis=-1) <= 3).all()
 
 
 def test_models_reproduce_the_accuracies(finished):
@@ -134,7 +133,7 @@ def test_models_reproduce_the_accuracies(finished):
     dataset = pfl.load_dataset("digits")
     partition = pfl.Partition.load(finished / "partition.npz")
     task = pfl.federate(dataset, partition, "mlp").task
-    clients = np.load(finished / "feddwa" / "clients.npz")
+    clients = arrays(finished / "feddwa")
     for s in range(SEEDS):
         for n in range(CLIENTS):
             params = jax.tree.map(lambda leaf, at=(s, n): leaf[at], models["params"])
@@ -185,22 +184,21 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     values = {
         (int(r["round"]), r["metric"]): float(r["value"]) for r in read_rows(folder / "metrics.csv")
     }
-    with np.load(folder / "clients.npz") as clients:
-        assert clients["rounds"].tolist() == [2, 3]
-        assert clients["record_rounds"].tolist() == [1, 2, 3]
-        assert clients["adapted/test/accuracy"].shape == (1, 2, CLIENTS)
-        assert clients["participated"].shape == (1, 3, CLIENTS)
-        assert (clients["participated"].sum(axis=-1) <= CLIENTS // 2).all()
-        for t, number in enumerate((2, 3)):  # over the clients of this round, and of the next
-            scores = clients["personalized/test/accuracy"][0, t].astype(float)
-            for shift, name in ((0, "participants"), (1, "next_participants")):
-                metric = f"personalized/test/accuracy_{name}"
-                if number + shift <= 3:
-                    there = clients["participated"][0, number + shift - 1]
-                    assert values[number, metric] == pytest.approx(scores[there].mean())
-                else:
-                    assert (number, metric) not in values
-    assert np.load(folder / "mixing.npz")["rounds"].tolist() == [2]
+    clients, result = arrays(folder), pfl.Result.load(folder)
+    assert result.eval_rounds.tolist() == [2, 3] and result.rounds == 3
+    assert clients["adapted/test/accuracy"].shape == (1, 2, CLIENTS)
+    assert clients["participated"].shape == (1, 3, CLIENTS)
+    assert (clients["participated"].sum(axis=-1) <= CLIENTS // 2).all()
+    for t, number in enumerate((2, 3)):  # over the clients of this round, and of the next
+        scores = clients["personalized/test/accuracy"][0, t].astype(float)
+        for shift, name in ((0, "participants"), (1, "next_participants")):
+            metric = f"personalized/test/accuracy_{name}"
+            if number + shift <= 3:
+                there = clients["participated"][0, number + shift - 1]
+                assert values[number, metric] == pytest.approx(scores[there].mean())
+            else:
+                assert (number, metric) not in values
+    assert result.matrix_rounds.tolist() == [2]
     (row,) = read_rows(tmp_path / "o" / "comparison.csv")
     assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
     out = capsys.readouterr().out

@@ -13,7 +13,8 @@ from experiments import run, study
 from experiments.cli import flags, presets
 from experiments.figures.loading import read
 from experiments.figures.pivots import Pivot
-from experiments.studies import report, sections
+from experiments.grid import sections
+from experiments.grid import study_report as report
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.small_runs import SMALL, read_rows
 

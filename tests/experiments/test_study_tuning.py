@@ -10,8 +10,9 @@ import fedjax_pfl as pfl
 from experiments import study, sweep
 from experiments.cli import flags
 from experiments.figures.loading import read
-from experiments.studies import report, sections
-from experiments.sweeps.sweep_files import Outcome
+from experiments.grid import sections
+from experiments.grid import study_report as report
+from experiments.grid.ranking import Outcome
 from tests.experiments.small_runs import SMALL, assert_refused, read_rows
 
 from .conftest import drawing
@@ -123,9 +124,9 @@ def test_a_budget_makes_grids_alike(tmp_path):
     argv = ["study", *WORDS, "--algorithms=local,feddwa", "--grid=feddwa.top_k=1,3", "--budget=2",
             "--tuning_seeds=5"]  # fmt: skip
     config = flags.parse(argv, study.define)
-    cells = study.tuned(study.cells_of(argv, config, tmp_path), tmp_path)
-    plans = [cell.tuning for cell in cells]
-    assert [sum(len(one.cell.inside) for one in plan.programs) for plan in plans] == [2, 2]
+    planned = study.tuned(study.cells_of(argv, config, tmp_path), tmp_path)
+    plans = [plan for _, plan in planned]
+    assert [sum(len(one.inside) for one in plan.programs) for plan in plans] == [2, 2]
     assert {plan.config.num_seeds for plan in plans} == {2}  # no more than the study has
     assert "drawn from its grid: 2." in plans[0].heading[-1]
 

@@ -6,7 +6,7 @@ import pytest
 
 from experiments import sweep
 from experiments.cli.algorithms import parse_algorithms
-from experiments.sweeps.grid import setting_words
+from experiments.grid.axes import Program, setting_words
 
 
 def test_a_sweep_runs_in_one_process(capsys):
@@ -21,7 +21,7 @@ def algorithms(*names):
 def test_algorithms_have_our_names_whatever_was_typed():
     grid = sweep.parse_grid(["FedDWA.top_k=1,3", "batch_size=5"])
     assert list(grid) == ["feddwa.top_k", "batch_size"]
-    (cell,) = sweep.cells(algorithms("Fed-DWA"), grid)
+    (cell,) = sweep.programs(algorithms("Fed-DWA"), grid)
     assert cell.folder == "feddwa-batch_size=5"
     args = cell.parsed(["sweep", "--set=FEDDWA.guidance=last", "--set=Fed-Avg.server_rate=1"])
     assert args.set == ["feddwa.guidance=last"]
@@ -29,7 +29,7 @@ def test_algorithms_have_our_names_whatever_was_typed():
 
 def test_a_budget_draws_settings_of_each_algorithm():
     grid = sweep.parse_grid(["feddwa.top_k=1,3,5", "batch_size=5,10", "learning_rate=1,2"])
-    whole = sweep.cells(algorithms("fedavg", "feddwa"), grid)
+    whole = sweep.programs(algorithms("fedavg", "feddwa"), grid)
     assert sweep.drawn(whole, None) == sweep.drawn(whole, 12) == whole
     queue = sweep.drawn(whole, 3)
     for name in ("fedavg", "feddwa"):
@@ -42,7 +42,7 @@ def test_a_budget_draws_settings_of_each_algorithm():
 
 def test_strengths_of_attacks_and_rules_are_inside_a_program():
     grid = sweep.parse_grid(["attack_factor=1,10", "aggregator_radius=0.5,2"])
-    (cell,) = sweep.cells(algorithms("fedavg"), grid)
+    (cell,) = sweep.programs(algorithms("fedavg"), grid)
     assert cell.settings["attack_factor"] == [1.0, 1.0, 10.0, 10.0]
     assert cell.settings["aggregator_radius"] == [0.5, 2.0, 0.5, 2.0]
     words = setting_words(cell.inside[1])
@@ -51,7 +51,7 @@ def test_strengths_of_attacks_and_rules_are_inside_a_program():
 
 def test_what_is_inside_a_program_and_what_is_queued():
     grid = sweep.parse_grid(["feddwa.top_k=1,3", "feddwa.guidance=epochs,last", "batch_size=5,10"])
-    queue = sweep.cells(algorithms("fedavg", "feddwa"), grid)
+    queue = sweep.programs(algorithms("fedavg", "feddwa"), grid)
     starts = ("fedavg", "feddwa-feddwa.guidance=epochs", "feddwa-feddwa.guidance=last")
     wanted = [f"{start}-batch_size={size}" for start in starts for size in (5, 10)]
     assert [cell.folder for cell in queue] == wanted
@@ -76,7 +76,7 @@ def test_what_is_inside_a_program_and_what_is_queued():
     ],
 )
 def test_two_values_never_share_a_folder(first, second):
-    result = [sweep.Cell("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
+    result = [Program("m", {"partition_file": value}, [{}]).folder for value in (first, second)]
     assert len({name.lower() for name in result}) == 2
     assert all(re.fullmatch(r"[a-z0-9_.+=~-]{1,120}", name) for name in result)
 

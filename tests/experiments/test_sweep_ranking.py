@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.sweeps import sweep_files
-from experiments.sweeps.pictures import picture
-from fedjax_pfl.utils.metric_names import Measure
+from experiments.grid import ranking
+from experiments.grid.pictures import picture
+from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 
 def outcome(setting, validation):
     seeds, validation = tuple(range(len(validation))), np.array(validation)
-    return sweep_files.Outcome("m", setting, seeds, validation, validation - 1)
+    return ranking.Outcome("m", setting, seeds, validation, validation - 1)
 
 
 def test_choices_that_one_run_can_not_have():
@@ -20,7 +20,7 @@ def test_choices_that_one_run_can_not_have():
     one = replace(outcome({"alpha": "1", "model": "mlp"}, [50.0]), algorithm="local")
     other = replace(one, algorithm="fedavg", setting={"alpha": "0.1", "model": "mlp"})
     result = [other, one]
-    assert sweep_files.all_chosen(result).splitlines() == [
+    assert ranking.all_chosen(result).splitlines() == [
         "--algorithms=fedavg,local",
         "# alpha can't differ between the algorithms of a run:",
         "#   fedavg: 0.1",
@@ -34,46 +34,50 @@ def test_rows_over_different_clients_or_data():
         return replace(outcome(setting, [50.0, 60.0]), clients=clients, remarks=remarks)
 
     result = [row({"a": "1"}, (0,), ("x",)), row({"a": "2"}, (0, 1, 2, 3, 4))]
-    heading, _, *rows = sweep_files.table(result).to_markdown().splitlines()
+    heading, _, *rows = ranking.table(result).to_markdown().splitlines()
     assert heading.endswith("| Test % | Mean over |")
     last = [line.strip("|* ").split(" | ")[-1].strip("* ") for line in rows]
     assert last == ["client 0", "5 clients"]
     assert heading.count("|") == rows[0].count("|") == rows[1].count("|")
     assert r"± 63.53\*" in rows[0]
-    notes = sweep_files.footnotes(result, ["alpha"])
-    assert notes[0] == "m, a=1: x."
+    notes = ranking.footnotes(result, ["alpha"])
+    assert notes[0] == "a=1: x."
     assert notes[1].startswith("Rows are means over different clients")
     assert notes[2].startswith("alpha changes the data")
     assert "* extends beyond the scale" in notes[3]
     same = [row({"a": "1"}, (0,)), row({"a": "2"}, (0,))]
-    assert "Mean over" not in sweep_files.table(same).to_markdown()
-    assert len(sweep_files.footnotes(same)) == 1
+    assert "Mean over" not in ranking.table(same).to_markdown()
+    assert len(ranking.footnotes(same)) == 1
     both = [replace(one, remarks=("x", f"y{k}")) for k, one in enumerate(same)]
-    assert sweep_files.footnotes(both)[:3] == ["m: x.", "m, a=1: y0.", "m, a=2: y1."]
+    assert ranking.footnotes(both)[:3] == ["All rows: x.", "a=1: y0.", "a=2: y1."]
 
 
 def test_settings_that_diverged_are_ranked_last():
     result = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
-    assert [one.setting["a"] for one in sweep_files.ranked(result)] == ["2", "1"]
+    assert [one.setting["a"] for one in ranking.ranked(result)] == ["2", "1"]
 
 
 def test_pictures():
-    line = picture([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")], "m")
+    def drawn(outcomes):
+        return picture(ranking.frame(outcomes), "m", ACCURACY)
+
+    line = drawn([outcome({"a": a}, [float(a), 2.0]) for a in ("10", "1", "2")])
     curve = line.axes[0].get_lines()[0]
     np.testing.assert_allclose(curve.get_xdata(), [1, 2, 10])  # by size
     np.testing.assert_allclose(curve.get_ydata(), [1.5, 2, 6])
     pairs = [(a, b) for a in "12" for b in ("x", "y", "z")]
     result = [outcome({"a": a, "b": b}, [float(a), float(a)]) for a, b in pairs]
-    image = picture(result, "m").axes[0].get_images()[0]
-    np.testing.assert_allclose(image.get_array(), [[1, 1, 1], [2, 2, 2]])
-    assert picture([outcome({}, [1.0])], "m") is None
+    axes = drawn(result).axes[0]  # a line for each word, over the numbers
+    heights = [line.get_ydata().tolist() for line in axes.get_lines()]
+    assert heights == [[1, 2]] * 3 and axes.get_xlabel() == "a"
+    assert drawn([outcome({}, [1.0])]) is None
 
 
 def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     def notes(*scores, values=("0.01", "0.1", "1e0")):
         pairs = zip(values, scores, strict=True)
         found = [outcome({"learning_rate": v, "model": "mlp"}, [x]) for v, x in pairs]
-        return sweep_files.at_the_edge(found)
+        return ranking.at_the_edge(found)
 
     beyond = "that was tried. Values beyond it may be better."
     assert notes(50.0, 60.0, 70.0) == [f"m: the best learning_rate, 1e0, is the largest {beyond}"]
@@ -83,7 +87,7 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
     assert notes(60.0, 50.0, values=("1", "1.0")) == []  # one number
     assert notes(60.0, 50.0, values=("adam", "1")) == []
     found = [outcome({"learning_rate": v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
-    assert "the best learning_rate, 2," in sweep_files.footnotes(found)[0]
+    assert "the best learning_rate, 2," in ranking.footnotes(found)[0]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ def test_a_best_value_at_the_edge_of_the_grid_is_a_warning():
 )
 def test_no_warning_where_the_problem_changes(name, warned):
     found = [outcome({name: v}, [x]) for v, x in (("1", 50.0), ("2", 60.0))]
-    assert bool(sweep_files.at_the_edge(found)) == warned
+    assert bool(ranking.at_the_edge(found)) == warned
 
 
 def test_choices_of_each_client_and_on_test():
@@ -111,13 +115,13 @@ def test_choices_of_each_client_and_on_test():
     first = row("1", [[90, 10, nan, 50], [80, 20, nan, 50]], [[1, 2, 3, 4], [5, 6, 7, 8]])
     second = row("2", [[70, 60, nan, 50], [95, 70, nan, 50]], [[10, 20, 30, 40], [50, 60, 70, 80]])
     both = [first, second]
-    assert sweep_files.best(both) == [second]  # better on the mean, and so for the last two
-    assert sweep_files.best_per_client(both).tolist() == [(1 + 20 + 30 + 40) / 4,
+    assert ranking.best(both) == [second]  # better on the mean, and so for the last two
+    assert ranking.best_per_client(both).tolist() == [(1 + 20 + 30 + 40) / 4,
                                                           (5 + 60 + 70 + 80) / 4]  # fmt: skip
     high = [replace(first, test=np.array([99.0, nan])), replace(first, test=np.array([50.0, 20.0]))]
-    assert sweep_files.best_on_test([*high, second]) is second
+    assert ranking.best_on_test([*high, second]) is second
     error = Measure("mse", "lower", False)
     lower = [replace(one, measure=error) for one in both]
-    assert sweep_files.best_on_test(lower) is lower[0]
-    assert sweep_files.best_per_client(lower).tolist() == [(10 + 2 + 3 + 4) / 4,
+    assert ranking.best_on_test(lower) is lower[0]
+    assert ranking.best_per_client(lower).tolist() == [(10 + 2 + 3 + 4) / 4,
                                                            (50 + 6 + 7 + 8) / 4]  # fmt: skip

@@ -107,7 +107,7 @@ def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
     assert "baseline 'local' is 2 runs that are not one" in printed.err
     runs = find([str(of_0_3)])
     assert differing_settings(runs) == [] and differing_settings([*runs, *runs]) == ["revision"]
-    assert "revision=0.3" in printed.out and "revision=1.1" in printed.out
+    assert "revision=0.3" in printed.out and f"revision={ENGINE_REVISION}.1" in printed.out
 
 
 def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
@@ -118,5 +118,5 @@ def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):
     monkeypatch.setattr(pfl.core.ALGORITHMS["local"], "revision", 2)
     assert run_in(finished, *WORDS) == 2
     before, now = (f"{ENGINE_REVISION}.{k}" for k in (1, 2))
-    text = f"with other code: local.revision was '{before}' and is '{now}'. Give --accept_changed"
+    text = f"is another run: local.revision was '{before}' and is '{now}'. Continue it with the"
     assert text in capsys.readouterr().err

@@ -8,8 +8,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.figures.loading import read
+from experiments.grid.study_report import Report
 from experiments.outputs import comparison_table
-from experiments.studies.report import Report
 from fedjax_pfl.utils.metric_names import LOWER, Measure
 from tests.experiments.written_runs import rewrite, write_run
 

@@ -1,4 +1,4 @@
-"""A run whose code changes: refused or gone on with and remarked, and never silently mixed."""
+"""A run whose code changes: refused, and never silently mixed."""
 
 import json
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.cli import algorithm_folders, identity, provenance, run_folder
+from experiments.cli import algorithm_folders, provenance, run_folder
 from experiments.figures.selection import mixed_code
 from tests.experiments.small_runs import SMALL, run_in
 
@@ -36,44 +36,16 @@ def mine(tmp_path, own_code_is_forgotten):
 
 
 @pytest.mark.costly
-def test_changed_files_are_refused_or_remarked(mine, tmp_path, capsys):
+def test_changed_files_are_another_run(mine, tmp_path, capsys):
     assert mine() == 0
     (tmp_path / "near.py").write_text("RATE = 2\n")
     record = (tmp_path / "out/run.json").read_bytes()
     capsys.readouterr()
-    grown = (["--rounds=3"], ["--num_seeds=2"], ["--algorithms=mine,local"])
-    for words in ([], *grown):
+    for words in ([], ["--rounds=3"], ["--num_seeds=2"], ["--algorithms=mine,local"]):
         assert mine(*words) == 2
         said = capsys.readouterr().err
-        assert "out was made with other code: " in said and "import_file was " in said
-        assert "Give --accept_changed_code to continue with" in said and said.count("\n") == 1
-    assert mine("--accept_changed_code", "--learning_rate=0.3") == 2  # which is not code
-    assert "--learning_rate was" in capsys.readouterr().err
+        assert "out is another run: " in said and "import_file was " in said
     assert (tmp_path / "out/run.json").read_bytes() == record
-    assert mine("--accept_changed_code") == 0
-    assert "mine: made before its code changed." in capsys.readouterr().out
-    assert mine("--accept_changed_code", "--num_seeds=2") == 0
-    said = json.loads((tmp_path / "out/mine/summary.json").read_text())["remarks"]
-    assert [one[:41] for one in said] == ["code changed while the run was made: --im"]
-    assert "near.py" in said[0]
-    assert said[0] in (tmp_path / "out/comparison.md").read_text()
-    assert mine("--num_seeds=2") == 0  # the code that it has now
-    assert "made before" not in capsys.readouterr().out
-
-
-def test_only_changed_code_is_accepted_and_told():
-    before = {"fedavg.revision": "1.1", "import_file": ["a.py 1"], "rounds": 5}
-    now = {"fedavg.revision": "1.2", "local.revision": "1.1", "rounds": 6}
-    assert identity.compare(before, {**now, "rounds": 5}, accept_code=True).same
-    told = identity.code_changes(before, now)
-    assert told.keys() == {"fedavg.revision", "import_file"}  # local is new
-    record = provenance.history({}, told)
-    assert provenance.remarks(record, "local") == [
-        "code changed while the run was made: --import_file was ['a.py 1'] and is absent"
-    ]
-    assert len(provenance.remarks(record, "fedavg")) == 2
-    again = provenance.history(record, {"fedavg.revision": "more"})[provenance.ACCEPTED]
-    assert again["fedavg.revision"].endswith("; then more")
 
 
 @pytest.mark.costly
@@ -95,7 +67,7 @@ def test_record_of_another_jax_goes_on_with_a_warning(tmp_path, capsys):
     assert provenance.versions().items() <= config["versions"].items()
     assert run_in(folder, *WORDS, "--algorithms=local,fedavg", "--num_seeds=2") == 0
     assert "warning" not in capsys.readouterr().err
-    assert algorithm_folders.PARTS in json.loads(path.read_text())
+    assert algorithm_folders.BLOCKS in json.loads(path.read_text())
 
 
 def test_the_digest_of_the_package_is_that_of_its_files(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
-from experiments.cli import algorithm_folders, identity
+from experiments.cli import identity
 from fedjax_pfl.results.joining import join_seeds
 from fedjax_pfl.results.model_files import load_models
 from tests.experiments.small_runs import (
@@ -19,7 +19,7 @@ from tests.experiments.small_runs import (
     assert_refused,
     run_in,
 )
-from tests.experiments.stopped_runs import killing
+from tests.experiments.stopped_runs import killing, watching
 
 WORDS = (*SMALL, "--rounds=3", "--checkpoint_seconds=0")
 
@@ -65,10 +65,10 @@ def grown(tmp_path_factory):
     assert contents(folder / "fedavg") == before
     with killing("fedavg, seeds 1-2", 1, signal.SIGINT):
         assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 130
-    assert not (folder / "fedavg").exists() and (folder / "local").exists()
-    assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
-    part = algorithm_folders.part_folder(folder, "fedavg", range(1), 3)
-    assert contents(part) == before  # neither run again nor overwritten
+    assert contents(folder / "fedavg") == before and (folder / "local").exists()
+    with watching(lambda name, progress: None) as display:
+        assert call(folder, "--algorithms=local,fedavg", "--num_seeds=3", *words) == 0
+    assert display.names == ["fedavg, seeds 1-2"]  # what is finished is not run again
     return folder
 
 
@@ -94,9 +94,9 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(finished, grow
     ("words", "said"),
     [
         (["--algorithms=fedavg"], "experiments.compare"),
+        (["--algorithms=fedavg", "--num_seeds=4"], "--algorithms was"),
         (["--algorithms=local,fedavg,feddwa", "--num_seeds=2"], "--num_seeds was 3 and is 2"),
         (["--seed=1"], "--seed was 0 and is 1"),
-        (["--num_seeds=4", "--rounds=4"], "either more --rounds, or more --num_seeds and"),
         (["--num_seeds=4", "--learning_rate=0.3"], "--learning_rate was"),
         (["--set=fedavg.learning_rate=0.3"], "fedavg.learning_rate was"),
         (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),
@@ -115,26 +115,41 @@ def flags_of(**changed):
 
 
 @pytest.mark.parametrize(
-    ("changed", "way"),
+    ("changed", "larger"),
     [
-        ({}, None),
-        ({"rounds": 6}, "rounds"),
-        ({"rounds": 4}, None),
-        ({"num_seeds": 4}, "num_seeds"),
-        ({"algorithms": ["local", "fedavg"], "local.batch_norm": "own"}, "algorithms"),
-        ({"algorithms": ["local", "fedavg"], "num_seeds": 4}, "num_seeds"),
-        ({"algorithms": ["local"]}, None),
-        ({"algorithms": ["local", "fedavg"], "fedavg.batch_norm": "own"}, None),
-        ({"algorithms": ["local", "fedavg"], "import_file": ["own.py 1a"]}, "algorithms"),
-        ({"import_file": ["own.py 1a"]}, None),
-        ({"import_file": ["own.py 1a"], "num_seeds": 4}, None),
-        ({"num_seeds": 4, "rounds": 6}, None),
-        ({"num_seeds": 4, "patience": 3}, None),
+        ({}, False),
+        ({"rounds": 6}, True),
+        ({"rounds": 6, "matrix_rounds": ["6"]}, True),
+        ({"matrix_rounds": ["5"]}, False),
+        ({"rounds": 4}, False),
+        ({"num_seeds": 4}, True),
+        ({"algorithms": ["local", "fedavg"], "local.batch_norm": "own"}, True),
+        ({"algorithms": ["local", "fedavg"], "num_seeds": 4}, True),
+        ({"algorithms": ["local"]}, False),
+        ({"algorithms": ["local", "fedavg"], "fedavg.batch_norm": "own"}, False),
+        ({"algorithms": ["local", "fedavg"], "import_file": ["own.py 1a"]}, True),
+        ({"import_file": ["own.py 1a"]}, False),
+        ({"import_file": ["own.py 1a"], "num_seeds": 4}, False),
+        ({"num_seeds": 4, "rounds": 6}, True),
+        ({"num_seeds": 4, "rounds": 4}, False),
+        ({"patience": 3}, True),
+        ({"num_seeds": 4, "patience": 3}, False),
     ],
 )
-def test_growth_of_a_run(changed, way):
-    assert identity.growth(flags_of(), flags_of(**changed)) == way
-    assert identity.growth(flags_of(), flags_of(**changed), ways=()) is None
+def test_growth_of_a_run(changed, larger):
+    assert identity.grows(flags_of(), flags_of(**changed)) == larger
+
+
+@pytest.mark.costly
+def test_rounds_seeds_and_algorithms_at_once(finished, tmp_path):
+    """Each block of seeds goes on from its own last state."""
+    words = ("--new_clients=1", "--new_client_steps=0,2", "--keep_state")
+    first = ("--algorithms=fedavg", "--num_seeds=2", "--rounds=2")
+    assert call(tmp_path, *words, *first) == 0
+    assert call(tmp_path, *words, "--algorithms=local,fedavg", "--num_seeds=3") == 0
+    for name in ("local", "fedavg"):
+        ours, theirs = (pfl.Result.load(folder / name) for folder in (tmp_path, finished))
+        check_equal_but_for_rounding(ours, theirs)
 
 
 def test_results_with_a_seed_in_common_are_not_joined(finished):

@@ -6,7 +6,7 @@ import pytest
 
 from experiments.cli import new_clients
 from experiments.outputs import run_files
-from tests.experiments.small_runs import SMALL, assert_refused, read_rows, run_in
+from tests.experiments.small_runs import SMALL, arrays, assert_refused, read_rows, run_in
 
 WORDS = (*SMALL, "--algorithms=fedavg", "--num_clients=5")
 NEW = (*WORDS, "--new_clients=2", "--new_client_steps=0,3", "--new_client_samples=0.5,1")
@@ -29,8 +29,8 @@ def test_rows_of_new_clients(finished):
     points = {(r["seed"], r["part_of_samples"], r["local_steps"]) for r in rows}
     assert points == {(s, p, k) for s in "01" for p in ("0.5", "1.0") for k in "03"}
     assert len(rows) == 16
-    with np.load(finished / "fedavg" / "clients.npz") as file:
-        assert file["personalized/test/accuracy"].shape[-1] == 3  # only the clients that took part
+    scores = arrays(finished / "fedavg")["personalized/test/accuracy"]
+    assert scores.shape[-1] == 3  # only the clients that took part
 
 
 def test_table_of_new_clients(finished):

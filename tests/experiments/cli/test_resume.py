@@ -14,9 +14,8 @@ import pytest
 import fedjax_pfl as pfl
 from experiments import run
 from experiments.cli import algorithm_folders, build, identity, run_folder
-from experiments.figures.loading import find
-from experiments.outputs import live, run_files
-from tests.experiments.small_runs import SMALL, assert_refused, read_json, read_rows, stamps
+from experiments.outputs import run_files
+from tests.experiments.small_runs import SMALL, assert_refused, read_json, stamps
 from tests.experiments.stopped_runs import assert_same_arrays, default_folder, killing
 
 ROUNDS = 6
@@ -37,7 +36,7 @@ def finished(tmp_path_factory):
 
 def assert_same(folder, finished):
     """All numbers of both algorithms, to the bit."""
-    files = ("clients.npz", "mixing.npz", "models.npz")
+    files = ("result.npz", "models.npz")
     assert_same_arrays(folder, finished, ("local", "feddwa"), files)
     for name in ("local", "feddwa"):
         ours, theirs = (read_json(at / name / "summary.json") for at in (folder, finished))
@@ -137,15 +136,25 @@ def test_comparison_is_written_last(finished, tmp_path, monkeypatch):
     assert run_folder.finished(tmp_path, ["local"])
 
 
+def test_a_shorter_result_stays_until_the_longer_one_is_made(finished, tmp_path):
+    folder, words = tmp_path / "out", ("--algorithms=local", f"--output_dir={tmp_path / 'out'}")
+    assert call(*words, "--rounds=4") == 0
+    before = (folder / "local" / "result.json").read_bytes()
+    with killing("local", 1, signal.SIGINT):
+        assert call(*words) == 130
+    assert (folder / "local" / "result.json").read_bytes() == before
+    assert not (folder / "comparison.md").exists()
+    assert call(*words) == 0
+    assert_same_arrays(folder, finished, ("local",))
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_more_rounds_of_a_finished_run(finished, tmp_path, capsys, kept):
-    """From its last state or from the beginning: the same bits as one long run, and the shorter
-    run's results are kept beside it."""
+    """From its last state or from the beginning: the same bits as one long run."""
     folder = tmp_path / "out"
     words = [TWO, f"--output_dir={folder}", *["--keep_state"] * kept]
     assert call(*words, "--rounds=4") == 0
     assert (folder / algorithm_folders.CHECKPOINTS / "feddwa").exists() is kept
-    before = (folder / "feddwa" / "result.json").read_bytes()
     capsys.readouterr()
     assert call(*words) == 0
     text, noted = capsys.readouterr()
@@ -158,41 +167,8 @@ def test_more_rounds_of_a_finished_run(finished, tmp_path, capsys, kept):
         for key in theirs.scores:
             np.testing.assert_array_equal(ours.scores[key], theirs.scores[key])
     assert_same_arrays(folder, finished, ("local", "feddwa"), ["models.npz"])
-    earlier = folder / algorithm_folders.EARLIER / "rounds_4"
-    assert (earlier / "feddwa" / "result.json").read_bytes() == before
-    assert (earlier / "comparison.md").exists() and (earlier / "run.json").exists()
-    assert {run.folder.parent for run in find([str(folder)])} == {folder}
-    assert {run.folder.parent for run in find([str(earlier)])} == {earlier}
     assert call(TWO, f"--output_dir={folder}", "--rounds=4") == 2
     assert f"--rounds was {ROUNDS} and is 4" in capsys.readouterr().err
-
-
-def test_live_metrics(finished, tmp_path, monkeypatch):
-    """As many rounds as are done; stopped, the file stays, and the next process begins it anew."""
-    folder, counts = tmp_path / "out", []
-    monkeypatch.setattr(live, "EVERY", 0.0)
-    add = live.Live.add
-
-    def looked(self, progress):
-        add(self, progress)
-        rows = read_rows(self.folder / "metrics.csv")
-        numbers = {(row["seed"], row["round"], row["metric"]) for row in rows}
-        assert len(numbers) == len(rows)
-        counts.append(max(int(row["round"]) for row in rows))
-        assert counts[-1] == progress.round
-        last = {(row["seed"], row["round"], row["metric"]): row["value"] for row in rows}
-        if progress.round == ROUNDS:
-            wanted = {(r["seed"], r["round"], r["metric"]): r["value"]
-                      for r in read_rows(finished / self.folder.name / "metrics.csv")}  # fmt: skip
-            assert last == wanted
-
-    monkeypatch.setattr(live.Live, "add", looked)
-    with killing("feddwa", 1, signal.SIGINT):
-        assert call(TWO, f"--output_dir={folder}") == 130
-    assert (folder / live.FOLDER / "feddwa" / "metrics.csv").exists()
-    assert not (folder / live.FOLDER / "local").exists()
-    assert call(TWO, f"--output_dir={folder}") == 0
-    assert not (folder / live.FOLDER).exists() and counts.count(ROUNDS) == 2
 
 
 @pytest.mark.costly

@@ -72,8 +72,8 @@ def test_all_are_scored_by_whom_an_algorithm_serves(found):
 def test_server_accuracy_is_pooled(found, metrics):
     """The "server" column of the asynchronous algorithms: all test samples alike."""
     runs = [found["iid", "fedavg"]]
-    drawn = accuracy.of_models(
-        runs, models="personalized,global", averages="clients,samples", by="model"
+    drawn = accuracy.by_round(
+        runs, models="personalized,global", averages="clients,samples", panel="model"
     )
     clients, server = drawn.figure.axes
     assert clients.get_title() == "personalized model, mean over clients"
@@ -81,42 +81,25 @@ def test_server_accuracy_is_pooled(found, metrics):
     np.testing.assert_allclose(lines(clients)[0].get_ydata(), wanted, rtol=1e-5)
     wanted = percent(metrics(runs[0], "global/test/accuracy_pooled")).mean(axis=0)
     np.testing.assert_allclose(lines(server)[0].get_ydata(), wanted, rtol=1e-5)
+    (axes,) = accuracy.by_round(runs, models="personalized,global").figure.axes
+    assert [line.get_label() for line in lines(axes)] == ["personalized", "global"]
     with pytest.raises(InputError, match=r"--averages must be one for each of"):
-        accuracy.of_models(runs, averages="clients,samples,clients")
+        accuracy.by_round(runs, averages="clients,samples,clients")
     with pytest.raises(InputError, match=r"Unknown average 'sample'. Did you mean 'samples'"):
-        accuracy.of_models(runs, averages="sample")
+        accuracy.by_round(runs, averages="sample")
 
 
 @pytest.mark.parametrize(("score", "key"), [("final", "final_mean"), ("best", "best_mean")])
-def test_pairs_are_the_summaries_numbers(found, score, key):
+def test_bars_of_models_are_the_summaries_numbers(found, score, key):
     run = found["main", "feddwa"]
-    drawn = accuracy.side_by_side([run], models="guidance,personalized", score=score)
+    drawn = accuracy.bars([run], models="guidance,personalized", score=score)
     summary = json.loads((run.folder / "summary.json").read_text())["accuracy"]
-    points = [container.lines[0].get_xdata() for container in drawn.figure.axes[0].containers]
-    assert len(points) == 2
-    np.testing.assert_allclose(points[1], 100 * summary[key], rtol=1e-5)
+    heights = [bar.get_height() for bar in drawn.figure.axes[0].patches]
     guided = 100 * run.values("guidance").mean(axis=-1)
     wanted = guided[:, -1] if score == "final" else guided.max(axis=1)
-    np.testing.assert_allclose(points[0], wanted.mean(), rtol=1e-5)
-    seeds = [row[-1] for row in rows_of(drawn) if row[2] == "guidance"]
-    np.testing.assert_allclose(seeds, wanted, rtol=1e-5)
+    np.testing.assert_allclose(heights, [wanted.mean(), 100 * summary[key]], rtol=1e-5)
     with pytest.raises(InputError, match=r"Unknown score 'bst'. Did you mean 'best'"):
-        accuracy.side_by_side([run], models="guidance", score="bst")
-
-
-def test_several_models_are_means_over_the_same_clients(found):
-    """Weight Erosion serves client 1: the others' points and lines are those of client 1, too."""
-    runs = [found["main", "local"], found["main", "weight_erosion"]]
-    wanted = 100 * runs[0].values()[:, :, 1].astype(float)  # [S, E]
-    pairs = accuracy.side_by_side(runs, models="personalized")
-    seeds = [row[-1] for row in rows_of(pairs)][: len(SEEDS)]
-    np.testing.assert_allclose(seeds, wanted[:, -1], rtol=1e-5)
-    drawn = accuracy.of_models(runs, models="personalized")
-    np.testing.assert_allclose(
-        lines(drawn.figure.axes[0])[0].get_ydata(), wanted.mean(axis=0), rtol=1e-5
-    )
-    for one in (pairs, drawn):
-        assert ", client 1; mean of 2 seeds" in one.figure.get_suptitle().replace("\n", " ")
+        accuracy.bars([run], models="guidance", score="bst")
 
 
 def test_every_client(found):
@@ -138,7 +121,7 @@ def test_bars_have_intervals_over_seeds(found):
         scores = 100 * run.values()[:, -1].astype(float).mean(axis=-1)
         assert height == pytest.approx(scores.mean(), rel=1e-5)
         half = 12.7062 * scores.std(ddof=1) / 2**0.5
-        assert row[2:] == pytest.approx((2, scores.mean(), half), rel=1e-4)
+        assert row[3:] == pytest.approx((2, scores.mean(), half), rel=1e-4)
 
 
 def test_points_have_different_colours_as_far_as_there_are_any():

@@ -70,7 +70,7 @@ def test_a_switch_needs_no_value():
 
 def test_options_are_the_figures_own(finished, tmp_path):
     words = (f"--runs={finished}", "--algorithms=cwfedavg", f"--output={tmp_path / 'x.png'}")
-    assert call("accuracy/setting", *words, "--x=cwfedavg.wdr_weight", "--group=rounds") == 0
+    assert call("accuracy/setting", *words, "--x=cwfedavg.wdr_weight") == 0
 
 
 BAD = {
@@ -85,9 +85,8 @@ BAD = {
 }
 BAD_WITH_RUNS = {
     ("records/rounds", "main", "--record=weights"): "None of the runs has the record",
-    ("accuracy/pairs", "iid", "--models=guidance,personalized"): "score_guidance=true",
-    ("accuracy/pairs", "main", "--models=adapted"): "--adapt_steps=10 --adapt_when=last",
-    ("accuracy/models", "iid", "--by=rounds"): "Unknown value of --by 'rounds'",
+    ("accuracy/bars", "iid", "--models=guidance,personalized"): "score_guidance=true",
+    ("accuracy/bars", "main", "--models=adapted"): "--adapt_steps=10 --adapt_when=last",
     ("accuracy/setting", "iid"): "Choose a setting with --x=NAME",
 }
 

@@ -33,6 +33,6 @@ def test_matrices_by_layer(found, layered):
     assert [axes.get_title() for axes in drawn.axes] == ["fc_0", "head"]
     assert len(drawn.numbers) == 2 * CLIENTS**2
     drawn = matrices.by_round([run], matrix="alpha", block="head")
-    assert len(drawn.axes) == ROUNDS and run.seeds == SEEDS
+    assert len(drawn.axes) == ROUNDS and run.seeds == list(SEEDS)
     with pytest.raises(InputError, match=r"Unknown group of layers 'haed'. Did you mean 'head'"):
         matrices.by_round([run], matrix="alpha", block="haed")

@@ -9,13 +9,10 @@ from experiments.figures.loading import find
 # Comparisons, algorithms (all if empty) and options that the tiny runs can draw a figure from.
 DRAWN = {
     "accuracy/rounds": (["main", "iid"], [], {"panel": "partition"}),
-    "accuracy/models": (["iid"], [], {}),
-    "accuracy/pairs": (["iid"], [], {}),
     "accuracy/clients": (["main"], [], {}),
-    "accuracy/bars": (["main"], [], {}),
+    "accuracy/bars": (["iid"], [], {"models": "personalized,global"}),
     "accuracy/setting": (["main", "iid"], [], {"x": "partition", "record": "traffic"}),
     "accuracy/cost": (["main"], [], {}),
-    "accuracy/scatter": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "accuracy/gains": (["main"], ["local", "feddwa", "cwfedavg"], {}),
     "records/rounds": (["main"], [], {}),
     "matrices/rounds": (["main"], [], {}),

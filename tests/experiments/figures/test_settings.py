@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments.figures import settings
+from experiments.figures import lines, settings
 from experiments.figures.loading import find
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.written_runs import rewrite
@@ -50,25 +50,20 @@ def test_points_are_the_summaries_numbers(found, metrics):
     errors = [metrics(run, "class_share_error")[3].mean() for run in (free, regular)]
     np.testing.assert_allclose(right.get_lines()[0].get_ydata(), errors, rtol=1e-5)
     assert errors[0] > errors[1]  # what the regularizer is for
-    assert drawn.numbers.columns[0] == "cwfedavg.wdr_weight" and {
-        row[0] for row in rows_of(drawn)
-    } == {
-        "0",
-        "10",
-    }
-    values = [row[-1] for row in rows_of(drawn) if row[0] == "0" and row[-2] == "class_share_error"]
+    assert list(drawn.numbers) == ["row", "cwfedavg.wdr_weight", "seed", "value", "metric"]
+    values = [row[-2] for row in rows_of(drawn) if row[1] == "0" and "class_share" in row[-1]]
     np.testing.assert_allclose(values, metrics(free, "class_share_error")[3], rtol=1e-5)
 
 
-def test_best_and_one_line_for_each_group(found, ablation):
+def test_best_and_a_line_for_each_row(found, ablation):
     runs = [ablation(found["main", "feddwa"], f"k{k}", top_k=k) for k in (1, 3)]
     runs += [found["main", "local"]]  # has no such setting
-    drawn = settings.against_setting(runs, x="top_k", group="num_clients,batch_size", score="best")
+    drawn = settings.against_setting(runs, x="top_k", score="best")
     (line,) = drawn.figure.axes[0].get_lines()
     best = 100 * summary(runs[0])["accuracy"]["best_mean"]
     np.testing.assert_allclose(line.get_ydata(), [best, best], rtol=1e-5)
     np.testing.assert_array_equal(line.get_xdata(), [1, 3])
-    assert "num_clients = 4, batch_size = 16" in drawn.figure.get_suptitle().replace("\n", " ")
+    assert list(drawn.handles) == ["feddwa"]
 
 
 def test_traffic(found):
@@ -83,9 +78,9 @@ def test_repetitions_are_more_seeds(found, ablation):
     first = ablation(found["main", "feddwa"], "first")
     second = ablation(found["longer", "cwfedavg"], "second", seed=5)
     config = json.loads((first.folder / "config.json").read_text())
-    config["flags"]["run"]["seed"] = 5
+    config["flags"]["run"]["seed"], config["seeds"] = 5, [5, 6]
     (second.folder / "config.json").write_text(json.dumps(config))
-    rewrite(second.folder, algorithm="feddwa")
+    rewrite(second.folder, algorithm="feddwa", seeds=(5, 6))
     (second,) = find([str(second.folder)])
     drawn = settings.against_setting([first, second], x="top_k")
     point = drawn.figure.axes[0].containers[0].lines[0].get_ydata()
@@ -99,10 +94,8 @@ def test_repetitions_are_more_seeds(found, ablation):
 def test_against_setting_refused(found, ablation):
     run = found["main", "feddwa"]
     one, two = ablation(run, "one", guidance_epochs=1), ablation(run, "two", guidance_epochs=2)
-    with pytest.raises(InputError, match=r"same top_k \(3\) .*differ in feddwa.guidance_epochs"):
-        settings.against_setting([one, two], x="top_k")
-    drawn = settings.against_setting([one, two], x="top_k", group="guidance_epochs")
-    assert len(drawn.figure.axes[0].containers) == 2
+    drawn = settings.against_setting([one, two], x="top_k")
+    assert list(drawn.handles) == ["feddwa, guidance_epochs=1", "feddwa, guidance_epochs=2"]
     with pytest.raises(InputError, match=r"--x=NAME; these runs differ in feddwa.guidance_epochs"):
         settings.against_setting([one, two])
     with pytest.raises(InputError, match=r"Unknown setting 'guidance_epoch'. Did you mean"):
@@ -111,26 +104,18 @@ def test_against_setting_refused(found, ablation):
         settings.against_setting([one, two], x="guidance_epochs", record="wieght")
 
 
-def test_a_flag_and_a_hyperparameter_of_one_name(found):
-    """The flag has the bare name; what differs under the full one is not passed over."""
-    runs = [found["main", "cwfedavg"], found["free", "cwfedavg"]]
-    assert all(run.settings["wdr_weight"] == 0 for run in runs)
-    with pytest.raises(InputError, match=r"differ in cwfedavg\.wdr_weight"):
-        settings.against_setting(runs, x="wdr_weight")
-
-
 @pytest.mark.parametrize(
-    ("keys", "places", "scale"),
+    ("texts", "places", "scale"),
     [
-        ([(1,), (3,), (10,)], [1, 3, 10], "linear"),
-        ([(0.01,), (0.1,), (1.0,)], [0.01, 0.1, 1], "log"),
-        ([(0,), (1,), (100,)], [0, 1, 2], "even"),  # zero has no logarithm
-        ([(0.0,), (0.5,)], [0, 0.5], "linear"),
-        ([("A",), ("B",)], [0, 1], "places"),
-        ([(True,), (False,)], [0, 1], "places"),
-        ([("A", 1), ("A", 2)], [0, 1], "places"),
+        (["1", "10", "3"], [1, 3, 10], "linear"),
+        (["0.01", "0.1", "1"], [0.01, 0.1, 1], "log"),
+        (["0", "1", "100"], [0, 1, 2], "even"),  # zero has no logarithm
+        (["0", "0.5"], [0, 0.5], "linear"),
+        (["A", "B"], [0, 1], "words"),
+        (["A, 1", "A, 2"], [0, 1], "words"),
+        (["3"], [0], "words"),
     ],
 )
-def test_axis_of_settings(keys, places, scale):
-    where, kind = settings._axis(keys)
+def test_axis_of_settings(texts, places, scale):
+    where, kind = lines.axis_of(texts)
     assert list(where.values()) == places and kind == scale

@@ -53,19 +53,6 @@ def events(folder):
     return result
 
 
-def test_json_lines_are_the_table(finished):
-    lines = (finished / "feddwa" / "metrics.jsonl").read_text().splitlines()
-    result = [json.loads(line) for line in lines]
-    assert [(one["seed"], one["round"]) for one in result] == [(0, 1), (0, 2), (1, 1), (1, 2)]
-    table = {
-        (one["seed"], one["round"], name, value)
-        for one in result
-        for name, value in one.items()
-        if name not in ("seed", "round")
-    }
-    assert table == set(rows(finished))
-
-
 def test_event_files_are_the_table(finished, capsys):
     """Of a run that was finished without them; then they are left alone."""
     pytest.importorskip("tensorboardX", reason="needs the extra 'tensorboard'")
@@ -249,13 +236,13 @@ def test_names_of_services_are_checked(tmp_path, service, capsys):
 
 @pytest.mark.parametrize(
     "entry",
-    [[], {"s": []}, {"s": {"id": 5, "rounds": {}, "whole": True}}, {"s": {"id": None}},
-     {"s": {"id": None, "rounds": {"m": "x"}, "whole": False}}],
+    [[], {"s": []}, {"s": {"id": 5, "round": 0, "whole": True}}, {"s": {"id": None}},
+     {"s": {"id": None, "round": "x", "whole": False}}],
 )  # fmt: skip
 def test_damaged_record_of_tracking(tmp_path, entry):
     (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": entry}))
     with pytest.raises(pfl.InputError, match=r"is damaged: its entry 'tensorboard' doesn't tell"):
         tracking._checked(tmp_path / tracking.RECORD)
-    sent = {"s": {"id": "a", "rounds": {"m": 3}, "whole": True}}
+    sent = {"s": {"id": "a", "round": 3, "whole": True}}
     (tmp_path / tracking.RECORD).write_text(json.dumps({"tensorboard": sent}))
     assert tracking._checked(tmp_path / tracking.RECORD) == {"tensorboard": sent}

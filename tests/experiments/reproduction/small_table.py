@@ -56,6 +56,12 @@ def write_table(folder, text=TABLE, name="mine/1"):
     return folder
 
 
+def request(*words):
+    """The request of a command for one table."""
+    (one,) = reproduce.requests_of(*reproduce.parse(["reproduce", *words]))
+    return one
+
+
 def call(tables, folder, *words):
     own = ["--table=mine/1", f"--tables={tables}", f"--output_dir={folder}"]
     return reproduce.main(["reproduce", *own, *words])

@@ -12,7 +12,7 @@ from experiments.cli import algorithms, data_flags, flags
 from experiments.reproduction import datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS, Source
-from tests.experiments.reproduction.small_table import TABLE, write_table
+from tests.experiments.reproduction.small_table import TABLE, request, write_table
 from tools import settings_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,16 +62,17 @@ def test_cfl_can_split_at_every_scale(name):
     for scale in reproduce_tables.SCALES:
         if scale == "network" and not table.network:
             continue
-        asked = reproduce.request_of(
-            *reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
-        )
-        for cell in (one for one in asked.cells(table.column[0]) if one.line.algorithm == "cfl"):
-            args = cell.args()
+        asked = request(f"--table={name}", f"--scale={scale}")
+        for cell in asked.cells(table.column[0]):
+            line = table.line(cell.row)
+            if line.algorithm != "cfl":
+                continue
+            args = cell.config
             (cfl,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
             costs = table.column[0].quantity == "traffic"
             assert costs or not cfl.round_remarks(None, args.rounds)
             text = " ".join(report.Report(table, scale, (), ()).meaning())
-            told = f"At this scale only: {cell.line.title} with cfl.first_split=4." in text
+            told = f"At this scale only: {line.title} with cfl.first_split=4." in text
             assert told == (not costs and scale in reproduce_tables.REDUCED)
 
 
@@ -105,9 +106,8 @@ def test_every_row_has_its_algorithm(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if reproduce_tables.load(n).network])
 def test_network_scale_keeps_the_papers_network_and_rates(name):
-    words = ["reproduce", f"--table={name}", "--output_dir=o", "--scale="]
     reduced, full = (
-        reproduce.request_of(*reproduce.parse([*words[:-1], words[-1] + scale]))
+        request(f"--table={name}", "--output_dir=o", f"--scale={scale}")
         for scale in ("network", "full")
     )
     kept = ("--rounds=", "--eval_every=", "--train_samples=", "--num_seeds=1")
@@ -126,10 +126,10 @@ def test_a_table_without_network_scale_is_refused(capsys):
 @pytest.mark.costly
 def test_all_tables_with_network_scale():
     own, more = reproduce.parse(["reproduce", "--all", "--scale=network", "--output_dir=o"])
-    queue = reproduce.queue_of(own, more)
-    assert [one.table.name for one in queue.requests] != NAMES
+    queue = reproduce.requests_of(own, more)
+    assert [one.table.name for one in queue] != NAMES
     there = {name for name in NAMES if reproduce_tables.load(name).network}
-    assert {one.table.name for one in queue.requests} == there
+    assert {one.table.name for one in queue} == there
 
 
 @pytest.mark.costly
@@ -139,10 +139,9 @@ def test_all_tables_with_network_scale():
      if reproduce_tables.load(n).has_scale(s)],
 )  # fmt: skip
 def test_data_sets_are_large_enough(name, scale):
-    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
-    asked = reproduce.request_of(own, more)
+    asked = request(f"--table={name}", f"--scale={scale}")
     for column in asked.table.column:
-        args = next(asked.cells(column)).args()
+        args = next(asked.cells(column)).config
         if args.dataset in datasets.KINDS:
             data_flags.make_partition(args, datasets.blank(args.dataset))
 
@@ -152,26 +151,25 @@ def test_data_sets_are_large_enough(name, scale):
 @pytest.mark.parametrize("scale", ["small", "medium", "full"])
 def test_flags_of_every_cell(name, scale):
     """Its preset exists, its flags parse, and its algorithm takes its settings."""
-    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--scale={scale}"])
-    asked = reproduce.request_of(own, more)
+    asked = request(f"--table={name}", f"--scale={scale}")
     lines = [line for line in asked.table.row if line.registered]
     assert lines, "a table without an algorithm is none"
     for column in asked.table.column:
         runs = list(asked.cells(column))
         there = {line for line in lines if asked.table.has_run(line, column)}
-        assert {cell.line for cell in runs} == there
+        assert {cell.row for cell in runs} == {line.name for line in there}
         for cell in runs:
-            args = cell.args()
-            assert args.algorithms == [cell.line.algorithm]
+            args, line = cell.config, asked.table.line(cell.row)
+            assert args.algorithms == [line.algorithm]
             given = [word.removeprefix("--set=") for word in cell.words if "--set=" in word]
-            settings = {planning._filled(word, column.values) for word in cell.line.settings}
+            settings = {planning._filled(word, column.values) for word in line.settings}
             assert settings <= set(given)
             (algorithm,) = algorithms.parse_algorithms(args.algorithms, args["set"].value).values()
-            for setting in cell.line.settings:  # the algorithm's, not one of local training
+            for setting in line.settings:  # the algorithm's, not one of local training
                 assert re.split("[.=]", setting)[1] in algorithm.hyperparameters()
             preset = settings_table.read(column.preset_of())
             changed = [n for n in preset.flags() if preset.args[n].value != args[n].value]
-            assert bool(changed) == (scale != "full") or cell.line.flags or asked.table.flags
+            assert bool(changed) == (scale != "full") or line.flags or asked.table.flags
 
 
 READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name).readings()]
@@ -181,14 +179,13 @@ READINGS = [(name, one) for name in NAMES for one in reproduce_tables.load(name)
 @pytest.mark.parametrize(("name", "reading"), READINGS)
 def test_flags_of_every_reading(name, reading):
     """Its flags parse, and its settings are those of the algorithms."""
-    words = ["reproduce", f"--table={name}", "--scale=full"]
-    plain = reproduce.request_of(*reproduce.parse(words))
-    asked = reproduce.request_of(*reproduce.parse([*words, f"--reading={reading}"]))
+    words = [f"--table={name}", "--scale=full"]
+    plain, asked = request(*words), request(*words, f"--reading={reading}")
     assert asked.output != plain.output
     changed = 0
     for column in asked.table.column:
         for one, other in zip(plain.cells(column), asked.cells(column), strict=True):
-            args = other.args()
+            args = other.config
             algorithms.parse_algorithms(args.algorithms, args["set"].value)
             changed += one.words[:-1] != other.words[:-1]
     assert changed and asked.table.differences(reading)
@@ -222,11 +219,10 @@ def blank(monkeypatch):
 @pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
 def test_every_small_run_can_begin(blank, name, tmp_path):
-    own, more = reproduce.parse(["reproduce", f"--table={name}", f"--output_dir={tmp_path}/out"])
-    asked = reproduce.request_of(own, more)
+    asked = request(f"--table={name}", f"--output_dir={tmp_path}/out")
     first, *others = (list(asked.cells(column)) for column in asked.table.column)
     for cell in [*first, *(cells[0] for cells in others)]:  # each algorithm, each column
-        cell.check()
+        planning._check(asked, cell)
 
 
 def test_page_names_every_table():

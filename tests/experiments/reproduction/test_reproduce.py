@@ -77,7 +77,7 @@ def test_notes_on_the_numbers(finished):
     own = {"line": line, "paper": 90.0, "paper_std": 99.0, "scores": np.array([40.0, 60.0]),
            "state": cells.MEASURED, "clients": (0, 1), "remarks": ("x",)}  # fmt: skip
     other = own | {"line": replace(line, title="B"), "clients": (0,), "remarks": ()}
-    section = cells.Section(reproduce_tables.Column("c", "C", "p"))
+    section = cells.ColumnRuns(reproduce_tables.Column("c", "C", "p"))
     table = reproduce_tables.load("plga/2")
 
     def compared(*made):

@@ -9,7 +9,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.reproduction import cells, paper_tables, report
-from experiments.reproduction.cells import Section
+from experiments.reproduction.cells import ColumnRuns
 from experiments.reproduction.planning import Request
 from tests.experiments.reproduction.small_table import NAN, column, row, table_text, write_table
 from tests.experiments.small_runs import read_rows
@@ -44,7 +44,7 @@ def made(folder):
     write_run(folder / "a" / "fedavg", "fedavg", [[[0.4, 0.6]]] * 2, [0, 1], pace=2.0)
     write_run(folder / "b" / "local", "local", [[[0.5, 0.6]]] * 2, [0, 1], pace=4.0)
     runs = {"a": folder / "a" / "fedavg", "a_c2": folder / "a" / "fedavg", "b": folder / "b/local"}
-    sections = tuple(Section(column, runs) for column in table.column)
+    sections = tuple(ColumnRuns(column, runs) for column in table.column)
     return report.Report(table, "full", (), sections)
 
 
@@ -103,7 +103,7 @@ def test_no_scale_but_the_papers_is_compared(made):
     small = report.Report(made.table, "small", (), made.sections)
     assert far(small, "accuracy") == {"b": ("scale", "rate")}
     assert far(small, "mb") == {"b": ("rate",)}
-    other = Section(made.sections[0].column, made.sections[0].folders, other_data=True)
+    other = ColumnRuns(made.sections[0].column, made.sections[0].folders, other_data=True)
     on_other = report.Report(made.table, "full", (), (other,))
     (verdict,) = on_other.verdicts.values()
     assert (verdict["kendall_tau"], verdict["compared"]) == (-1.0, 0)
@@ -142,7 +142,7 @@ def test_rows_whose_intervals_overlap_are_not_told_apart(made):
     assert (made.verdict["apart"], made.verdict["pairs"]) == (1, 2)  # seconds are of one run
     assert "intervals of 1 of 2 pairs of rows do not overlap" in made.verdict_lines()[0]
     single = [cell_of(made.table, scores=[ours]) for ours in (3, 4)]
-    columns = [(Section(replace(one.column, relative=None))) for one in made.sections]
+    columns = [(ColumnRuns(replace(one.column, relative=None))) for one in made.sections]
     one_seed = [
         cells.verdict(cells.compared(single, made.table, "full", section), section.column)
         for section in columns

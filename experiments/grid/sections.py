@@ -1,25 +1,24 @@
 """The sections of a study's report, and its files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from matplotlib.figure import Figure
 
 from fedjax_pfl.results import harm
 from fedjax_pfl.results.comparison_plots import sorted_gains
 from fedjax_pfl.results.intervals import mean_with_interval
 from fedjax_pfl.results.notes import grouped
-from fedjax_pfl.results.table import Column, Table, latex_escaped
+from fedjax_pfl.results.table import Column, Table
 from fedjax_pfl.utils.errors import InputError
 from fedjax_pfl.utils.metric_names import ACCURACY, NEITHER
 
 from ..outputs import html_page
-from ..outputs.run_files import write_csv, write_picture, write_text
-from ..sweeps.sweep_files import Outcome, at_the_edge, best, best_on_test, best_per_client
-from .report import COSTS, MEANINGS, SETTING, Report
+from ..outputs.report import Section
+from ..outputs.run_files import write_csv, write_text
+from .ranking import Outcome, at_the_edge, best, best_on_test, best_per_client
+from .study_report import COSTS, MEANINGS, SETTING, Report
 
 Tuned = Mapping[tuple[str, str], Sequence[Outcome]]  # by (row, setting)
 PLACE = (Column(SETTING, "Setting"), Column("row", "Row", left=True))
@@ -32,49 +31,6 @@ PER_CLIENT = (
     "validation samples. Best on test: the highest test mean of any combination, which was chosen "
     "on test samples."
 )
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the report.
-
-    Attributes:
-      title: its heading.
-      name: of its CSV file and picture, or "".
-      tables: each with its own notes.
-      notes: paragraphs below.
-      picture: or None.
-    """
-
-    title: str
-    name: str = ""
-    tables: Sequence[Table] = ()
-    notes: Sequence[str] = ()
-    picture: Figure | None = None
-
-    def paragraphs(self) -> list[str]:
-        """Return all notes, each once."""
-        notes = [note for table in self.tables for note in table.notes]
-        return [*dict.fromkeys(notes), *self.notes]
-
-    def to_markdown(self) -> str:
-        """Format with a heading."""
-        parts = [f"## {self.title}", *(table.to_markdown() for table in self.tables)]
-        parts += [f"![{self.title}]({self.name}.png)"] if self.picture is not None else []
-        return "\n\n".join([*parts, *self.paragraphs()])
-
-    def to_latex(self) -> str:
-        """Format as floats for the packages booktabs and graphicx, with the notes below."""
-        floats = [("table", replace(table, notes=[]).to_latex("c")) for table in self.tables]
-        if self.picture is not None:
-            picture = rf"\includegraphics[width=\linewidth]{{{self.name}.png}}"
-            floats.append(("figure", f"{picture}\n"))
-        parts = [
-            f"\\begin{{{kind}}}\n\\centering\n\\caption{{{latex_escaped(self.title)}}}\n"
-            f"{body}\\end{{{kind}}}\n"
-            for kind, body in floats
-        ]
-        return "\n".join([*parts, *(f"{latex_escaped(one)}\n" for one in self.paragraphs())])
 
 
 def sections(report: Report, tuned: Tuned | None = None) -> list[Section]:
@@ -172,11 +128,7 @@ def _costs(report: Report) -> Section:
 def write(report: Report, folder: Path, parts: Sequence[Section], command: str) -> None:
     """Write `study.md`, `.tex`, `.html` and `.csv`, and the sections' numbers and pictures."""
     for part in parts:
-        if part.name and part.tables:
-            numbers = pd.concat([table.to_pandas() for table in part.tables])
-            write_csv(folder / f"{part.name}.csv", numbers)
-        if part.picture is not None:
-            write_picture(folder / f"{part.name}.png", part.picture)
+        part.write_numbers(folder)
     text = "\n\n".join(["# Study", f"```bash\n{command}\n```", *(p.to_markdown() for p in parts)])
     write_text(folder / "study.tex", "\n".join(part.to_latex() for part in parts))
     write_csv(folder / "study.csv", report.numbers)

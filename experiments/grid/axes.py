@@ -1,11 +1,12 @@
-"""The grid of a sweep, and the queue of its programs."""
+"""The axes of a sweep, and the queue of its programs: what is traced is inside one of them."""
 
 import hashlib
 import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -111,12 +112,18 @@ def setting_words(setting: Mapping[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One program: an algorithm with structural settings, and the traced ones inside it."""
+class Program:
+    """One program: an algorithm with structural settings, and the traced ones inside it.
+
+    Attributes:
+      config: its flags; content: of its data when the sweep began; None until it is checked.
+    """
 
     algorithm: str
     fixed: dict[str, str]
     inside: list[dict[str, str]]
+    config: Any = None
+    content: dict[str, Any] = field(default_factory=dict)
 
     def words(self) -> list[str]:
         """Return the flags of its program."""
@@ -162,11 +169,11 @@ class Cell:
         return swept
 
 
-def cells(
+def programs(
     algorithms: Mapping[str, pfl.Algorithm],
     grid: Mapping[str, Sequence[str]],
     set_names: Collection[str] = (),
-) -> list[Cell]:
+) -> list[Program]:
     """Return the queue of programs: structural settings times algorithms.
 
     An algorithm's own value, in the grid or by --set (`set_names`, names such as
@@ -190,23 +197,23 @@ def cells(
 
         own = combinations([name for name in mine if inside[name]])
         for fixed in combinations([name for name in mine if not inside[name]]):
-            queue.append(Cell(algorithm, fixed, own))
+            queue.append(Program(algorithm, fixed, own))
     return queue
 
 
-def drawn(queue: Sequence[Cell], budget: int | None) -> list[Cell]:
+def drawn(queue: Sequence[Program], budget: int | None) -> list[Program]:
     """Return the queue with `budget` settings of each algorithm, drawn at random; None for all.
 
     The draw depends on the number of settings only, so that a sweep finds its programs again.
     """
     result = []
-    for _, group in itertools.groupby(queue, key=lambda cell: cell.algorithm):
+    for _, group in itertools.groupby(queue, key=lambda one: one.algorithm):
         mine = list(group)
-        places = [(cell, one) for cell in mine for one in cell.inside]
+        places = [(program, one) for program in mine for one in program.inside]
         count = len(places) if budget is None else min(budget, len(places))
         chosen = np.random.default_rng(0).permutation(len(places))[:count]
         kept = [places[k] for k in sorted(chosen)]
-        for cell in mine:
-            inside = [one for owner, one in kept if owner is cell]
-            result += [replace(cell, inside=inside)] if inside else []
+        for program in mine:
+            inside = [one for owner, one in kept if owner is program]
+            result += [replace(program, inside=inside)] if inside else []
     return result

@@ -19,6 +19,7 @@ from fedjax_pfl.utils.errors import InputError, require_name, unknown_name
 from fedjax_pfl.utils.metric_names import HIGHER, LOWER, NEITHER, Measure
 
 from ..figures.drawing import Drawing, spread_of
+from ..figures.lines import axis_of, draw_lines, mark_places
 from ..figures.pivots import Pivot
 from ..figures.runs import Run, same_data
 from ..figures.scores import chosen_clients, one_number
@@ -291,32 +292,24 @@ class Report:
         """Draw each measure against the settings or another measure, a line for each row."""
         shown = [name for name in self.measures if name != self.x]
         drawing = Drawing.panels(len(shown), 4.6, 3.8, columns=2)
-        settings = list(dict.fromkeys(setting for _, setting in self.runs))
         value = self.numbers.groupby(["measure", "row", SETTING], sort=False)["value"]
         cells = {at: values.to_numpy(float) for at, values in value}
-        at_x = self.numbers.query("measure == @self.x")["value"].dropna()
+        places, scale = axis_of(list(dict.fromkeys(setting for _, setting in self.runs)))
+        if self.x != SETTING:
+            places, scale = {}, "linear"
         for axes, name in zip(drawing.axes, shown, strict=True):
-            for row, style in self.styles.items():
-                points = []
-                for place, setting in enumerate(settings):
-                    values = cells.get((name, row, setting))
-                    if values is None or np.isnan(values).any():
-                        continue
-                    at = place if self.x == SETTING else cells[self.x, row, setting].mean()
-                    points.append((at, values.mean(), values.min(), values.max()))
-                if points:
-                    x, mean, low, high = np.array(sorted(points)).T
-                    look = plots.style(style) | {"marker": plots.marker(style), "markersize": 4}
-                    (drawing.handles[row],) = axes.plot(x, mean, label=row, **look)
-                    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
+            rows: dict[str, list[tuple[float, np.ndarray]]] = {row: [] for row in self.styles}
+            for row, setting in self.runs:
+                at = places[setting] if places else cells[self.x, row, setting].mean()
+                if np.isfinite(at):
+                    rows[row].append((float(at), cells[name, row, setting]))
+            draw_lines(drawing, axes, rows, self.styles, scale)
             plots.tidy(axes, xlabel=self._label(self.x), ylabel=self._label(name))
-            if self.x == SETTING:
-                crowded = sum(map(len, settings)) > 40
-                look = {"rotation": 35, "ha": "right"} if crowded else {}
-                axes.set_xticks(range(len(settings)), settings, **look)
+            if places:
+                mark_places(axes, places, scale)
                 axes.set_xlabel("")
             else:
-                _scale(axes, at_x.tolist())
+                _scale(axes, [at for points in rows.values() for at, _ in points])
                 axes.xaxis.set_major_formatter("{x:g}")
         drawing.legend()
         seeds = [len(run.seeds) for run in self.runs.values()]

@@ -1,22 +1,23 @@
-"""The files of a sweep: the ranking, the numbers, a flagfile and pictures."""
+"""The settings of a sweep by validation score: the ranking, the choice, and their files."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedjax_pfl.results.intervals import interval_notes, mean_with_interval
-from fedjax_pfl.results.notes import grouped, over
+from fedjax_pfl.results.notes import grouped_by_column, over
 from fedjax_pfl.results.table import BOLD, Column, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
 
 from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
+from ..figures.lines import number
 from ..outputs import run_files
-from .grid import is_of_training, setting_words
-from .pictures import number, picture
+from .axes import is_of_training, setting_words
+from .pictures import picture
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,19 @@ class Outcome:
     by_client: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
-    def name(self) -> str:
-        return ", ".join([self.algorithm, *(f"{name}={v}" for name, v in self.setting.items())])
+    def words(self) -> str:
+        """Its setting in words, "-" if it has none."""
+        return ", ".join(f"{name}={value}" for name, value in self.setting.items()) or "-"
 
 
 def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Rank by algorithm, the best mean validation score first; NaN last."""
     order = list(dict.fromkeys(one.algorithm for one in outcomes))
 
-    def key(one: Outcome):
+    def key(one: Outcome) -> tuple[int, float]:
         mean = one.validation.mean()
-        return order.index(one.algorithm), -one.measure.toward(mean) if np.isfinite(
-            mean
-        ) else np.inf
+        worse = -one.measure.toward(mean) if np.isfinite(mean) else np.inf
+        return order.index(one.algorithm), worse
 
     return sorted(outcomes, key=key)
 
@@ -65,7 +66,7 @@ def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def table(outcomes: Sequence[Outcome]) -> Table:
     """Return a ranked row per setting, with each algorithm's choice in bold."""
     measure, order = outcomes[0].measure, ranked(outcomes)
-    chosen = {one.name for one in best(outcomes)}
+    chosen = best(outcomes)
     columns = [
         Column("algorithm", "Algorithm"),
         Column("setting", "Setting", left=True),
@@ -76,7 +77,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     rows = [
         {
             "algorithm": one.algorithm,
-            "setting": ", ".join(f"{name}={value}" for name, value in one.setting.items()) or "-",
+            "setting": one.words,
             "validation": mean_with_interval(one.validation, measure),
             "test": mean_with_interval(one.test, measure),
             "clients": over(one.clients),
@@ -86,7 +87,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
     emphasis = {
         (k, column.key): BOLD
         for k, one in enumerate(order)
-        if one.name in chosen
+        if any(one is other for other in chosen)
         for column in columns
     }
     made = Table(columns, rows, emphasis=emphasis)
@@ -99,7 +100,8 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
     Args:
       data: names of the grid that change the data.
     """
-    notes = [*at_the_edge(outcomes), *grouped(_remarks(outcomes))]
+    remarks = {(one.words, one.algorithm): one.remarks for one in ranked(outcomes)}
+    notes = [*at_the_edge(outcomes), *grouped_by_column(remarks)]
     if len({one.clients for one in outcomes}) > 1:
         notes.append(
             "Rows are means over different clients: where these differ, their accuracies and "
@@ -142,19 +144,6 @@ def at_the_edge(outcomes: Sequence[Outcome]) -> list[str]:
     return notes
 
 
-def _remarks(outcomes: Sequence[Outcome]) -> dict[str, list[str]]:
-    """Return remarks on each algorithm in all its settings, and on single settings."""
-    remarks: dict[str, list[str]] = {}
-    for chosen in best(outcomes):
-        settings = [one for one in ranked(outcomes) if one.algorithm == chosen.algorithm]
-        common = set(chosen.remarks).intersection(*(one.remarks for one in settings))
-        remarks[chosen.algorithm] = [text for text in chosen.remarks if text in common]
-        for one in settings:
-            own = [text for text in one.remarks if text not in common]
-            remarks |= {one.name: own} if own else {}
-    return remarks
-
-
 def best(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """Return the chosen setting of each algorithm."""
     chosen: dict[str, Outcome] = {}
@@ -182,16 +171,6 @@ def best_on_test(outcomes: Sequence[Outcome]) -> Outcome:
     """Return the setting with the best mean test score, for comparison only."""
     return max(outcomes, key=lambda one: np.nan_to_num(one.measure.toward(one.test.mean()),
                                                        nan=-np.inf))  # fmt: skip
-
-
-def chosen_flags(one: Outcome) -> str:
-    """Return a flagfile with an algorithm and its chosen values of the grid; other flags are the
-    sweep's."""
-    measure = one.measure
-    mean = f"{measure.shown(one.validation.mean())}{measure.percent}"
-    what = "" if measure == ACCURACY else f"{measure.label} "
-    lines = [f"# validation {what}{mean}", f"--algorithms={one.algorithm}"]
-    return "\n".join([*lines, *setting_words(one.setting)]) + "\n"
 
 
 def all_chosen(outcomes: Sequence[Outcome]) -> str:
@@ -224,8 +203,8 @@ def write(
     data: Sequence[str],
     words: Sequence[str] = (),
 ) -> None:
-    """Write `sweep.md`, `sweep.csv`, all algorithms' chosen flags in `chosen.flags`, the same
-    after the sweep's own in `settings.flags` and, by algorithm, its own and, if any, a picture.
+    """Write `sweep.md`, `sweep.csv`, the sweep's own flags with all algorithms' choices in
+    `settings.flags` and, by algorithm, a picture if there is any.
 
     `heading` are sentences on all settings, `data` is that of `footnotes`; `words` are the sweep's
     flags.
@@ -238,22 +217,26 @@ def write(
     )
     text = [*heading, about, table(outcomes).to_markdown(), *footnotes(outcomes, data)]
     run_files.write_text(output / "sweep.md", "\n\n".join(text) + "\n")
-    for one in best(outcomes):
-        run_files.write_text(output / f"{one.algorithm}.flags", chosen_flags(one))
-    chosen = all_chosen(outcomes)
-    run_files.write_text(output / "chosen.flags", chosen)
     settings = "".join(f"{word}\n" for word in ("# The sweep's flags, then its choices.", *words))
-    run_files.write_text(output / SETTINGS, settings + chosen)
-    names = list(dict.fromkeys(name for one in outcomes for name in one.setting))
-    with run_files.atomic_write(output / "sweep.csv") as part, part.open("w", newline="") as file:
-        writer = csv.writer(file)
-        end = "_percent" if measure.fraction else f"_{measure.name}"
-        writer.writerow(["algorithm", *names, "seed", f"validation{end}", f"test{end}"])
-        for one in outcomes:
-            values = [one.setting.get(name, "") for name in names]
-            for numbers in zip(one.seeds, one.validation, one.test, strict=True):
-                writer.writerow([one.algorithm, *values, *numbers])
-    for algorithm in dict.fromkeys(one.algorithm for one in outcomes):
-        figure = picture([one for one in outcomes if one.algorithm == algorithm], algorithm)
+    run_files.write_text(output / SETTINGS, settings + all_chosen(outcomes))
+    numbers = frame(outcomes)
+    run_files.write_csv(output / "sweep.csv", numbers)
+    for algorithm, mine in numbers.groupby("algorithm", sort=False):
+        figure = picture(mine, str(algorithm), measure)
         if figure is not None:
             run_files.write_picture(output / f"{algorithm}.png", figure)
+
+
+def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Return a row for each setting and seed: algorithm, names of the grid, seed and scores."""
+    measure = outcomes[0].measure
+    end = "_percent" if measure.fraction else f"_{measure.name}"
+    rows = [
+        {"algorithm": one.algorithm, **one.setting, "seed": seed,
+         f"validation{end}": validation, f"test{end}": test}
+        for one in outcomes
+        for seed, validation, test in zip(one.seeds, one.validation, one.test, strict=True)
+    ]  # fmt: skip
+    names = dict.fromkeys(name for one in outcomes for name in one.setting)
+    columns = ["algorithm", *names, "seed", f"validation{end}", f"test{end}"]
+    return pd.DataFrame(rows, columns=columns)

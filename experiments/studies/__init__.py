@@ -1,1 +1,0 @@
-"""Studies: tables and a figure of algorithms in several settings."""

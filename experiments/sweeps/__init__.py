@@ -1,1 +1,0 @@
-"""Grids of sweeps, and the files that sweeps write."""
