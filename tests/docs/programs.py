@@ -40,7 +40,7 @@ def check_config(args):
 
 def check_sweep(words):
     config = flags.parse(["sweep", *words], sweep.define)
-    for cell in sweep.cells(check_config(config), sweep.parse_grid(config.grid)):
+    for cell in sweep.programs(check_config(config), sweep.parse_grid(config.grid)):
         check_config(cell.parsed(["sweep", *words], sweep.define))
         for one in cell.inside:
             own = [f"{name}={value}" for name, value in one.items() if "." in name]

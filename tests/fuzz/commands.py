@@ -44,7 +44,7 @@ def checked(*_, **__):
     raise Checked
 
 
-_LAST = """run.run cli.run_folder.opened partition.write compare.write_tables sweep.sweep
+_LAST = """run.run cli.run_folder.opened partition.write compare.compare_runs sweep.sweep
 figures.__main__.write"""
 # What the scripts call once all is checked, and what is called instead.
 STOPS = dict.fromkeys(_LAST.split(), checked)
