@@ -163,8 +163,7 @@ COSTLY_BUT_QUICK = (
     "tests/experiments/test_run.py",
     "tests/experiments/test_sweep.py",
     "tests/testing/test_audit.py",  # audits that can fail
-    "tests/training/test_batch_order.py",
-    "tests/training/test_private_gradient.py",
+    "tests/training/",  # local steps: batches, keys, optimizers, private gradients
 )
 
 

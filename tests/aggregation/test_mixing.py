@@ -349,7 +349,6 @@ def test_masks_are_broadcast_or_refused():
 simplex_qp = jax.jit(mixing.simplex_qp)
 
 
-@pytest.mark.costly
 def test_simplex_qp_is_the_best_of_all_supports():
     rng = np.random.default_rng(4)
     factors = rng.normal(size=(6, 5, 3)) * 10.0 ** rng.integers(-3, 4, size=(6, 1, 1))

@@ -133,7 +133,6 @@ def equations(jaxpr):
             yield from equations(inner)
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("rows", [1000, 10_000])
 def test_a_gpu_tiles_pairs_of_exchanged_columns(rows):
     """Fused with the exchange's transposition, these products have no tiles there."""

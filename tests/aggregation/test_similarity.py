@@ -187,7 +187,6 @@ def test_runs_side_by_side_sum_pairs_directly_only_where_one_has_to():
     assert " cond[" in str(jax.make_jaxpr(vmapped)(both, both))
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("on_chip", [2**24, 2000])
 def test_distances_of_a_round_for_a_tpu(on_chip, monkeypatch):
     """Wide leaves are one block there; what all are measured from is the mean of a few."""

@@ -299,7 +299,6 @@ def test_steps_that_vanish_and_schedules_that_are_not_named(cls, said):
         check_algorithm(registered(cls)(), only="recorded_steps")
 
 
-@pytest.mark.costly
 def test_a_second_training_that_is_recorded_and_named():
     check_algorithm(registered(Twice)(), only="recorded_steps")
 

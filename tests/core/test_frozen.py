@@ -74,7 +74,6 @@ def test_new_clients_train_what_rounds_leave_frozen(frozen):
     assert (abs(head["kernel"] - told.initial()["head"]["kernel"]) > 1e-3).any()
 
 
-@pytest.mark.costly
 def test_frozen_leaves_have_no_optimizer_state():
     federation = toy_federation(model=Apart(), momentum=0.5)
     model = federation.initial_model(jax.random.key(0))

@@ -88,7 +88,6 @@ def test_rules_of_shared_leaves_apply_to_further_modules(share, wanted):
     assert plan.shared_block_sizes().tolist() == wanted
 
 
-@pytest.mark.costly
 def test_a_federation_is_extended_once():
     federation = toy_federation(model=Apart())
     once = OwnShift().prepare(federation)

@@ -127,7 +127,6 @@ def test_batch_norm_under_two_heads(policy):
     assert (abs(moved - moved[:1]).max() > 1e-6) == (policy is not None)
 
 
-@pytest.mark.costly
 def test_traffic_and_memory_are_those_of_the_prepared_federation(two_headed):
     told, result = two_headed
     federation = told.federation
@@ -190,7 +189,6 @@ def test_a_model_that_does_not_say_its_features_is_refused(model):
         pfl.Simulation(TwoHeaded(), federation).check()
 
 
-@pytest.mark.costly
 def test_two_heads_have_the_losses_of_their_network():
     @dataclass(frozen=True)
     class Doubled(pfl.models.LinenTask):

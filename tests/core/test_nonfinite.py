@@ -130,7 +130,6 @@ def test_a_huge_finite_update_leaves_the_others_unharmed(name):
     assert others and np.isfinite(result.scores["personalized/test/loss"][0, 0, -1, others]).all()
 
 
-@pytest.mark.costly
 def test_squares_fit():
     like = {"w": jnp.zeros((10,)), "steps": jnp.arange(3)}
     largest = float(jnp.finfo(jnp.float32).max)

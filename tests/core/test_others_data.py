@@ -102,7 +102,6 @@ class ReadsMore(Averaging):
 READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(("cls", "said"), READS)
 def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said):
     algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()

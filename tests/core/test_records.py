@@ -37,7 +37,6 @@ def test_a_cohort_of_one_is_no_identity():
         np.testing.assert_array_equal(matrix[0, 0, 0, 0], result.clients["participated"][0, 0, 0])
 
 
-@pytest.mark.costly
 def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     ctx = context()
     cohort, whole = ctx.cohort, np.arange(1, 26, dtype=np.float32).reshape(5, 5)
@@ -53,7 +52,6 @@ def test_matrices_of_all_clients_and_of_the_members_that_all_mix():
     assert "self_weight" not in record.clients  # of which of the two?
 
 
-@pytest.mark.costly
 def test_self_weights_of_every_form_of_a_matrix():
     ctx = context(3)
     whole, rows = np.arange(1, 26, dtype=np.float32).reshape(5, 5), np.asarray(ctx.cohort.rows)
@@ -203,7 +201,6 @@ def test_numbers_beside_the_model_are_bytes_of_its_type(tmp_path):
         assert metrics[t, "traffic/down_bytes"] == down[0, 0, t - 1].sum()
 
 
-@pytest.mark.costly
 def test_copies_are_whole_numbers():
     ctx = context()
     cohort = ctx.cohort
@@ -215,7 +212,6 @@ def test_copies_are_whole_numbers():
         ctx.record(cohort, scalars={"mean": jnp.zeros(2)})
 
 
-@pytest.mark.costly
 def test_numbers_of_sparse_and_quantised_uploads():
     ctx = context()
     assert [ctx.numbers_of(values, 8) for values in (0, 1, 4, 5)] == [0, 1, 1, 2]

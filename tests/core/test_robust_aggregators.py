@@ -61,7 +61,6 @@ def test_foolsgold_sums_the_updates_of_all_rounds():
     np.testing.assert_allclose(records[-1]["matrices"]["mixing"][0], wanted, atol=1e-4)
 
 
-@pytest.mark.costly
 def test_foolsgold_forgets_updates_that_are_not_finite():
     history = flat(foolsgold_rounds(1e38)[0][-1].history, 7)  # whose squares overflow
     assert np.isfinite(history).all() and not history[1].any() and history[[0, 2]].any(1).all()
@@ -138,7 +137,6 @@ def test_rules_that_remember_go_with_momentum_that_is_kept():
     checked_program(notes_uploads(), toy_federation(**REMEMBERS, aggregator="foolsgold"), 1)
 
 
-@pytest.mark.costly
 def test_mimic_copies_one_client_to_the_end():
     """And another one where that is absent."""
     copied = []
@@ -182,7 +180,6 @@ def self_clipped(name, radius):
     return run_rounds(pfl.make_algorithm(name), federation, 3, scored=())[1]
 
 
-@pytest.mark.costly
 def test_benign_rows_give_attackers_weight():
     """The mean over the rows of benign members, of a matrix with attackers in rows and columns."""
     for record in self_clipped("feddwa", 1e9):

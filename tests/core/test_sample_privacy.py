@@ -263,7 +263,6 @@ def swept(order):
     return pfl.simulate(make("mrmtl"), federation, 3, settings=settings, eval_every=3)
 
 
-@pytest.mark.costly
 def test_epsilon_is_that_of_the_recorded_steps():
     """Batches of 4 of clients with 7, 3, 1, 10 and 4 samples, for three rounds of two epochs.
 
@@ -364,7 +363,6 @@ def test_clip_and_noise_are_swept_in_one_program():
         pfl.simulate(algorithm, toy_federation(), 2, settings={"dp_noise": [1.0]})
 
 
-@pytest.mark.costly
 def test_a_saved_result_says_what_it_cost(tmp_path):
     result = swept("shuffled")
     tables = result.table("personalized"), result.table("personalized", "plain")

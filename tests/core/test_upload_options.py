@@ -198,7 +198,6 @@ def test_sums_of_models_and_controls():
         assert 0 < gap < 1e-4
 
 
-@pytest.mark.costly
 def test_cohorts_of_poisson_sampling_are_binomial():
     part = pfl.options.ParticipationOptions(0.2, sampling="poisson").cohorts(40)
     assert part.cohort_size == min(40, int(np.ceil(8 + 6 * np.sqrt(40 * 0.2 * 0.8))))

@@ -55,7 +55,6 @@ def test_steps_and_predictions_by_hand(name):
     assert 1 <= costs.step_flops(fed) / step < 1.06
 
 
-@pytest.mark.costly
 def test_the_update_and_the_batch():
     """Momentum takes two operations a parameter more; samples cost the same each."""
     fed = partial(federation, "mlp", (6, 6, 1))
@@ -95,7 +94,6 @@ class Repeated(nn.Module):
         return nn.Dense(10)(x)
 
 
-@pytest.mark.costly
 def test_loops_in_a_network_are_multiplied():
     """XLA's own analysis counts the body of a loop once."""
     loop, written_out = (federation(Repeated(loop), (6, 6, 1)) for loop in (True, False))

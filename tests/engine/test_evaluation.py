@@ -174,7 +174,6 @@ def test_scores_of_half_precision_models_are_float32():
     assert {str(s.dtype) for s in shapes.values()} <= {"float32", "float64"}
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("rows", [None, (0, 1, 3)])
 def test_chunks_with_a_remainder_score_every_client_on_its_own(rows):
     federation = toy_federation(client_execution="2")

@@ -97,7 +97,6 @@ def test_score_new_clients_by_samples_and_steps(name):
     np.testing.assert_array_equal(scores[:, 0, 0, 0], scores[:, -1, 0, 0])
 
 
-@pytest.mark.costly
 def test_personalize_without_and_with_local_steps():
     final, new = trained("fedavg")
     server = jax.tree.map(lambda x: x[0], final.models()["global"].model)
@@ -182,7 +181,6 @@ def test_a_straggler_can_not_be_new():
     assert np.asarray(left.participation.delay).tolist() == [0, 2, 0]
 
 
-@pytest.mark.costly
 def test_score_new_clients_refuses_other_types():
     _, new = trained("fedavg")
     with pytest.raises(pfl.InputError, match="must be `result"):

@@ -90,7 +90,6 @@ def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
     checkpoints.close()
 
 
-@pytest.mark.costly
 def test_curves_grow_in_a_notebook(kernel, capsys):
     """Two simulations in one picture, the first of which is drawn anew each time."""
     curves = pfl.LiveCurves(every=0.0)

@@ -108,7 +108,6 @@ def test_scores_are_those_of_each_client_s_test_samples(task):
         np.testing.assert_allclose(got, wanted, rtol=2e-4, atol=1e-6)
 
 
-@pytest.mark.costly
 def test_lower_is_better(tmp_path):
     """The best round, the worst tenth and patience of a regression; and the result's files."""
     _, _, result = simulated("regression")

@@ -150,7 +150,6 @@ def test_full_gradients_see_the_samples_themselves():
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.costly
 def test_a_function_of_ones_own():
     seen = batches_seen(federation_of(lambda key, images: 255 - images))
     plain = batches_seen(federation_of(None))

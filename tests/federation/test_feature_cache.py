@@ -107,7 +107,6 @@ def test_what_is_refused(options, message):
         federation(**{"dtype": "float32", "cache_features": True} | options)
 
 
-@pytest.mark.costly
 def test_dropout_below_the_head_is_refused():
     net, options = CNN(3, (), hidden=5, dropout=0.5), {"dtype": "float32"}
     values = jax.jit(small_federation(net, **options).initial_model)(jax.random.key(5))

@@ -63,7 +63,6 @@ def test_a_frozen_head_has_no_personal_one_beside_it():
         pfl.Simulation(pfl.make_algorithm("fedrod"), federation(freeze="head")).check()
 
 
-@pytest.mark.costly
 def test_frozen_statistics_stay_too():
     one = federation(model=OverflowingNormed(3, (5,)), freeze="fc_0,bn")
     assert one.plan.paths == ("params/head/bias", "params/head/kernel")

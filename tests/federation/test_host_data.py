@@ -42,7 +42,6 @@ def same_samples(cut, data, rows):
                 jax.tree.map(np.testing.assert_array_equal, mine, all_of_them)
 
 
-@pytest.mark.costly
 def test_a_process_keeps_its_own_clients_samples(monkeypatch):
     """Of a cohort each of two gives its own clients', zeros for others, and together all."""
     made = toy_federation(dtype="float32", client_state="host", validation_size=1)
@@ -63,7 +62,6 @@ def test_a_process_keeps_its_own_clients_samples(monkeypatch):
     same_samples(replace(given[0], samples=samples, labels=labels), data, rows)
 
 
-@pytest.mark.costly
 def test_samples_on_devices_come_back_to_the_host(monkeypatch):
     """`client_state="auto"` finds that the state does not fit once samples are on the devices."""
     made = toy_federation(dtype="float32", client_state="host", devices=2, validation_size=1)

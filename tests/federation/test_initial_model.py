@@ -166,7 +166,6 @@ def test_kernels_with_pytorchs_axes_are_refused():
         federation(initial_model=turned)
 
 
-@pytest.mark.costly
 def test_axes_that_shapes_do_not_tell_are_named():
     data = pfl.load_dataset("digits")
     partition = pfl.make_partition("iid", data, 3, seed=0)
@@ -217,7 +216,6 @@ def test_names_of_layers_are_given(tmp_path):
         federation(names=names)
 
 
-@pytest.mark.costly
 def test_layers_that_a_file_gives_in_no_order_are_named(tmp_path):
     layers = {"later": 1.0, "earlier": 2.0}
     state = {f"{name}.weight": np.full((5, 5), x, np.float32) for name, x in layers.items()}

@@ -81,7 +81,6 @@ class ByHand(Local):
         return replace(state, models=cohort.scatter(state.models, models)), ctx.record(cohort)
 
 
-@pytest.mark.costly
 def test_an_algorithm_that_would_ignore_it_is_refused():
     with pytest.raises(InputError, match="has its own local steps"):
         pfl.Simulation(ByHand(), toy_federation(extra_loss=WDR)).check()

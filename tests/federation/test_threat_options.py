@@ -107,7 +107,6 @@ def test_validation_scores_of_clients_without_test_samples():
     assert np.flatnonzero(np.isnan(held_out)).tolist() == [1]
 
 
-@pytest.mark.costly
 def test_success_is_of_samples_of_other_classes():
     threat = ThreatOptions(attack="backdoor", attack_options={"target": 2}, attackers="1")
     dataset, partition = clients()

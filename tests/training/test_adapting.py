@@ -29,7 +29,6 @@ def adapted(federation, models, rows, how):
     return context(federation).adapt(models, rows, how)
 
 
-@pytest.mark.costly
 def test_no_steps_of_adaptation_change_nothing():
     federation = toy_federation()
     models = models_of()
@@ -60,7 +59,6 @@ def test_running_statistics_are_the_bodys(leaves):
         np.testing.assert_array_equal(moved, wanted, name)
 
 
-@pytest.mark.costly
 def test_a_copy_whose_adaptation_overflows_is_the_unadapted_model():
     federation = toy_federation(diverging=3)
     models = models_of()
@@ -89,7 +87,6 @@ def twice(rate):
     return optax.sgd(2 * rate)
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("how", "trained"),
     [

@@ -74,7 +74,6 @@ def test_sums_of_every_members_own_model(second):
     np.testing.assert_allclose(jnp.asarray(sums.means), means, 1e-15)
 
 
-@pytest.mark.costly
 def test_one_model_for_some_clients_and_one_that_overflows():
     """As `models` calls it, for rows; without augmentation, and nothing is counted."""
     bad = 3

@@ -85,7 +85,6 @@ def test_every_strategy_hands_out_the_batches_of_batch_indices(execution):
     assert finite.all()
 
 
-@pytest.mark.costly
 def test_clients_of_equal_sizes_whose_steps_are_known_beforehand():
     federation = numbered(sizes=(6,) * 5)
     assert federation.data.train.equal
@@ -175,7 +174,6 @@ def test_active_masks_and_cursors_of_an_unshuffled_walk():
     assert finite.all()
 
 
-@pytest.mark.costly
 def test_a_window_is_a_part_of_each_clients_samples():
     """In its order, or shuffled; the number of steps is the window's."""
     federation = numbered()
@@ -212,7 +210,6 @@ def facts_under(execution):
     return run(numbered(execution), EPOCHS, carry=Broadcast(begin), step=facts, **options)[0]
 
 
-@pytest.mark.costly
 def test_what_a_step_is_told_and_a_shared_carry():
     done = facts_under("2")
     # The last step's: row, id, size, steps, number of the step, training samples, operand.
@@ -260,7 +257,6 @@ def test_lanes_that_end_not_finite_get_back_what_they_began_with():
     np.testing.assert_array_equal(done["n"], [0, 102, 200, 300, 402])
 
 
-@pytest.mark.costly
 def test_randomness_of_steps_depends_on_client_and_step_alone():
     drawn = [facts_under(execution)["drawn"] for execution in ("map", "2")]
     np.testing.assert_array_equal(*drawn)

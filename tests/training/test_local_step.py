@@ -55,7 +55,6 @@ def test_momentum_and_weight_decay_against_plain_loops(nesterov):
         assert_models(states[t + 1].models, models, f"round {t + 1}")
 
 
-@pytest.mark.costly
 def test_two_updates_on_a_minibatch_leave_out_frozen_leaves_and_correct_the_gradient():
     federation = toy_federation(momentum=MOMENTUM)
     model = jax.device_get(jax.jit(federation.initial_model)(jax.random.key(1)))
@@ -122,7 +121,6 @@ def test_a_forward_pass_of_its_own_takes_the_place_of_the_tasks():
     assert_close(found.statistics, statistics, "statistics", 0)
 
 
-@pytest.mark.costly
 def test_every_update_on_a_minibatch_has_dropout_of_its_own():
     federation = toy_federation(model=Noisy())
     data, model = federation.data, federation.initial_model(jax.random.key(1))

@@ -123,7 +123,6 @@ def test_rates_follow_a_schedule_over_the_whole_simulation():
     np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
 
 
-@pytest.mark.costly
 def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
     def mark(schedule="constant", optimizer="sgd", adapt=None):
         federation = toy_federation(lr_schedule=schedule, optimizer=optimizer)

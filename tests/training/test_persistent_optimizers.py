@@ -31,7 +31,6 @@ def test_fedavg_that_keeps_momentum_is_the_algorithm_that_does():
         assert_close(phase.states, other.optimizers, f"momentum after {t} rounds", 1e-12)
 
 
-@pytest.mark.costly
 def test_optimizer_states_change_only_for_clients_that_train():
     options = {"optimizer": "adam", "participation": 0.6, "keep_optimizer_state": True}
     case = Case(**options)

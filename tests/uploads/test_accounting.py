@@ -183,7 +183,6 @@ def test_order_and_merging():
     assert epsilon(apart, 1e-5) == epsilon(together, 1e-5)
 
 
-@pytest.mark.costly
 def test_epsilon_falls_in_noise_and_grows_in_steps():
     cost = [epsilon([Release(z, 50, 0.1)], 1e-3) for z in (0.8, 1.6, 3.2)]
     assert cost[0] > cost[1] > cost[2]
@@ -198,7 +197,6 @@ def test_a_part_of_a_minibatch_counts_as_one():
     assert training_releases(plan, 2.0, 0, 5) == [Release(2.0 * (1 / math.sqrt(2)), 3, 0.5)]
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(("accountant", "wanted"), [("pld", 1.6739), ("rdp", 1.8574)])
 def test_calibration(accountant, wanted):
     z = noise_for(2.0, 1e-3, 100, 0.1, accountant)

@@ -57,7 +57,6 @@ CASES = {
 }
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_formulas(name, seed):
@@ -66,7 +65,6 @@ def test_formulas(name, seed):
     np.testing.assert_allclose(sent[ATTACKERS], formula(x)[ATTACKERS], atol=1e-9)
 
 
-@pytest.mark.costly
 def test_gaussian_has_the_deviation_of_the_own_update():
     x, sent = run(attacks.Gaussian(), d=20000)
     np.testing.assert_allclose(sent[ATTACKERS].std(1), x[ATTACKERS].std(1), rtol=0.03)

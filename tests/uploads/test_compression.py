@@ -46,14 +46,12 @@ def test_unbiased(compressor):
     assert np.all(error < 5 * sent.std(0) / np.sqrt(draws) + 1e-4)
 
 
-@pytest.mark.costly
 def test_leaves_are_rounded_apart():
     x = {"a": jnp.asarray(X), "b": jnp.asarray(X)}
     sent = Qsgd(3)(x, jax.random.key(0))
     assert not np.array_equal(sent["a"], sent["b"])
 
 
-@pytest.mark.costly
 def test_variance_of_qsgd_is_within_its_bound():
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
     errors = [np.sum((decoded(Qsgd(4), x, seed) - x) ** 2) for seed in range(20)]
@@ -91,7 +89,6 @@ def test_hadamard():
     np.testing.assert_allclose(ours, matrix / np.sqrt(8), atol=1e-6)
 
 
-@pytest.mark.costly
 def test_one_bit_of_a_rotation_is_nearly_unbiased():
     draws = 500
     keys = jax.random.split(jax.random.key(3), draws)

@@ -198,7 +198,6 @@ def test_uploads_counted_in_numbers_are_not_compressed():
     np.testing.assert_allclose(got, stacks()[2], rtol=1e-12)
 
 
-@pytest.mark.costly
 def test_attackers_see_what_honest_members_send():
     """A mean of the clipped honest updates, sent by the attackers with the opposite sign."""
     stage = Uploads(
@@ -219,7 +218,6 @@ def test_attackers_do_not_count_absent_members_as_honest():
     np.testing.assert_allclose(got, wanted, rtol=1e-9)
 
 
-@pytest.mark.costly
 def test_fixed_point_comes_last():
     stage = Uploads(fixed_point=FixedPoint(32, 8.0, 2**22))
     got, _ = received(stage)
@@ -305,7 +303,6 @@ def test_fixed_point_is_unbiased():
         assert (np.asarray(edge) == 2**22).all()
 
 
-@pytest.mark.costly
 def test_compressors_round_half_precision_without_bias():
     x = jnp.full((4000,), 0.3, jnp.bfloat16).at[0].set(1.0)
     sent = Qsgd(4)({"x": x}, jax.random.key(0))["x"]
