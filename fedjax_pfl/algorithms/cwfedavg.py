@@ -75,6 +75,12 @@ class CwFedAvg(core.Algorithm):
             )
         params = federation.model_shapes["params"]
         training.classifier_kernel(params, federation.plan, federation.data.num_classes)
+        plan = federation.plan
+        if self.shares == "norms" and not plan.shared_blocks[plan.blocks.index(plan.head)]:
+            raise core.InputError(
+                f"cwfedavg reads class shares off uploaded classifiers, and {plan.head!r} stays with "
+                "its clients: give shares=labels."
+            )
 
     def init(self, ctx):
         model = ctx.initial_model()
