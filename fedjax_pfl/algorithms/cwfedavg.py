@@ -78,8 +78,8 @@ class CwFedAvg(core.Algorithm):
         plan = federation.plan
         if self.shares == "norms" and not plan.shared_blocks[plan.blocks.index(plan.head)]:
             raise core.InputError(
-                f"cwfedavg reads class shares off uploaded classifiers, and {plan.head!r} stays with "
-                "its clients: give shares=labels."
+                f"cwfedavg reads class shares off uploaded classifiers, and {plan.head!r} stays "
+                "with its clients: give shares=labels."
             )
 
     def init(self, ctx):
