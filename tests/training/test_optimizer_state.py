@@ -45,7 +45,6 @@ def test_momentum_that_outlives_rounds_against_plain_loops():
         assert_close(states[t + 1].optimizers[0].trace, kept, f"momentum of round {t + 1}")
 
 
-@pytest.mark.costly
 def test_diverged_clients_keep_their_optimizer_state(monkeypatch):
     monkeypatch.setattr(
         "fedjax_pfl.testing.checks.toy_for",
