@@ -67,7 +67,7 @@ thorough: $(READY)
 	$(PYTEST) -m costly $(TEST_FLAGS)
 
 test-all: $(READY)
-	$(PYTEST) -m "" --matrix --cpu-limit=0.5 $(TEST_FLAGS)
+	$(PYTEST) -m "" --matrix --cpu-limit=1 $(TEST_FLAGS)
 
 # Parts of paths choose faults, such as MUTANTS=mixing.
 mutants: $(READY)

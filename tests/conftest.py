@@ -162,7 +162,10 @@ COSTLY_BUT_QUICK = (
     "tests/experiments/test_kills.py::test_run_continues_after_a_kill",
     "tests/experiments/test_run.py",
     "tests/experiments/test_sweep.py",
+    "tests/fuzz/",
+    "tests/models/test_mixtures.py::test_blend_keeps_counters",
     "tests/testing/test_audit.py",  # audits that can fail
+    "tests/uploads/",  # clipping and noise
     "tests/training/",  # local steps: batches, keys, optimizers, private gradients
 )
 

@@ -89,6 +89,7 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
     assert total == 14
 
 
+@pytest.mark.costly
 def test_without_a_reader_nothing_is_computed():
     leaf = trees.PartialLeaf(jnp.ones((2, 3)), ROWS, COUNT)
     with pytest.raises(TypeError, match=r"PartialLeaf|not on the device"):

@@ -74,6 +74,7 @@ def test_invariants_of_raw_weights(update, t, scale, data):
         np.testing.assert_allclose(raw_weights(scale * update, alice, t=t), weights, atol=1e-7)
 
 
+@pytest.mark.costly
 def test_raw_weights_of_equal_agents():
     np.testing.assert_allclose(raw_weights(np.ones((4, 3))), np.full(4, 0.25))
     np.testing.assert_allclose(raw_weights([[1.0], [3.0]], 1), [0.5, 0.5])  # N = 2

@@ -73,6 +73,7 @@ def test_more_rows_than_samples_are_not_read(tmp_path):
         import_partition("flower", tmp_path, POOL)
 
 
+@pytest.mark.costly
 def test_one_large_value_in_many_rows_is_read_in_small_pieces(tmp_path, monkeypatch):
     value = black((4, 4)) + b"\0" * 2**18  # what follows an image is ignored
     parquet(tmp_path, labels=[0, 1] * 20, images=[value] * 40)

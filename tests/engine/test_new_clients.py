@@ -23,6 +23,7 @@ def federation(**options):
     return toy_federation(SIZES, TESTS, dtype="float32", **options)
 
 
+@pytest.mark.costly
 def test_split_new_clients_keeps_everybody_s_data():
     whole = federation(participation=0.6)
     left, new = split_new_clients(whole, 2)

@@ -187,6 +187,7 @@ def test_flags_of_jax_that_no_simulation_can_have(flag, value):
         jax.config.update(flag, usual)
 
 
+@pytest.mark.costly
 def test_leaked_tracers_are_none_of_the_librarys():
     with jax.checking_leaks():
         federation = toy_federation(optimizer=optax.adam)

@@ -34,6 +34,7 @@ def test_axes_have_names():
     assert whole["copies_up"].dims[-1] == "block" and whole.attrs["algorithm"] == "feddwa"
 
 
+@pytest.mark.costly
 def test_a_row_for_each_seed_setting_round_and_client():
     frame, one = result().to_pandas(), result()
     assert len(frame) == 2 * 2 * 3 * one.num_clients

@@ -71,6 +71,7 @@ def test_equal_errors_are_gains_of_zero_without_a_sign(results):
         assert not np.signbit(np.array(one)).any()
 
 
+@pytest.mark.costly
 def test_the_interval_is_over_clients_within_seeds():
     """Seeds that differ, clients that agree: resampling clients changes nothing."""
     same = harm.Gains(np.repeat([[0.1], [-0.1]], 9, axis=1), np.zeros((2, 9)), (0, 1), np.arange(9))

@@ -48,6 +48,7 @@ def test_axes_are_as_the_page_says(result):
         assert value.shape == tuple(lengths[letter] for letter in letters.split(", ")), name
 
 
+@pytest.mark.costly
 @pytest.mark.filterwarnings("error")
 def test_rounds_without_scores_are_left_out(result):
     scores = {name: values.copy() for name, values in result.scores.items()}
