@@ -184,7 +184,7 @@ def test_a_straggler_can_not_be_new():
 
 def test_score_new_clients_refuses_other_types():
     _, new = trained("fedavg")
-    with pytest.raises(pfl.InputError, match="must be `result"):
+    with pytest.raises(pfl.InputError, match=r"final must be a Final, such as result\.final gives"):
         score_new_clients(None, new)
-    with pytest.raises(pfl.InputError, match="new_clients must be a whole number"):
+    with pytest.raises(pfl.InputError, match="count must be a whole number, got 1.5"):
         split_new_clients(federation(), 1.5)

@@ -47,6 +47,7 @@ def test_a_row_for_each_seed_setting_round_and_client():
     )
 
 
+@pytest.mark.costly
 def test_a_notebook_shows_the_table():
     text = result()._repr_html_()
     assert text.startswith("<p>feddwa: ") and text.index("<table") < text.index("With 2 seeds")
