@@ -18,14 +18,6 @@ from tests.references.small import (
 # ------------------------------------------------------------------ the weights
 
 
-def test_cwfedavg_weights_of_the_worked_example():
-    shares = np.array([[0.5, 0.5], [0.25, 0.75]])
-    weights = cwfedavg.class_weights((10, 30), shares)
-    np.testing.assert_allclose(weights, [[0.4, 2 / 11 * 1.0], [0.6, 9 / 11]], rtol=1e-14)
-    expected = [[0.2909, 0.7091], [0.2364, 0.7636]]
-    np.testing.assert_allclose(cwfedavg.mixing_matrix(shares, weights), expected, atol=5e-5)
-
-
 def test_cwfedavg_class_weights_are_the_counts_of_the_class():
     counts = np.array([[3, 0, 1], [2, 0, 2], [0, 0, 5]])
     sizes = counts.sum(axis=1)
