@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.references import feddwa, network
-from tests.references.small import COUNT, assert_same, flat, further_batches, identical
+from tests.references.small import COUNT, assert_same, further_batches, identical
 
 # ------------------------------------------------------------------ FedDWA: the weights
 
@@ -33,15 +33,6 @@ def test_exact_weights_sum_to_one_and_fit_at_least_as_well(setting):
         assert simplex.min() >= 0.0
         assert misfit(exact) <= misfit(simplex) * (1 + 1e-9)
         assert misfit(simplex) < misfit(models["weights"][i])
-
-
-def test_exact_weights_on_orthogonal_differences_are_the_inverse_distances(setting):
-    guide = setting.initial
-    lengths = np.array([1.0, 2.0, 4.0])
-    directions = np.eye(len(flat(guide)))[:3] * np.sqrt(lengths)[:, None]
-    trained = [network.unflat(flat(guide) + row, guide) for row in directions]
-    expected = feddwa.inverse_distance_weights(lengths)
-    np.testing.assert_allclose(feddwa.exact_weights(guide, trained), expected, rtol=1e-12)
 
 
 # ------------------------------------------------------------------ FedDWA: the rounds

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.references import fedproto, network
-from tests.references.averaging import WEIGHTINGS
 from tests.references.small import (
     CLASSES,
 )
@@ -58,17 +57,6 @@ def test_means_over_holders():
     assert made is before and there is exists
     with pytest.raises(ValueError, match="Unknown weighting"):
         fedproto.aggregated(sent, before, exists, "loss")
-
-
-def test_equal_holders_are_a_fixed_point():
-    """A further division by the number of holders, as printed, would shrink them."""
-    alike = [{0: (1.5, 4), 1: (2.0, 2)}] * 5
-    for weighting in WEIGHTINGS:
-        made, there = fedproto.aggregated(
-            sent_by(*alike), np.zeros((3, 1)), np.zeros(3, bool), weighting
-        )
-        np.testing.assert_allclose(made, [[1.5], [2.0], [0.0]], rtol=1e-15)
-        np.testing.assert_array_equal(there, [True, True, False])
 
 
 def test_means_of_classes():

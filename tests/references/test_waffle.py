@@ -1,7 +1,6 @@
 """WAFFLE's reference: weights and their schedule, its limits SCAFFOLD and local training."""
 
 import numpy as np
-import pytest
 
 from tests.references import network, waffle
 from tests.references.local_sgd import sgd
@@ -13,29 +12,6 @@ from tests.references.small import (
 )
 
 # ------------------------------------------------------------------ the weights
-
-
-def test_waffle_weights_of_the_worked_example():
-    weights = waffle.raw_weights([0.0, 1.0, 2.0, 3.0], 0, 0.5, 0.5)
-    np.testing.assert_allclose(weights, [0.5, 0.5 - 1 / 7, 0, 0], rtol=1e-14)
-    normalized = weights / weights.sum()
-    np.testing.assert_allclose(normalized, [0.583333, 0.416667, 0, 0], atol=5e-7)
-    moved = waffle.raw_weights([3.0, 1.0, 0.0, 2.0], 2, 0.5, 0.5)
-    np.testing.assert_allclose(moved, weights[[3, 1, 0, 2]], rtol=1e-14)
-    scaled = waffle.raw_weights([0.0, 1e-9, 2e-9, 3e-9], 0, 0.5, 0.5)
-    np.testing.assert_allclose(scaled, weights, rtol=1e-12)
-
-
-def test_waffle_schedule_of_the_paper():
-    rounds = np.array([1, 25, 50, 75, 90, 100])
-    expected = [0.958, 0.832, 0.5, 0.168, 0.072, 0.039]
-    np.testing.assert_allclose(waffle.personalization(rounds, 100), expected, atol=5e-4)
-
-
-@pytest.mark.parametrize("distances", [[0.0, 0.0, 0.0], [0.0, 2.0, 2.0], [0.0, 5.0], [0.0]])
-def test_waffle_equal_distances_give_equal_weights(distances):
-    weights = waffle.raw_weights(distances, 0, 0.3, 0.3)
-    np.testing.assert_array_equal(weights, 0.3)
 
 
 def test_waffle_cut_off_is_smoothed_too():
