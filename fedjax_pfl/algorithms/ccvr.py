@@ -72,10 +72,9 @@ class CCVR(fedavg.FedAvg):
         punctual = ctx.reachable()
         everyone = replace(ctx, cohort=ctx.cohort_of().masked(punctual))
         sizes, plain = everyone.sizes(), after.server["params"][HEAD]
-        everyone.count_forward(due * punctual * sizes)
-        head, numbers = lax.cond(
+        head, numbers = ctx.when(
             due,
-            lambda: self.calibrated(replace(everyone, observer=None), after.server),
+            lambda: self.calibrated(everyone, after.server),
             lambda: (plain, jnp.zeros_like(sizes)),
         )
         record = replace(record, clients=record.clients | {"numbers_up": numbers})

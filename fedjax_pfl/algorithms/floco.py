@@ -9,7 +9,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fedjax_pfl import core
 from fedjax_pfl.aggregation import products
@@ -107,12 +106,11 @@ class Floco(fedavg.FedAvg):
         due, none = ctx.t == self.begin(ctx), jnp.zeros((ctx.num_clients,), jnp.int32)
         asked = due & ctx.reachable()
         own = state.private["params"][POINT]
-        own, steps = lax.cond(due, lambda: self.points(ctx, state), lambda: (own, none))
+        own = ctx.when(due, lambda: self.points(ctx, state), lambda: own)
         private = {**state.private, "params": {**state.private["params"], POINT: own}}
         after, record = super().round(ctx, replace(state, private=private))
         sent = kernels(state.server["params"]).size
         further = {
-            "local_steps": record.clients["local_steps"] + steps,
             "numbers_up": none + asked * sent,
             "numbers_down": none + asked * self.corners,
         }
@@ -126,15 +124,15 @@ class Floco(fedavg.FedAvg):
         return jnp.floor(self.warmup_fraction * ctx.num_rounds * (1 + 1e-6)).astype(jnp.int32)
 
     def points(self, ctx, state):
-        """Train all clients; return (b_i [N, E], their steps [N])."""
-        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.reachable()), observer=None)
+        """Train all clients; return b_i [N, E]."""
+        everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.reachable()))
         received: Any = self.received(state, everyone.cohort.rows)
         trained = self.local_update(everyone, state, received, near=False, purpose="projection")
         sent, held = (jax.vmap(kernels)(m["params"]) for m in (trained.models, received))
         sent = everyone.upload(sent, held, "kernels", trained.cohort, compressed=False)
         points = projected(sent.reshape(ctx.num_clients, -1), self.corners)
         own, here = state.private["params"][POINT], ctx.cohort_of().mask
-        return jnp.where(here[:, None], points, own), trained.cohort.steps
+        return jnp.where(here[:, None], points, own)
 
     def local_update(self, ctx, state, received, near=None, **options):
         model = received.model if isinstance(received, core.Broadcast) else received

@@ -3,12 +3,12 @@
 Aviv Shamsian, Aviv Navon, Ethan Fetaya, Gal Chechik. ICML 2021. https://arxiv.org/abs/2103.04628
 """
 
+from functools import partial
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fedjax_pfl import core, trees
 from fedjax_pfl.aggregation import leaf_plan
@@ -118,13 +118,7 @@ class PFedHN(core.Algorithm):
         if self.form == "mean_vjp":
             generator, sent = self._turn(ctx, state.generator, cohort, own)
         else:
-            order = cohort.order(ctx.key_for("order"))
-
-            def turn(generator, k):
-                return self._turn(ctx, generator, cohort.member(k), trees.take(own, k[None]))
-
-            generator, sent = lax.scan(turn, state.generator, order)
-            sent = jax.tree.map(lambda leaf: leaf[jnp.argsort(order), 0], sent)
+            generator, sent = ctx.in_turn(partial(self._turn, ctx), state.generator, own)
         (private, momentum), finite, steps, loss = sent
         cohort = cohort.mark_diverged(finite, steps)
         (embedding, psi), (of_v, of_psi) = generator

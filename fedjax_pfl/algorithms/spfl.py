@@ -10,7 +10,6 @@ from typing import ClassVar, Literal
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 
 from fedjax_pfl import core, mixing, similarity, trees
 from fedjax_pfl.utils.errors import shown
@@ -124,10 +123,8 @@ class Spfl(core.Algorithm):
 
     def round(self, ctx, state):
         due = ctx.t % self.gamma == 0
-        models, cosines, steps = lax.cond(
-            due,
-            lambda: self._routine(ctx, state),
-            lambda: (state.models, state.cosines, jnp.zeros((ctx.num_clients,), jnp.int32)),
+        models, cosines = ctx.when(
+            due, lambda: self._routine(ctx, state), lambda: (state.models, state.cosines)
         )
         received = ctx.cohort.gather(models)
         trained, cohort, loss = self.train(ctx, received)
@@ -139,14 +136,9 @@ class Spfl(core.Algorithm):
             cohort.scatter(models, mixed), cohort.scatter(state.trained, trained), cosines
         )
         record = ctx.record(cohort, clients={"train_loss": loss}, mixing=weights)
-        all_steps = record.clients["local_steps"] + steps
         asked = (due & ctx.cohort_of().mask)[:, None]
-        return new_state, replace(  # clients outside the cohort take part in the routine too
-            record,
-            up=record.up + asked,
-            down=record.down + asked,
-            clients=record.clients | {"local_steps": all_steps},
-        )
+        # Clients outside the cohort take part in the routine too.
+        return new_state, replace(record, up=record.up + asked, down=record.down + asked)
 
     def _weights(self, ctx, scores, cohort):
         """Return the factors of updates in eqs. (4), (7), without alpha, [stages, M, M]."""
@@ -172,7 +164,7 @@ class Spfl(core.Algorithm):
         return {**ctx.mix(weights, trained, onto=trained), "params": stepped["params"]}
 
     def _routine(self, ctx, state):
-        """Return (all clients at their mean [N, ...], S, steps [N]) (Alg. 1)."""
+        """Return (all clients at their mean [N, ...], S) (Alg. 1)."""
         everyone = ctx.cohort_of()
         here = everyone.mask
         mean = ctx.average(mixing.normalize(here.astype(ctx.dtype)),
@@ -183,7 +175,7 @@ class Spfl(core.Algorithm):
         both = (everyone.mask[:, None] & everyone.mask)[..., None]
         cosines = self._similarity(ctx, update, state.cosines)
         mean = trees.where(here, mean, state.models)
-        return mean, jnp.where(both, cosines, state.cosines), everyone.steps
+        return mean, jnp.where(both, cosines, state.cosines)
 
     def _similarity(self, ctx, update, cosines):
         """Return S of all clients' updates, [N, N, stages]."""

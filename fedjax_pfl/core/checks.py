@@ -26,7 +26,7 @@ from fedjax_pfl.core.partial_state import with_partial_rows
 from fedjax_pfl.core.persistent_optimizers import Optimizers
 from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
-from fedjax_pfl.core.sample_privacy import with_all_steps, with_declared_gradients
+from fedjax_pfl.core.sample_privacy import with_declared_gradients
 from fedjax_pfl.core.upload_memory import UploadMemory
 from fedjax_pfl.models.frozen_backbone import overlaid
 from fedjax_pfl.utils import trees
@@ -167,6 +167,14 @@ def with_base(algorithm: Algorithm, ctx: Context, state: State) -> Context:
     return replace(ctx, federation=replace(ctx.federation, backbone=backbone))
 
 
+def with_all_steps(record: Record, observer: RoundObserver) -> Record:
+    """Return the record with no fewer local steps than were counted, as they may cost privacy."""
+    if observer.steps is None:
+        return record
+    steps = jnp.maximum(record.clients["local_steps"], observer.steps)
+    return replace(record, clients=record.clients | {"local_steps": steps})
+
+
 def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[State, Record]:
     """Run `algorithm.round(ctx, state)` and add its forward passes to the record.
 
@@ -185,7 +193,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         if partial_state.optimizers:
             optimizers = Optimizers(name, partial_state.optimizers)
         memory = UploadMemory(name, partial_state)
-    ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state))
+    ctx = with_declared_gradients(algorithm, with_base(algorithm, ctx, partial_state), observer)
     observed = replace(ctx.cohort, observer=observer)
     counting = replace(
         ctx, cohort=observed, observer=observer, optimizers=optimizers, memory=memory
@@ -201,7 +209,7 @@ def checked_round(algorithm: Algorithm, ctx: Context, state: State) -> tuple[Sta
         raise TypeError(f"{name}.round must return (state, ctx.record(...)), got {kinds}.")
     check_uploads_declared(algorithm, ctx.federation, observer)
     returned_state, record = returned
-    record = with_all_steps(record, ctx.federation, observer)
+    record = with_all_steps(record, observer)
     new = extend_state(returned_state, optimizers, memory, state)
     new = trees.on_device(new)
     if jax.tree.structure(new) != jax.tree.structure(state):

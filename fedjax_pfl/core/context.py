@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_pfl.core.exchange import Exchange
 from fedjax_pfl.core.record import Record, packed, recorded
+from fedjax_pfl.core.round_observer import COUNTS
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.client import Client
@@ -19,11 +20,13 @@ from fedjax_pfl.training.class_statistics import ClassSums, Moments, class_sums
 from fedjax_pfl.training.client_loop import ClientRuns, run_clients
 from fedjax_pfl.training.local_step import LocalStep, local_step
 from fedjax_pfl.training.sample_features import SampleFeatures, sample_features
+from fedjax_pfl.utils import trees
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import (
     Matrix,
     PerMember,
     Rows,
+    Scalar,
     Stack,
     Tree,
 )
@@ -74,8 +77,13 @@ class Context(Exchange):
             self.observer.record_training(
                 purpose, options.get("schedule") or self.federation.schedule
             )
-            self.observer.count_steps(cohort, trained.cohort)
+        self._count_steps(cohort, trained.cohort)
         return trained
+
+    def _count_steps(self, before: Cohort, after: Cohort) -> None:
+        # Gradients with noise are counted where they are computed.
+        if self.observer is not None and self.federation.sample_privacy is None:
+            self.observer.count_steps(before, after)
 
     def _noise_index(self) -> int:
         return 0 if self.observer is None else self.observer.next_noise_index()
@@ -165,6 +173,60 @@ class Context(Exchange):
             **options,
         )
 
+    def when(
+        self, condition: Scalar, action: Callable[[], Any], otherwise: Callable[[], Any]
+    ) -> Any:
+        """Return `action()` in rounds in which the condition holds, and `otherwise()` in others.
+
+        It is `lax.cond(condition, action, otherwise)` in which local steps, forward passes and
+        uploads are counted.
+        """
+        if self.observer is None:
+            return jax.lax.cond(condition, action, otherwise)
+        branches = [self.observer.counting(one, self.num_clients) for one in (action, otherwise)]
+        result, counts = jax.lax.cond(condition, *branches)
+        self.observer.add(counts, *branches)
+        return result
+
+    def in_turn(
+        self, turn: Callable[[Any, Cohort, Tree], tuple[Any, Tree]], carry: Any, values: Tree
+    ) -> tuple[Any, Stack]:
+        """Run `turn(carry, cohort, values) -> (carry, result)` for one member after the other.
+
+        Local steps and uploads are counted: each member uploads once for each `ctx.upload` in it.
+
+        Args:
+          turn: gets the cohort of one member and its row of the values, [1, ...]; the leaves of
+            its result are [1, ...].
+          carry: what passes from turn to turn, such as the server's model.
+          values: [M, ...].
+
+        Returns:
+          (the last carry, the results [M, ...]). The order is random, by permanent ids.
+        """
+        order = self.cohort.order(self.key_for("order"))
+        counts: dict[str, jax.Array] = {}
+        actions = []
+
+        def one(carry, k):
+            member, (carry, counts) = self.cohort.member(k), carry
+            own = trees.take(values, k[None])
+            if self.observer is None:
+                carry, result = turn(carry, member, own)
+                return (carry, counts), result
+            actions.append(self.observer.counting(turn, self.num_clients, member.ids))
+            (carry, result), more = actions[-1](carry, member, own)
+            return (carry, jax.tree.map(jnp.add, counts, more)), result
+
+        if self.observer is not None:
+            none = jnp.zeros((self.num_clients,), jnp.int32)
+            counts = dict.fromkeys(COUNTS, none)
+        (carry, counts), results = jax.lax.scan(one, (carry, counts), order)
+        if self.observer is not None:
+            self.observer.add(counts, actions[-1])
+        back = jnp.argsort(order)
+        return carry, jax.tree.map(lambda leaf: leaf[back, 0], results)
+
     def loss_matrix(self, candidates: Stack, rows: Rows | None = None, **options: Any) -> Matrix:
         """Return the mean loss of candidates [Q, ...] on samples of the cohort (or `rows`).
 
@@ -251,8 +313,7 @@ class Context(Exchange):
         """Return `local_sgd.full_gradient` of the cohort at `models` [M, ...]."""
         key = self.key_for("full_gradient")
         gradient, after = local_sgd.full_gradient(self.federation, models, cohort, key)
-        if self.observer is not None:
-            self.observer.count_steps(cohort, after)
+        self._count_steps(cohort, after)
         return gradient, after
 
     def numbers_of(self, values: int | PerMember, bits: int) -> int | PerMember:

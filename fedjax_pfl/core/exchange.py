@@ -48,10 +48,11 @@ class Exchange(RoundInfo):
         stage = self.federation.uploads
         if stage is None:
             return values
+        cohort, private = self.cohort if cohort is None else cohort, None
         if self.observer is not None:
-            self.observer.uploads.append(what)
-        cohort = self.cohort if cohort is None else cohort
-        private = None
+            privacy = self.federation.privacy
+            costs = privacy is not None and privacy.unit == "client"
+            self.observer.record_upload(what, cohort, costs)
         if isinstance(values, dict) and "params" in values:
             values, private = self.plan.split(values)
         held = reference.model if isinstance(reference, Broadcast) else reference

@@ -1,28 +1,40 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.federation.batching import Schedule
 from fedjax_pfl.federation.participation import Cohort
+from fedjax_pfl.utils.errors import UndeclaredRelease
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
+
+OWN_LOOP = "in a loop, branch or jit of an algorithm's own, whose number of executions is unknown,"
 
 
 class RoundObserver:
     """Counts and names of one round, collected while it is traced.
 
+    What an algorithm does in a loop or branch of its own happens an unknown number of times. It is
+    counted within `Context.when` and `Context.in_turn` only.
+
     Attributes:
       forward_samples: int32 [N], forward passes of one sample; None if there were none.
       nonfinite: bool [N], clients whose new values `Cohort.scatter` refused because they were not
         finite; None if nothing was scattered.
-      steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None. Steps
-        of an algorithm's own loops are not included.
+      steps: int32 [N], local steps of `Context.train` and `Context.full_gradient`, or None; under
+        sample-level privacy also gradients with noise of `Context.run_clients`.
       schedules: schedules used by `Context.train`.
       purposes: purposes used by `Context.train`, outside of an algorithm's own loops and branches.
       uploads: what was sent, by each call of `Context.upload`.
       rule_acted: bool [], whether a robust rule gave other weights than the algorithm; None if
         that is unknown.
+      counted: token of the code, of the round itself or within `Counting`, in which steps, forward
+        passes and uploads are counted.
+      sender: ids of the cohort that may upload there, or None for any.
       weights: [M] or a mixing matrix: the weights in place of the algorithm's, by a robust rule or
         by uniform weighting; None if there are none.
     """
@@ -36,7 +48,8 @@ class RoundObserver:
         self.uploads: list[str] = []
         self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
-        self._trainings = 0
+        self.counted, self.sender = trace_state(), None
+        self._trainings = self._calls = 0
         self._trace = trace_state()
 
     def count_forward(self, rows: Rows, samples: jax.Array, num_clients: int) -> None:
@@ -45,11 +58,11 @@ class RoundObserver:
         Raises:
           TypeError: called within a branch or a loop, whose number of executions is unknown.
         """
-        if trace_state() != self._trace:
+        if trace_state() != self.counted:
             raise TypeError(
                 "Forward passes (of ctx.loss_matrix, ctx.count_forward) can't be counted within an "
-                "algorithm's own lax.cond, loop or vmap: call it outside, with active=[M] for "
-                "the clients that score in this round."
+                "algorithm's own lax.cond, loop or vmap: take ctx.when, or call it outside, with "
+                "active=[M] for the clients that score in this round."
             )
         none = jnp.zeros((num_clients,), jnp.int32)
         before = none if self.forward_samples is None else self.forward_samples
@@ -69,9 +82,69 @@ class RoundObserver:
 
         Nothing is added within an algorithm's own loop or branch.
         """
-        if trace_state() == self._trace:
-            taken = after.spread(after.steps - before.steps, 0)
-            self.steps = taken if self.steps is None else self.steps + taken
+        if trace_state() == self.counted:
+            self._add_steps(after.spread(after.steps - before.steps, 0))
+
+    def _add_steps(self, taken: PerClient) -> None:
+        self.steps = taken if self.steps is None else self.steps + taken
+
+    def count_calls(self, most: int) -> None:
+        """Note that a local step computes at least `most` gradients with noise."""
+        self._calls = max(self._calls, most)
+
+    def count_gradients(self, rows: Rows, steps: jax.Array, num_clients: int) -> None:
+        """Add the gradients with noise of a local loop of `steps` [M] of the clients `rows` [M].
+
+        Raises:
+          UndeclaredRelease: there are some, and how often the loop runs is unknown.
+        """
+        calls, self._calls = self._calls, 0
+        if calls == 0:
+            return
+        if trace_state() != self.counted:
+            raise UndeclaredRelease(
+                f"Local training {OWN_LOOP} would state a false epsilon: train outside of it, or "
+                "within ctx.when or ctx.in_turn."
+            )
+        taken = jnp.zeros((num_clients,), jnp.int32).at[rows].add((calls * steps).astype(jnp.int32))
+        self._add_steps(taken)
+
+    def record_upload(self, what: str, cohort: Cohort, private: bool) -> None:
+        """Record what the members of a cohort send.
+
+        Args:
+          what: the name of the upload.
+          cohort: who sends.
+          private: whether each upload costs privacy.
+
+        Raises:
+          UndeclaredRelease: it costs privacy, and how often a member sends it is unknown.
+        """
+        if private and trace_state() != self.counted:
+            raise UndeclaredRelease(
+                f"The upload {what!r} {OWN_LOOP} would state a false epsilon: call ctx.upload "
+                "outside of it, or within ctx.when or ctx.in_turn."
+            )
+        if private and self.sender is not None and cohort.ids is not self.sender:
+            raise UndeclaredRelease(
+                f"The upload {what!r} within ctx.in_turn must be of the member whose turn it is: "
+                "pass its cohort, ctx.upload(..., cohort=cohort)."
+            )
+        self.uploads.append(what)
+
+    def counting(
+        self, action: Callable[..., Any], num_clients: int, sender: Rows | None = None
+    ) -> "Counting":
+        """Return a branch, or the body of a loop, that returns (its result, what is counted)."""
+        return Counting(self, action, num_clients, sender)
+
+    def add(self, counts: dict[str, PerClient], *actions: "Counting") -> None:
+        """Add what traced actions count, of which one was executed, or one for each member."""
+        for name, count in counts.items():
+            if any(name in action.counts for action in actions):
+                before = getattr(self, name)
+                setattr(self, name, count if before is None else before + count)
+        self.uploads += dict.fromkeys(what for action in actions for what in action.uploads)
 
     def next_noise_index(self) -> int:
         """Return the index of the next local training, folded into the key of its noise."""
@@ -93,3 +166,48 @@ class RoundObserver:
         self.schedules.add(schedule)
         if trace_state() == self._trace:
             self.purposes.append(purpose)
+
+
+COUNTS, WHERE = ("steps", "forward_samples"), ("uploads", "weights", "counted", "sender")
+
+
+class Counting:
+    """A branch, or the body of a loop, whose local steps, forward passes and uploads are counted.
+
+    Args:
+      observer: the observer of the round.
+      action: what is called.
+      num_clients: N.
+      sender: ids of the cohort that may upload in it; None for any.
+
+    Attributes:
+      counts: which of `COUNTS` there are, once it is traced.
+      uploads: what was sent.
+    """
+
+    def __init__(
+        self,
+        observer: RoundObserver,
+        action: Callable[..., Any],
+        num_clients: int,
+        sender: Rows | None = None,
+    ):
+        self.observer, self.action, self.num_clients = observer, action, num_clients
+        self.sender, self.counts, self.uploads = sender, set[str](), list[str]()
+
+    def __call__(self, *operands: Any) -> tuple[Any, dict[str, PerClient]]:
+        """Return (the action's result, its counts, int32 [N] each)."""
+        observer = self.observer
+        held = {name: getattr(observer, name) for name in (*COUNTS, *WHERE)}
+        vars(observer).update(dict.fromkeys(COUNTS), uploads=[], weights=None, sender=self.sender)
+        observer.counted = trace_state()
+        try:
+            result = self.action(*operands)
+            found = {name: getattr(observer, name) for name in COUNTS}
+            # Some transformations trace twice: the last time counts.
+            self.counts = {name for name, count in found.items() if count is not None}
+            self.uploads = observer.uploads
+        finally:
+            vars(observer).update(held)
+        none = jnp.zeros((self.num_clients,), jnp.int32)
+        return result, {name: none if count is None else count for name, count in found.items()}

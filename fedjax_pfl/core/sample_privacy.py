@@ -6,13 +6,11 @@ Everything is public: the numbers of clients' samples, rounds and local steps, a
 from dataclasses import replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from fedjax_pfl.aggregation.leaf_plan import trainable
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
-from fedjax_pfl.core.record import Record
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.federation.adaptation import Adaptation
 from fedjax_pfl.federation.batching import IN_ORDER, Schedule
@@ -81,23 +79,15 @@ def check_sample_privacy(algorithm: Algorithm, federation: Federation) -> None:
         )
 
 
-def with_declared_gradients(algorithm: Algorithm, ctx: Context) -> Context:
-    """Return the context in which a local step computes no more gradients than declared."""
+def with_declared_gradients(algorithm: Algorithm, ctx: Context, observer: RoundObserver) -> Context:
+    """Return the context in which gradients are counted, no more than declared in a local step."""
     federation = ctx.federation
     if federation.sample_privacy is None:
         return ctx
     batches = max((one.batches_per_step for one in algorithm.schedules(federation)), default=1)
     most = algorithm.gradients_per_batch() * batches
-    privacy = replace(federation.sample_privacy, most_calls=most)
+    privacy = replace(federation.sample_privacy, most_calls=most, observer=observer)
     return replace(ctx, federation=replace(federation, sample_privacy=privacy))
-
-
-def with_all_steps(record: Record, federation: Federation, observer: RoundObserver) -> Record:
-    """Return the record with no fewer steps than `Context.train` took, as they cost privacy."""
-    if federation.sample_privacy is None or observer.steps is None:
-        return record
-    steps = jnp.maximum(record.clients["local_steps"], observer.steps)
-    return replace(record, clients=record.clients | {"local_steps": steps})
 
 
 def noise_within(

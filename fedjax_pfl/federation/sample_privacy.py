@@ -25,6 +25,8 @@ class SamplePrivacy:
       strict: whether minibatches must be drawn as accounted, by Poisson sampling.
       most_calls: gradients that a local step may compute, as the algorithm declares; None for any
         number.
+      observer: counts gradients with noise while a round is traced (`core.round_observer`), or
+        None.
     """
 
     clip: Scalar | float
@@ -34,6 +36,7 @@ class SamplePrivacy:
     public_validation: bool = static(default=False)
     strict: bool = static(default=False)
     most_calls: int | None = static(default=None)
+    observer: Any = static(default=None)
 
     unit = "sample"
 
@@ -42,6 +45,8 @@ class SamplePrivacy:
 
         One that is `nested` in a loop of the step, of which a single one is declared, counts twice.
         """
+        if self.observer is not None:
+            self.observer.count_calls(call + 1)
         if self.most_calls is None:
             return
         count = call + 1 + (nested and self.most_calls == 1)

@@ -272,4 +272,8 @@ def run_clients(
             platform=federation.execution.platform,
         ).loop()
 
-    return run_loops(loop, lanes, common, federation.execution, steps, row_devices)
+    runs = run_loops(loop, lanes, common, federation.execution, steps, row_devices)
+    privacy = federation.sample_privacy
+    if privacy is not None and privacy.observer is not None:
+        privacy.observer.count_gradients(rows, runs.steps, federation.num_clients)
+    return runs

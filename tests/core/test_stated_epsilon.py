@@ -11,9 +11,9 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl import core, trees
 from fedjax_pfl.algorithms.fedavg import FedAvg
+from fedjax_pfl.core.checks import with_all_steps
 from fedjax_pfl.core.client_privacy import client_releases, state_for_new_clients
 from fedjax_pfl.core.round_observer import RoundObserver
-from fedjax_pfl.core.sample_privacy import with_all_steps
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing import check_algorithm
@@ -259,6 +259,48 @@ class StepsInALoop(FedAvg):
         return ctx.run_clients(twice, begin)
 
 
+class SendsInALoop(SendsTwice):
+    """The second time twice, in a loop."""
+
+    uploads_per_round = 2
+
+    def local_update(self, ctx, state, received, **options):
+        trained = FedAvg.local_update(self, ctx, state, received, **options)
+
+        def again(sent, _):
+            return ctx.upload(sent, core.Broadcast(state.server), self.what), None
+
+        jax.lax.scan(again, trained.models, length=2)
+        return trained
+
+
+class SendsInOthersTurn(SendsTwice):
+    """In each member's turn all members send."""
+
+    uploads_per_round = 2
+
+    def local_update(self, ctx, state, received, **options):
+        trained = FedAvg.local_update(self, ctx, state, received, **options)
+
+        def again(sent, member, own):
+            return ctx.upload(sent, core.Broadcast(state.server), self.what), own
+
+        ctx.in_turn(again, trained.models, ctx.cohort.ids)
+        return trained
+
+
+class TrainsInALoop(FedAvg):
+    """Trains in a loop."""
+
+    def local_update(self, ctx, state, received, **options):
+        def train(_):
+            used = FedAvg.local_update(self, ctx, state, received, **options)
+            return used.models, used.loss
+
+        models, loss = jax.tree.map(lambda leaf: leaf[0], jax.lax.map(train, jnp.arange(2)))
+        return core.Trained(models, ctx.cohort, loss)
+
+
 LIARS = [
     (
         SendsTwice,
@@ -274,6 +316,9 @@ LIARS = [
         r"at least 2 gradients and gradients_per_batch\(\) declares 1",
     ),
     (StepsInALoop, "gradients_withheld", SAMPLE, "at least 2 gradients"),
+    (SendsInALoop, "uploads_withheld", CLIENT, "'again' in a loop, branch or jit"),
+    (SendsInOthersTurn, "uploads_withheld", CLIENT, "'again' within ctx.in_turn must be of"),
+    (TrainsInALoop, "gradients_withheld", SAMPLE, "Local training in a loop, branch or jit"),
 ]
 
 
@@ -293,6 +338,26 @@ def test_steps_beyond_the_recorded_ones_are_counted():
     observer = RoundObserver()
     observer.steps = jnp.array([2, 4])
     record = core.Record({"local_steps": jnp.array([3, 2])}, {}, jnp.zeros(2), jnp.zeros(2), {})
-    counted = with_all_steps(record, toy_federation(SIZES, **SAMPLE), observer)
-    assert counted.clients["local_steps"].tolist() == [3, 4]
-    assert with_all_steps(record, toy_federation(SIZES), observer) is record
+    assert with_all_steps(record, observer).clients["local_steps"].tolist() == [3, 4]
+    assert with_all_steps(record, RoundObserver()) is record
+
+
+class StepsAside(FedAvg):
+    """Trains a second time in a loop of its own, in odd rounds, and records nothing of it."""
+
+    def local_update(self, ctx, state, received, **options):
+        step = ctx.sgd_step()
+        begin = step.begin_all(trees.replicate(received.model, ctx.cohort.size))
+        odd = ctx.t % 2 == 1
+        ctx.when(odd, lambda: ctx.run_clients(step, begin, purpose="aside").carry, lambda: begin)
+        return super().local_update(ctx, state, received, **options)
+
+
+@pytest.mark.costly
+def test_gradients_with_noise_are_counted_wherever_they_are_computed(monkeypatch):
+    monkeypatch.setitem(core.ALGORITHMS, "aside", None)
+    del core.ALGORITHMS["aside"]
+    aside = core.algorithm("aside")(StepsAside)()
+    result = pfl.simulate(aside, toy_federation(SIZES, **SAMPLE), 4)
+    steps = np.asarray(result.clients["local_steps"])[0, 0]
+    np.testing.assert_array_equal(steps[1::2], 2 * steps[::2])
