@@ -88,11 +88,14 @@ class FedDBE(fedavg.FedAvg):
 
     def round(self, ctx, state: State):
         first, none = ctx.t == 0, jnp.zeros((ctx.num_clients,), jnp.int32)
-        consensus = ctx.when(first, lambda: self.common_mean(ctx, state), lambda: state.consensus)
+        consensus, steps = ctx.when(
+            first, lambda: self.common_mean(ctx, state), lambda: (state.consensus, none)
+        )
         after, record = super().round(ctx, replace(state, consensus=consensus))
         asked = first & ctx.reachable()
         numbers = none + asked * consensus.size
         further = {
+            "local_steps": record.clients["local_steps"] + steps,
             "numbers_up": numbers,
             "numbers_down": numbers,
         }
@@ -102,7 +105,7 @@ class FedDBE(fedavg.FedAvg):
         return after, record
 
     def common_mean(self, ctx, state: State):
-        """Return z_bar from one round of all clients without b_i."""
+        """Return (z_bar from one round of all clients without b_i, their steps [N])."""
         everyone = replace(ctx, cohort=ctx.cohort_of().masked(ctx.reachable()))
 
         def keep_memory(gradient, params, broadcast, client):
@@ -115,7 +118,7 @@ class FedDBE(fedavg.FedAvg):
         none = jnp.zeros_like(means)
         sent = everyone.upload(means, none, "means", trained.cohort, compressed=False)
         weights = mixing.by_size(everyone.sizes(), trained.cohort.mask)
-        return everyone.aggregate(weights, sent, onto=state.consensus)
+        return everyone.aggregate(weights, sent, onto=state.consensus), trained.cohort.steps
 
     def local_update(self, ctx, state: State, received, **options):
         return self.train(ctx, received, state.consensus, self.kappa, **options)[0]
