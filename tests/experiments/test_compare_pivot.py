@@ -69,7 +69,6 @@ def test_wide_intervals_of_a_pivot_are_explained(by_data, capsys):
 
 def test_pivot_refused(by_data, tmp_path, capsys):
     for words, said in (
-        (["--pivot=datset"], "Unknown setting 'datset'. Did you mean 'dataset'?"),
         (["--pivot=dataset", "--target=50"], "--target has no column in the table of --pivot"),
         (["--pivot=dataset", "--spread=var"], "Unknown --spread 'var'"),
         (["--pivot=model", "--labels=nowhere"], "nowhere can't be read"),

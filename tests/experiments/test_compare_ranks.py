@@ -67,7 +67,6 @@ def test_scores_are_means_over_seeds(runs):
     (["--pivot=dataset,batch_size", "--baseline=fedavg"], "--baseline has no column in the table"),
     (["--tests", "--pivot=batch_size", "--different_data", "--algorithms=local"], "got 2"),
     (["--tests", "--pivot=dataset,batch_siz"], "Did you mean 'batch_size'?"),
-    (["--pivot="], "Unknown setting ''"),
 ])  # fmt: skip
 def test_ranks_refused(runs, words, said, capsys, tmp_path):
     folder = f"--runs={runs}"

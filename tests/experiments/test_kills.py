@@ -6,7 +6,6 @@ then the same command is given again. `-s` shows where each kill fell.
 
 import contextlib
 import itertools
-import json
 import random
 import signal
 import subprocess
@@ -40,7 +39,6 @@ MOMENTS = {
     "table": (".part-comparison*", 0.15),
 }
 EACH = ("start", "rounds", "checkpoint", "files")  # for each algorithm; "table" at the end
-TIMINGS = ("seconds_per_round", "compile_seconds")
 
 
 def command(folder, cache):
@@ -95,32 +93,15 @@ def one_try(folder, cache, number, wanted, moment, lots, log):
             process.wait()
 
 
-def comparable(path, folder):
-    """Return the part of a file that must be equal: without times and paths."""
-    if path.suffix not in (".json", ".csv", ".md") or path.name == "metrics.csv":
-        return path.read_bytes()
-    if path.suffix == ".json":
-        content = json.loads(path.read_text())
-        for name in (*TIMINGS, "git", "digest"):  # which is of the times, too
-            content.pop(name, None)
-        content.get("flags", {}).get("run", {}).pop("output_dir", None)
-        return content
-    mark = "," if path.suffix == ".csv" else "|"
-    rows = [line.split(mark) for line in path.read_text().splitlines() if mark in line]
-    heading = [cell.strip() for cell in rows[0]]
-    timed = {heading.index(name) for name in (*TIMINGS, "s/round", "Compile s") if name in heading}
-    assert len(timed) == 2
-    return [[cell for k, cell in enumerate(row) if k not in timed] for row in rows]
-
-
 def assert_same_files(folder, uninterrupted):
     def names(root):
         return sorted(path.relative_to(root) for path in root.rglob("*") if path.is_file())
 
     assert names(folder) == names(uninterrupted)
-    for name in names(uninterrupted):
-        ours, theirs = (comparable(root / name, root) for root in (folder, uninterrupted))
-        assert ours == theirs, name
+    assert_same_arrays(folder, uninterrupted, ALGORITHMS)
+    for name in ALGORITHMS:
+        ours, theirs = (root / name / "metrics.csv" for root in (folder, uninterrupted))
+        assert ours.read_bytes() == theirs.read_bytes()
 
 
 EVERY = ",".join(map(str, range(1, ROUNDS + 1)))

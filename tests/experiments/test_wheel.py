@@ -22,15 +22,6 @@ ROOT = Path(experiments.__file__).parents[1]
 PACKED = ("fedjax_pfl", "experiments")
 COMMANDS = {"run", "sweep", "pretrain", "compare", "partition", "reproduce", "figures", "study"}
 WORDS = (*SMALL, "--num_clients=3", "--devices=1")
-TABLE = """
-paper = "Mine"
-table = "Table 1"
-caption = "digits"
-score = "final"
-average = "clients"
-column = [{name = "digits", title = "digits", preset = "digits_quick"}]
-row = [{title = "FedAvg", algorithm = "fedavg", paper = [90]}]
-"""
 
 
 def pip(*words):
@@ -110,8 +101,6 @@ def folder(tmp_path_factory):
     (folder / "experiments").mkdir()
     for name in ("run", "mine"):
         (folder / "experiments" / f"{name}.py").write_text("MINE = 'the user\\'s own'\n")
-    (folder / "tables" / "mine").mkdir(parents=True)
-    (folder / "tables" / "mine" / "1.toml").write_text(TABLE)
     return folder
 
 
@@ -165,19 +154,11 @@ def test_commands_beside_a_folder_of_the_same_name(call, installed, folder):
     call("pfl-sweep", "--preset=digits_quick", "--algorithms=fedavg", *WORDS,
          "--grid=learning_rate=0.03,0.1", "--output_dir=swept")  # fmt: skip
     assert "fedavg" in (folder / "swept/sweep.md").read_text()
-
-
-@pytest.mark.costly
-def test_tables_beside_it(call, folder):
-    """The papers' tables, and a user's own cell on a preset of the package."""
     said = call("pfl-reproduce", "--list")
     assert re.findall(r"^(\w+/\w+): ", said, re.MULTILINE) == paper_tables.names()
     said = call("pfl-reproduce", "--table=feddwa/1", "--columns=pathological_cifar10",
                 "--data_dir=nowhere", "--output_dir=papers")  # fmt: skip
     assert "Table and runs: papers" in said and "'cifar10' was not found" in said
-    call("pfl-reproduce", "--tables=tables", "--table=mine/1", *WORDS, "--output_dir=cells")
-    assert (folder / "cells/digits_quick/fedavg/fedavg/summary.json").exists()
-    assert "FedAvg" in (folder / "cells/table.md").read_text()
 
 
 @pytest.mark.costly
