@@ -2,16 +2,12 @@
 
 import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
 from experiments import compare, run, sweep
-from experiments.figures import __main__ as figures
 from experiments.figures.loading import find, read
-from experiments.reproduction import cells
-from experiments.reproduction.paper_tables import Column, Line, PaperTable
 from fedjax_pfl.utils.errors import InputError
 from tests.experiments.small_runs import SMALL, assert_input_error, error_line, run_in
 from tests.experiments.written_runs import write_run
@@ -129,45 +125,24 @@ def runs(tmp_path):
     return tmp_path / "r"
 
 
-def called(folder, output) -> list[int]:
-    """Exit codes of the scripts that read finished runs."""
-    return [
-        compare.main(["compare", f"--runs={folder}"]),
-        figures.main(["figures", "accuracy/rounds", f"--runs={folder}", f"--output={output}.png"]),
-        _reproduced(folder),
-    ]
-
-
-def _reproduced(folder) -> int:
-    table = PaperTable("p/1", "p", "1", "c", "final", "clients", (), ())
-    try:
-        cells.measured(table, Column("a", "a", "a"), Line("A", "a", ()), folder / "fedavg")
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-def refused(folder, capsys, *parts) -> None:
-    """By all three, in the same sentence."""
-    assert called(folder, folder.parent / "picture") == [2, 2, 2]
-    lines = [line for line in capsys.readouterr().err.splitlines() if line]
-    assert len(set(lines)) == 1 and len(lines) == 3, lines
-    assert all(str(part) in lines[0] for part in parts) and len(lines[0]) < 1500, lines[0]
-    assert not (folder.parent / "picture.png").exists()
-
-
-def test_whole_files_are_read(runs, capsys):
-    assert called(runs, runs.parent / "picture") == [0, 0, 0]
+def test_damaged_run_of_a_command(runs, capsys):
+    """The other commands read runs in the same way."""
+    assert compare.main(["compare", f"--runs={runs}"]) == 0
+    DAMAGES["cut"](runs / "fedavg" / "summary.json")
+    capsys.readouterr()
+    assert compare.main(["compare", f"--runs={runs}"]) == 2
+    one_sentence(capsys, runs / "fedavg" / "summary.json", "Delete the folder")
 
 
 @pytest.mark.parametrize("name", ["config.json", "summary.json", "result.json", "result.npz"])
-def test_damaged_files_of_a_run(runs, capsys, name):
+def test_damaged_files_of_a_run(runs, name):
     path = runs / "fedavg" / name
     whole = path.read_bytes()
     for damage in ("empty", "cut", "list", "null", "deep", "folder"):
         DAMAGES[damage](path)
-        refused(runs, capsys, path, "Delete the folder")
+        with pytest.raises(InputError, match="Delete the folder") as caught:
+            find([str(runs)])
+        assert str(path) in str(caught.value) and len(str(caught.value)) < 1500
         if path.is_dir():
             path.rmdir()
         path.write_bytes(whole)
@@ -186,7 +161,7 @@ OTHER = {
 }
 
 
-def test_values_of_another_form_in_a_run(runs, capsys):
+def test_values_of_another_form_in_a_run(runs):
     for name, values in OTHER.items():
         path = runs / "fedavg" / name
         whole = path.read_bytes()
@@ -201,10 +176,9 @@ def test_values_of_another_form_in_a_run(runs, capsys):
                 edited(path, lambda content, k=key: content.pop(k))
                 assert_input_error("is damaged", read, path.parent)
                 path.write_bytes(whole)
-    edited(runs / "fedavg" / "config.json", lambda content: content.pop("seeds"))
-    refused(runs, capsys, "config.json is damaged: it lacks seeds, perhaps as another version's")
-
-
-def test_the_result_of_another_run(runs, capsys):
     edited(runs / "fedavg" / "config.json", lambda content: content.update(seeds=[0, 7]))
-    refused(runs, capsys, "result.json is damaged: seeds is [0, 1] there and [0, 7] in config.json")
+    said = r"result.json is damaged: seeds is \[0, 1\] there and \[0, 7\] in config.json"
+    assert_input_error(said, find, [str(runs)])
+    edited(runs / "fedavg" / "config.json", lambda content: content.pop("seeds"))
+    said = "config.json is damaged: it lacks seeds, perhaps as another version's"
+    assert_input_error(said, find, [str(runs)])
