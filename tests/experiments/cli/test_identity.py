@@ -72,17 +72,6 @@ def test_another_data_set_is_another_run(here, capsys):
 
 
 @pytest.mark.costly
-def test_the_same_data_in_another_place_are_the_same_run(here, capsys):
-    assert call("--data_dir=easy.npz") == 0
-    (here / "moved").mkdir()
-    shutil.move("easy.npz", "moved/other_name.npz")
-    for words in (["--data_dir=moved/other_name.npz"], ["--dataset=npz:moved/other_name.npz"]):
-        assert call(*words) == 0
-        assert "This run is finished" in capsys.readouterr().out
-    assert len(summaries()) == 1
-
-
-@pytest.mark.costly
 def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
     """The second algorithm would have run on the file's new content."""
     words = ("--algorithms=local,fedavg", "--data_dir=easy.npz", "--output_dir=out")
@@ -105,29 +94,25 @@ def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
     assert (here / "out" / "fedavg" / "summary.json").exists()
 
 
-@pytest.mark.costly
-def test_content_of_a_partition_file_is_part_of_the_identity(here, capsys):
-    dataset = pfl.load_dataset("npz", "easy.npz")
-    for seed in (0, 1):
-        pfl.make_partition("iid", dataset, 3, seed).save(here / f"{seed}.npz")
-    words = [word for word in SMALL if "iid" not in word and "num_clients" not in word]
-    words = [*words, "--algorithms=local", "--data_dir=easy.npz", "--partition_file=p.npz"]
-    shutil.copy("0.npz", "p.npz")
-    assert run.main(["run", *words, "--output_dir=out"]) == 0
-    shutil.copy("1.npz", "p.npz")
-    capsys.readouterr()
-    assert run.main(["run", *words, "--output_dir=out"]) == 2
-    assert f"{identity.PARTITION} was" in capsys.readouterr().err
-    same = [*words[:-1], "--partition_file=0.npz", "--num_clients=3", "--output_dir=out"]
-    assert run.main(["run", *same]) == 0
-    assert "This run is finished" in capsys.readouterr().out
-    first = build.load_inputs(flags.parse(["run", *words])).identity
-    assert first != build.load_inputs(flags.parse(["run", *same])).identity
-
-
 def record(*words):
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", *words])
     return build.load_inputs(args).identity
+
+
+def test_content_of_files_is_part_of_the_identity(here):
+    """Not their places."""
+    before, dataset = record(), pfl.load_dataset("npz", "easy.npz")
+    shutil.copy("easy.npz", "copy.npz")
+    assert record("--data_dir=copy.npz") == record("--dataset=npz:copy.npz") == before
+    assert CONTENT in identity.difference(before, record("--data_dir=hard.npz"))
+    words = [word for word in SMALL if "iid" not in word and "num_clients" not in word]
+    made = []
+    for seed, more in ((0, ()), (1, ()), (0, ("--num_clients=3",))):
+        pfl.make_partition("iid", dataset, 3, seed).save(here / "p.npz")
+        given = [*words, "--data_dir=easy.npz", "--partition_file=p.npz", *more]
+        made.append(build.load_inputs(flags.parse(["run", *given])).identity)
+    assert f"{identity.PARTITION} was" in identity.difference(made[0], made[1])
+    assert made[0] == made[2]
 
 
 def test_defaults_are_part_of_the_identity(here, monkeypatch):
@@ -148,6 +133,8 @@ def test_defaults_are_part_of_the_identity(here, monkeypatch):
         assert changed == "feddwa.batch_norm was 'affine_shared' and is 'shared'"
     other = identity.difference(before, record("--algorithms=feddwa,fedasync"))
     assert other == "--algorithms was ['feddwa', 'local'] and is ['feddwa', 'fedasync']"
+    assert "convolutions" not in before  # as in records from before the flag existed
+    assert record("--convolutions=xla")["convolutions"] == "xla"
     plain, other = record("--model=mlp"), record("--model=mlp", "--model_option=hidden=7")
     assert identity.MODEL in identity.difference(plain, other)
 
@@ -176,17 +163,6 @@ def test_names_are_part_of_the_identity(here):
     assert all(identity.difference(a, b) for a, b in itertools.combinations(result, 2))
     assert "names of the classes was " in identity.difference(result[1], result[2])
     assert "names of the clients was " in identity.difference(result[3], result[4])
-
-
-@pytest.mark.costly
-def test_the_hash_of_a_configuration_names_the_content(here):
-    hashes = {}
-    for place in ("easy", "hard", "copy"):
-        if place == "copy":
-            shutil.copy("easy.npz", "copy.npz")
-        assert call(f"--data_dir={place}.npz", f"--output_dir={place}") == 0
-        hashes[place] = json.loads((here / place / "local/config.json").read_text())["config_hash"]
-    assert hashes["easy"] == hashes["copy"] != hashes["hard"]
 
 
 @pytest.mark.costly
@@ -224,30 +200,11 @@ def test_difference_of_long_values(kind):
     assert "from place 900 on" in identity.difference({"ids": letters}, {"ids": letters[:-1]})
 
 
-@pytest.mark.costly
-def test_record_of_convolutions(here):
-    """Runs from before the flag existed, whose records do not name it, can be continued."""
-    for words, recorded in (((), None), (("--convolutions=xla",), "xla")):
-        output = here / f"run{len(words)}"
-        assert call("--data_dir=easy.npz", f"--output_dir={output}", *words) == 0
-        record = json.loads((output / run_folder.RECORD).read_text())
-        assert record["flags"].get("convolutions") == recorded
-    assert call("--data_dir=easy.npz", f"--output_dir={output}") != 0
-
-
-@pytest.mark.costly
-def test_a_run_goes_on_only_with_the_same_settings_of_jax(here, capsys):
-    words = ("--data_dir=easy.npz", "--output_dir=out")
-    assert call(*words) == 0
-    usual = json.loads((here / "out" / run_folder.RECORD).read_text())["flags"]
-    assert not any(name.startswith("JAX") for name in usual)  # as in a run without such entries
-    capsys.readouterr()
-    with jax.enable_x64(True):
-        assert call(*words) == 2
-    assert "JAX's jax_enable_x64 was not recorded and is True" in capsys.readouterr().err
-    with jax.default_matmul_precision("bfloat16"):
-        assert call(*words) == 2
-    assert "JAX's jax_default_matmul_precision was not recorded" in capsys.readouterr().err
+def test_settings_of_jax_are_part_of_the_identity(here):
+    usual = record()
+    for setting in (jax.enable_x64(True), jax.default_matmul_precision("bfloat16")):
+        with setting:
+            assert "JAX's jax_" in identity.difference(usual, record())
 
 
 def test_64_bit_types_of_one_setting_do_not_reach_the_next(here):

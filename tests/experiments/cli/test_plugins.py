@@ -10,7 +10,6 @@ import fedjax_pfl as pfl
 from experiments import reproduce, run, sweep
 from experiments.cli import flags, identity, plugins
 from fedjax_pfl.testing.suite import check_algorithm
-from tests.experiments.small_runs import SMALL, assert_refused, run_in
 from tests.experiments.stopped_runs import default_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -213,37 +212,3 @@ def test_import_file_refused(name, content, message, tmp_path, capsys):
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
-
-
-RULE = """
-import numpy as np
-import fedjax_pfl as pfl
-from fedjax_pfl.data.partitions.rule_registry import Plan
-
-
-@pfl.data.register_rule("dealt_in_turn")
-def dealt_in_turn(samples, num_clients, rng, *, first: int = 0):
-    def deal(samples, rng):
-        return [[samples.idx[(k + first) % num_clients :: num_clients]] for k in range(num_clients)]
-
-    return Plan(deal, {})
-"""
-
-
-@pytest.mark.costly
-def test_options_of_a_users_partition_rule(tmp_path, capsys, own_code_is_forgotten):
-    (tmp_path / "rule.py").write_text(RULE)
-    words = (*SMALL, "--algorithms=local", f"--import_file={tmp_path / 'rule.py'}")
-    words, folder = (*words, "--partition=dealt_in_turn"), tmp_path / "out"
-    assert run_in(folder, *words, "--partition_option=first=1") == 0, capsys.readouterr().err
-    config = json.loads((tmp_path / "out" / "local" / "config.json").read_text())
-    assert config["partition"]["options"]["first"] == 1
-    capsys.readouterr()
-    for bad, said in (
-        ("frist=1", "Unknown option of the partition rule 'frist'"),
-        ("first=a", "first must be a whole number, got 'a'"),
-        ("first", "--partition_option must read NAME=VALUE"),
-    ):
-        assert_refused(run_in(folder, *words, f"--partition_option={bad}"), said, capsys)
-    assert run_in(folder, *words, "--partition_option=first=2") == 2  # another run's folder
-    assert "partition_option" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 import experiments
 import fedjax_pfl as pfl
 from experiments import run, sweep
-from experiments.cli import flags, identity, plugins, presets
+from experiments.cli import flags, identity, presets
 
 ROOT = Path(experiments.__file__).parents[1]
 NESTED = "cwfedavg/table2_clients_100"  # a preset that includes one that includes parts
@@ -112,7 +112,8 @@ def test_the_list_names_all_but_parts(capsys):
         folder = line[:13].strip() or (folder if found else "")
         found += [folder + name for name in re.findall(r"[\w.]+", line[13:])]
     assert found == presets.complete_presets()
-    assert "kept_average" in examples and str(ROOT / "experiments/examples") in examples
+    assert {"kept_average", "sensor_network"} <= {*re.findall(r"\w+", examples)}
+    assert str(ROOT / "experiments/examples") in examples
 
 
 def test_an_example_by_name(capsys):
@@ -124,12 +125,3 @@ def test_an_example_by_name(capsys):
     assert run.main(["run", "--import_file=example:kept_averag"]) == 2
     text = capsys.readouterr().err
     assert "Unknown example 'kept_averag'. Did you mean 'kept_average'?" in text
-
-
-def test_example_in_a_flagfile(tmp_path, capsys):
-    assert plugins.examples().keys() == {"kept_average", "sensor_network"}
-    (tmp_path / "mine.flags").write_text(
-        "--preset=digits_quick\n--import_file=example:kept_average"
-    )
-    assert run.main(["run", "--flagfile=mine.flags"]) == 2
-    assert "A --flagfile has --import_file=example:kept_average" in capsys.readouterr().err
