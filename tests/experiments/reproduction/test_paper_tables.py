@@ -28,16 +28,12 @@ NAMES = reproduce_tables.names()
         ("digits_quick", "none", "no preset 'none'"),
         ('score = "best"', 'score = "top"', "score must be one of"),
         ('title = "DWA"\n', 'title = "DWA 1"\n', "its rows need different names"),
-        ("caption", "captain", "unknown key 'captain'"),
-        ("paper = [91", "paper = [[91", "can't be read as a table"),
-        ("paper = [91, 60]\n", "", "row 'DWA (1)' needs 2 percentages, got []"),
         ("paper = [91, 60]", "paper = [91, 60]\nbeside = true", "'DWA (1)' needs 0 percentages"),
         ("paper = [91, 60]", "paper = 91", "paper of row 2 must be a list, got 91"),
         ("paper = [91, 60]", "paper = ['91', 60]", "paper 1 of row 2 must be a number, got '91'"),
         ('title = "CIFAR-10"\n', "", "column 2 needs 'title'"),
         ('title = "DWA"', 'titel = "DWA"', "row 3 has an unknown key 'titel'"),
         ("stand_in = true", "stand_in = 1", "stand_in of column 2 must be true or false, got 1"),
-        ('score = "best"', "score = 3", "score must be text, got 3"),
         ("paper = [90", 'client = "a"\npaper = [90', "client of row 1 must be a whole"),
         ("paper = [90", 'reading.code = "x"\npaper = [90', "of row 1 must be a table"),
         ("paper = [90", 'reading.code.seys = "x"\npaper = [90', "unknown key 'seys'"),
@@ -121,15 +117,6 @@ def test_network_scale_keeps_the_papers_network_and_rates(name):
 def test_a_table_without_network_scale_is_refused(capsys):
     assert reproduce.main(["reproduce", "--table=waffle/4", "--scale=network"]) == 2
     assert "waffle/4 has no --scale=network" in capsys.readouterr().err
-
-
-@pytest.mark.costly
-def test_all_tables_with_network_scale():
-    own, more = reproduce.parse(["reproduce", "--all", "--scale=network", "--output_dir=o"])
-    queue = reproduce.requests_of(own, more)
-    assert [one.table.name for one in queue] != NAMES
-    there = {name for name in NAMES if reproduce_tables.load(name).network}
-    assert {one.table.name for one in queue} == there
 
 
 @pytest.mark.costly

@@ -72,10 +72,8 @@ def test_queue_continues(finished, monkeypatch, capsys):
     [
         (["--all", "--table=pfedla/1"], "--all is every table: leave --table out."),
         (["--all", "--rows=local"], "--rows belongs to one table"),
-        (["--table=pfedla/1,pfedla/4"], "Unknown table 'pfedla/4'"),
         (["--all", "--reading=text"], "Unknown reading 'text'"),
         (["--table=feddwa/5", "--reading=code"], "feddwa/5 has no --reading=code"),
-        (["--all", "--stand_in=mnist:digit"], "Did you mean 'digits'?"),
         (["--all", "--stand_in=mnist:digits,mnist:digits"], "names two data sets for mnist"),
     ],
 )

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import fedjax_pfl as pfl
@@ -17,7 +16,7 @@ from experiments.reproduction import cells, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.intervals import interval
-from tests.experiments.reproduction.small_table import TABLE, call, write_table
+from tests.experiments.reproduction.small_table import call, write_table
 from tests.experiments.small_runs import assert_refused, read_rows, stamps
 from tests.experiments.stopped_runs import watching
 from tests.experiments.written_runs import write_run
@@ -180,11 +179,9 @@ def test_another_data_set_stands_in(tables, finished, capsys):
     [
         (["--table=mine/2"], "Unknown table 'mine/2'. Did you mean 'mine/1'?"),
         (["--rows=locl"], "Unknown name in --rows of mine/1 'locl'. Did you mean 'local'?"),
-        (["--columns=digit"], "Did you mean 'digits'?"),
         (["--scale=smal"], "Unknown scale 'smal'. Did you mean 'small'?"),
         (["--stand_in=fashion"], "Did you mean 'fashion_mnist'?"),
         (["--algorithms=fedavg"], "--algorithms can't be given here: choose algorithms with"),
-        (["--round=3"], "rounds"),
         (["--stand_in=cifar10:"], "--stand_in=cifar10: doesn't say what to use"),
         (["--columns=cifar", "--stand_in=cifar100"], "Data set 'cifar100' was not found"),
     ],
@@ -194,22 +191,10 @@ def test_reproduce_refused(tables, tmp_path, capsys, words, said):
     assert not (tmp_path / "out").exists()
 
 
-def test_run_that_can_not_begin(tmp_path, monkeypatch, capsys):
-    write_table(tmp_path, TABLE.replace('"nobody"', '"l2c"'))  # which needs validation samples
-    monkeypatch.setattr(run, "run", lambda *_, **__: pytest.fail("something was run"))
-    assert call(tmp_path, tmp_path / "out", "--columns=digits") == 2
-    assert "l2c uses validation samples" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
 def test_reproduce_without_a_table(capsys):
     assert_refused(reproduce.main(["reproduce"]), "--table=PAPER/TABLE", capsys)
     assert reproduce.main(["reproduce", "--tabel=pfedla/1"]) == 2
     assert "Unknown command line flag 'tabel'" in capsys.readouterr().err
-
-
-def test_places():
-    assert report.places(pd.Series([1.0, None, 3.0, 3.0])) == ["3", "-", "1", "1"]
 
 
 def test_scores_of_one_client_and_of_the_server(tmp_path):
