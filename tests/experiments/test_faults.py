@@ -14,7 +14,7 @@ import pytest
 from experiments import run
 from experiments.cli import run_folder
 from fedjax_pfl.data import atomic_files
-from tests.experiments.small_runs import SMALL, assert_refused, error_line, run_in
+from tests.experiments.small_runs import SMALL, error_line, run_in
 
 from .conftest import drawing
 from .stopped_runs import assert_same_arrays, watching
@@ -197,22 +197,3 @@ def test_folders_without_permission(tmp_path, bound, capsys):
             assert run.main(["run", *WORDS, *words]) == code, words
             assert str(place) in error_line(capsys), words
     assert not (tmp_path / "out").exists()
-
-
-def test_run_folder_without_permission(finished, tmp_path, bound, capsys):
-    folder = tmp_path / "out"
-    shutil.copytree(finished, folder)
-    (folder / "comparison.md").unlink()
-    (folder / run_folder.LOCK).unlink()
-    with mode(folder, 0o555):
-        assert call(folder) == 1
-        assert "out/.lock can't be written: Permission denied." in error_line(capsys)
-    shutil.rmtree(folder / "feddwa")
-    (folder / "checkpoints" / "feddwa").mkdir(parents=True)
-    with mode(folder / "checkpoints" / "feddwa", 0o555):
-        assert call(folder) == 1
-        assert "checkpoints/feddwa can't be written: Permission denied." in error_line(capsys)
-    with mode(folder / "local" / "result.npz", 0):
-        assert_refused(call(folder), "local/result.npz can't be read", capsys)
-    assert call(folder) == 0
-    assert_same(folder, finished)

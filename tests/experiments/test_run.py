@@ -11,7 +11,7 @@ import fedjax_pfl as pfl
 from experiments.run import main
 from fedjax_pfl.data.sources.source_registry import DATASETS
 from fedjax_pfl.results.model_files import load_models, model_axes
-from tests.experiments.small_runs import SMALL, arrays, assert_refused, read_json, read_rows, stamps
+from tests.experiments.small_runs import SMALL, arrays, assert_refused, read_json, read_rows
 
 from .conftest import drawing
 
@@ -161,12 +161,6 @@ def test_comparison(finished):
     assert "| feddwa |" in text
 
 
-def test_existing_folder_is_refused_and_untouched(finished, capsys):
-    before = stamps(finished)
-    assert_refused(call(*QUICK, f"--output_dir={finished}"), "--seed was 7 and is 0", capsys)
-    assert stamps(finished) == before
-
-
 @pytest.mark.costly
 def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     words = [w for w in QUICK if not w.startswith("--alpha")]
@@ -203,24 +197,6 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
     assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
     out = capsys.readouterr().out
     assert "round 3/3" in out and "fedavg" in out
-
-
-def test_interruption_keeps_what_is_finished(tmp_path, monkeypatch, capsys):
-    simulate = pfl.simulate
-
-    def interrupted(algorithm, *args, **options):
-        if algorithm.name == "feddwa":
-            raise KeyboardInterrupt
-        return simulate(algorithm, *args, **options)
-
-    monkeypatch.setattr(pfl, "simulate", interrupted)
-    folder = tmp_path / "out"
-    words = (*QUICK, *TWO, "--rounds=1")
-    assert call(*words, f"--output_dir={folder}") == 130
-    assert "Finished algorithms: fedavg. Kept in" in capsys.readouterr().err
-    assert (folder / "fedavg" / "summary.json").exists()
-    assert not (folder / "comparison.md").exists()
-    assert not (folder / "feddwa").exists()
 
 
 def test_list_and_help(capsys):

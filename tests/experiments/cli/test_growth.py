@@ -95,10 +95,7 @@ def test_further_algorithms_and_seeds_give_the_numbers_of_one_run(finished, grow
     [
         (["--algorithms=fedavg"], "experiments.compare"),
         (["--algorithms=fedavg", "--num_seeds=4"], "--algorithms was"),
-        (["--algorithms=local,fedavg,feddwa", "--num_seeds=2"], "--num_seeds was 3 and is 2"),
-        (["--seed=1"], "--seed was 0 and is 1"),
         (["--num_seeds=4", "--learning_rate=0.3"], "--learning_rate was"),
-        (["--set=fedavg.learning_rate=0.3"], "fedavg.learning_rate was"),
         (["--rounds=4", "--patience=2", "--validation_fraction=0.2"], "another run"),
     ],
 )

@@ -57,11 +57,8 @@ def test_flagfiles_that_include_others_twice_are_bounded(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("script", "words", "flag"),
     [
-        ("run", ["--output_dir=~nobody_here/a"], "--output_dir"),
         ("run", ["--partition_file=~nobody_here/a"], "--partition_file"),
         ("run", ["--data_dir=~nobody_here/a", "--dataset=npz"], "data_dir"),
-        ("partition", ["--output_dir=~nobody_here/a"], "--output_dir"),
-        ("partition", ["--partition_file=~nobody_here/a"], "--partition_file"),
         ("partition", ["--import_split=flower:~nobody_here/a"], "Path of a split"),
         ("compare", ["--runs=~nobody_here/a"], "The folder of a run"),
     ],

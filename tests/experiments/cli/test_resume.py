@@ -52,6 +52,7 @@ def test_signal_and_resume(finished, tmp_path, capsys, number):
         assert call(*words) == 128 + number
     text = capsys.readouterr().err
     assert f"Finished algorithms: local, and the next one after round 1. Kept in {folder}" in text
+    assert not (folder / "comparison.md").exists() and not (folder / "feddwa").exists()
     assert signal.getsignal(number) == handler  # which may be to ignore it: a shell's background
     before = (folder / "local" / "summary.json").stat().st_mtime_ns
     (folder / ".part-feddwa").mkdir()  # as if it had been killed while writing
@@ -70,11 +71,12 @@ def test_a_finished_run_is_shown_and_left_alone(finished, capsys):
 
 
 def test_other_flags_are_refused_with_the_difference(finished, capsys):
+    before = stamps(finished)
     assert call(TWO, f"--output_dir={finished}", "--rounds=7", "--set=feddwa.top_k=2") == 2
     text = capsys.readouterr().err
     assert "--rounds was 6 and is 7" in text
     assert "feddwa.top_k was 5 and is 2" in text
-    assert text.count(" was ") == 2
+    assert text.count(" was ") == 2 and stamps(finished) == before
 
 
 def test_resume_in_a_folder_that_is_no_run(tmp_path, capsys):

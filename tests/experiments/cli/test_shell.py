@@ -9,13 +9,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import fedjax_pfl as pfl
 from experiments import compare, run
-from experiments.cli import console as shown
 from experiments.cli import shell
-from fedjax_pfl.results.table import Table
 from tests.experiments.small_runs import error_line
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -130,22 +127,6 @@ def test_characters_outside_the_encoding(streams, tmp_path, encoding, line):
     streams(stdout=(tmp_path / "out").open("w", encoding=encoding, errors="strict"))
     assert left(much) == 0
     assert (tmp_path / "out").read_text(encoding=encoding).splitlines() == [line] * 5000
-
-
-def test_tables_and_bars_on_an_ascii_terminal(streams, tmp_path):
-    streams(stdout=(tmp_path / "out").open("w", encoding="ascii"))
-    table = Table.of_cells(["Algorithm", "± 95 %"], [["fedavg", "1.00"]])
-
-    def main():
-        console = Console(force_terminal=True, width=60)
-        shown.print_table(console, table)
-        with shown.BarProgress(console) as display:
-            display.algorithm("Größe", 3)(pfl.Progress(1, 3, 0.5, 1.0))
-        return 0
-
-    assert left(main) == 0
-    text = (tmp_path / "out").read_text(encoding="ascii")
-    assert "+- 95 %" in text and "Gr\\xf6\\xdfe" in text
 
 
 def test_output_to_a_stream_in_memory(streams):
