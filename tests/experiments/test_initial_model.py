@@ -48,7 +48,6 @@ def test_adapters_by_flags(tmp_path):
     ("words", "message"),
     [
         (("--init_from=nowhere.npz",), "nowhere.npz can't be read"),
-        (("--init_partial",), "partial must be absent without initial_model"),
         (("--lora_layers=fc_0",), "lora_layers must be absent without lora_rank"),
         (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
     ],

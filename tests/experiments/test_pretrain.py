@@ -107,8 +107,3 @@ def test_damaged_facts_of_a_base_model(finished, tmp_path):
     path.write_bytes(safetensors.numpy.save(arrays, {"fedjax_pfl": "{"}))
     with pytest.raises(pfl.InputError, match="can't be read as a safetensors file with facts"):
         prepared(f"--init_from={path}")
-
-
-def test_help(capsys):
-    assert pretrain.main(["pretrain", "--help"]) == 0
-    assert "--epochs" in capsys.readouterr().out.replace("[no]", "")

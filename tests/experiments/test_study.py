@@ -1,6 +1,5 @@
 """Studies from the command: cells, tables, the figure, continuing, and refusals."""
 
-import shutil
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,19 +170,6 @@ def test_a_cell_is_a_plain_run(finished, capsys):
     assert "This run is finished" in capsys.readouterr().out
 
 
-def test_the_same_command_continues(finished, tmp_path, capsys):
-    folder = tmp_path / "out"
-    shutil.copytree(finished, folder)
-    shutil.rmtree(folder / "sign_flip" / "fedavg")
-    (folder / "study.csv").unlink()
-    with drawing():
-        assert call(*SETTINGS, *ROWS, f"--output_dir={folder}") == 0
-    assert "[1/1] fedavg, sign flip" in capsys.readouterr().out
-    assert (folder / "study.csv").read_text() == (finished / "study.csv").read_text()
-    assert call(*SETTINGS, *ROWS, "--rounds=3", f"--output_dir={folder}") == 2
-    assert "is another run: --rounds was 2" in capsys.readouterr().err
-
-
 def test_a_figure_against_a_measure(finished):
     places = {"no attack": "no_attack", "sign flip": "sign_flip"}
     runs = {("fedavg", name): read(finished / at / "fedavg/fedavg") for name, at in places.items()}
@@ -251,8 +237,6 @@ def test_ranks_without_a_score_of_the_first_baseline():
     (["--setting=a:", "--row=b: --algorithms='local"], "can't be read: No closing quotation"),
     (["--setting=a:", "--headline=best"], "--headline is for tables of runs"),
     (["--setting=a:", "--budget=2"], "--budget needs a --grid"),
-    (["--setting=a:", "--tuning_seeds=2"], "--tuning_seeds needs a --grid"),
-    (["--setting=a: --alphaa=1"], "Unknown command line flag 'alphaa'"),
     (["--setting=a:", "--x=megabytes"], "megabytes"),
     (["--setting=a: --dp_noise=1", "--algorithms=fedavg"], "fedavg, a: "),
     (["--setting=a:", "--measures=accurracy"], "Did you mean 'accuracy'"),

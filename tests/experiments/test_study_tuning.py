@@ -106,13 +106,9 @@ def test_a_killed_study_continues(finished, tmp_path, monkeypatch, capsys):
     (["--algorithms=local,feddwa", "--grid=feddwa.top_k=1,3"],
      "--grid has 2 combinations for 'local' and 4 for 'feddwa': give rows equally many, or"),
     (["--algorithms=local", "--grid=fedavg.server_rate=1,2"], "local, skewed: "),
-    (["--algorithms=local", "--grid=learning_rat=1,2"], "Did you mean 'learning_rate'?"),
-    (["--algorithms=local", "--validation_fraction=0"], "--validation_fraction must be above 0"),
-    (["--algorithms=local", "--rank_by=best"], "Unknown --rank_by 'best'"),
     (["--algorithms=local", "--setting=tuning:"], "--setting can't be 'tuning' beside --grid"),
     (["--algorithms=local", "--setting=a: --budget=3"], "belongs to the whole study"),
     (["--algorithms=local", "--tuning_seeds=0"], "--tuning_seeds must be a whole number of at"),
-    (["--algorithms=local", "--budget=3.5"], "--budget must be a whole number of at least 1"),
 ])  # fmt: skip
 def test_tuning_refused(words, said, tmp_path, capsys):
     folder = tmp_path / "out"

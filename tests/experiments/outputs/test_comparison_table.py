@@ -224,12 +224,3 @@ def test_headline_of_the_table(finished, results, capsys):
     names, *cells = csv.reader(text.splitlines())
     assert names[1] == "personalized_test_accuracy_headline_flower"
     assert float(cells[1][1]) == pytest.approx(result.pooled()[:, 0, -1].mean())
-
-
-def test_headlines_of_the_rounds(results):
-    result = results["fedavg"]
-    for name in ("best", "last_tenth", "final"):
-        last = result.curve()[..., -1] if name != "best" else result.curve().max(axis=-1)
-        np.testing.assert_allclose(result.headline(name), last, rtol=1e-6)
-    with pytest.raises(pfl.InputError, match=r"Unknown headline 'pflib'\. Did you mean 'pfllib'"):
-        result.headline("pflib")
