@@ -18,6 +18,8 @@ def code(path: Path) -> dict[str, str]:
 def run(path: Path, smaller: Mapping[str, str]) -> tuple[dict, dict]:
     """Run all code cells with words replaced; return (the names, what each cell ends with)."""
     names, shown = {"__name__": path.stem}, {}
+    for old in smaller:
+        assert any(old in text for text in code(path).values()), old
     for cell, text in code(path).items():
         for old, new in smaller.items():
             text = text.replace(old, new)

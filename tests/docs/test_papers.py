@@ -37,8 +37,3 @@ def test_cells_of_the_papers_pictures(ran):
     assert iid > others
     assert ran["alpha"].shape == (3, 2, 8, 8) and 0 < ran["single"] < 1
     np.testing.assert_allclose(ran["alpha"].sum(axis=-1), 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("old", SMALLER)
-def test_what_is_made_smaller_is_there(old):
-    assert any(old in text for text in notebooks.code(PATH).values())

@@ -45,8 +45,3 @@ def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     np.testing.assert_array_equal(loaded.curve(), names["results"]["feddwa"].curve())
     assert shown["save"].shape == (5,)
     assert "rate 0.1: validation" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("old", SMALLER)
-def test_what_is_made_smaller_is_there(old):
-    assert any(old in text for text in notebooks.code(PATH).values())
