@@ -23,11 +23,15 @@ def run(path: Path, smaller: Mapping[str, str]) -> tuple[dict, dict]:
     for cell, text in code(path).items():
         for old, new in smaller.items():
             text = text.replace(old, new)
-        tree = ast.parse(text)
-        last = tree.body[-1]
-        if isinstance(last, ast.Expr):
-            tree.body.pop()
-        exec(compile(tree, cell, "exec"), names)
-        if isinstance(last, ast.Expr):
-            shown[cell] = eval(compile(ast.Expression(last.value), cell, "eval"), names)
+        shown[cell] = run_cell(cell, text, names)
     return names, shown
+
+
+def run_cell(cell: str, text: str, names: dict) -> object:
+    """Run a cell; return the value that it ends with, or None."""
+    tree = ast.parse(text)
+    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, cell, "exec"), names)
+    if last is not None:
+        return eval(compile(ast.Expression(last.value), cell, "eval"), names)
+    return None

@@ -10,7 +10,9 @@ import fedjax_pfl as pfl
 from tests.docs import notebooks, pages
 
 PATH = pages.ROOT / "docs/tutorial.ipynb"
-NOTEBOOKS = sorted((pages.ROOT / "docs").rglob("*.ipynb"))
+NOTEBOOKS = sorted(
+    path for place in ("docs", "experiments") for path in (pages.ROOT / place).rglob("*.ipynb")
+)
 SMALLER = {"rounds=40": "rounds=2", '"cnn"': '"softmax"', "seeds=(0, 1, 2)": "seeds=(0,)"}
 
 

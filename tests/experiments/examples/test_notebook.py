@@ -6,7 +6,6 @@ with is asked for its picture, as a kernel would.
 
 import ast
 import importlib.metadata
-import json
 import re
 import subprocess
 import sys
@@ -15,21 +14,15 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import fedjax_pfl as pfl
+from tests.docs import notebooks
 from tests.docs.pages import ROOT
 
 PATH = ROOT / "experiments/examples/colab_tpu.ipynb"
-NOTEBOOK = json.loads(PATH.read_text(encoding="utf-8"))
-CODE = {c["id"]: "".join(c["source"]) for c in NOTEBOOK["cells"] if c["cell_type"] == "code"}
+CODE = notebooks.code(PATH)
 
 
 def run_cell(cell, names):
-    """Runs a cell; returns the value that it ends with, or None."""
-    tree = ast.parse(CODE[cell])
-    last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, cell, "exec"), names)
-    if last is not None:
-        return eval(compile(ast.Expression(last.value), cell, "eval"), names)
-    return None
+    return notebooks.run_cell(cell, CODE[cell], names)
 
 
 @pytest.fixture
@@ -60,18 +53,6 @@ def image(tmp_path, monkeypatch):
     names = {"__name__": "notebook"}
     run_cell("parameters", names)
     return SimpleNamespace(names=names, calls=calls, versions=versions)
-
-
-def test_it_is_well_formed():
-    assert NOTEBOOK["nbformat"] == 4
-    ids = [cell["id"] for cell in NOTEBOOK["cells"]]
-    assert len(set(ids)) == len(ids)
-    for cell in NOTEBOOK["cells"]:
-        assert "".join(cell["source"]).strip()
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
-            ast.parse(CODE[cell["id"]])
 
 
 def test_it_uses_public_names_alone():
