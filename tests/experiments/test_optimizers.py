@@ -52,12 +52,6 @@ def test_flags_and_python_make_the_same_federation():
     [
         (("--optimizer=adm",), "Unknown optimizer 'adm'. Did you mean 'adam'"),
         (("--optimizer=adam", "--optimizer_option=b1"), "--optimizer_option must read NAME=VALUE"),
-        (("--optimizer=adam", "--momentum=0.9"), "momentum can't be given with the optimizer adam"),
-        (("--keep_optimizer_state",), "keep_optimizer_state has nothing to keep"),
-        (
-            ("--keep_optimizer_state", "--momentum=0.9", "--algorithms=fedavg,pfedme"),
-            "pfedme takes local steps without ctx.train",
-        ),
         (("--set=local.optimizer=adm",), "Unknown local.optimizer 'adm'"),
         (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
     ],

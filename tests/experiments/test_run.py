@@ -162,28 +162,20 @@ def test_comparison(finished):
 
 
 @pytest.mark.costly
-def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
-    words = [w for w in QUICK if not w.startswith("--alpha")]
-    words += ["--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]
-    words += ["--eval_every=2", "--matrix_rounds=2", "--adapt_steps=2", "--nosave_models"]
-    words += [f"--partition_file={finished / 'partition.npz'}", f"--output_dir={tmp_path / 'o'}"]
-    assert call(*words, "--dtype=float32") == 0
+def test_part_of_the_clients(tmp_path):
+    """Scores are also means over the clients of this round, and of the next."""
+    words = [*QUICK, "--num_seeds=1", "--algorithms=fedavg", "--participation=0.5", "--rounds=3"]
+    words += ["--eval_every=2", "--adapt_steps=2", "--nosave_models"]
+    assert call(*words, f"--output_dir={tmp_path / 'o'}") == 0
     folder = tmp_path / "o" / "fedavg"
-    table = (tmp_path / "o" / "comparison.md").read_text(encoding="utf-8")
-    assert " | Adapted % | " in table and "Adapted: the mean of copies" in table
+    assert " | Adapted % | " in (tmp_path / "o" / "comparison.md").read_text(encoding="utf-8")
     assert not (folder / "models.npz").exists()
-    old, new = (read_json(path / "fedavg" / "summary.json") for path in (finished, tmp_path / "o"))
-    assert new["partition_hash"] == old["partition_hash"]
-    assert new["partition"] == "file"
     values = {
         (int(r["round"]), r["metric"]): float(r["value"]) for r in read_rows(folder / "metrics.csv")
     }
-    clients, result = arrays(folder), pfl.Result.load(folder)
-    assert result.eval_rounds.tolist() == [2, 3] and result.rounds == 3
+    clients = arrays(folder)
     assert clients["adapted/test/accuracy"].shape == (1, 2, CLIENTS)
-    assert clients["participated"].shape == (1, 3, CLIENTS)
-    assert (clients["participated"].sum(axis=-1) <= CLIENTS // 2).all()
-    for t, number in enumerate((2, 3)):  # over the clients of this round, and of the next
+    for t, number in enumerate((2, 3)):
         scores = clients["personalized/test/accuracy"][0, t].astype(float)
         for shift, name in ((0, "participants"), (1, "next_participants")):
             metric = f"personalized/test/accuracy_{name}"
@@ -192,11 +184,6 @@ def test_partition_file_and_part_of_the_clients(finished, tmp_path, capsys):
                 assert values[number, metric] == pytest.approx(scores[there].mean())
             else:
                 assert (number, metric) not in values
-    assert result.matrix_rounds.tolist() == [2]
-    (row,) = read_rows(tmp_path / "o" / "comparison.csv")
-    assert row["personalized_test_accuracy_last_round_ci95_half_width_over_seeds"] == "-"
-    out = capsys.readouterr().out
-    assert "round 3/3" in out and "fedavg" in out
 
 
 def test_list_and_help(capsys):

@@ -11,41 +11,6 @@ from experiments.figures.selection import mixed_code
 from tests.experiments.small_runs import SMALL, run_in
 
 WORDS = (*SMALL, "--num_clients=3", "--num_seeds=1", "--checkpoint_seconds=0")
-OWN = """
-import near
-from fedjax_pfl.core import ALGORITHMS, algorithm
-
-@algorithm("mine")
-class Mine(ALGORITHMS["local"]):
-    pass
-"""
-
-
-@pytest.fixture
-def mine(tmp_path, own_code_is_forgotten):
-    """Returns a function that gives a command with an algorithm of one's own to a new process."""
-    (tmp_path / "mine.py").write_text(OWN)
-    (tmp_path / "near.py").write_text("RATE = 1\n")
-
-    def call(*words):
-        own_code_is_forgotten()
-        own = (f"--import_file={tmp_path / 'mine.py'}", "--algorithms=mine")
-        return run_in(tmp_path / "out", *WORDS, *own, *words)
-
-    return call
-
-
-@pytest.mark.costly
-def test_changed_files_are_another_run(mine, tmp_path, capsys):
-    assert mine() == 0
-    (tmp_path / "near.py").write_text("RATE = 2\n")
-    record = (tmp_path / "out/run.json").read_bytes()
-    capsys.readouterr()
-    for words in ([], ["--rounds=3"], ["--num_seeds=2"], ["--algorithms=mine,local"]):
-        assert mine(*words) == 2
-        said = capsys.readouterr().err
-        assert "out is another run: " in said and "import_file was " in said
-    assert (tmp_path / "out/run.json").read_bytes() == record
 
 
 @pytest.mark.costly

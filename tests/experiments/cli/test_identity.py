@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run, sweep
+from experiments import run
 from experiments.cli import build, flags, identity, run_folder
 from tests.experiments import small_runs
 from tests.experiments.small_runs import assert_refused
-from tests.experiments.stopped_runs import watching
 
 SMALL = (*small_runs.SMALL, "--dataset=npz", "--num_clients=3", "--num_seeds=1", "--partition=iid",
          "--validation_fraction=0.2", "--checkpoint_seconds=0")  # fmt: skip
@@ -69,29 +68,6 @@ def test_another_data_set_is_another_run(here, capsys):
     path.write_text(json.dumps(content))
     assert call("--data_dir=easy.npz", f"--output_dir=runs/{folder}") == 2
     assert f"{CONTENT} not recorded and is" in capsys.readouterr().err
-
-
-@pytest.mark.costly
-def test_a_run_half_done_never_mixes_two_data_sets(here, capsys):
-    """The second algorithm would have run on the file's new content."""
-    words = ("--algorithms=local,fedavg", "--data_dir=easy.npz", "--output_dir=out")
-
-    def stop(name, progress):
-        if name == "fedavg":
-            raise KeyboardInterrupt
-
-    with watching(stop):
-        assert call(*words) > 128
-    arrays("easy.npz", 2)
-    before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
-    capsys.readouterr()
-    assert call(*words) == 2
-    text = capsys.readouterr().err
-    assert text.count("\n") == 1 and CONTENT in text and "out is another run" in text
-    assert {path: path.read_bytes() for path in before} == before
-    arrays("easy.npz", 0)
-    assert call(*words) == 0
-    assert (here / "out" / "fedavg" / "summary.json").exists()
 
 
 def record(*words):
@@ -165,18 +141,9 @@ def test_names_are_part_of_the_identity(here):
     assert "names of the clients was " in identity.difference(result[3], result[4])
 
 
-@pytest.mark.costly
-def test_a_sweep_holds_the_content_of_every_program(here, capsys):
-    words = ["sweep", *SMALL, "--algorithms=local", "--grid=dataset=npz:easy.npz,npz:hard.npz"]
-    assert sweep.main(words) == 0
-    (first,) = Path("runs").iterdir()
-    text = capsys.readouterr().out
-    arrays("hard.npz", 5, noise=2.0)
-    assert sweep.main([*words, f"--output_dir={first}"]) == 2
-    assert f"{identity.DATA} of local-" in capsys.readouterr().err
-    assert sweep.main(words) == 0
-    assert len(list(Path("runs").iterdir())) == 2
-    assert capsys.readouterr().out != text
+def test_entries_of_several_programs():
+    parts = {"a": {"rounds": 2, "data": 1}, "b": {"rounds": 2, "data": 3}}
+    assert identity.merged(parts) == {"rounds": 2, "data of a": 1, "data of b": 3}
 
 
 def test_difference_is_short():
