@@ -118,7 +118,7 @@ REGISTRIES = (
 
 @pytest.fixture(autouse=True)
 def own_code_is_forgotten():
-    """Unregisters what a test's own files have registered when the test ends.
+    """Unregisters what a test has registered, and forgets its own files, when it ends.
 
     The fixture's value is a function that does so at once.
     """
@@ -131,10 +131,9 @@ def own_code_is_forgotten():
         for name in own:
             del sys.modules[name]
             imported.pop(name, None)
-        if own:
-            for registry, known in zip(REGISTRIES, before, strict=True):
-                registry.clear()
-                registry.update(known)
+        for registry, known in zip(REGISTRIES, before, strict=True):
+            registry.clear()
+            registry.update(known)
 
     forget()
     yield forget

@@ -2,17 +2,8 @@
 
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.checks import CHECKS
 from tests.docs import pages
-
-
-@pytest.fixture(autouse=True)
-def known_algorithms():
-    before = dict(pfl.core.ALGORITHMS)
-    yield
-    pfl.core.ALGORITHMS.clear()
-    pfl.core.ALGORITHMS.update(before)
 
 
 @pytest.mark.costly

@@ -31,12 +31,7 @@ def test_notebooks_have_no_outputs_and_no_dead_links(path):
 @pytest.mark.costly
 def test_cells_of_the_tutorial(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    known = dict(pfl.core.ALGORITHMS)
-    try:
-        names, shown = notebooks.run(PATH, SMALLER)
-    finally:
-        pfl.core.ALGORITHMS.clear()
-        pfl.core.ALGORITHMS.update(known)
+    names, shown = notebooks.run(PATH, SMALLER)
     figures = [cell for cell, one in shown.items() if isinstance(one, matplotlib.figure.Figure)]
     assert figures == ["data", "plot", "mixing"]
     assert names["partition"].num_clients == 20 and names["state"].round == 2

@@ -18,15 +18,6 @@ def blocks_of(page):
 DATA, ALGORITHM = blocks_of("your_own.md"), blocks_of("your_algorithm.md")
 
 
-@pytest.fixture(autouse=True)
-def known_names():
-    before = [(known, dict(known)) for known in (pfl.core.ALGORITHMS, pfl.models.MODELS)]
-    yield
-    for known, names in before:
-        known.clear()
-        known.update(names)
-
-
 def run_blocks(blocks):
     names = {"__name__": "guide"}
     for block in blocks:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import devices
+from experiments.cli import data_flags, devices
 from experiments.outputs import run_files
+from experiments.reproduction import datasets
 from fedjax_pfl.data.atomic_files import atomic_write
+from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 
 DRAW = run_files.write_picture
 # Tests of finished runs that are in the quick suite although making the run takes seconds.
@@ -30,6 +32,23 @@ def pytest_collection_modifyitems(items):
         quick = any(name in item.nodeid for name in QUICK)
         if ours and "finished" in item.fixturenames and not quick:
             item.add_marker(pytest.mark.costly)
+
+
+@pytest.fixture
+def blank_data_sets(monkeypatch):
+    """Blank data sets of the right shapes and classes under the names of the real ones."""
+    for name, kind in datasets.KINDS.items():
+        # Samples of a class: enough for 100 clients where there are few classes, little to move.
+        most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
+
+        def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):
+            assert (max_tokens, max_length) == (32_000, 200)
+            return datasets.blank(name, most, most // 5)
+
+        monkeypatch.setitem(DATASETS, name, Source("blank", load))
+    data_flags.last_loaded.cache_clear()
+    yield
+    data_flags.last_loaded.cache_clear()
 
 
 def blank(path, figure):

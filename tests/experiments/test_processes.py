@@ -35,22 +35,21 @@ def free_port():
 
 
 class Started:
-    """Processes of one run, each in a folder of its own; their output is in `said` of each.
+    """Two processes of one run, each in a folder of its own; their output is in `said` of each.
 
-    `counts` are what they are told of their number, `script` is what they run.
+    `script` is what they run.
     """
 
-    def __init__(self, place, *words, count=2, port=None, own=(), counts=None, script=None):
-        port = free_port() if port is None else port
-        self.places = [place / f"process{k}-{port}" for k in range(count)]
+    def __init__(self, place, *words, own=(), script=None):
+        port = free_port()
+        self.places = [place / f"process{k}-{port}" for k in (0, 1)]
         self.running = []
         for k, folder in enumerate(self.places):
             folder.mkdir(parents=True)
             more = own[k] if own else []
-            told = count if counts is None else counts[k]
             program = ["-m", "experiments.run"] if script is None else ["-c", script]
             command = [sys.executable, *program, *WORDS, *words, *more,
-                       f"--distributed=127.0.0.1:{port},{told},{k}"]  # fmt: skip
+                       f"--distributed=127.0.0.1:{port},2,{k}"]  # fmt: skip
             with (folder.parent / f"{folder.name}.txt").open("w") as out:
                 process = subprocess.Popen(
                     command, cwd=folder, stdout=out, stderr=out, env=environment()

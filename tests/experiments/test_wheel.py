@@ -1,6 +1,5 @@
 """The wheel without a checkout: its files, and its commands in another folder."""
 
-import importlib.metadata
 import json
 import os
 import re
@@ -31,15 +30,6 @@ def pip(*words):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def can_build():
-    """Whether the setuptools that is here makes wheels; an old one is fetched anew by pip."""
-    try:
-        version = importlib.metadata.version("setuptools")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return tuple(map(int, re.findall(r"\d+", version)[:2])) >= (70, 1)
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """Made of a copy, in which nothing is left from another time."""
@@ -49,8 +39,7 @@ def wheel(tmp_path_factory):
     for name in (*PACKED, "tests", "tools"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    isolation = ["--no-build-isolation"] if can_build() else []
-    pip("wheel", "--no-deps", *isolation, f"--wheel-dir={made}", str(copy))
+    pip("wheel", "--no-deps", "--no-build-isolation", f"--wheel-dir={made}", str(copy))
     (file,) = made.glob("*.whl")
     return file
 

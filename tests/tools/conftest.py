@@ -3,7 +3,7 @@
 import pytest
 
 from tests.docs.pages import ROOT
-from tests.experiments.conftest import one_device  # noqa: F401 - a fixture
+from tests.experiments.conftest import blank_data_sets, one_device  # noqa: F401 - fixtures
 
 
 @pytest.fixture

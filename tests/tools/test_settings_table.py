@@ -8,7 +8,6 @@ import pytest
 
 from experiments.cli import build, flags, presets
 from experiments.reproduction import datasets
-from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from fedjax_pfl.models.kernels.forms import by_definition
 from fedjax_pfl.utils.errors import InputError
 from tests.docs.pages import ROOT
@@ -17,8 +16,6 @@ from tools import settings_table
 pytestmark = pytest.mark.usefixtures("in_the_root")
 
 NAMES = [name for name in presets.complete_presets() if name.startswith(settings_table.PAPERS)]
-# Samples of a class: enough for 100 clients where there are few classes, little to move.
-MOST = {10: 700, 4: 2000, 200: 50}
 # What a setting is made of: no preset leaves one of these to a default that may change.
 ALWAYS = {
     "dataset", "input_scaling", "partition", "num_clients", "test_split", "model", "initializer",
@@ -35,22 +32,9 @@ def literal():
         yield
 
 
-@pytest.fixture
-def small(monkeypatch):
-    """Blank data sets of the right shapes and classes under the names of the real ones."""
-    for name, kind in datasets.KINDS.items():
-
-        def load(data_dir, max_tokens=32_000, max_length=200, name=name, kind=kind):
-            assert (max_tokens, max_length) == (32_000, 200)
-            most = MOST.get(len(kind.train), 200)
-            return datasets.blank(name, most, most // 5)
-
-        monkeypatch.setitem(DATASETS, name, Source("a stand-in", load))
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
-def test_presets_can_be_built(name, small):
+def test_presets_can_be_built(name, blank_data_sets):
     config = flags.parse(["run", f"--preset={name}", "--algorithms=fedavg"])
     experiment = build.prepare(build.load_inputs(config))
     args, federation = experiment.config, experiment.federation

@@ -11,7 +11,6 @@ from experiments import reproduce
 from experiments.cli import algorithms, data_flags, flags
 from experiments.reproduction import datasets, planning, report
 from experiments.reproduction import paper_tables as reproduce_tables
-from fedjax_pfl.data.sources.source_registry import DATASETS, Source
 from tests.experiments.reproduction.small_table import TABLE, request, write_table
 from tools import settings_table
 
@@ -188,24 +187,9 @@ def test_reading_without_effect_at_a_scale(capsys):
     assert only.readings() == ["code"] and only.readings("small") == []
 
 
-@pytest.fixture
-def blank(monkeypatch):
-    """Blank data sets of the right shapes and classes under the names of the real ones."""
-    for name, kind in datasets.KINDS.items():
-        most = {10: 1200, 4: 2000, 200: 120}.get(len(kind.train), 200)
-
-        def load(data_dir, max_tokens=32_000, max_length=200, name=name, most=most):
-            return datasets.blank(name, most, most // 5)
-
-        monkeypatch.setitem(DATASETS, name, Source("blank", load))
-    data_flags.last_loaded.cache_clear()
-    yield
-    data_flags.last_loaded.cache_clear()
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("name", NAMES)
-def test_every_small_run_can_begin(blank, name, tmp_path):
+def test_every_small_run_can_begin(blank_data_sets, name, tmp_path):
     asked = request(f"--table={name}", f"--output_dir={tmp_path}/out")
     first, *others = (list(asked.cells(column)) for column in asked.table.column)
     for cell in [*first, *(cells[0] for cells in others)]:  # each algorithm, each column

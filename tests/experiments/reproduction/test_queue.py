@@ -98,25 +98,20 @@ def test_a_reading_is_taken_where_there_is_one():
 def test_blank_samples_for_costs(monkeypatch, tmp_path):
     """Traffic needs no data; a column whose accuracy is measured takes the data set named."""
     monkeypatch.setattr(datasets, "LARGEST", 2_000_000)
-    before = dict(DATASETS)
-    try:
-        asked = request("--table=feddwa/4")
-        column = asked.table.column[0]
-        assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
-        section, todo = planning.plan(replace(asked, rows=("fedavg",)), column)
-        assert "blank samples" in section.title and not section.other_data
-        (cell,) = todo
-        assert "--dataset=blank/cifar100" in cell.words
-        data = DATASETS["blank/cifar100"].load(None)
-        assert data.input_shape == (32, 32, 3) and data.num_classes == 100
-        assert datasets.register_blank("ag_news") is None
-        asked = request("--table=feddwa/6", "--stand_in=cifar10:fashion_mnist")
-        result = asked.substitutes(asked.table.column[2], "cifar10")
-        assert result == ["fashion_mnist", "blank/cifar10"]
-    finally:
-        DATASETS.clear()
-        DATASETS.update(before)
-        data_flags.last_loaded.cache_clear()
+    asked = request("--table=feddwa/4")
+    column = asked.table.column[0]
+    assert asked.substitutes(column, "cifar100") == ["blank/cifar100"]
+    section, todo = planning.plan(replace(asked, rows=("fedavg",)), column)
+    data_flags.last_loaded.cache_clear()
+    assert "blank samples" in section.title and not section.other_data
+    (cell,) = todo
+    assert "--dataset=blank/cifar100" in cell.words
+    data = DATASETS["blank/cifar100"].load(None)
+    assert data.input_shape == (32, 32, 3) and data.num_classes == 100
+    assert datasets.register_blank("ag_news") is None
+    asked = request("--table=feddwa/6", "--stand_in=cifar10:fashion_mnist")
+    result = asked.substitutes(asked.table.column[2], "cifar10")
+    assert result == ["fashion_mnist", "blank/cifar10"]
 
 
 def test_markdown_as_html(tmp_path):
