@@ -81,14 +81,10 @@ def test_pivot_refused(by_data, tmp_path, capsys):
               dataset="mnist", dataset_hash="mnist", partition_hash="p")  # fmt: skip
     assert compare.main(["compare", f"--runs={tmp_path}", "--pivot=dataset"]) == 2
     assert "and seed 0, which another run is, too" in capsys.readouterr().err
-    for given, said in (
-        ("fedavg=X\nlocal=X\n", "--labels makes both 'fedavg' and 'local' 'X'"),
-        ("mnist=digits\n", "--labels makes both 'mnist' and 'digits' 'digits'"),
-    ):
-        (tmp_path / "same.txt").write_text(given)
-        words = [f"--runs={by_data}/mnist,{by_data}/digits", "--pivot=dataset"]
-        assert compare.main(["compare", *words, f"--labels={tmp_path / 'same.txt'}"]) == 2
-        assert said in capsys.readouterr().err
+    (tmp_path / "same.txt").write_text("mnist=digits\n")
+    words = [f"--runs={by_data}/mnist,{by_data}/digits", "--pivot=dataset"]
+    assert compare.main(["compare", *words, f"--labels={tmp_path / 'same.txt'}"]) == 2
+    assert "--labels makes both 'mnist' and 'digits' 'digits'" in capsys.readouterr().err
     (tmp_path / "bad.txt").write_text("feddwa\n")
     assert compare.main(["compare", f"--runs={by_data}", f"--labels={tmp_path / 'bad.txt'}"]) == 2
     assert "Line 1 of" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments.cli import build, flags
-from tests.experiments.small_runs import TINY, read_json, run_in
+from tests.experiments.small_runs import TINY
 
 GIVEN = (
     "--optimizer=adam", "--optimizer_option=b1=0.8", "--learning_rate=0.01", "--lr_schedule=cosine",
@@ -17,22 +17,6 @@ OWN = ("--set=local.optimizer=sgd", "--set=local.momentum=0.5", "--set=local.lr_
 def federation_of(name, *words):
     args = flags.parse(["run", *TINY, *words])
     return build.prepare(build.load_inputs(args)).federation_of(name)
-
-
-@pytest.mark.costly
-def test_a_run_by_flags(tmp_path, capsys):
-    words = ("--algorithms=fedavg,local", *GIVEN, *OWN)
-    assert run_in(tmp_path / "out", *TINY, *words) == 0
-    text = capsys.readouterr().out
-    assert "lr schedule cosine, lr schedule option final=0.1, optimizer adam" in text
-    assert "clip norm 0.5, optimizer states kept between rounds" in text
-    (noted,) = (line for line in text.splitlines() if "trained with its own" in line)
-    assert all(part in noted for part in ("optimizer sgd", "momentum 0.5", "schedule constant"))
-    summary = read_json(tmp_path / "out" / "fedavg" / "summary.json")
-    assert summary["training"]["optimizer"] == "adam (b1 0.8)"
-    assert summary["training"]["lr_schedule"] == "cosine (final 0.1)"
-    own = read_json(tmp_path / "out" / "local" / "config.json")
-    assert own["training"] == {"optimizer": "sgd", "lr_schedule": "constant", "momentum": 0.5}
 
 
 @pytest.mark.costly

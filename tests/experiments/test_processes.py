@@ -213,11 +213,9 @@ def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
     ("words", "own", "said"),
     [
         ([], (["--rounds=3"], ["--rounds=4"]), "All processes need the same flags and data"),
-        (["--mesh=clients:3"], (), "clients:3 takes 3: the nearest that fits is clients:4,runs:1"),
-        ([], (["--devices=2"], ["--devices=4"]), "All processes need the same number of devices"),
         ([], ([], ["--dataset=npz:nothing.npz"]), "nothing.npz"),
     ],
-    ids=["flags", "mesh", "devices", "data"],
+    ids=["flags", "data"],
 )
 def test_errors_of_all_processes(tmp_path, words, own, said):
     folder = tmp_path / "pair"

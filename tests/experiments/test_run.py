@@ -58,12 +58,6 @@ def test_summary(finished):
     # A model of 4,810 float32 parameters, trained and guidance model up, one mix down.
     assert summary["traffic_mb_per_client_round"] == pytest.approx({"up": 0.03848, "down": 0.01924})
     assert summary["model_parameters"] == 4810
-    done = summary["computation"]
-    other = read_json(finished / "fedavg" / "summary.json")["computation"]
-    assert done["flops_per_step"] == other["flops_per_step"] > 6 * 4810
-    for key in ("local_steps_per_client_round", "gflop_per_client_round", "gflop_per_client"):
-        assert done[key] == pytest.approx(2 * other[key])  # the guidance epoch
-    assert done["gflop_per_client"] == pytest.approx(ROUNDS * done["gflop_per_client_round"])
     for key in ("seconds_per_round", "compile_seconds"):
         assert summary[key] > 0
     assert 0 < summary["padding_efficiency"] <= 1

@@ -211,17 +211,24 @@ def test_measures_that_only_describe(tmp_path):
     assert axes.get_xscale() == "symlog" and axes.get_xlim()[0] <= 0
 
 
-def test_ranks_without_a_score_of_the_first_baseline():
+@pytest.mark.parametrize("count", [5, 4])
+def test_ranks_without_a_score_of_the_first_baseline(count):
+    """With a table and a diagram from five settings on."""
     lines = [(row, f"{k}", 0, score + k / 10) for row, score in (("fedavg", 1), ("ditto", 2))
-             for k in range(5)]  # fmt: skip
+             for k in range(count)]  # fmt: skip
     frame = pd.DataFrame(lines, columns=["row", "setting", "seed", "value"])
     pivot = Pivot(frame, "std", [], "", axes=(["local", "fedavg", "ditto"], []))
     made: Any = SimpleNamespace(
-        styles={"local": 0, "fedavg": 1}, runs={("fedavg", f"{k}"): None for k in range(5)},
+        styles={"local": 0, "fedavg": 1}, runs={("fedavg", f"{k}"): None for k in range(count)},
         pivot=lambda _: pivot, measures=["x"],
         measure=lambda _: pivot.measure, baselines=["local", "fedavg"],
     )  # fmt: skip
     (section,) = sections._ranks(made)
+    if count == 4:
+        assert section.picture is None and not section.tables
+        assert "at least 5 data sets or settings" in section.notes[0]
+        return
+    assert section.picture is not None
     assert section.tables[0].cells[0][2] == "p vs fedavg"
     assert "Left out, as they have no score: local." in section.paragraphs()
 

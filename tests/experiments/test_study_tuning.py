@@ -144,20 +144,3 @@ def test_the_columns_of_the_tuning(finished):
     heading, cells = table.cells
     assert cells == ["s", "a", "learning_rate=0.1", "70.00", "15.00", "15.00", "60.00"]
     assert heading[-1] == "Best on test %"
-
-
-def test_ranks_of_six_settings(finished):
-    """The section has a diagram from five settings on."""
-    runs = {}
-    for row, algorithm in (("local", "local"), ("ours", "feddwa")):
-        for k in range(6):
-            runs[row, f"s{k}"] = read(finished / "skewed" / row / algorithm)
-    made = report.Report(runs)
-    by_title = {part.title: part for part in sections.sections(made)}
-    ranks = by_title["Ranks over settings"]
-    assert ranks.picture is not None and "share a data set" in " ".join(ranks.paragraphs())
-    assert ranks.tables[0].cells[0] == ["Row", "Mean rank", "p vs local", "p, Holm"]
-    fewer = report.Report({at: run for at, run in runs.items() if at[1] < "s3"})
-    (part,) = [p for p in sections.sections(fewer) if p.title.startswith("Ranks")]
-    assert part.picture is None and "at least 5 data sets or settings" in part.notes[0]
-    assert not part.tables

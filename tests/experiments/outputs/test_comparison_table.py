@@ -146,6 +146,10 @@ def test_the_header_and_the_file_say_how_clients_train(finished, tmp_path, monke
         (["--learning_rate_decay=0.99"], "learning rate 0.1, learning rate decay 0.99, part"),
         (["--momentum=0.9", "--weight_decay=0.01"], "in a round), momentum 0.9, weight decay 0.01"),
         (["--init_from=began.npz", "--freeze=fc"], "in a round), init from began.npz, freeze fc"),
+        (
+            ["--clip_norm=0.5", "--keep_optimizer_state"],
+            "0.5, optimizer states kept between rounds",
+        ),
         (["--stragglers=0:1,3:2"], "in a round), stragglers 0:1 3:2"),
         (["--participation=0.5"], "participation 0.5 (4 of 7 in a round)"),
         (["--participation=0.5", "--sampling=poisson"], "(3.5 of 7 in a round on average), sampl"),
