@@ -8,6 +8,7 @@ from experiments.cli import algorithms, flags
 from fedjax_pfl.utils import aliases
 from tests.experiments.small_runs import assert_refused, error_line
 
+LOCAL = "--algorithms=local"
 BAD = {
     ("--algorithms=",): "must name at least one algorithm",
     ("--algorithms=local,local",): "names 'local' twice",
@@ -49,6 +50,29 @@ BAD = {
     ("--moments=later",): "Unknown moments 'later'",
     ("--moments=both", "--adapt_steps=1"): "trains copies as a round does: leave out",
     ("--adapt_epochs=1", "--adapt_when=later"): "Unknown adapt_when 'later'",
+    ("--init_from=nowhere.npz",): "nowhere.npz can't be read",
+    ("--lora_layers=fc_0",): "lora_layers must be absent without lora_rank",
+    ("--model=mlp", "--freeze=fc_1"): "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'",
+    ("--optimizer=adm",): "Unknown optimizer 'adm'. Did you mean 'adam'",
+    ("--optimizer=adam", "--optimizer_option=b1"): "--optimizer_option must read NAME=VALUE",
+    (LOCAL, "--set=local.optimizer=adm"): "Unknown local.optimizer 'adm'",
+    (LOCAL, "--set=local.clip_norm=0"): "local.clip_norm must be a finite number in (0, inf)",
+    (LOCAL, "--set=local.learning_rat=1"): "Did you mean 'learning_rate'?",
+    (LOCAL, "--set=local.learning_rate=x"): "local.learning_rate must be a number, got 'x'",
+    (LOCAL, "--set=local.batch_size=0"): "local.batch_size must be a whole number of at least 1",
+    (LOCAL, "--set=local.drop_last=maybe"): "local.drop_last must be true or false",
+    (LOCAL, "--set=local.augment=flip"): "Unknown hyperparameter of 'local' 'augment'",
+    (LOCAL, "--set=local.drop_last=1", "--set=local.batch_size=9999"): (
+        "With --set=local.batch_size=9999 --set=local.drop_last=True: No client would take a "
+    ),
+    (LOCAL, "--set=local.local_epochs=2", "--set=local.local_steps=3"): (
+        "local_epochs and local_steps can't both be given: steps take the place of epochs"
+    ),
+    ("--new_clients=20",): "new_clients must be in 1..19 of 20 clients, got 20",
+    ("--new_client_steps=1",): "--new_client_steps needs --new_clients",
+    ("--new_clients=1", "--new_client_steps=x"): "must be whole numbers such as 0,5",
+    ("--new_clients=1", "--new_client_samples=2"): "must be fractions in (0, 1]",
+    ("--new_clients=1", "--stragglers=19:1"): "client 19 of them is a straggler",
     ("--flagfile=none.flags",): "none.flags",
 }
 

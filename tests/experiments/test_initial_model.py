@@ -42,17 +42,3 @@ def test_adapters_by_flags(tmp_path):
     one = build.prepare(build.load_inputs(args)).federation
     assert one.plan.num_parameters == 2 * (64 + 6) + 70 and one.num_frozen == 390
     assert "given (384 of 460 numbers)" in str(one.initial_match)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--init_from=nowhere.npz",), "nowhere.npz can't be read"),
-        (("--lora_layers=fc_0",), "lora_layers must be absent without lora_rank"),
-        (("--freeze=fc_1",), "Unknown pattern of layers 'fc_1'. Did you mean 'fc_0'"),
-    ],
-)
-def test_init_from_refused(words, message, tmp_path):
-    args = flags.parse(["run", *WORDS, *words])
-    with pytest.raises(pfl.InputError, match=message):
-        build.prepare(build.load_inputs(args))

@@ -29,18 +29,3 @@ def test_flags_and_python_make_the_same_federation():
     assert one.training.clip_norm == np.float32(0.5) and one.training.keep_optimizer_state
     own = federation_of("local", *GIVEN, *OWN, "--algorithms=fedavg,local").training
     assert own.make_optimizer() == pfl.training.SGD(0.5) and own.make_lr_schedule() is None
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--optimizer=adm",), "Unknown optimizer 'adm'. Did you mean 'adam'"),
-        (("--optimizer=adam", "--optimizer_option=b1"), "--optimizer_option must read NAME=VALUE"),
-        (("--set=local.optimizer=adm",), "Unknown local.optimizer 'adm'"),
-        (("--set=local.clip_norm=0",), r"local.clip_norm must be a finite number in \(0, inf\)"),
-    ],
-)
-def test_optimizer_flags_refused(words, message, tmp_path):
-    args = flags.parse(["run", *TINY, "--algorithms=local", *words])
-    with pytest.raises(pfl.InputError, match=message):
-        build.prepare(build.load_inputs(args))

@@ -8,7 +8,7 @@ from experiments import run, sweep
 from experiments.cli import algorithms, build, flags
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
-from tests.experiments.small_runs import TINY, assert_refused, read_json, read_rows, run_in
+from tests.experiments.small_runs import TINY, read_json, read_rows, run_in
 
 OWN = ("--set=local.learning_rate=0.5", "--set=local.batch_size=4")
 
@@ -100,26 +100,6 @@ def test_epochs_take_the_place_of_steps():
     own = algorithms.own_training(["local"], ["local.local_epochs=1"], common)
     assert own == {"local": {"local_epochs": 1, "local_steps": None}}
     assert algorithms.setting_flags("local", own["local"]) == ["--set=local.local_epochs=1"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--set=local.learning_rat=1",), "Did you mean 'learning_rate'?"),
-        (("--set=local.learning_rate=x",), "local.learning_rate must be a number, got 'x'"),
-        (("--set=local.batch_size=0",), "local.batch_size must be a whole number of at least 1"),
-        (("--set=local.drop_last=maybe",), "local.drop_last must be true or false"),
-        (("--set=local.augment=flip",), "Unknown hyperparameter of 'local' 'augment'"),
-        (("--set=local.drop_last=1", "--set=local.batch_size=99"),
-         "With --set=local.batch_size=99 --set=local.drop_last=True: No client would take a "),
-        (("--set=local.local_epochs=2", "--set=local.local_steps=3"),
-         "local_epochs and local_steps can't both be given: steps take the place of epochs"),
-    ],
-)  # fmt: skip
-def test_own_training_refused(words, message, capsys, tmp_path):
-    words = [*TINY, "--algorithms=local", *words, f"--output_dir={tmp_path / 'o'}"]
-    assert_refused(run.main(["run", *words]), message, capsys)
-    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.costly
