@@ -1,18 +1,15 @@
 """The guides to data, partitions, models and algorithms of one's own run as written."""
 
-import re
-from pathlib import Path
-
 import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing import check_algorithm
-
-DOCS = Path(__file__).parents[2] / "docs"
+from fedjax_pfl.testing.checks import CHECKS
+from tests.docs import pages
 
 
 def blocks_of(page):
-    return re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    return pages.python_blocks((pages.ROOT / "docs" / page).read_text(encoding="utf-8"))
 
 
 DATA, ALGORITHM = blocks_of("your_own.md"), blocks_of("your_algorithm.md")
@@ -54,3 +51,18 @@ def test_algorithms_of_the_guide():
 @pytest.mark.costly
 def test_suite_of_the_guide():
     run_blocks(ALGORITHM)
+
+
+@pytest.mark.costly
+def test_python_of_debugging(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    names = pages.run_python("docs/debugging.md")
+    assert names["state"].round == 2
+    assert "round 1: weights [0." in capfd.readouterr().out
+    assert any((tmp_path / "profile").rglob("*.pb"))
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_prototype_method_passes_the_suite(check):
+    CHECKS[check](pages.run_python("docs/api/round.md")["ClassMeans"]())

@@ -109,6 +109,7 @@ def test_best_and_single_clients(runs):
     ("words", "said"),
     [
         (["--baseline=fedavgg"], "Unknown baseline 'fedavgg'. Did you mean 'fedavg'?"),
+        (["--headline=pflib"], "Unknown headline 'pflib'. Did you mean 'pfllib'"),
         (["--target=0.8"], "target must be a percentage in (1, 100], such as 80, got 0.8."),
         (["--model=global"], "None of the runs has test scores of the model 'global'"),
         (["--runs="], "Give the folders of finished runs"),

@@ -115,16 +115,6 @@ def test_defaults_are_part_of_the_identity(here, monkeypatch):
     assert identity.MODEL in identity.difference(plain, other)
 
 
-def test_fingerprint_of_a_data_set(here):
-    """Also facts that a network never sees, such as their number of classes."""
-    x, y = np.random.default_rng(0).random((40, 4), np.float32), np.arange(40) % 4
-    parts = {"train_x": x, "train_y": y, "test_x": x[:8], "test_y": y[:8], "num_classes": 4}
-    changes = [{}, {"train_x": x + 1}, {"train_y": y[::-1]}, {"test_x": x[8:16]}]
-    changes += [{"test_y": y[1:9]}, {"num_classes": 5}]
-    made = [pfl.dataset_from_arrays("x", **(parts | change)) for change in changes]
-    assert len({one.fingerprint() for one in made}) == len(changes)
-
-
 def test_names_are_part_of_the_identity(here):
     """Equal arrays with other names are other data."""
     args = flags.parse(["run", *SMALL, "--data_dir=easy.npz", "--algorithms=local"])
