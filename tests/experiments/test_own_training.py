@@ -141,11 +141,8 @@ GIVEN = (
     "--optimizer=adam", "--optimizer_option=b1=0.8", "--learning_rate=0.01", "--lr_schedule=cosine",
     "--lr_schedule_option=final=0.1", "--clip_norm=0.5", "--keep_optimizer_state",
 )  # fmt: skip
-OTHER = (
-    "--set=local.optimizer=sgd",
-    "--set=local.momentum=0.5",
-    "--set=local.lr_schedule=constant",
-)
+OTHER = ("--set=local.optimizer=sgd", "--set=local.momentum=0.5",
+         "--set=local.lr_schedule=constant")  # fmt: skip
 
 
 def federation_of(name, *words):
