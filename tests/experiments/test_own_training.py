@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from experiments import run, sweep
-from experiments.cli import algorithms, build, flags
+from experiments import sweep
+from experiments.cli import algorithms, build, flags, identity
 from experiments.figures.loading import find
 from experiments.figures.run_table import compare_runs
 from tests.experiments.small_runs import TINY, read_json, read_rows, run_in
@@ -63,25 +63,15 @@ def test_output_names_own_training(finished):
     assert pfl.Result.load(finished["own"] / "local").training == summary["training"]
 
 
-def test_another_setting_is_another_run(finished, capsys):
-    words = ["--algorithms=fedavg,local", "--new_clients=1", "--new_client_steps=2"]
-    words += [f"--output_dir={finished['own']}"]
-    other = ("--set=local.learning_rate=0.25", OWN[1])
-    assert run.main(["run", *TINY, *words, *other]) == 2
-    assert "local.learning_rate was 0.5 and is 0.25" in capsys.readouterr().err
-    assert run.main(["run", *TINY, *words]) == 2
-    assert "local.learning_rate was 0.5 and is absent" in capsys.readouterr().err
-    assert run.main(["run", *TINY, *words, *OWN]) == 0  # finished: printed again
-    assert "trained with its own" in capsys.readouterr().out
-
-
 def test_a_setting_that_the_flags_have_already_changes_nothing():
-    def identity(*words):
-        return build.load_inputs(flags.parse(["run", *TINY, *words])).identity
+    def entries(*words):
+        args = flags.parse(["run", *TINY, "--algorithms=local", *words])
+        return build.load_inputs(args).identity
 
-    plain = identity("--algorithms=local")
-    assert identity("--algorithms=local", "--set=local.learning_rate=0.10") == plain
-    assert identity("--algorithms=local", "--set=local.learning_rate=0.2") != plain
+    plain = entries()
+    assert entries("--set=local.learning_rate=0.10") == plain
+    said = identity.difference(entries("--set=local.learning_rate=0.2"), plain)
+    assert said == "local.learning_rate was 0.2 and is absent"
 
 
 def test_comparisons_and_figures_with_own_training(finished):
