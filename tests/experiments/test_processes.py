@@ -35,20 +35,16 @@ def free_port():
 
 
 class Started:
-    """Two processes of one run, each in a folder of its own; their output is in `said` of each.
+    """Two processes of one run, each in a folder of its own; their output is in `said` of each."""
 
-    `script` is what they run.
-    """
-
-    def __init__(self, place, *words, own=(), script=None):
+    def __init__(self, place, *words, own=()):
         port = free_port()
         self.places = [place / f"process{k}-{port}" for k in (0, 1)]
         self.running = []
         for k, folder in enumerate(self.places):
             folder.mkdir(parents=True)
             more = own[k] if own else []
-            program = ["-m", "experiments.run"] if script is None else ["-c", script]
-            command = [sys.executable, *program, *WORDS, *words, *more,
+            command = [sys.executable, "-m", "experiments.run", *WORDS, *words, *more,
                        f"--distributed=127.0.0.1:{port},2,{k}"]  # fmt: skip
             with (folder.parent / f"{folder.name}.txt").open("w") as out:
                 process = subprocess.Popen(
@@ -184,29 +180,6 @@ def test_run_continues_after_a_process_died(tmp_path, dead, name, more):
         assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
     assert "round 1/" not in pair.said(0)  # it went on
     same(folder, alone(tmp_path / "straight", *more), 1e-4, name)
-
-
-LIMITED = """import sys
-from experiments import run
-from fedjax_pfl.engine import simulation
-simulation._available = lambda federation: 3_000_000
-sys.exit(run.main(["run", *sys.argv[1:]]))
-"""
-
-
-def test_state_that_does_not_fit_goes_to_the_hosts_of_two_processes(tmp_path):
-    """Samples are on the devices by then; new clients are given models."""
-    folder, more = tmp_path / "pair", ("--new_clients=1", "--new_client_steps=0,3", "--rounds=3")
-    words = ("--algorithms=ditto", "--model=mlp", "--model_option=hidden=100", "--num_clients=41",
-             "--participation=0.1", *more)  # fmt: skip
-    words = (*words, "--partition=iid", "--train_samples=10")
-    with Started(tmp_path, *words, "--devices=2", f"--output_dir={folder}", script=LIMITED) as pair:
-        assert pair.codes() == [0, 0], pair.said(0) + pair.said(1)
-    assert "ditto keeps clients' state in host memory" in pair.said(0)
-    wanted = alone(tmp_path / "alone", *words)
-    same(folder, wanted, 1e-5, "ditto")
-    result = [(each / "new_clients.md").read_text() for each in (folder, wanted)]
-    assert result[0] == result[1]
 
 
 @pytest.mark.parametrize(
