@@ -11,9 +11,8 @@ from flax import nnx
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.models import ExtendedTask
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.harness import TwoLayers
-from tests.core.preparing import Apart
 from tests.references import network
 
 
@@ -81,7 +80,7 @@ class OwnShift(FedAvg):
     ],
 )
 def test_rules_of_shared_leaves_apply_to_further_modules(share, wanted):
-    federation = toy_federation(model=Apart(), share=share)
+    federation = toy_federation(model=TanhNetwork(), share=share)
     plan = OwnShift().prepare(federation).plan
     assert plan.blocks == ("hidden", "head", "scale", "shift")
     assert plan.layers == (("hidden",), ("scale",), ("head",))
@@ -89,7 +88,7 @@ def test_rules_of_shared_leaves_apply_to_further_modules(share, wanted):
 
 
 def test_a_federation_is_extended_once():
-    federation = toy_federation(model=Apart())
+    federation = toy_federation(model=TanhNetwork())
     once = OwnShift().prepare(federation)
     assert OwnShift().prepare(once) == once
     twice = once.with_network(Negated.around).with_personal_head()
@@ -102,7 +101,7 @@ def test_a_federation_is_extended_once():
 
 @pytest.mark.costly
 def test_a_round_with_further_modules():
-    federation = toy_federation(model=Apart(), participation=0.6, momentum=0.5)
+    federation = toy_federation(model=TanhNetwork(), participation=0.6, momentum=0.5)
     first, last = (
         jax.tree.map(np.asarray, state) for state in states_of(OwnShift(), federation, 1)
     )
@@ -150,9 +149,11 @@ def test_further_modules_of_other_networks(kind):
         def __call__(self, x):
             return self.head(self.features(x))
 
-    options = {"model": Small} if kind == "nnx" else {"model": Apart(), "freeze": "hidden"}
+    options = {"model": Small} if kind == "nnx" else {"model": TanhNetwork(), "freeze": "hidden"}
     if kind == "frozen":
-        options["initial_model"] = toy_federation(model=Apart()).initial_model(jax.random.key(1))
+        options["initial_model"] = toy_federation(model=TanhNetwork()).initial_model(
+            jax.random.key(1)
+        )
     federation = OwnShift().prepare(toy_federation(**options))
     bound = federation.with_backbone(jax.random.key(0))
     model, x = bound.initial_model(jax.random.key(0)), jnp.ones((2, 4))
@@ -166,6 +167,6 @@ def test_refusals():
     federation = toy_federation(model=TwoLayers())
     with pytest.raises(pfl.InputError, match="features and its head"):
         federation.with_network(Negated.around)
-    federation = toy_federation(model=Apart())
+    federation = toy_federation(model=TanhNetwork())
     with pytest.raises(pfl.InputError, match="Unknown personal module 'shifts'"):
         scaled(federation, ("shifts",))

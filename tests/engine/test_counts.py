@@ -26,15 +26,6 @@ def check(name, settings=None, rounds=3, federation=None, **options):
     pfl.Simulation(pfl.make_algorithm(name, settings), federation, **options).check(rounds)
 
 
-@pytest.mark.parametrize("word", [f"--local_epochs={MANY}", "--local_steps=2147483647"])
-def test_local_steps_on_the_command_line(word, tmp_path, capsys):
-    words = ["run", "--dataset=digits", "--algorithms=local", f"--output_dir={tmp_path / 'o'}"]
-    assert run.main([*words, word]) == 2
-    text = capsys.readouterr().err
-    assert f"at most {MAX_STEPS:,} are allowed" in text and text.count("\n") == 1
-    assert not (tmp_path / "o").exists()
-
-
 def test_federate_refuses_too_many_local_steps():
     with pytest.raises(pfl.InputError, match=TOO_MANY):
         toy_federation(local_epochs=MANY)

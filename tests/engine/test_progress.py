@@ -1,7 +1,6 @@
 """What people who wait see: a line of text, and a picture that is drawn again."""
 
 import sys
-from functools import partial
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -65,29 +64,6 @@ def test_a_line_says_what_it_averages():
     pfl.simulate(local, federation, 1, seeds=(0, 1), settings=settings, progress=told.append)
     assert " % (mean of 6 runs), " in str(told[-1])
     assert "runs)" not in str(progress(1))
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("at", ["stop", "progress"])
-def test_an_error_of_a_callback_is_the_users_own(kernel, capsys, tmp_path, at):
-    """It comes out as it is, the line has ended, and what was done is kept."""
-    mine, federation = RuntimeError("mine"), toy_federation(dtype="float32", validation_size=0)
-
-    def fails(progress):
-        if progress.round == 2:
-            raise mine
-
-    options = {"stop": {"stop": fails, "progress": True}, "progress": {"progress": fails}}[at]
-    checkpoints = pfl.Checkpoints(tmp_path, every_seconds=0)
-    call = partial(pfl.simulate, pfl.make_algorithm("local"), federation, 3)
-    with pytest.raises(RuntimeError) as caught:
-        call(checkpoints=checkpoints, **options)
-    assert caught.value is mine
-    assert caught.traceback[-1].path.name == "test_progress.py"
-    if at == "stop":
-        assert capsys.readouterr().out.endswith("\n")
-    assert call(checkpoints=checkpoints).rounds == 3
-    checkpoints.close()
 
 
 def test_curves_grow_in_a_notebook(kernel, capsys):

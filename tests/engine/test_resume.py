@@ -36,23 +36,6 @@ def test_resume_is_bit_by_bit_the_uninterrupted_simulation(tmp_path, name):
 
 
 @pytest.mark.costly
-def test_stop_is_asked_after_every_round():
-    """It sees the measurements so far; with `chunk` it is asked after so many rounds at most."""
-    algorithm, seen = pfl.make_algorithm("feddwa"), []
-
-    def stop(progress):
-        seen.append((progress.round, progress.result().rounds))
-        return progress.round == 5
-
-    options = {"seeds": (0, 3), "matrix_rounds": (1,), "chunk_seconds": 1e9}
-    result = pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop)
-    assert seen == [(n, n) for n in range(1, 6)] and result.rounds == 5
-    seen.clear()
-    pfl.simulate(algorithm, federation(), ROUNDS, **options, stop=stop, chunk=4)
-    assert seen == [(1, 1), (5, 5)]  # the first chunk measures the pace
-
-
-@pytest.mark.costly
 def test_a_continued_simulation_says_so_first(tmp_path, capsys):
     algorithm, told = pfl.make_algorithm("feddwa"), []
     for progress in (told.append, True):
