@@ -110,6 +110,12 @@ def release():
         libc.malloc_trim(0)
 
 
+@pytest.fixture
+def double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
 REGISTRIES = (
     pfl.core.ALGORITHMS, pfl.data.DATASETS, pfl.data.RULES, pfl.models.METRICS, pfl.models.MODELS,
     pfl.training.LR_SCHEDULES, pfl.training.OPTIMIZERS,
