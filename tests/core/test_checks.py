@@ -175,14 +175,6 @@ def test_mistakes_of_an_algorithm(cls, said):
             check_algorithm(algorithm, only=name)
 
 
-@pytest.mark.costly  # every algorithm of the package passes them
-@pytest.mark.parametrize("cls", [Right, WeaklyTyped])
-def test_nothing_is_said_of_a_right_one(cls):
-    algorithm = registered(cls)()
-    for name in ("partial_participation", "models_of_some_clients"):
-        check_algorithm(algorithm, only=name)
-
-
 @pytest.mark.costly
 def test_a_weakly_typed_state_compiles_the_rounds_once():
     """The number 0, an int, is the float that rounds make of it from the first call on."""

@@ -10,11 +10,7 @@ from fedjax_pfl.testing.toys import TanhNetwork, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep
 from tests.algorithms.norms import ConvNorm, everyones
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def test_frozen_leaves_have_no_optimizer_state():

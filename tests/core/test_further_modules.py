@@ -15,11 +15,7 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_fe
 from tests.algorithms.harness import TwoLayers
 from tests.references import network
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @dataclass(frozen=True)

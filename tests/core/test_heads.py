@@ -17,11 +17,7 @@ from tests.algorithms.norms import ConvNorm, everyones
 
 TWO_HEADED = pfl.make_algorithm("fedrod")
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @pytest.mark.costly

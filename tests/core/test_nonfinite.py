@@ -1,5 +1,7 @@
 """Values that aggregation makes non-finite, and updates too large for any aggregation."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,57 +15,23 @@ from fedjax_pfl.testing.toys import toy_for
 from fedjax_pfl.utils import trees
 
 
-@pfl.core.struct
-class Models:
-    models: object = pfl.core.per_client()
+class LostModels(pfl.core.ALGORITHMS["local"]):
+    """Local training whose mixing yields NaN for client 2, and sound models for the rest."""
+
+    def round(self, ctx, state):
+        new, record = super().round(ctx, state)
+        factor = jnp.where(ctx.cohort.ids == 2, jnp.nan, 1)
+        mixed = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, factor), new.models)
+        return replace(state, models=ctx.cohort.scatter(state.models, mixed)), record
 
 
-@pfl.core.struct
-class Server:
-    server: object = pfl.core.per_server()
+class LostServer(pfl.core.ALGORITHMS["fedavg"]):
+    """FedAvg whose server turns NaN in the third round."""
 
-
-@pytest.fixture
-def lost_models():
-    """An algorithm whose mixing yields NaN for client 2, and a sound initial model for the rest."""
-
-    @pfl.core.algorithm("lost_models")
-    class LostModels(pfl.Algorithm):
-        def init(self, ctx):
-            return Models(ctx.replicate(ctx.initial_model()))
-
-        def round(self, ctx, state):
-            trained, cohort, loss = ctx.train(ctx.cohort.gather(state.models))
-            factor = jnp.where(cohort.ids == 2, jnp.nan, 1)
-            mixed = jax.tree.map(lambda leaf: leaf * trees.expand_to(leaf, factor), trained)
-            kept = Models(cohort.scatter(state.models, mixed))
-            return kept, ctx.record(cohort, clients={"train_loss": loss})
-
-        def models(self, ctx, state, rows):
-            return {"personalized": trees.take(state.models, rows)}
-
-    return LostModels()
-
-
-@pytest.fixture
-def lost_server():
-    """An algorithm whose server turns NaN in the third round."""
-
-    @pfl.core.algorithm("lost_server")
-    class LostServer(pfl.Algorithm):
-        def init(self, ctx):
-            return Server(ctx.initial_model())
-
-        def round(self, ctx, state):
-            trained, cohort, loss = ctx.train(pfl.Broadcast(state.server))
-            factor = jnp.where(ctx.t == 2, jnp.nan, 1)
-            server = jax.tree.map(lambda leaf: factor * jnp.mean(leaf, axis=0), trained)
-            return Server(server), ctx.record(cohort, clients={"train_loss": loss})
-
-        def models(self, ctx, state, rows):
-            return {"personalized": pfl.Broadcast(state.server)}
-
-    return LostServer()
+    def round(self, ctx, state):
+        new, record = super().round(ctx, state)
+        factor = jnp.where(ctx.t == 2, jnp.nan, 1)
+        return replace(new, server=jax.tree.map(lambda leaf: factor * leaf, new.server)), record
 
 
 def simulated(algorithm, rounds=4, **options):
@@ -72,8 +40,8 @@ def simulated(algorithm, rounds=4, **options):
 
 
 @pytest.mark.costly
-def test_lost_values_of_a_client_are_recorded_apart_from_divergence(lost_models):
-    result = simulated(lost_models)
+def test_lost_values_of_a_client_are_recorded_apart_from_divergence(made):
+    result = simulated(made(LostModels))
     assert not result.diverged()
     assert result.nonfinite() == [(0, 0, t, 2) for t in (1, 2, 3, 4)]
     summary = result.summary()
@@ -87,14 +55,14 @@ def test_lost_values_of_a_client_are_recorded_apart_from_divergence(lost_models)
 
 
 @pytest.mark.costly
-def test_the_suite_refuses_lost_values(lost_models):
+def test_the_suite_refuses_lost_values(made):
     with jax.enable_x64(True), pytest.raises(AssertionError, match=r"clients \[2\] trained, and"):
-        check_algorithm(lost_models, only="stragglers", show=None)
+        check_algorithm(made(LostModels), only="stragglers", show=None)
 
 
 @pytest.mark.costly
-def test_a_lost_server_ends_the_claim_of_a_score(lost_server):
-    result = simulated(lost_server)
+def test_a_lost_server_ends_the_claim_of_a_score(made):
+    result = simulated(made(LostServer))
     assert result.server_nonfinite() == [(0, 0, 3), (0, 0, 4)]
     curve = result.curve()[0, 0]
     assert np.isfinite(curve[:2]).all() and np.isnan(curve[2:]).all()

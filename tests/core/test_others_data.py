@@ -64,28 +64,14 @@ class AddsSizes(Averaging):
         return jnp.full((3,), ctx.federation.data.train.size[cohort.rows].sum())
 
 
-class CountsMembers(Averaging):
-    def counted(self, ctx, cohort):
-        counts = ctx.federation.data.class_counts[cohort.rows]
-        return jnp.where(cohort.mask[:, None], counts, 0).sum(axis=0)
-
-
 LEAKS = [(CountsAll, "absent"), (TellsClients, "diverged"), (AddsSizes, "diverged")]
 
 
 @pytest.mark.costly
 @pytest.mark.parametrize(("cls", "who"), LEAKS)
-def test_samples_of_others_are_noticed(cls, who):
-    algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
+def test_samples_of_others_are_noticed(cls, who, made):
     with jax.enable_x64(True), pytest.raises(AssertionError, match=f"samples of {who} clients"):
-        check_algorithm(algorithm, only="others_data", show=None)
-
-
-@pytest.mark.costly
-def test_members_may_be_counted():
-    algorithm = pfl.core.algorithm("countsmembers")(CountsMembers)()
-    with jax.enable_x64(True):
-        check_algorithm(algorithm, only="others_data", show=None)
+        check_algorithm(made(cls), only="others_data", show=None)
 
 
 class ReadsLess(pfl.core.ALGORITHMS["fedamp"]):
@@ -103,7 +89,6 @@ READS = [(ReadsLess, "must be 'others'"), (ReadsMore, "'cohort'")]
 
 
 @pytest.mark.parametrize(("cls", "said"), READS)
-def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said):
-    algorithm = pfl.core.algorithm(cls.__name__.lower())(cls)()
+def test_a_wrong_declaration_of_what_a_round_reads_is_noticed(cls, said, made):
     with jax.enable_x64(True), pytest.raises(AssertionError, match=said):
-        check_algorithm(algorithm, only="declared_reads", show=None)
+        check_algorithm(made(cls), only="declared_reads", show=None)

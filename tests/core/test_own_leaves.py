@@ -7,8 +7,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl import core, mixing, trees
-from fedjax_pfl.testing import check_algorithm
-from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 
 
@@ -40,27 +38,15 @@ class OwnHeads(core.Algorithm):
         return {"personalized": trees.assemble(state.server, trees.take(state.own, rows))}
 
 
-@pytest.fixture(scope="module")
-def own_heads():
-    yield core.algorithm("own_heads")(OwnHeads)()
-    del core.ALGORITHMS["own_heads"]
-
-
 @pytest.mark.costly
-def test_it_is_fedper(own_heads):
+def test_it_is_fedper(made):
     with jax.enable_x64(True):
         federation = toy_federation(participation=0.6, validation_size=0)
-        ours, records = run_rounds(own_heads, federation)
+        ours, records = run_rounds(made(OwnHeads), federation)
         theirs, wanted = run_rounds(pfl.make_algorithm("fedper"), federation)
     assert_close(ours[-1].server, theirs[-1].server, "server", 1e-12)
     assert_close(ours[-1].own, theirs[-1].private, "heads", 1e-12)
     assert_close(records[-1]["scores"], wanted[-1]["scores"], "scores", 1e-12)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("check", CHECKS)
-def test_it_passes_the_suite(own_heads, check):
-    check_algorithm(own_heads, only=check, show=None)
 
 
 def test_models_without_private_leaves_are_one():

@@ -15,7 +15,6 @@ from fedjax_pfl.testing.toys import TRAIN_SIZES, toy_federation
 from fedjax_pfl.training.scoring import loss_matrix
 from fedjax_pfl.utils.structs import struct
 from tests.algorithms.field import ValidationLosses
-from tests.engine.finals import final_of
 
 
 def context(t=0):
@@ -96,16 +95,6 @@ def test_self_weights_of_every_form_of_a_matrix():
     np.testing.assert_allclose(result["blocks"][rows], (wanted(members) + 1) / 2, 1e-6)
     np.testing.assert_array_equal(np.isnan(result["lost"][rows]), [False, True, False])
     np.testing.assert_array_equal(result["told"][rows], 0)
-
-
-@pytest.mark.costly
-def test_final_models_are_the_adapted_ones_that_were_scored():
-    with jax.enable_x64(True):
-        final = final_of(pfl.make_algorithm("fedavg_ft"), toy_federation(), 1, seeds=(0,))
-        named = final.models()
-        kernel = named["personalized"]["params"]["head"]["kernel"]
-        assert kernel.shape[:2] == (1, 5)
-        assert np.abs(kernel[0, 0] - kernel[0, 3]).max() > 1e-6
 
 
 @struct

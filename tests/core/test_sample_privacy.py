@@ -26,11 +26,7 @@ from fedjax_pfl.uploads.accounting import Release, epsilon, noise_for, training_
 PRIVATE = {"dp": "sample", "dp_clip": 0.5, "validation_size": 0}
 SINGLE = PRIVATE | {"dtype": "float32", "dp_delta": 1e-3, "local_epochs": 2}
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def make(name, **settings):

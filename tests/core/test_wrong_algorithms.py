@@ -95,12 +95,6 @@ def test_mistakes_are_found(made, cls, check, message):
         check_algorithm(made(cls), only=check, show=None)
 
 
-@pytest.mark.costly  # every algorithm of the package passes them
-@pytest.mark.parametrize("check", sorted({check for _, check, _ in WRONG}))
-def test_the_right_one_passes(made, check):
-    check_algorithm(made(Right), only=check, show=None)
-
-
 @pytest.mark.costly
 def test_equal_batches_may_be_declared(made):
     check_algorithm(made(DeclaresSharedBatches), only="recorded_steps", show=None)

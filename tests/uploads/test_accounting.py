@@ -36,10 +36,6 @@ def test_golden(z, q, steps, delta):
         np.testing.assert_allclose(ours, wanted, rtol, err_msg=accountant)
 
 
-def test_exact_gaussian():
-    np.testing.assert_allclose(epsilon([Release(5, 100)], 1e-3), 7.58128, rtol=1e-3)
-
-
 def exact_gaussian(z, count, delta):
     """Epsilon of `count` Gaussian releases (Balle and Wang, 2018, theorem 8)."""
     mu = math.sqrt(count) / z

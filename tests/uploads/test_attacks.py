@@ -14,11 +14,7 @@ from tests.references import attacks as reference
 HONEST = np.array([1, 0, 1, 1, 0, 1, 1, 0], bool)
 ATTACKERS = np.array([0, 1, 0, 0, 0, 0, 0, 1], bool)  # row 4 is absent
 
-
-@pytest.fixture(autouse=True)
-def float64():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 @cache
