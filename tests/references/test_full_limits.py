@@ -8,7 +8,6 @@ from tests.references import (
     fedavg,
     feddwa,
     fedprox,
-    fedupdate,
     l2c,
     network,
     perfedavg,
@@ -41,10 +40,6 @@ FULL = {
     "feddwa-trained-guidance": (
         lambda s: feddwa.run(s, guidance="trained", top_k=4), "personalized", local_of,
     ),
-    "fedupdate-no-steps": (
-        lambda s: fedupdate.run(s, update_batches=further_batches(s), steps=0),
-        "personalized", fedavg_of,
-    ),
     "l2c-even": (
         lambda s: l2c.run(s, validation_batches=further_batches(s), logit_rate=0.0),
         "personalized", lambda s: fedavg_of(uniform(s)),
@@ -61,24 +56,15 @@ FULL = {
         lambda s: scaffold.run(s.but(rounds=1)), "global",
         lambda s: fedavg_of(uniform(s))[:1],
     ),
-    **{
-        f"sfl-even-{layers}": (
-            lambda s, layers=layers: sfl.run(
-                s, graph=np.full((COUNT, COUNT), 1 / COUNT), layers=layers, graph_weight=0.0,
-                global_weight=0.0,
-            ), "personalized", lambda s: fedavg_of(uniform(s)),
-        )
-        for layers in (1, 3)
-    },
+    "sfl-even": (
+        lambda s: sfl.run(
+            s, graph=np.full((COUNT, COUNT), 1 / COUNT), layers=3, graph_weight=0.0,
+            global_weight=0.0,
+        ), "personalized", lambda s: fedavg_of(uniform(s)),
+    ),
     "sfl-detached": (
         lambda s: sfl.run(s, graph=np.full((COUNT, COUNT), 1 / COUNT), detached=True),
         "personalized", lambda s: fedavg_of(uniform(s)),
-    ),
-    "spfl_w-even-one-step": (
-        lambda s: spfl.run_weights(
-            s, routine_batches=further_batches(s), body=("hidden",), one_step=True,
-            weights=(0.0, 0.0),
-        ), "personalized", lambda s: fedavg_of(uniform(s)),
     ),
     "spfl_w-even": (
         lambda s: spfl.run_weights(

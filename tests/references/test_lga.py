@@ -58,12 +58,6 @@ def test_a_server_that_stood_still_adds_the_clients_move(models):
     assert_same(lga.predicted(**models, equation=10), models["trained"])
 
 
-def test_a_client_that_did_not_move_is_the_base(models):
-    models["trained"] = models["start"]
-    assert_same(lga.predicted(**models), models["server"])
-    assert_same(lga.predicted(**models, equation=10), models["start"])
-
-
 # ------------------------------------------------------------------ the rounds
 
 

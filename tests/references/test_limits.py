@@ -24,7 +24,6 @@ from tests.references import (
     fedbabu,
     feddwa,
     fedfomo,
-    fedopt,
     fedproto,
     fedprox,
     fedprox_ft,
@@ -77,24 +76,9 @@ def test_no_file_imports_the_library_or_jax():
 LIMITS = {
     "fedprox-no-term": (lambda s: fedprox.run(s, proximal_weight=0.0), "global", fedavg_of),
     "moon-no-term": (lambda s: moon.run(s, mu=0.0), "global", fedavg_of),
-    "fedavgm-nesterov": (lambda s: fedavgm.run(s, server_momentum=0.0), "global", fedavg_of),
     "fedavgm": (
         lambda s: fedavgm.run(s, server_momentum=0.0, nesterov=False), "global", fedavg_of,
     ),
-    **{
-        f"fedopt-{rule}-large-tau": (
-            lambda s, rule=rule: fedopt.run(
-                s, rule=rule, server_rate=1e14, tau=1e14, v0=0.0, b1=0.0
-            ), "global", fedavg_of,
-        )
-        for rule in fedopt.RULES
-    },
-    **{
-        f"apfl-{form}-global": (
-            lambda s, form=form: apfl.run(s, form=form, alpha=0.4), "global", fedavg_of,
-        )
-        for form in apfl.FORMS
-    },
     "apfl-own": (
         lambda s: apfl.run(s, alpha=1.0, adapt="never"), "personalized", local_of,
     ),
@@ -104,14 +88,6 @@ LIMITS = {
     "apple-own-core": (
         lambda s: apple.run(s, relations=ALONE, relation_rate=0.0, momentum=0.0),
         "personalized", local_of,
-    ),
-    "cfl-loose": (
-        lambda s: cfl.run(uniform(s), mean_below=0.0, first_split=0), "personalized",
-        lambda s: fedavg_of(uniform(s)),
-    ),
-    "cfl-early": (
-        lambda s: cfl.run(s, mean_below=np.inf, largest_above=0.0), "personalized",
-        lambda s: fedavg_of(uniform(s)),
     ),
     "cfl-one-cluster": (
         lambda s: cfl.run(
@@ -141,10 +117,6 @@ LIMITS = {
         ), "personalized", local_of,
     ),
     "fedamp-no-pull": (lambda s: fedamp.run(s, proximal_weight=0.0), "personalized", local_of),
-    "heurfedamp-own-weight": (
-        lambda s: fedamp.run(s, heuristic=True, self_weight=1.0, proximal_weight=0.0),
-        "personalized", local_of,
-    ),
     "fedupdate-no-steps": (
         lambda s: fedupdate.run(
             s, update_batches=further_batches(s), steps=0, discard_fine_tuned=True
@@ -168,11 +140,6 @@ LIMITS = {
     "fedfomo-no-validation": (lambda s: fedfomo.run(s), "trained", local_of),
     "ifca-one-model": (
         lambda s: ifca.run(s.but(initial=[s.initial])), "personalized", fedavg_of,
-    ),
-    "l2c-one-hot": (
-        lambda s: l2c.run(
-            s, validation_batches=further_batches(s), logits=1e4 * ALONE, logit_rate=0.0
-        ), "personalized", local_of,
     ),
     "l2c-no-neighbours": (
         lambda s: l2c.run(

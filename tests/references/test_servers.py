@@ -18,7 +18,6 @@ from tests.references.small import (
     EVERYBODY,
     PARTIAL,
     RATES,
-    ROUNDS,
     SIZES,
     assert_same,
     flat,
@@ -113,15 +112,6 @@ def test_it_is_the_published_codes_form(setting, scaling, cohorts):
         np.testing.assert_allclose(flat(models["everyone"]), last.mean(axis=0), rtol=1e-10)
         np.testing.assert_allclose(stack(models["gradients"]), -np.array(own)[:, None] * drift)
         np.testing.assert_allclose(stack(models["trained"]), last, rtol=1e-10)
-
-
-def test_after_exact_local_minima_g_is_the_gradient_there(setting):
-    own, x, y = [client["samples"] for client in setting.clients], setting.x, setting.y
-    common = setting.but(batches=[[[samples] * 150 for samples in own]] * ROUNDS)
-    for models in feddyn.run(common.but(learning_rate=[0.25] * ROUNDS), alpha=2.0):
-        for i in range(COUNT):
-            _, g = network.loss_and_gradient(models["trained"][i], x[own[i]], y[own[i]])
-            np.testing.assert_allclose(flat(models["gradients"][i]), flat(g), atol=1e-7)
 
 
 # ---- SCAFFOLD
