@@ -231,15 +231,6 @@ def test_results_from_before_steps_were_counted(result, tmp_path):
     assert loaded.summary()["accuracy"] == result.summary()["accuracy"]
 
 
-def test_a_result_is_never_overwritten(result, tmp_path):
-    result.save(tmp_path)
-    before = (tmp_path / "result.npz").read_bytes()
-    with pytest.raises(InputError, match=r"has a result\.json already"):
-        replace(result, algorithm="other").save(tmp_path)
-    assert (tmp_path / "result.npz").read_bytes() == before
-    assert Result.load(tmp_path).algorithm == "fedavg"
-
-
 @pytest.mark.parametrize("name", ["result.json", "result.npz"])
 def test_save_never_overwrites_a_file(result, tmp_path, name):
     (tmp_path / name).write_text("mine")
@@ -258,14 +249,6 @@ def test_functions_among_hyperparameters_are_saved_by_name(result, tmp_path):
 
 def test_load_without_a_saved_result(tmp_path):
     with pytest.raises(InputError, match=r"No saved result can be read from .*: No file .*json\.$"):
-        Result.load(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["result.json", "result.npz"])
-def test_loading_a_damaged_result(result, tmp_path, name):
-    result.save(tmp_path)
-    (tmp_path / name).write_bytes(b"PK, but no more")
-    with pytest.raises(InputError):
         Result.load(tmp_path)
 
 

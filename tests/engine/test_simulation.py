@@ -34,15 +34,6 @@ def test_more_rounds_continue_the_first_ones():
 
 
 @pytest.mark.costly
-def test_rounds_that_depend_on_their_number_begin_again():
-    one = simulation("waffle", eval_every=2)
-    one.run(3)
-    with pytest.warns(UserWarning, match="waffle begins with the first round again"):
-        again = one.run(5)
-    assert_same(again, whole("waffle"))
-
-
-@pytest.mark.costly
 def test_rounds_by_hand():
     one = simulation()
     state, seen = one.init(), []
@@ -66,15 +57,6 @@ def test_a_state_belongs_to_one_simulation():
     one, other = simulation(), simulation("local")
     with pytest.raises(pfl.InputError, match=r"state must be .* of this simulation"):
         one.step(RoundState(0, (), other._program(), other))
-
-
-@pytest.mark.costly
-def test_rounds_by_hand_of_an_algorithm_that_depends_on_their_number():
-    one = simulation("waffle")
-    with pytest.raises(pfl.InputError, match=r"call init\(rounds=...\)"):
-        one.init()
-    state, _ = one.step(one.init(rounds=4))
-    assert state.round == 1
 
 
 @pytest.mark.costly

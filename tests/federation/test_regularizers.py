@@ -24,11 +24,7 @@ from tests.algorithms.harness import Case
 
 WDR = WeightDistribution(10.0)
 
-
-@pytest.fixture(autouse=True)
-def double_precision():
-    with jax.enable_x64(True):
-        yield
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 
 def sampled(extra_loss=WDR):
