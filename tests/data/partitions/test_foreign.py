@@ -35,11 +35,17 @@ def test_flbench_refuses_the_pickle_and_reads_what_its_script_exports(tmp_path):
 
 def test_pfllibs_folder_is_a_partition_and_a_data_set(tmp_path):
     write_pfllib(tmp_path, DATA)
-    with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded here"):
-        pfl.load_dataset(f"pfllib:{tmp_path}")
+    for read in (lambda: pfl.load_dataset(f"pfllib:{tmp_path}"),
+                 lambda: pfl.read_partition(tmp_path, DATA)):  # fmt: skip
+        with pytest.raises(pfl.InputError, match="pickled objects, which are never loaded") as said:
+            read()
+        assert PFLLIB_EXPORT.format(folder=str(tmp_path)) in str(said.value)
     exported(tmp_path, PFLLIB_EXPORT)
     assert pfl.data.detect_tool(tmp_path) == "pfllib"
-    assert lists_of(pfl.read_partition(tmp_path, DATA)) == EXPECTED
+    found = pfl.read_partition(tmp_path, DATA)
+    assert lists_of(found) == EXPECTED and (found.rule, found.allow_overlap) == ("pfllib", False)
+    assert found.options["ambiguous_samples"] == 0
+    assert (found.options["mean"], found.options["std"]) == (0.5, 0.5)
     own = pfl.load_dataset(f"pfllib:{tmp_path}")
     sizes = [sum(map(len, lists)) for lists in EXPECTED]
     assert [own.num_train, own.num_test] == sizes

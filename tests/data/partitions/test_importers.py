@@ -1,7 +1,6 @@
 """Splits of other tools: found again in the pool, or refused with a sentence."""
 
 import json
-import runpy
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +9,6 @@ import pytest
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.importers import import_partition
-from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.utils.errors import InputError
 from tests.data.image_files import png
 from tests.data.partitions.saved_splits import (
@@ -24,21 +22,6 @@ from tests.data.partitions.saved_splits import (
     write_arrow,
     write_pfllib,
 )
-
-
-def test_pfllib_refuses_pickles_and_reads_what_its_script_exports(tmp_path):
-    write_pfllib(tmp_path, DATA)
-    with pytest.raises(InputError, match="pickled objects, which are never loaded here") as error:
-        import_partition("pfllib", tmp_path, DATA)
-    script = PFLLIB_EXPORT.format(folder=str(tmp_path))
-    assert script in str(error.value)
-    (tmp_path / "export.py").write_text(script)
-    runpy.run_path(str(tmp_path / "export.py"))
-    p = import_partition("pfllib", tmp_path, DATA)
-    assert lists_of(p) == EXPECTED
-    assert p.rule == "pfllib"
-    assert p.options == {"path": str(tmp_path), "ambiguous_samples": 0, "mean": 0.5, "std": 0.5}
-    assert not p.allow_overlap
 
 
 def test_pfllib_other_normalization(tmp_path):

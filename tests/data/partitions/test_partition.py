@@ -209,20 +209,6 @@ def test_summary_is_five_lines():
     ]
 
 
-@pytest.mark.parametrize("value", [None, "", b"1", [], {0: 1}, 0.5, np.zeros(3), True])
-def test_arguments_of_another_type(value):
-    calls = {
-        "Client must be a whole number": lambda: example().client("train", value),
-        "(Unknown split|split must be text)": lambda: example().sizes(value),
-        "(Validation seed|seed) must be": lambda: example().split_validation(0.5, value),
-    }
-    if not isinstance(value, float | bool):
-        calls["(Validation fraction|fraction) must"] = lambda: example().split_validation(value, 0)
-    for message, call in calls.items():
-        with pytest.raises(InputError, match=f"^{message}"):
-            call()
-
-
 @pytest.mark.parametrize("value", [None, 1, 0.5, np.array(1), {1}.__iter__()])
 def test_lists_of_clients_that_are_none(value):
     with pytest.raises(InputError, match="Sample indices must be a list for each client, got"):

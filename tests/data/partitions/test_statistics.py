@@ -51,14 +51,6 @@ def test_empty_and_single_clients():
     json.dumps(facts, allow_nan=False)
 
 
-def test_many_clients_take_little_time():
-    lists = np.arange(100000).reshape(2000, 50)
-    p = Partition.from_lists(lists, [[]] * 2000)
-    facts = partition_statistics(p, np.arange(100000) % 100, 100)
-    assert facts["effective_classes"]["mean"] == pytest.approx(50)
-    assert facts["total_variation"]["mean"] == pytest.approx(0.5, abs=0.01)
-
-
 @pytest.mark.parametrize(
     ("clients", "classes", "alpha"), [(40, 3, 5), (40, 30, 0.05), (2, 4, 1), (100, 6, 100)]
 )

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from experiments.cli import data_flags, flags
 from fedjax_pfl.data import image_decoding, limits
 from fedjax_pfl.data.sources.source_registry import load_dataset
 from fedjax_pfl.utils.errors import InputError
@@ -162,17 +161,6 @@ def test_sizes_as_text(text, size):
 def test_sizes_that_are_none(text):
     with pytest.raises(InputError, match="or two of them, height and width, as text 32x48, got"):
         image_decoding.parse_size(text)
-
-
-def test_sizes_on_the_command_line(tmp_path):
-    class_folders(tmp_path)
-    words = ["run", f"--dataset=folder:{tmp_path}", "--data_option=channels=1"]
-    args = flags.parse([*words, "--data_option=image_size=3x8"])
-    assert data_flags.load_dataset(args).input_shape == (3, 8, 1)
-    args = flags.parse([*words, "--data_option=image_size=6"])
-    assert data_flags.load_dataset(args).input_shape == (6, 6, 1)
-    with pytest.raises(InputError, match=r"channels must be 1 .* got True"):
-        load_dataset("folder", tmp_path, channels=True)
 
 
 @pytest.mark.parametrize("parts", [("test",), ("val", "test"), ("Valid",)])

@@ -92,10 +92,6 @@ def test_bad_parquet_tables(tmp_path, names, column, message):
         (CSV, {"id_columns": "label"}, "'label' can't be the label and one that is kept aside"),
         (CSV, {"id_columns": "age,age"}, "id_columns names 'age' 2 times"),
         (CSV, {"skip_columns": "age,dose,hospital"}, "has no column of numbers beside"),
-        (CSV.replace("60", ""), {}, r"'age' .* must hold numbers, got '' in row 2"),
-        (CSV.replace("well", ""), {}, "'label' .* is empty in row 2"),
-        ("x,label\n1,0\n2,1\n3,1.0\n", {}, "'label' .* has 1 also as 1.0: write equal numbers"),
-        (CSV.replace("60", "nan"), {}, r"'age' .* must hold numbers, got 'nan' in row 2"),
         (CSV.replace("age", "dose"), {}, "has 2 columns called 'dose'"),
         (CSV.replace("12,60", "60"), {}, "must have 4 columns in every row, got 3 in .* line 3"),
         ("hospital,age,label\n", {}, "has no rows"),
@@ -125,8 +121,6 @@ def test_texts_keep_columns(tmp_path):
     assert without_column.vocab_size == data.vocab_size + 2  # the users are words of the texts
     with pytest.raises(InputError, match=r"'usr'\. Did you mean 'user'"):
         load_dataset("text_csv", tmp_path / "t.csv", id_columns="usr")
-    with pytest.raises(InputError, match="id_columns must be columns other than 'label'"):
-        load_dataset("text_csv", tmp_path / "t.csv", id_columns="label")
 
 
 def test_npz_keeps_columns(tmp_path):
