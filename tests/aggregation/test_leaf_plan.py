@@ -157,11 +157,6 @@ def test_a_model_without_leaves_is_refused():
         leaf_plan({"params": {}})
 
 
-def test_parameters_may_be_a_single_array():
-    plan = leaf_plan({"params": jnp.zeros((4, 3))})
-    assert plan.num_parameters == 12 and plan.shared == (True,)
-
-
 def plan_of(module):
     """The plan of a federation, which knows the order in which a network makes its layers."""
     return toy_federation(model=module, dtype="float32").plan
@@ -188,30 +183,8 @@ def test_the_head_is_the_last_layer_whatever_its_name():
     assert (plan.blocks, plan.head) == (("stem", "fc_out"), "fc_out")
 
 
-@pytest.fixture
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
 def leaves(tree):
     return jax.tree.leaves(tree)
-
-
-@pytest.mark.costly
-def test_private_heads_under_fedavg(double_precision):
-    federation = toy_federation(share="body", participation=0.6)
-    states, records = run_rounds(pfl.make_algorithm("fedavg"), federation, scored=())
-    assert [leaf.shape for leaf in leaves(states[0].server)] == [(5,), (4, 5)]
-    assert [leaf.shape for leaf in leaves(states[0].private)] == [(5, 3), (5, 5, 3)]
-    for before, after, record in zip(states, states[1:], records, strict=False):
-        present = record["clients"]["participated"]
-        for old, new in zip(leaves(before.private), leaves(after.private), strict=True):
-            np.testing.assert_array_equal(new[~present], old[~present])
-            assert (new[present] != old[present]).any(axis=tuple(range(1, new.ndim))).all()
-        for old, new in zip(leaves(before.server), leaves(after.server), strict=True):
-            assert (new != old).any()
-    assert federation.plan.shared_block_sizes().tolist() == [25, 0]
 
 
 @pytest.mark.costly

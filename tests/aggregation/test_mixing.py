@@ -144,6 +144,7 @@ def test_gradients_are_finite(senders):
     senders = np.array(senders)
     scores = jnp.array([[0.0, 0.0, 1.0], [1.0, 1e-30, 1e30]])
     assert np.isfinite(gradient(mixing.inverse, scores, senders, 1e-6)).all()
+    assert np.isfinite(gradient(mixing.inverse, scores[:1], senders)).all()
     assert np.isfinite(gradient(mixing.softmax, scores, senders)).all()
     assert np.isfinite(gradient(mixing.normalize, jnp.zeros((1, 3)), senders)).all()
 
@@ -152,10 +153,6 @@ def test_gradient_of_inverse_distances_is_right():
     slope = gradient(mixing.inverse, jnp.array([[1.0, 2.0, 4.0]]), ALL)
     # weights (4, 2, 1) / 7; d(w_1 + 2 w_2) / d(d_0) = w_0 (w_1 + 2 w_2) / d_0, and so on.
     close(slope, [[16 / 49, -3 / 49, -5 / 98]])
-
-
-def test_gradient_of_inverse_at_distance_zero_without_a_floor():
-    assert np.isfinite(gradient(mixing.inverse, jnp.array([[0.0, 0.0, 1.0]]), ALL)).all()
 
 
 def stack(count, seed=0):
@@ -256,7 +253,7 @@ def test_check():
     mixing.check(np.array([[0.5, 0.5], [0, 1]]))
     with pytest.raises(InputError, match="non-negative, got"):
         mixing.check(np.array([[1.5, -0.5]]))
-    with pytest.raises(InputError, match="must be one"):
+    with pytest.raises(InputError, match=r"must be one.*got 0\.4"):
         mixing.check(np.array([[0.5, 0.5], [0.2, 0.2]]))
     with pytest.raises(InputError):
         mixing.check(np.array([[np.nan, 1.0]]))
@@ -276,11 +273,6 @@ def test_rows_of_half_precision(low):
         mixing.combine(thirds[0], jnp.ones((3, 2)))
     mean = mixing.combine(jnp.full(3, 1 / 3), jnp.full((3, 2), 257, low))
     assert mean.dtype == low and (mean == jnp.asarray(257, low)).all()
-
-
-def test_check_names_the_row_sum_it_found():
-    with pytest.raises(InputError, match=r"got 0\.25"):
-        mixing.check(np.array([[0.25, 0.0]]))
 
 
 def masked_reference(weights, leaf, mask):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import erf
 
-from fedjax_pfl.models.networks import CharLSTM, TextTransformer, ViT
+from fedjax_pfl.models.networks import CharLSTM, TextTransformer
 from fedjax_pfl.models.normalization import GroupNorm
 
 
@@ -26,29 +26,13 @@ def test_group_norm_by_hand():
     np.testing.assert_allclose(out, normal.reshape(x.shape) * w["scale"] + w["bias"], 1e-5, 1e-5)
 
 
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
 @pytest.mark.costly
-def test_lstm_by_hand_passes_over_padding():
-    ids = jnp.array([[1, 2, 0, 3], [4, 4, 1, 2], [0, 0, 0, 0]])
+def test_lstm_passes_over_padding():
+    """Its numbers are compared in `test_torch_weights`."""
+    ids = jnp.array([[1, 2, 0, 3], [1, 2, 3, 0], [0, 0, 0, 0]])
     w, out = made(CharLSTM(3, 5, hidden=4, embedding_size=2), ids)
-    for row, logits in zip(np.asarray(ids), out, strict=True):
-        x = [w["embedding"]["table"][token] for token in row if token]
-        h = np.zeros(4)
-        for layer in ("lstm_0", "lstm_1"):
-            h, c, outputs = np.zeros(4), np.zeros(4), []
-            for now in x:
-                part = w[layer]
-                gates = now @ part["kernel"] + h @ part["recurrent"] + part["bias"]
-                i, f, g, o = np.split(gates, 4)
-                c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-                h = sigmoid(o) * np.tanh(c)
-                outputs.append(h)
-            x = outputs
-        wanted = h @ w["head"]["kernel"] + w["head"]["bias"]
-        np.testing.assert_allclose(logits, wanted, 1e-5, 1e-5)
+    np.testing.assert_array_equal(out[0], out[1])
+    np.testing.assert_array_equal(out[2], w["head"]["bias"])
 
 
 def dense(x, layer):
@@ -101,16 +85,3 @@ def test_text_transformer_with_an_output_for_each_token(tied):
         x = layer_norm(encoder_block(x, w["block_0"], allowed), w["norm"])
         wanted = x @ w["embedding"]["table"].T if tied else dense(x, w["head"])
         np.testing.assert_allclose(logits, wanted, 5e-5, 5e-5)
-
-
-@pytest.mark.costly
-def test_vit_by_hand():
-    image = np.random.default_rng(1).normal(size=(1, 4, 6, 2)).astype(np.float32)
-    w, out = made(ViT(3, patch=2, width=6, depth=1, heads=2), image)
-    patches = [image[0, i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2, 4)]
-    embed, block = w["embed"], w["block_0"]
-    x = np.concatenate([embed["class_token"][0], dense(np.stack(patches), embed["patches"])])
-    x = x + embed["positions"][0]
-    x = encoder_block(x, block)
-    wanted = dense(layer_norm(x[0], w["norm"]), w["head"])
-    np.testing.assert_allclose(out[0], wanted, 2e-5, 2e-5)

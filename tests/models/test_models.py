@@ -138,6 +138,10 @@ def good_init(key, inputs):
     return {"w": jnp.zeros((4, 3))}
 
 
+def silent(params, x):
+    raise ValueError
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -158,6 +162,8 @@ def good_init(key, inputs):
             (good_init, lambda p, x: x @ p["v"]),
             r"The model can't take samples of shape \(4,\): 'v'",
         ),
+        ((good_init, silent), "can't take samples"),
+        ((good_init, lambda p, x: (x @ p["w"], x)), "must return logits"),
     ],
 )
 def test_bad_models_get_one_sentence(model, message):
@@ -175,20 +181,6 @@ def test_models_with_lists_are_refused():
 
     with pytest.raises(InputError, match=r"model must be hashable \(tuples for lists\)"):
         federate(Widths(np.zeros(3)))
-
-
-def silent(params, x):
-    raise ValueError
-
-
-def test_a_model_that_fails_without_a_message():
-    with pytest.raises(InputError, match="can't take samples"):
-        federate((good_init, silent))
-
-
-def test_a_model_that_returns_more_than_logits():
-    with pytest.raises(InputError, match="must return logits"):
-        federate((good_init, lambda p, x: (x @ p["w"], x)))
 
 
 def test_parameters_may_be_a_single_array():

@@ -1,4 +1,4 @@
-"""Batch normalization against NumPy in float64, and what its three policies share."""
+"""Batch normalization against NumPy in float64."""
 
 from functools import partial
 
@@ -7,14 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.aggregation.planning import leaf_plan
-from fedjax_pfl.data.dataset import dataset_from_arrays
-from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.build import federate
 from fedjax_pfl.models.normalization import BatchNorm, masked_moments
 from fedjax_pfl.testing.toys import assert_close
-from fedjax_pfl.utils.errors import InputError
-from tests.models.norm_net import NormNet
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 
@@ -154,54 +148,3 @@ def test_half_precision_keeps_its_statistics():
 def test_initialising_moves_nothing():
     tree = BatchNorm().init(jax.random.key(0), jnp.full((4, 2), 5.0), True)
     assert_close(tree["batch_stats"], {"mean": np.zeros(2), "var": np.ones(2)}, "statistics", 0)
-
-
-# FedAvg of a network with batch normalization, everything by hand.
-
-
-SIZES, ROUNDS, RATE = (7, 3, 1), 2, 0.3
-
-
-def federation_of(policy, dtype="float32"):
-    rng = np.random.default_rng(0)
-    total = sum(SIZES) + len(SIZES)
-    x, y = rng.normal(2, 1, (total, 4)), rng.integers(0, 3, total)
-    data = dataset_from_arrays("norm", x.astype(np.float32), y, num_classes=3)
-    lists = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    partition = Partition.from_lists(train=lists, test=[[total - 1 - i] for i in range(3)])
-    options = {"batch_size": 4, "learning_rate": RATE, "dtype": dtype}
-    options["client_execution"] = "vmap" if policy == "local" else "map"
-    return federate(data, partition, NormNet(), batch_norm=policy, **options)
-
-
-def averaged(path, policy):
-    if "bn" not in path:
-        return True
-    return policy == "shared" or (policy == "affine_shared" and path.startswith("params"))
-
-
-def test_policies_name_their_leaves():
-    federation = federation_of(None)
-    model = jax.eval_shape(federation.initial_model, jax.random.key(0))
-    assert federation.plan.blocks == ("fc", "bn", "head")
-    for policy in ("shared", "local", "affine_shared"):
-        plan = leaf_plan(model, batch_norm=policy)
-        assert plan.shared == tuple(averaged(path, policy) for path in plan.paths)
-    assert plan.num_parameters == 4 * 4 + 4 + 8 + 4 * 3 + 3
-    with pytest.raises(InputError, match="batch-norm policy 'none'"):
-        leaf_plan(model, batch_norm="none")
-
-
-def test_an_algorithm_has_a_policy_and_the_user_the_last_word():
-    plan = federation_of(None).plan
-    assert plan.shared == federation_of("affine_shared").plan.shared
-    assert plan.with_defaults("all", "local") == federation_of("local").plan.with_share("all")
-    assert federation_of("shared").plan.with_defaults("all", "local").batch_norm == "shared"
-
-
-def test_traffic_of_the_policies():
-    sizes = {
-        policy: federation_of(policy).plan.shared_block_sizes().tolist()
-        for policy in ("shared", "local", "affine_shared")
-    }
-    assert sizes == {"shared": [20, 16, 15], "local": [20, 0, 15], "affine_shared": [20, 8, 15]}

@@ -215,13 +215,3 @@ def test_pfllibs_lstm_computes_something_else():
         pfl.models.from_torch(state, network, (7,), input_dtype="int32")
     model = pfl.models.from_torch(state, network, (7,), names={"fc": "head"}, input_dtype="int32")
     np.testing.assert_array_equal(model["params"]["head"]["kernel"], state["fc.weight"].T)
-
-
-def test_a_missing_classifier_is_named():
-    state, _, network, _ = PFLLIB["FedAvgCNN"]
-    body = {name: value for name, value in state.items() if not name.startswith("fc.")}
-    with pytest.raises(pfl.InputError, match=r"6 of 8 leaves .* given: params/head/bias, params/h"):
-        pfl.models.from_torch(body, network, (20, 22, 3))
-    with pytest.warns(UserWarning, match="none is given: params/head/bias, params/head/kernel"):
-        model = pfl.models.from_torch(body, network, (20, 22, 3), partial=True)
-    assert jax.tree.map(np.shape, model["params"]["fc"]) == {"bias": (24,), "kernel": (24, 24)}

@@ -11,7 +11,6 @@ import fedjax_pfl as pfl
 from fedjax_pfl.models.mlp import MLP
 from fedjax_pfl.models.recurrent import CharLSTM
 from fedjax_pfl.models.task import as_task
-from fedjax_pfl.models.text import TextCNN
 from tests.models import torch_forward as torch
 
 IMAGES = np.random.default_rng(3).normal(size=(3, 2, 8, 10)).astype(np.float32)  # channels first
@@ -120,19 +119,6 @@ def test_a_gru_is_refused():
     network = CharLSTM(5, 7, hidden=4, embedding_size=3, layers=1)
     with pytest.raises(pfl.InputError, match="A GRU's layers can't be converted"):
         pfl.models.from_torch(state, network, (6,), input_dtype="int32")
-
-
-def test_convolutions_over_time():
-    state = torch.state_of(emb=(7, 3), c=(2, 3, 3), out=(5, 2))
-    del state["emb.bias"]
-    state["emb.weight"][0] = 0
-    ids = np.random.default_rng(0).integers(1, 7, (3, 6))
-    x = state["emb.weight"][ids].transpose(0, 2, 1)[..., None]
-    x = torch.conv2d(x, state | {"c.weight": state["c.weight"][..., None]}, "c")
-    wanted = torch.linear(torch.relu(x.max((2, 3))), state, "out")
-    network = TextCNN(5, 7, hidden=3, channels=2, widths=(3,))
-    model = pfl.models.from_torch(state, network, (6,), input_dtype="int32")
-    assert_close(outputs(network, model, ids), wanted)
 
 
 class Tensor:

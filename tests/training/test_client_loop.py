@@ -139,11 +139,6 @@ def test_no_step_is_handed_more_rows_than_the_largest_client_fills():
     np.testing.assert_array_equal(done, 2 * np.array(SIZES))
 
 
-def test_drop_last_leaves_small_clients_without_a_step():
-    ran = run(numbered(), Schedule(batch_size=4, drop_last=True))[0]["ran"]
-    np.testing.assert_array_equal(ran, [1, 0, 0, 2, 1])
-
-
 def test_steps_cross_epochs():
     done, *_ = run(numbered(), Schedule(steps=5, batch_size=4))
     np.testing.assert_array_equal(done["ran"], [5, 5, 0, 5, 5])
@@ -152,12 +147,6 @@ def test_steps_cross_epochs():
     assert [len(b[0]) for b in steps[1]] == [3] * 5
     for first in (0, 2):
         assert len({i for step in steps[0][first : first + 2] for i in step[0]}) == 7
-
-
-def test_two_batches_a_step_are_disjoint():
-    for client in walked(run(numbered(), Schedule(batch_size=2, batches_per_step=2))[0]):
-        for first, second in client:
-            assert not set(first) & set(second)
 
 
 def test_active_masks_and_cursors_of_an_unshuffled_walk():

@@ -3,7 +3,6 @@ lost."""
 
 from functools import partial
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,27 +12,17 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.federation.optimizers import SGD
 from fedjax_pfl.federation.regularizers import weight_distribution
-from fedjax_pfl.models.normalization import BatchNorm
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.training.local_step import LocalStep, LossAndGradient
 from fedjax_pfl.utils.structs import static, struct
-from tests.algorithms.harness import Case, assert_models, dense
+from tests.algorithms.harness import Case, assert_models
+from tests.algorithms.noisy import Noisy
 from tests.references.network import add, loss_and_gradient, scale, subtract
 
 RATE, MOMENTUM, DECAY, WDR, SIZE = 0.3, 0.9, 0.05, 2.0, 4
 
 
 pytestmark = pytest.mark.usefixtures("double_precision")
-
-
-class Noisy(nn.Module):
-    """Batch-norm and dropout."""
-
-    @nn.compact
-    def __call__(self, x, train: bool = False, valid=None):
-        x = BatchNorm(name="bn")(nn.tanh(dense(5, "fc")(x)), train, valid)
-        x = nn.Dropout(0.3, deterministic=not train)(x)
-        return dense(3, "head")(x)
 
 
 @pytest.mark.costly

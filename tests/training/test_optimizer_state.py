@@ -16,8 +16,7 @@ from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import SEEDS, assert_close, states_of, toy_federation
 from fedjax_pfl.utils.structs import static, struct
-from tests.algorithms.harness import Case, assert_models
-from tests.references.local_sgd import sgd
+from tests.algorithms.harness import Case
 from tests.references.network import add, combine, loss_and_gradient, scale, subtract
 from tests.training.remembering import MOMENTUM, Remembering, State
 
@@ -99,27 +98,6 @@ def test_states_are_over_the_leaves_that_are_trained():
     assert all((leaf != 0).any() for leaf in jax.tree.leaves(after.optimizers))
     with pytest.raises(TypeError, match=r"over the leaves .* with the same trainable as in ctx"):
         pfl.Simulation(OfTheHead(over_the_head=False), federation).estimate_memory()
-
-
-def falling(t, total):
-    return 1 - 0.25 * t.astype(float) / total
-
-
-def cosine(t, total):
-    return optax.cosine_decay_schedule(1.0, 1)(t / total)
-
-
-@pytest.mark.costly
-def test_rates_follow_a_schedule_over_the_whole_simulation():
-    case = Case(lr_schedule=falling)
-    states = case.states_of(pfl.make_algorithm("local"))
-    models, batches = [case.initial()] * 5, case.batches()
-    for t in range(case.rounds):
-        rate = case.rates[t] * (1 - 0.25 * t / case.rounds)  # beside the exponential decay
-        models = [sgd(models[i], batches[t][i], case.x, case.y, rate) for i in range(5)]
-        assert_models(states[t + 1].models, models, f"round {t + 1}")
-    factors = toy_federation(lr_schedule=cosine).training.rate_factors(4)
-    np.testing.assert_allclose(factors, (1 + np.cos(np.pi * np.arange(4) / 4)) / 2, 1e-6)
 
 
 def test_a_schedule_is_part_of_a_simulations_fingerprint_by_its_factors():
