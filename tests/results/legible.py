@@ -1,8 +1,8 @@
-"""Labels of pictures of partitions."""
+"""Labels of pictures."""
 
 
 def assert_legible(figure):
-    """No tick labels of an axis touch, and every text lies within the figure."""
+    """No tick labels of an axis touch; titles and labels of axes lie within the figure."""
     figure.draw_without_rendering()
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
@@ -14,6 +14,10 @@ def assert_legible(figure):
                 box = axis.label.get_window_extent()
                 assert box.x0 >= -1
                 assert box.x1 <= figure.bbox.x1 + 1
+    for text in (figure._suptitle, *(axes.title for axes in figure.axes)):
+        if text is not None and text.get_text():
+            box = text.get_window_extent()
+            assert box.x0 >= -1 and box.x1 <= figure.bbox.x1 + 1
     boxes = [axes.xaxis.label.get_window_extent() for axes in figure.axes if axes.get_xlabel()]
     for k, box in enumerate(boxes):
         assert not any(box.overlaps(other) for other in boxes[k + 1 :])

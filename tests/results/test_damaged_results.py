@@ -141,14 +141,6 @@ def test_other_content(saved, name, content):
 
 
 @pytest.mark.parametrize("name", ["result.json", "result.npz"])
-def test_cut_off(saved, name):
-    whole = (saved / name).read_bytes()
-    for part in (1, len(whole) // 2, len(whole) - 3):
-        (saved / name).write_bytes(whole[:part])
-        assert name in refused(saved)
-
-
-@pytest.mark.parametrize("name", ["result.json", "result.npz"])
 def test_no_file_but_something_else(saved, name):
     (saved / name).unlink()
     assert name in refused(saved)

@@ -73,8 +73,8 @@ def test_a_model_that_was_not_scored_yet(recwarn):
     stop = lambda progress: progress.round >= 2  # noqa: E731
     federation = toy_federation(dtype="float32")
     result = pfl.simulate(pfl.make_algorithm("local"), federation, 4, adapt=adapt, stop=stop)
-    assert np.isnan(result.headline(model="adapted"))
-    assert "Mean over no client of 5." in result.table("adapted")
+    assert np.isnan(result.headline(model="trained"))
+    assert "Mean over no client of 5." in result.table("trained")
     assert not [one for one in recwarn if "slice" in str(one.message)]
 
 

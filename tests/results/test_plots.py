@@ -10,6 +10,7 @@ from matplotlib.text import Text
 import fedjax_pfl as pfl
 from fedjax_pfl.results import plots
 from fedjax_pfl.utils.metric_names import ACCURACY
+from tests.results.legible import assert_legible
 
 
 def result(seeds=3, rounds=6, level=0.5):
@@ -21,26 +22,6 @@ def result(seeds=3, rounds=6, level=0.5):
         curve=lambda model, split: curve,
         measure=lambda: ACCURACY,
     )
-
-
-def tick_boxes(figure):
-    """For every axis of a figure, the boxes of its visible tick labels."""
-    figure.canvas.draw()
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            labels = [x for x in axis.get_ticklabels() if x.get_visible() and x.get_text()]
-            yield [label.get_window_extent() for label in labels]
-
-
-def assert_legible(figure):
-    for boxes in tick_boxes(figure):
-        for k, box in enumerate(boxes):
-            assert not any(box.overlaps(other) for other in boxes[k + 1 :])
-    whole = figure.bbox
-    for text in (figure._suptitle, *(axes.title for axes in figure.axes)):
-        if text is not None and text.get_text():
-            box = text.get_window_extent()
-            assert box.x0 >= whole.x0 and box.x1 <= whole.x1
 
 
 def test_accuracy_curves():

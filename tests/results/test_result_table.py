@@ -175,11 +175,6 @@ def test_bad_names(result):
         replace(result, scores={}).values()
 
 
-def test_a_saved_result_has_the_same_table(result, tmp_path):
-    result.save(tmp_path / "r")
-    assert pfl.Result.load(tmp_path / "r").table() == result.table()
-
-
 def test_clients_names(result, tmp_path):
     names = ("north", "south", "east", "west", "sea")
     named = replace(result, client_names=names)
