@@ -231,6 +231,7 @@ class Twice(Right):
 
     chained: ClassVar = True
     declared: ClassVar = True
+    purpose: ClassVar = "again"
 
     def schedules(self, federation):
         second = replace(federation.schedule, epochs=1)
@@ -240,7 +241,7 @@ class Twice(Right):
         once, cohort, _ = ctx.train(ctx.cohort.gather(state.models))
         begin = cohort if self.chained else ctx.cohort
         second = replace(ctx.federation.schedule, epochs=1)
-        twice, cohort, _ = ctx.train(once, begin, purpose="again", schedule=second)
+        twice, cohort, _ = ctx.train(once, begin, purpose=self.purpose, schedule=second)
         return State(cohort.scatter(state.models, twice)), ctx.record(cohort)
 
 
@@ -250,6 +251,14 @@ class NotChained(Twice):
 
 class NotDeclared(Twice):
     declared: ClassVar = False
+
+
+class ReusesAKey(Twice):
+    purpose: ClassVar = "train"
+
+
+class DeclaresSharedBatches(ReusesAKey):
+    reuses_keys = True
 
 
 class FirstCohort(Right):
@@ -279,6 +288,7 @@ class TooFew(Right):
 @pytest.mark.parametrize(
     ("cls", "said"),
     [
+        (ReusesAKey, "trains twice with the key of 'train': give one"),
         (TooFew, r"gradients\(federation, rounds=4\) is .* and rounds record"),
         (NotChained, r"local steps in round 1 and its record has .*one before"),
         (FirstCohort, r"in round 1 and its record has \[0, 0, 0, 0, 0\]: .*ctx\.record"),
@@ -291,8 +301,60 @@ def test_steps_that_vanish_and_schedules_that_are_not_named(cls, said):
         check_algorithm(registered(cls)(), only="recorded_steps")
 
 
-def test_a_second_training_that_is_recorded_and_named():
-    check_algorithm(registered(Twice)(), only="recorded_steps")
+@pytest.mark.parametrize(
+    "cls", [Twice, pytest.param(DeclaresSharedBatches, marks=pytest.mark.costly)]
+)
+def test_a_second_training_that_is_recorded_and_named(cls):
+    check_algorithm(registered(cls)(), only="recorded_steps")
+
+
+class LearnsFromPadding(Right):
+    """A loss over all rows of a minibatch, of which the last ones may be padding."""
+
+    def round(self, ctx, state):
+        def over_all_rows(params, batch, broadcast, client):
+            at = jax.numpy.arange(len(batch.labels))
+            return -jax.numpy.mean(jax.nn.log_softmax(batch.logits)[at, batch.labels])
+
+        received = ctx.cohort.gather(state.models)
+        trained, cohort, _ = ctx.train(received, extra_loss=over_all_rows)
+        return State(cohort.scatter(state.models, trained)), ctx.record(cohort)
+
+
+class ChangesAbsentClients(Right):
+    def round(self, ctx, state):
+        new, record = super().round(ctx, state)
+        return State(jax.tree.map(lambda leaf: 0.9 * leaf, new.models)), record
+
+
+class RecordsOtherWeights(ALGORITHMS["fedavg"]):
+    """The record has equal weights, the server's model those of sizes."""
+
+    def round(self, ctx, state):
+        state, _ = super().round(ctx, state)
+        equal = pfl.mixing.normalize(ctx.cohort.mask.astype(ctx.dtype))
+        return state, ctx.record(ctx.cohort, mixing=equal)
+
+
+@pytest.mark.parametrize(
+    ("cls", "check", "said"),
+    [
+        (LearnsFromPadding, "padding", "padding rows of minibatches changed the state"),
+        (RecordsOtherWeights, "recorded_matrices", "'mixing' of round 1 has rows that no function"),
+        (ChangesAbsentClients, "partial_participation", "models of absent clients in round 1"),
+    ],
+)
+def test_mistakes_that_change_numbers(cls, check, said):
+    with pytest.raises(AssertionError, match=said):
+        check_algorithm(registered(cls)(), only=check, show=None)
+
+
+def test_text_that_is_not_static_is_refused():
+    class Worded(Right):
+        kind: str = "a"
+
+    with pytest.raises(pfl.InputError, match=r"kind of worded is text.*core.static\('a'\)"):
+        pfl.simulate(registered(Worded, "worded")(), toys.toy_federation(dtype="float32"), 1)
 
 
 def test_the_suite_shows_what_it_does(capsys, monkeypatch):

@@ -61,9 +61,3 @@ def test_absent_clients_that_upload_spend_what_others_do():
     federation = toy_federation(**CLIENT, dp_noise=4.0, participation=0.6)
     for name, local in (("spfl", False), ("feddwa", True)):
         assert client_releases(pfl.make_algorithm(name), federation)["local"] == local
-
-
-def test_waffle_for_every_client_is_refused():
-    with pytest.raises(pfl.InputError, match="same noise for each Alice"):
-        algorithm = pfl.make_algorithm("waffle", {"everyone": True})
-        pfl.simulate(algorithm, toy_federation(**CLIENT, dp_noise=1.0), rounds=1)

@@ -81,21 +81,6 @@ def test_every_scaling_is_named_where_it_is_chosen():
     assert set(re.findall("'([a-z_]+)'", names)) == set(SCALINGS)
 
 
-@pytest.mark.parametrize("value", [[1], None, np.zeros(2), "halve"])
-def test_scalings_of_another_type(value):
-    data = load_dataset("digits")
-    with pytest.raises(InputError, match="Unknown input scaling"):
-        input_scaling(value, data)
-
-
-def test_options_of_a_data_set_that_are_arrays():
-    array, samples = np.zeros(2), (np.zeros((1, 2)), [0])
-    with pytest.raises(InputError, match="input_scaling must be text or None"):
-        dataset_from_arrays("a", *samples, input_scaling=array)
-    with pytest.raises(InputError, match="columns must be a dict"):
-        dataset_from_arrays("a", *samples, columns=array)
-
-
 @pytest.mark.parametrize("name", ["half", "unit", "mnist"])
 def test_scaled_samples_are_not_divided_by_255_once_more(name):
     x = np.random.default_rng(0).uniform(-1, 1, (3000, 2, 2, 1)).astype(np.float32)

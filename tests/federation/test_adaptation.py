@@ -30,18 +30,6 @@ def test_joint_epochs_that_can_not_be_counted():
         JointEpochs(2**16, batch_size=2**14).check_counts(2**15)
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), "a", True])
-def test_proximal_weights_that_can_not_be(weight):
-    with pytest.raises(pfl.InputError, match="proximal weight of adaptation must be a"):
-        pfl.Adaptation(proximal_weight=weight).validate()
-
-
-@pytest.mark.parametrize("factor", [-1, "a"])
-def test_factors_of_the_rate_that_can_not_be(factor):
-    with pytest.raises(pfl.InputError, match="rate_factor of adaptation must be a"):
-        pfl.Adaptation(rate_factor=factor).validate()
-
-
 @pytest.mark.costly
 def test_the_rate_of_copies_times_a_factor():
     """Of the round's rate, or of the adaptation's own; an algorithm's numbers may be traced."""

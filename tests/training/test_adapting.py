@@ -149,6 +149,8 @@ class Unhashable(list):
         ({"joint_epochs": 2}, "joint_epochs of adaptation must be True or False, got 2"),
         ({"joint_epochs": True, "steps": 2}, "steps must be None with joint_epochs, got 2"),
         ({"proximal_weight": -1}, "proximal weight of adaptation must be .* at least 0, got -1"),
+        ({"proximal_weight": float("nan")}, "proximal weight of adaptation must be a"),
+        ({"rate_factor": -1}, "rate_factor of adaptation must be a"),
     ],
 )
 def test_adaptation_is_checked(options, message):

@@ -31,6 +31,8 @@ def test_common_properties(rule, dataset):
     assert not p.allow_overlap
     p.validate(len(dataset.labels), 10, dataset.labels)
     assert p.rule == rule
+    wanted = RULES[rule].test_split if dataset is OFFICIAL else "pooled"
+    assert p.options["test_split"] == wanted
     assert p.num_clients == 20
     assert p.hash() == make_partition(rule, dataset, 20, 3).hash()
     assert p.hash() != make_partition(rule, dataset, 20, 4).hash()
@@ -75,13 +77,6 @@ def test_golden_hashes(rule):
     fixed = dataset_from_arrays("fixed", x[:2000], y[:2000], x[2000:], y[2000:])
     # A new rule has none yet: its line is what this test says it got.
     assert make_partition(rule, fixed, 20, 3).hash()[:16] == GOLDEN.get(rule)
-
-
-def test_auto_test_split():
-    for rule in DEALING:
-        expected = RULES[rule].test_split
-        assert make_partition(rule, OFFICIAL, 4, 0).options["test_split"] == expected
-        assert make_partition(rule, POOLED, 4, 0).options["test_split"] == "pooled"
 
 
 @pytest.mark.parametrize("rule", DEALING)

@@ -163,27 +163,20 @@ def test_sizes_that_are_none(text):
         image_decoding.parse_size(text)
 
 
-@pytest.mark.parametrize("parts", [("test",), ("val", "test"), ("Valid",)])
-def test_parts_without_train_are_no_classes(tmp_path, parts):
-    class_folders(tmp_path, parts)
-    with pytest.raises(InputError, match=f"holds .*{parts[0]}.* but no folder train of class"):
-        load_dataset("folder", tmp_path)
-
-
-def test_parts_with_images_and_without_class_folders_are_no_classes(tmp_path):
-    class_folders(tmp_path, ("",), ("train", "test"))
-    with pytest.raises(InputError, match="holds test, train but no folder train of class folders"):
-        load_dataset("folder", tmp_path)
-
-
 @pytest.mark.parametrize(
-    ("train", "test"), [("Train", "Test"), ("TRAIN", "Validation"), ("training", "dev")]
+    ("parts", "classes"),
+    [
+        (("test",), ("cat", "dog")),
+        (("val", "test"), ("cat", "dog")),
+        (("Valid",), ("cat", "dog")),
+        (("",), ("test", "train")),  # images in the folders of parts themselves
+    ],
 )
-def test_spellings_of_the_folders_of_splits(tmp_path, train, test):
-    class_folders(tmp_path, (train,), count=2)
-    class_folders(tmp_path, (test,), count=1)
-    data = load_dataset("folder", tmp_path)
-    assert (data.num_train, data.num_test) == (4, 2)
+def test_parts_without_class_folders_to_train_on_are_no_classes(tmp_path, parts, classes):
+    class_folders(tmp_path, parts, classes)
+    held = parts[0] or "test, train"
+    with pytest.raises(InputError, match=f"holds .*{held}.* but no folder train of class"):
+        load_dataset("folder", tmp_path)
 
 
 def test_folders_and_images_that_are_not_used_are_named(tmp_path):
