@@ -12,6 +12,8 @@ from fedjax_pfl.aggregation import mixing, similarity, streamed
 from fedjax_pfl.aggregation.planning import leaf_plan
 from fedjax_pfl.utils import trees
 
+pytestmark = pytest.mark.costly
+
 COUNT = 7
 ROWS = jnp.array([1, 4], jnp.int32)
 asked = []
@@ -57,7 +59,6 @@ def everything(stack, own, of):
     }
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("block", [1, 2**22])
 def test_what_a_server_computes_block_by_block(monkeypatch, block):
     """Of models with some far from the others and near each other, whose distances are direct."""
@@ -75,7 +76,6 @@ def test_what_a_server_computes_block_by_block(monkeypatch, block):
         chex.assert_trees_all_close(each, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.costly
 def test_rows_that_nobody_wants_are_not_read(monkeypatch):
     monkeypatch.setattr(streamed, "BLOCK", 1)
     wanted = jnp.zeros(COUNT, bool).at[jnp.array([3, 5, 6])].set(True)
@@ -89,7 +89,6 @@ def test_rows_that_nobody_wants_are_not_read(monkeypatch):
     assert total == 14
 
 
-@pytest.mark.costly
 def test_without_a_reader_nothing_is_computed():
     leaf = trees.PartialLeaf(jnp.ones((2, 3)), ROWS, COUNT)
     with pytest.raises(TypeError, match=r"PartialLeaf|not on the device"):

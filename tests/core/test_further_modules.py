@@ -11,7 +11,7 @@ from flax import nnx
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedavg import FedAvg
 from fedjax_pfl.models import ExtendedTask
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.harness import TwoLayers
 from tests.references import network
 
@@ -93,29 +93,6 @@ def test_a_federation_is_extended_once():
     frozen = scaled(federation.with_frozen("hidden")).with_mixtures()
     assert frozen.plan.shared_block_sizes().tolist() == [0, 18, 5, 0]
     assert frozen.plan == scaled(federation).with_frozen("hidden").with_mixtures().plan
-
-
-@pytest.mark.costly
-def test_a_round_with_further_modules():
-    federation = toy_federation(model=TanhNetwork(), participation=0.6, momentum=0.5)
-    first, last = (
-        jax.tree.map(np.asarray, state) for state in states_of(OwnShift(), federation, 1)
-    )
-    own = first.private["params"]["shift"]
-    assert (own == own[0]).all() and (own != 0).all()
-    prepared = OwnShift().prepare(federation)
-    plain = federation.initial_model(jax.random.key(0))
-    whole = prepared.initial_model(jax.random.key(0))
-    assert_close(prepared.network.without_added(whole), plain, "the network's own", 0)
-    moved = (last.private["params"]["shift"] != own).any(axis=1)
-    assert 0 < moved.sum() < 5
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)))
-    hidden, head = whole["params"]["hidden"], whole["params"]["head"]
-    features = np.tanh(x @ hidden["kernel"] + hidden["bias"])
-    wanted = (features + whole["params"]["shift"]) @ head["kernel"] + head["bias"]
-    outputs = prepared.task.outputs(whole, x, False, None, None)
-    np.testing.assert_allclose(outputs.logits, wanted, 1e-12)
-    np.testing.assert_allclose(outputs.features, features, 1e-12)
 
 
 def test_weight_decay_of_some_modules():

@@ -75,17 +75,7 @@ def test_a_lost_server_ends_the_claim_of_a_score(made):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(
-    "name",
-    [
-        "fedadam",
-        *(
-            pytest.param(name, marks=pytest.mark.costly)
-            for name in pfl.core.ALGORITHMS
-            if name != "fedadam"
-        ),
-    ],
-)
+@pytest.mark.parametrize("name", pfl.core.ALGORITHMS)
 def test_a_huge_finite_update_leaves_the_others_unharmed(name):
     algorithm = pfl.make_algorithm(name)
     own = {} if algorithm.batch_norm == "local" else {"model": MLP(3, (5,))}

@@ -141,8 +141,6 @@ COVERED = {
     for settings in [{"cwfedavg": {"wdr_weight": 0}, "sfl": {"graph": "neighbours"}}.get(name, {})]
     if (name, tuple(settings.items())) not in REFUSED and not make(name, **settings).unprotected
 }
-# Two gradients of one step with its key, two trainings with one key, two updates on a minibatch.
-QUICK = ("apfl", "ditto", "spfl")
 
 
 @pytest.mark.costly
@@ -183,10 +181,7 @@ def key_words(monkeypatch):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.costly) for name in COVERED],
-)
+@pytest.mark.parametrize("name", COVERED)
 def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
     """With equal keys the difference of two gradients has no noise."""
     drawn, twice = key_words(monkeypatch)
@@ -206,10 +201,7 @@ def test_no_two_gradients_have_the_same_noise(name, monkeypatch):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize(
-    ("order", "execution"),
-    [("poisson", 2), pytest.param("shuffled", "vmap", marks=pytest.mark.costly)],
-)
+@pytest.mark.parametrize(("order", "execution"), [("poisson", 2), ("shuffled", "vmap")])
 def test_how_clients_run_does_not_matter(order, execution):
     """One by one, at once or in chunks, and in another order of the clients."""
     options = {**PRIVATE, "dp_noise": 1.0, "batch_order": order}

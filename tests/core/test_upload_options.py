@@ -49,7 +49,7 @@ COMPOSED = {
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("execution", ["vmap", pytest.param("map", marks=pytest.mark.costly)])
+@pytest.mark.parametrize("execution", ["vmap", "map"])
 def test_compression_attack_and_rule_in_one_run(execution):
     errors = np.zeros((5, 43))
     for before, trained, sent, after, present, _ in run(client_execution=execution, **COMPOSED):

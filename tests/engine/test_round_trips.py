@@ -7,6 +7,8 @@ from flax import nnx
 
 import fedjax_pfl as pfl
 
+pytestmark = pytest.mark.costly
+
 DATA = pfl.load_dataset("digits")
 PARTITION = pfl.make_partition("iid", DATA, 3, seed=0, train_samples=20, test_samples=5)
 STORED = DATA.pool()[0][:7]
@@ -36,7 +38,6 @@ def assert_begins(model, network, wanted):
     assert_close(one.network.bound(one.initial_values, {}).predict(begun, STORED / 16), wanted)
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("algorithm", "client", "network", "options"),
     [
@@ -60,7 +61,6 @@ def test_one_line_each_way(algorithm, client, network, options):
     assert_begins(model, network, wanted)
 
 
-@pytest.mark.costly
 def test_a_global_model_as_it_is_and_what_is_no_single_model():
     result = simulated("fedavg")
     wanted = result.predict(0, STORED, outputs=True)
@@ -77,7 +77,6 @@ def test_a_global_model_as_it_is_and_what_is_no_single_model():
         simulated("fedrod").model(0)
 
 
-@pytest.mark.costly
 def test_features_that_were_cached():
     base = simulated("fedavg").model()
     result = simulated("local", initial_model=base, freeze="body", cache_features=True)
@@ -93,7 +92,6 @@ class OfNnx(nnx.Module):
         return self.head(nnx.relu(self.fc(x.reshape(x.shape[0], -1))))
 
 
-@pytest.mark.costly
 def test_adapters_of_an_nnx_module():
     result = simulated("local", OfNnx, **LORA)
     assert_begins(result.model(1), OfNnx, result.predict(1, STORED, outputs=True))

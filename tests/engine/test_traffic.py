@@ -10,17 +10,16 @@ from tests.engine.simulated import simulate
 MODEL_BYTES = 8 * (4 * 5 + 5 + 5 * 3 + 3)
 
 
-pytestmark = pytest.mark.usefixtures("double_precision")
+pytestmark = [pytest.mark.costly, pytest.mark.usefixtures("double_precision")]
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     ("name", "guidance", "up", "down", "passes"),
     [
         ("fedavg", None, 1, 1, 1),
-        pytest.param("local", None, 0, 0, 1, marks=pytest.mark.costly),
+        ("local", None, 0, 0, 1),
         # Twice FedAvg's computation, as in the paper's Table 5.
-        pytest.param("feddwa", "epochs", 2, 1, 2, marks=pytest.mark.costly),
+        ("feddwa", "epochs", 2, 1, 2),
     ],
 )
 def test_traffic_and_computation(name, guidance, up, down, passes):
@@ -53,7 +52,6 @@ def test_traffic_and_computation(name, guidance, up, down, passes):
     )
 
 
-@pytest.mark.costly
 def test_traffic_under_participation():
     run = simulate(federation=toy_federation(participation=0.6))
     for way, sent in run.traffic().items():

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedjax_pfl.core.context import Context
 from fedjax_pfl.data.dataset import dataset_from_arrays
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.federation.augmentation import AUGMENTATIONS, crop_flip, random_crop, random_flip
@@ -120,14 +119,6 @@ def test_training_batches_are_augmented_and_keyed_by_permanent_ids():
 scored = jax.jit(score, static_argnames="split")
 
 
-@jax.jit
-def gradients_of(federation):
-    zero = jnp.int32(0)
-    ctx = Context(federation, jax.random.key(0), zero, zero + 1, None)
-    models = ctx.replicate(federation.initial_model(jax.random.key(0)))
-    return jax.tree.leaves(ctx.full_gradient(models, ctx.cohort_of())[0])
-
-
 @pytest.mark.costly
 def test_other_splits_and_evaluation_are_untouched():
     plain, augmented = federation_of(None), federation_of("crop_flip")
@@ -141,13 +132,6 @@ def test_other_splits_and_evaluation_are_untouched():
             strict=True,
         ):
             np.testing.assert_array_equal(got, wanted)
-
-
-@pytest.mark.costly
-def test_full_gradients_see_the_samples_themselves():
-    gradients = [gradients_of(federation_of(augment)) for augment in (None, "flip")]
-    for a, b in zip(*gradients, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 def test_a_function_of_ones_own():

@@ -9,6 +9,8 @@ import fedjax_pfl as pfl
 from fedjax_pfl.models.task import EVALUATION, as_task
 from tests.models.twin import INPUTS, Twin, federation
 
+pytestmark = pytest.mark.costly
+
 eqx = pytest.importorskip("equinox", reason="needs the package equinox")
 
 
@@ -52,7 +54,6 @@ def of_twin(model):
     return {"params": params, "batch_stats": {"bn": {"mean": zero, "var": one}}}
 
 
-@pytest.mark.costly
 def test_a_training_pass_is_the_twins():
     task, twin = as_task(Net(jax.random.key(3))), as_task(Twin())
     model = task.initial_model(jax.random.key(0), INPUTS)
@@ -90,7 +91,6 @@ def test_a_training_pass_is_the_twins():
     assert after.statistics == {}
 
 
-@pytest.mark.costly
 def test_a_module_with_its_state_a_function_and_dropout():
     make = eqx.nn.make_with_state(lambda key: Net(key, 0.5, "ema"))
     given = as_task(make(jax.random.key(3)))
@@ -115,7 +115,6 @@ class Plain(eqx.Module):
         return self.layer(x)
 
 
-@pytest.mark.costly
 def test_two_rounds():
     net = Net(jax.random.key(3))
     for model, head in ((net, None), (Plain(eqx.nn.Linear(4, 3, key=jax.random.key(0))), "layer")):

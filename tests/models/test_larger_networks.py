@@ -73,7 +73,7 @@ def test_text_transformer_by_hand():
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.costly)])
+@pytest.mark.parametrize("tied", [False, True])
 def test_text_transformer_with_an_output_for_each_token(tied):
     net = TextTransformer(5, 5, hidden=6, depth=1, heads=2, tied=tied, per_token=True)
     w, out = made(net, jnp.asarray(TEXTS))

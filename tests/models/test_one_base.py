@@ -13,8 +13,9 @@ from fedjax_pfl.models.layers import Conv
 from fedjax_pfl.models.networks import MLP
 from fedjax_pfl.testing.toys import toy_federation
 
+pytestmark = pytest.mark.costly
+
 COUNT, WIDTH = 8, 64
-QUICK = ("feddwa",)
 
 
 class OfConvolutions(nn.Module):
@@ -83,11 +84,10 @@ def largest_arrays(name, model, compiled=False):
     return [max(math.prod(map(int, re.split("[x,]", one))) for one in shapes) for shapes in found]
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.costly)
+        name
         for name in sorted(pfl.core.ALGORITHMS)
         if name not in ("fedbn", "ditto")  # needs batch normalization; is compiled below
     ],
@@ -98,13 +98,11 @@ def test_no_array_is_as_large_as_a_base_of_each_client(name):
     assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
-@pytest.mark.costly
 def test_base_is_not_copied_in_the_compiled_program():
     for largest in largest_arrays("ditto", MLP(3, (WIDTH, WIDTH, 4)), compiled=True):
         assert WIDTH**2 <= largest < COUNT * WIDTH**2
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize("library", ["convolutions", "nnx", "equinox"])
 def test_base_of_convolutions_nnx_and_equinox_is_not_copied(library):
     model = {"convolutions": OfConvolutions, "nnx": lambda: OfNnx(rngs=nnx.Rngs(0)),

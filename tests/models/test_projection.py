@@ -15,8 +15,8 @@ from fedjax_pfl.testing.toys import toy_federation
     ("name", "shape", "options"),
     [
         ("mlp", (8,), {"hidden": 6}),
-        pytest.param("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}, marks=pytest.mark.costly),
-        pytest.param("textcnn", (6,), {"vocab_size": 9, "hidden": 6}, marks=pytest.mark.costly),
+        ("mtfl_cnn", (10, 10, 1), {"dropout": 0.5}),
+        ("textcnn", (6,), {"vocab_size": 9, "hidden": 6}),
     ],
 )
 def test_the_head_classifies_two_layers_of_the_features(name, shape, options):

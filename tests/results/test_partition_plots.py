@@ -73,7 +73,7 @@ def test_comparison(clients, count):
 
 
 @pytest.mark.costly
-@pytest.mark.parametrize("clients", [2, 10, pytest.param(100, marks=pytest.mark.costly)])
+@pytest.mark.parametrize("clients", [2, 10, 100])
 def test_label_map(clients):
     p = make_partition("waffle", DATA[10], clients, 0, distribution="B*")
     figure = plots.label_map(p)

@@ -247,3 +247,5 @@ def test_a_full_gradient_has_every_sample_whatever_the_order_of_training():
     wanted = gradients(federation("shuffled"))
     for order in ("fresh", "poisson"):
         assert_close(gradients(federation(order)), wanted, order)
+    augmented = federation("shuffled", augment=lambda key, samples: samples + 1)
+    assert_close(gradients(augmented), wanted, "samples without augmentation")
