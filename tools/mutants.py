@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = Path(__file__).with_name("mutants.toml")
-COPIED = ("fedjax_pfl", "experiments", "tests", "tools", "docs", "pyproject.toml", "setup.cfg")
+PYTHON = ("fedjax_pfl", "experiments", "tests")  # folders of what is imported
 ALGORITHMS = "fedjax_pfl/algorithms/"
 CHOSEN, MOST, SECONDS = 10, 12, 900  # algorithms' faults, files of importers, time for one fault
 # Tests of whole rounds, which import the rest of the library without naming it.
@@ -78,7 +78,7 @@ class Imports:
     """
 
     def __init__(self, root: Path):
-        paths = [path for part in COPIED[:3] for path in sorted((root / part).rglob("*.py"))]
+        paths = [path for part in PYTHON for path in sorted((root / part).rglob("*.py"))]
         self.paths = {_module(path.relative_to(root)): path for path in paths}
         self.trees = {
             name: ast.parse(path.read_text(encoding="utf-8")) for name, path in self.paths.items()
@@ -203,14 +203,12 @@ class Copy:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                ignored = shutil.ignore_patterns("__pycache__", "images")
-                shutil.copytree(ROOT / name, folder / name, ignore=ignored)
-            else:
+        command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():  # not deleted
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / name)
-        for page in ROOT.glob("*.md"):
-            shutil.copy(page, folder / page.name)
 
     def first_failure(self, fault: Fault, tests: Sequence[str]) -> str:
         """Return what fails with the fault and passes without it, or ""."""
