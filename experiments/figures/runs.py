@@ -116,12 +116,8 @@ class Run:
         and a hyperparameter's bare name where no flag has it.
         """
         own = {f"{self.algorithm}.{name}": value for name, value in self.hyperparameters.items()}
-        revision = {REVISION: self.config.get(REVISION, "0.3")}  # which recorded none
-        files = self.config["flags"]["comparison"].get("import_file", [])
-        code = {CODE: self.config.get(CODE, files)}  # older versions recorded no contents
-        return (
-            {ALGORITHM: self.algorithm} | revision | code | self.hyperparameters | self.flags | own
-        )
+        known = {name: self.config.get(name) for name in (REVISION, CODE)}
+        return {ALGORITHM: self.algorithm} | known | self.hyperparameters | self.flags | own
 
     @property
     def eval_rounds(self) -> np.ndarray:

@@ -106,7 +106,7 @@ def require_version(what: str | Path, written: Any, remedy: str, older: Sequence
       what: beginning of the message, such as a file's path.
       written: the version in the file; None for 0.2, which wrote none.
       remedy: a sentence on what to do.
-      older: earlier series whose files can be read too, such as "0.3".
+      older: earlier series whose files can be read too, such as "0.4".
     """
     version = written if isinstance(written, str) else "0.2"
     series = ".".join(version.split(".")[:2])

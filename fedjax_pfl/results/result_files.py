@@ -23,7 +23,7 @@ PLAIN, ARRAYS = "result.json", "result.npz"
 GROUPS = ("settings", "scores", "clients", "scalars", "matrices")
 TUPLES = ("seeds", "blocks", "remarks", "setting_remarks", "measures", "client_names")
 DIGEST = "digest"
-OLDER = ("0.3",)  # versions whose results can be read
+OLDER = ("0.4",)  # versions whose results can be read
 
 
 def save(folder: Path, values: Mapping[str, Any]) -> None:

@@ -8,8 +8,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from experiments import compare
-from experiments.figures.loading import find
-from experiments.figures.selection import differing_settings
 from fedjax_pfl._version import ENGINE_REVISION
 from fedjax_pfl.engine.fingerprint import JAX, check_same
 from fedjax_pfl.engine.fingerprint import VERSION as VERSION_ENTRY
@@ -65,40 +63,30 @@ def test_checkpoints_are_not_gone_on_with(tmp_path):
 
 
 @pytest.fixture
-def of_0_3(finished, tmp_path):
-    """The finished run as 0.3 would have left it: without revisions."""
-    folder = tmp_path / "of_0_3"
+def of_0_4(finished, tmp_path):
+    """The finished run as 0.4 would have left it."""
+    folder = tmp_path / "of_0_4"
     shutil.copytree(finished, folder)
-    record = read_json(folder / "run.json") | {"version": "0.3.0"}
-    record["flags"] = {k: v for k, v in record["flags"].items() if not k.endswith("revision")}
-    (folder / "run.json").write_text(json.dumps(record))
-    config = read_json(folder / "local/config.json")
-    assert config.pop("revision") == f"{ENGINE_REVISION}.1" and config.pop("code") == []
-    config["versions"]["fedjax_pfl"] = "0.3.0"
-    (folder / "local/config.json").write_text(json.dumps(config))
-    path = folder / "local/result.json"
-    plain = json.loads(path.read_text()) | {"version": "0.3.0"}
-    del plain["digest"]
-    with np.load(folder / "local/result.npz") as arrays:
-        plain["digest"] = digest(plain, dict(arrays))
-    path.write_text(json.dumps(plain))
+    for path in (folder / "run.json", folder / "local/result.json"):
+        plain = read_json(path) | {"version": "0.4.0"}
+        if "digest" in plain:
+            del plain["digest"]
+            with np.load(folder / "local/result.npz") as arrays:
+                plain["digest"] = digest(plain, dict(arrays))
+        path.write_text(json.dumps(plain))
+    path = folder / "local/config.json"
+    path.write_text(path.read_text().replace(pfl.__version__, "0.4.0"))
     return folder
 
 
-def test_results_of_0_3_are_read_and_told_apart(of_0_3, finished, capsys):
-    assert pfl.Result.load(of_0_3 / "local").algorithm == "local"
-    words = ["compare", f"--runs={of_0_3},{finished}", "--baseline=local"]
-    assert compare.main(words) == 2  # not pooled
-    assert compare.main(words[:2]) == 0
-    printed = capsys.readouterr()
-    assert "baseline 'local' is 2 runs that are not one" in printed.err
-    runs = find([str(of_0_3)])
-    assert differing_settings(runs) == [] and differing_settings([*runs, *runs]) == ["revision"]
-    assert "revision=0.3" in printed.out and f"revision={ENGINE_REVISION}.1" in printed.out
+def test_results_of_0_4_are_read(of_0_4, capsys):
+    assert pfl.Result.load(of_0_4 / "local").algorithm == "local"
+    assert compare.main(["compare", f"--runs={of_0_4}"]) == 0
+    assert "| local |" in capsys.readouterr().out
 
 
-def test_a_run_of_0_3_does_not_go_on(of_0_3, capsys):
-    assert_refused(run_in(of_0_3, *WORDS), "run.json was written by fedjax_pfl 0.3.0, and", capsys)
+def test_a_run_of_0_4_does_not_go_on(of_0_4, capsys):
+    assert_refused(run_in(of_0_4, *WORDS), "run.json was written by fedjax_pfl 0.4.0, and", capsys)
 
 
 def test_another_revision_does_not_go_on(finished, capsys, monkeypatch):

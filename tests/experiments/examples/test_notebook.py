@@ -94,7 +94,7 @@ def test_installing_that_changes_jax_is_an_error(image, monkeypatch):
 def test_installing_a_wheel(image, tmp_path, monkeypatch):
     """One that lies there; in Colab one that is asked for."""
     image.versions["fedjax_pfl"] = None
-    wheel = tmp_path / "fedjax_pfl-0.4.0-py3-none-any.whl"
+    wheel = tmp_path / "fedjax_pfl-0.5.0-py3-none-any.whl"
     colab, files = ModuleType("google.colab"), ModuleType("google.colab.files")
 
     def upload():
