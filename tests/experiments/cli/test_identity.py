@@ -84,6 +84,7 @@ def test_content_of_files_is_part_of_the_identity(here):
     words = [word for word in SMALL if "iid" not in word and "num_clients" not in word]
     made = []
     for seed, more in ((0, ()), (1, ()), (0, ("--num_clients=3",))):
+        (here / "p.npz").unlink(missing_ok=True)
         pfl.make_partition("iid", dataset, 3, seed).save(here / "p.npz")
         given = [*words, "--data_dir=easy.npz", "--partition_file=p.npz", *more]
         made.append(build.load_inputs(flags.parse(["run", *given])).identity)
