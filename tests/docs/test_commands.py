@@ -20,7 +20,6 @@ from experiments.cli import flags, unknown_flags
 from experiments.figures import __main__ as figures
 from fedjax_pfl.data.pfllib_files import PFLLIB_EXPORT
 from fedjax_pfl.data.sources import source_registry
-from fedjax_pfl.models import metrics
 from tests.docs import pages
 from tests.docs.programs import check
 from tools.benchmark import __main__ as benchmark
@@ -139,8 +138,7 @@ def test_the_script_for_pfllib_is_the_one_that_the_importer_names():
     assert ast.dump(ast.parse(block)) == ast.dump(ast.parse(script))
 
 
-def test_python_of_data_sources(monkeypatch):
-    monkeypatch.setattr(source_registry, "DATASETS", dict(pfl.data.DATASETS))
+def test_python_of_data_sources():
     x, y = np.zeros((6, 2, 2, 1), np.uint8), np.arange(6) % 3
     names = {"train_x": x, "train_y": y, "test_x": x[:3], "test_y": y[:3]}
     pages.run_python("docs/data_sources.md", names)
@@ -165,31 +163,24 @@ def test_python_of_uploads():
 
 
 @pytest.mark.costly
-def test_python_of_running(capsys):
-    pages.run_python("docs/running.md")
-    out = capsys.readouterr().out
-    assert re.search(r"^(patience \d+ of 30| 30 of None)$", out, re.MULTILINE)
-    assert out.endswith("0.03\n")
-
-
-@pytest.mark.costly
-def test_python_of_comparing(capsys):
-    pages.run_python("docs/comparing.md")
-    assert capsys.readouterr().out.startswith("(2, 10) Estimate(value=")
-
-
-@pytest.mark.costly
-def test_python_of_results(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("running.md", r"^(patience \d+ of 30| 30 of None)$[\s\S]*0\.03\n\Z"),
+        ("comparing.md", r"\A\(2, 10\) Estimate\(value="),
+        ("drift.md", "rounds_to_recover"),
+        ("results.md", "top_k"),
+    ],
+)
+def test_python_of_a_page(page, printed, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    pages.run_python("docs/results.md")
-    assert "top_k" in capsys.readouterr().out
-    assert (tmp_path / "accuracy.png").stat().st_size
+    pages.run_python(f"docs/{page}")
+    assert re.search(printed, capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.costly
 def test_python_of_tasks(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
     pages.run_python("docs/tasks.md")
     assert "Top2 %" in capsys.readouterr().out
     assert pfl.load_dataset("npz:targets.npz", task="regression").num_outputs == 1
