@@ -353,8 +353,9 @@ def test_text_that_is_not_static_is_refused():
     class Worded(Right):
         kind: str = "a"
 
+    worded = pfl.core.algorithm("worded")(Worded)()
     with pytest.raises(pfl.InputError, match=r"kind of worded is text.*core.static\('a'\)"):
-        pfl.simulate(registered(Worded, "worded")(), toys.toy_federation(dtype="float32"), 1)
+        pfl.simulate(worded, toys.toy_federation(dtype="float32"), 1)
 
 
 def test_the_suite_shows_what_it_does(capsys, monkeypatch):

@@ -93,14 +93,6 @@ def test_dirichlet_extreme_settings_terminate(alpha, rule):
         make_partition(rule, dataset, 300, 0, alpha=alpha)
 
 
-def test_dirichlet_uncapped_exceeds_the_cap():
-    size = {
-        rule: max(make_partition(rule, POOLED, 20, s, alpha=0.05).sizes().max() for s in range(2))
-        for rule in ("dirichlet", "dirichlet_uncapped")
-    }
-    assert size["dirichlet_uncapped"] > size["dirichlet"]
-
-
 @settings(max_examples=20, deadline=None)
 @given(
     clients=st.integers(1, 60),
