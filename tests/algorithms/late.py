@@ -2,15 +2,10 @@
 
 import numpy as np
 
-import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import (
     LATE_PATTERNS,
     LATE_ROUNDS,
-    Case,
-    assert_losses,
-    assert_models,
     assert_steps,
 )
 
@@ -28,25 +23,6 @@ def late_comparison(algorithm, run, **row):
         copies=False,
         **row,
     )
-
-
-def compare(case, name, settings, run, options, **changes):
-    """Runs an algorithm and its reference; `changes` are those of `case.asynchronous`."""
-    common = case.asynchronous(**changes)
-    wanted = run(case.initial(), case.clients(), LATE_ROUNDS, **common, **options)
-    states, records = case.run_rounds(pfl.make_algorithm(name, settings))
-    for state, record, models in zip(states[1:], records, wanted, strict=True):
-        assert_close(state.server["params"], models["global"], "global")
-        assert_models(state.trained, models["personalized"], "personalized")
-        assert_losses(record, case, "global", [models["global"]] * case.num_clients)
-        assert_losses(record, case, "personalized", models["personalized"])
-        if "arrived" in models:
-            assert_models(state.arrived, models["arrived"], "arrived")
-    return records
-
-
-def late_case(pattern):
-    return Case(rounds=LATE_ROUNDS, **LATE_PATTERNS[pattern])
 
 
 def assert_weights(case, records, arrivals, discount=lambda late: 1):

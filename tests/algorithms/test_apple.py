@@ -1,6 +1,5 @@
 """APPLE against its reference, which starts from the library's own cores; its penalty."""
 
-import inspect
 from dataclasses import replace
 
 import jax
@@ -92,11 +91,3 @@ def test_private_head_is_trained_whole_and_never_mixed():
         np.testing.assert_allclose(
             before - after, 0.3 * share * slope[layer]["kernel"], 1e-9, 1e-12
         )
-
-
-def test_defaults_are_the_published_ones():
-    """The reference has the momentum of cores beside them, which here is local training's."""
-    own = algorithm().hyperparameters()
-    assert own.pop("initial") == "common"
-    stated = inspect.signature(apple.run).parameters
-    assert own == {name: stated[name].default for name in own}

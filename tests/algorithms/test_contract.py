@@ -6,21 +6,6 @@ from pathlib import Path
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.checks import CHECKS
-from tests.algorithms.comparison import QUICK_CHECKS
-
-# Options that change which clients work in a round, on which samples, or what a server does.
-OPTIONS = {
-    "local": {"participants": "sampled"},
-    "cfl": {"mean_below": 1e9, "largest_above": 0, "first_split": 0},  # splits in every round
-}
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("check", QUICK_CHECKS)
-@pytest.mark.parametrize("name", OPTIONS)
-def test_contract_of_an_option(name, check):
-    CHECKS[check](pfl.make_algorithm(name, OPTIONS[name]))
 
 
 def compared_or_checked():

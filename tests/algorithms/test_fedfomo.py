@@ -10,8 +10,6 @@ from fedjax_pfl import Context
 from fedjax_pfl.algorithms import fedfomo as downloads
 from fedjax_pfl.algorithms.fedfomo import State, signed_weights
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
@@ -174,17 +172,6 @@ def test_new_clients_mix_once(validation_size):
         helped += np.count_nonzero(share[1:])
         assert_close(model, wanted, f"client {k}")
     assert (helped > 0) == (validation_size > 0)
-
-
-@pytest.mark.costly
-def test_half_precision_is_traced_without_a_warning():
-    """Losses are single precision, affinities are not."""
-    algorithm = pfl.make_algorithm("fedfomo")
-    federation = algorithm.prepare(toy_federation(dtype="bfloat16"))
-    program = Program(make_runs(algorithm, federation, [0]), federation, 1, scored=())
-    start = jax.eval_shape(program.start)
-    after = jax.eval_shape(lambda states: program.advance(states, 0, 1).states, start)
-    assert after.affinity.dtype == "bfloat16"
 
 
 def test_remarks():

@@ -7,8 +7,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.gpfl import norm
-from fedjax_pfl.engine.program import Program
-from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import PATTERNS, Case
@@ -89,17 +87,6 @@ def test_shared_blocks():
     assert sizes["head"] == sizes["class_shares"] == 0
     assert sizes["class_embeddings"] == 3 * 5
     assert sum(size for name, size in sizes.items() if "valve" in name) == 2 * (25 + 3 * 5)
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_round_in_half_precision(dtype):
-    """Cosines and norms are in float32, the loss in the model's type; traced only."""
-    federation = algorithm().prepare(toy_federation(dtype=dtype))
-    program = Program(make_runs(algorithm(), federation, [0]), federation, 1)
-    shapes = jax.eval_shape(program.start)
-    after = jax.eval_shape(lambda states: program.advance(states, 0, 1)[0], shapes)
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(after)} == {dtype}
 
 
 def test_norm_has_a_gradient_at_zero():
