@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -29,6 +30,7 @@ from tests.algorithms.harness import (
     stack,
 )
 from tests.algorithms.norms import everyones
+from tests.engine.finals import final_in
 from tests.references.setting import Setting
 
 # They run in the program of the base comparison; the others need programs of their own.
@@ -90,6 +92,19 @@ class Compared:
     def rounds(self):
         return [Round(self, t) for t in range(len(self.records))]
 
+    def personalized(self):
+        """What the clients get as new ones after the last round, [N, ...]."""
+        final = final_in(self.states[-1], self.algorithm, self.case.federation, self.case.rounds)
+        return jax.tree.map(
+            lambda leaf: np.asarray(leaf[0]), final.personalize(self.case.federation)
+        )
+
+    def newcomers(self):
+        """(Their batches, samples and rate), with which they train then."""
+        case = self.case
+        batches = case.batches("personalize", starts=case.everyone)[-1]
+        return batches, (case.x, case.y, case.rates[-1])
+
 
 @dataclass
 class Round:
@@ -110,10 +125,22 @@ class Round:
         options = self.compared.options
         return (options[name] if name in options else getattr(self.compared.setting, name))[self.t]
 
-    def assert_mean(self):
+    def assert_mean(self, uniform=None):
         """The mixing matrix is one row: the members by size, or as the algorithm weights them."""
-        uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
-        self.case.assert_mean(self.record, self.t, 1 if uniform else None)
+        if uniform is None:
+            uniform = getattr(self.compared.algorithm, "weighting", "size") == "uniform"
+        shares = self.present * (1 if uniform else self.case.sizes)
+        np.testing.assert_allclose(self.record["matrices"]["mixing"], [shares / shares.sum()], 1e-9)
+
+    def assert_copies(self, up, down=None):
+        """What clients send and receive, in copies of every block, a number or [N] or [N, blocks].
+
+        They receive as much as they send by default.
+        """
+        for way, copies in (("up", up), ("down", up if down is None else down)):
+            found, copies = self.record[way], np.asarray(copies)
+            wanted = np.broadcast_to(copies if copies.ndim > 1 else copies[..., None], found.shape)
+            np.testing.assert_array_equal(found, wanted, err_msg=way)
 
 
 @dataclass(frozen=True)
@@ -136,9 +163,10 @@ class Comparison:
     clients: Mapping[str, str]
     loss: Callable
     steps: tuple[str, ...]
-    copies: int
+    copies: int | tuple[int, int] | None
     check: Callable | None
     finish: Callable | None
+    new_clients: Callable | None
     make_case: Callable[..., Case]
 
     def make(self, variant: Variant):
@@ -204,6 +232,11 @@ class Comparison:
             self.compare_round(now)
         if self.finish:
             self.finish(one)
+        if self.new_clients and pattern == [*self.patterns][1]:
+            made = one.personalized()
+            wanted = self.new_clients(one, made)
+            if wanted is not None:
+                assert_same(made, wanted, "new clients")
         return one
 
     def compare_round(self, now: Round) -> None:
@@ -226,8 +259,8 @@ class Comparison:
             )
         if self.steps:
             assert_steps(now.record, now.cohort, *(now.batches(name) for name in self.steps))
-        if self.copies:
-            now.case.assert_whole_models(now.record, now.t, self.copies)
+        if self.copies is not None:
+            now.assert_copies(*(copies * now.present for copies in np.broadcast_to(self.copies, 2)))
         if self.check:
             self.check(now)
 
@@ -253,6 +286,7 @@ def comparison(
     copies=1,
     check=None,
     finish=None,
+    new_clients=None,
     make_case=Case,
 ):
     """The tests of an algorithm against its reference and of its contract.
@@ -276,9 +310,11 @@ def comparison(
       matrices, clients: likewise, of the record.
       loss: loss(model, x, y) of one of the reference's scored models.
       steps: names of the batches on which a member takes gradients; none checks no steps.
-      copies: of every block, that members send and receive; 0 checks none.
+      copies: of every block, that members send and receive, or (sent, received); None checks none.
       check: asserts what else holds, of each `Round`.
       finish: asserts what holds in the end, of `Compared`.
+      new_clients: the models that new clients get, of `Compared` and of what they did get; or it
+        asserts that itself, and returns None. It is called in the second pattern.
       make_case: `Case`, or a function of the same options.
     """
     known = {
@@ -305,6 +341,7 @@ def comparison(
         copies,
         check,
         finish,
+        new_clients,
         make_case,
     )
 

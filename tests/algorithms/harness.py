@@ -113,9 +113,13 @@ class Case:
     def sizes(self):
         return np.asarray(self.federation.data.train.size)
 
+    def among(self, rows):
+        """Which clients are at these rows, bool [N]."""
+        return np.isin(np.arange(self.num_clients), rows)
+
     def present(self, t):
         """Which clients take part in round t, bool [N]."""
-        return np.isin(np.arange(self.num_clients), self.cohorts[t])
+        return self.among(self.cohorts[t])
 
     def batches(self, purpose="train", schedule=None, single=True, starts=None):
         """batches[t][i]: the batches of client i in round t, if it began in `starts`."""
@@ -171,27 +175,6 @@ class Case:
             at = self.samples(i, "test")
             losses.append(loss(model, self.x[at], self.y[at]) if len(at) else np.nan)
         return np.array(losses)
-
-    def assert_one_model(self, record, model):
-        """The server's model is the only one, and all clients are scored with it."""
-        for name in ("global", "personalized"):
-            assert_losses(record, self, name, [model] * self.num_clients)
-
-    def assert_two_models(self, record, models):
-        """All clients are scored with the server's model, and with their own."""
-        assert_losses(record, self, "global", [models["global"]] * self.num_clients)
-        assert_losses(record, self, "personalized", models["personalized"])
-
-    def assert_whole_models(self, record, t, copies=1):
-        """Members send and receive copies of every block, and nobody else."""
-        expected = copies * np.repeat(self.present(t)[:, None], record["up"].shape[1], axis=1)
-        np.testing.assert_array_equal(record["up"], expected)
-        np.testing.assert_array_equal(record["down"], expected)
-
-    def assert_mean(self, record, t, sizes=None):
-        """The mixing matrix is one row: the members' weights by size, or `sizes` of all."""
-        shares = self.present(t) * (self.sizes if sizes is None else sizes)
-        np.testing.assert_allclose(record["matrices"]["mixing"], [shares / shares.sum()], 1e-9)
 
     def run_rounds(self, algorithm):
         scored = None if self.scored else ()

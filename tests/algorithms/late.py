@@ -20,7 +20,7 @@ def late_comparison(algorithm, run, **row):
         states={"server": "global", "trained": "personalized"},
         scores={"global": "global", "personalized": "personalized"},
         steps=(),
-        copies=False,
+        copies=None,
         **row,
     )
 
@@ -28,7 +28,7 @@ def late_comparison(algorithm, run, **row):
 def assert_weights(case, records, arrivals, discount=lambda late: 1):
     """Arrivals weighted by their sizes, and how late each is; `discount` is for the late ones."""
     for t, (record, here) in enumerate(zip(records, arrivals, strict=True)):
-        share = case.sizes * np.isin(np.arange(case.num_clients), here)
+        share = case.sizes * case.among(here)
         late = np.asarray(case.cohort(t).spread(case.cohort(t).staleness, 0))
         share = share / max(share.sum(), 1) * np.where(late > 0, discount(late), 1)
         np.testing.assert_allclose(record["matrices"]["mixing"], share[None], 1e-9, 1e-12)
@@ -36,10 +36,8 @@ def assert_weights(case, records, arrivals, discount=lambda late: 1):
         np.testing.assert_array_equal(said[list(here)], late[list(here)])
 
 
-def assert_costs(records, ups, downs, batches, passes=1):
+def assert_costs(one, ups, downs):
     """One copy of every block up from `ups[t]` and down to `downs[t]`; only these train."""
-    for record, up, down, walk in zip(records, ups, downs, batches, strict=True):
-        assert_steps(record, down, *passes * [walk])
-        for sent, who in ((record["up"], up), (record["down"], down)):
-            expected = np.isin(np.arange(len(sent)), who)
-            np.testing.assert_array_equal(sent, np.repeat(expected[:, None], 2, axis=1))
+    for now in one.rounds():
+        assert_steps(now.record, downs[now.t], now.batches())
+        now.assert_copies(*(one.case.among(who[now.t]) for who in (ups, downs)))

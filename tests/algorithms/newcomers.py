@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_pfl.core.context import Context
-from tests.engine.finals import final_in
 
 
 def personalized(algorithm, case, **state):
@@ -25,10 +24,3 @@ def personalized(algorithm, case, **state):
         return algorithm.personalize(ctx, start, ctx)
 
     return models(algorithm.prepare(case.federation))
-
-
-def personalized_after(algorithm, case):
-    """(Last state, what the clients of `case` get as new ones after its rounds, [N, ...])."""
-    state = case.states_of(algorithm)[-1]
-    final = final_in(state, algorithm, case.federation, case.rounds)
-    return state, jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))

@@ -40,7 +40,7 @@ def check_form(now):
     assert_steps(now.record, now.cohort, *[now.batches()] * (3 if by_logits else 2))
     alphas = np.where(now.present, now.wanted["alpha"], np.nan)
     np.testing.assert_allclose(now.clients["alpha"], alphas, 1e-9)
-    now.case.assert_mean(now.record, now.t, 1 if by_logits else None)
+    now.assert_mean()
 
 
 test_reference, test_contract = comparison(
@@ -141,4 +141,3 @@ def test_prepare_twice():
     ours = algorithm(form="logits")
     once = ours.prepare(toy_federation())
     assert ours.prepare(once).network is once.network
-    assert ours.remarks(once) == []

@@ -33,11 +33,10 @@ def draws_of(one):
 
 def check_traffic(now):
     """All clients receive the model and send sums of features where the head is calibrated."""
-    case, present = now.case, now.present[:, None]
+    case = now.case
     due = int(now.settings.get("every", False) or now.t == case.rounds - 1)
     held = np.array([len(np.unique(case.y[own["samples"]])) for own in case.clients()])
-    np.testing.assert_array_equal(now.record["down"], np.repeat(present + due, 2, axis=1))
-    np.testing.assert_array_equal(now.record["up"], np.repeat(present, 2, axis=1))
+    now.assert_copies(now.present, now.present + due)
     np.testing.assert_array_equal(now.clients["numbers_up"], 20 * held * due)
     np.testing.assert_array_equal(now.clients["forward_samples"], case.sizes * due)
 
@@ -51,16 +50,9 @@ test_reference, test_contract = comparison(
     given=draws_of,
     states={"server": "global", "head": "personalized.head"},
     scores={"global": "global", "personalized": "personalized"},
-    copies=False,
+    copies=None,
     check=check_traffic,
 )
-
-
-def test_remarks_of_ccvr():
-    (plain,), (calibrated,) = (
-        CCVR(epochs=epochs).round_remarks(None, rounds=1) for epochs in (0, 1)
-    )
-    assert "not calibrated" in plain and "after the last round" in calibrated
 
 
 @pytest.mark.costly

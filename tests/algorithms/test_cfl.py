@@ -167,19 +167,6 @@ def test_personalize_trains_the_best_model_of_a_cluster_in_use():
     assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
-def test_remarks():
-    assert algorithm().remarks(toy_federation()) == []
-    assert algorithm().remarks(toy_federation(participation=0.6)) == [
-        "made for full participation: a split moves only clients that take part"
-    ]
-
-
-def test_round_remarks():
-    told = ["is FedAvg with equal weights: no cluster is split in the first 2 rounds"]
-    assert algorithm(first_split=2).round_remarks(toy_federation(), 2) == told
-    assert algorithm(first_split=2).round_remarks(toy_federation(), 3) == []
-
-
 @pytest.mark.costly
 def test_round_remarks_of_a_stopped_run():
     stops = iter([False, True])

@@ -4,10 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.cwfedavg import class_weights
 from fedjax_pfl.federation.regularizers import estimated_class_shares, weight_distribution
-from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import Case, assert_losses, assert_models
 from tests.references import cwfedavg
@@ -58,7 +56,6 @@ test_reference, test_contract = comparison(
     states={"models": "personalized"},
     scores={"personalized": "personalized"},
     matrices={"mixing": "weights"},
-    copies=False,
     check=check_shares,
 )
 
@@ -93,10 +90,3 @@ def test_weight_distribution_and_its_slope_at_zero_distance():
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(slope))
     far = weight_distribution(params, federation.plan, np.array([4, 0, 0]), 10.0)
     np.testing.assert_allclose(far, 5 * np.sqrt(0.75**2 + 0.5**2 + 0.25**2))
-
-
-def test_shares_of_a_private_classifier_are_not_read():
-    federation = toy_federation(share="body")
-    with pytest.raises(pfl.InputError, match="'head' stays with its clients: give shares=labels"):
-        pfl.make_algorithm("cwfedavg").check(federation)
-    pfl.make_algorithm("cwfedavg", {"shares": "labels"}).check(federation)

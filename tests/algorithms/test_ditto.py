@@ -9,8 +9,6 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_models
-from tests.engine.finals import final_in
 from tests.references import ditto
 
 
@@ -27,20 +25,27 @@ def personal_batches(one):
     return {"personal_batches": one.case.batches(purpose, schedule)}
 
 
+def new_clients(one, made):
+    """They train near the server's model, as if they had never taken part."""
+    server, (batches, given) = one.wanted[-1]["global"], one.newcomers()
+    return [ditto.personal_training(server, server, own, *given, 0.7) for own in batches]
+
+
 test_reference, test_contract = comparison(
     "ditto",
     ditto.run,
     settings={"proximal_weight": 0.7},
     variants={
+        "epochs": {"personal_epochs": 1},
         "own": {},
         "authors": {"batches": "shared", "weighting": "uniform"},
-        "epochs": {"personal_epochs": 1},
     },
     ours=("batches", "personal_epochs"),
     given=personal_batches,
     states={"server": "global", "own": "personalized"},
     scores={"global": "global", "personalized": "personalized"},
     steps=("batches", "personal_batches"),
+    new_clients=new_clients,
 )
 
 
@@ -75,18 +80,3 @@ def test_personal_epochs_with_local_steps():
     local, own = algorithm(personal_epochs=2).schedules(federation)
     assert (local.steps, own.steps, own.epochs) == (5, None, 2)
     assert algorithm().schedules(federation) == (local, local)
-
-
-@pytest.mark.costly
-def test_personalize_trains_near_the_servers_model():
-    """They are the same clients here, as if they had never taken part."""
-    case = Case(**PATTERNS["full-vmap"])
-    ours = algorithm(proximal_weight=0.7, personal_epochs=1)
-    state = case.states_of(ours)[-1]
-    server = jax.tree.map(np.asarray, state.server["params"])
-    new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
-    wanted = [
-        ditto.personal_training(server, server, batches, case.x, case.y, case.rates[-1], 0.7)
-        for batches in case.batches("personalize")[-1]
-    ]
-    assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")

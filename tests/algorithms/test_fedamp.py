@@ -95,22 +95,3 @@ def test_alpha_above_its_bound_in_a_sweep():
     sweep = {"sigma": [4.0, 1.0], "alpha": [1.0, 1.0]}
     with pytest.raises(pfl.InputError, match="alpha must be at most"):
         pfl.simulate(pfl.make_algorithm("fedamp"), toy_federation(), 1, settings=sweep)
-
-
-def remarks(name, settings, **options):
-    algorithm = pfl.make_algorithm(name, settings)
-    return algorithm.remarks(algorithm.prepare(toy_federation(**options)))
-
-
-def test_remarks_on_a_pull_that_overshoots():
-    assert (
-        remarks("fedamp", {}) == remarks("fedamp", {"proximal_weight": 7}, learning_rate=0.1) == []
-    )
-    (told,) = remarks("fedamp", {"proximal_weight": 8})
-    assert told.startswith("a local step overshoots the mixture: rate x proximal_weight is 2.4")
-
-
-def test_remarks_on_a_small_factor_of_cosines():
-    (told,) = remarks("heurfedamp", {})
-    assert told.startswith("weighs all other clients nearly alike: sigma is 1, and cosines")
-    assert remarks("heurfedamp", {"sigma": 5}) == []

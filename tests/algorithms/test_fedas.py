@@ -8,8 +8,6 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_models
-from tests.engine.finals import final_in
 from tests.references import fedas
 from tests.references.local_sgd import sgd
 
@@ -40,6 +38,14 @@ def check_weights(now):
     np.testing.assert_allclose(now.record["matrices"]["mixing"], [weights], 1e-9)
 
 
+def new_clients(one, made):
+    """They train the server's body and the mean of all heads."""
+    last, (batches, given) = one.states[-1], one.newcomers()
+    head = jax.tree.map(lambda leaf: leaf.mean(0), last.own["params"]["head"])
+    start = {"hidden": last.server["params"]["hidden"], "head": head}
+    return [sgd(start, own, *given) for own in batches]
+
+
 test_reference, test_contract = comparison(
     "fedas",
     run_reference,
@@ -54,21 +60,9 @@ test_reference, test_contract = comparison(
     states={"server.params.hidden": "body.hidden", "own": "personalized"},
     scores={"personalized": "personalized"},
     steps=("batches", "align_batches", "fisher_batches"),
-    copies=False,
     check=check_weights,
+    new_clients=new_clients,
 )
-
-
-@pytest.mark.costly
-def test_personalize_trains_the_servers_body_and_the_mean_of_all_heads():
-    case, ours = Case(**PATTERNS["full-vmap"]), algorithm()
-    state = jax.tree.map(np.asarray, case.states_of(ours)[-1])
-    head = jax.tree.map(lambda leaf: leaf.mean(0), state.own["params"]["head"])
-    start = {"hidden": state.server["params"]["hidden"], "head": head}
-    batches = case.batches("personalize")[-1]
-    wanted = [sgd(start, own, case.x, case.y, case.rates[-1]) for own in batches]
-    made = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
-    assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
 
 
 def test_schedules_of_alignment_and_information_drop_no_samples():

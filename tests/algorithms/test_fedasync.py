@@ -17,7 +17,7 @@ from tests.references import fedasync
 
 def check_arrivals(one):
     case, alpha = one.case, one.algorithm.alpha
-    assert_costs(one.records, case.arrivals, case.starts, one.setting.batches)
+    assert_costs(one, case.arrivals, case.starts)
     if one.variant == "plga":
         assert_weights(case, one.records, case.arrivals, lambda x: alpha / np.sqrt(x + 1))
 

@@ -18,7 +18,7 @@ def check_arrivals(one):
     up, down = case.arrivals, case.starts
     if one.options["synchronous"]:
         up, down = case.cohorts, case.arrivals
-    assert_costs(one.records, up, down, one.setting.batches)
+    assert_costs(one, up, down)
     assert_weights(case, one.records, up)
 
 

@@ -109,11 +109,3 @@ def test_no_global_model_with_local_batch_norm():
     ours, federation = algorithm(), toy_federation(model=ConvNorm(), batch_norm="local")
     final = final_in(states_of(ours, federation, 0)[-1], ours, federation, 1)
     assert "global" not in jax.eval_shape(final.models)
-
-
-def test_remarks_on_fine_tuning():
-    ours = algorithm(part="head")
-    assert ours.remarks(ours.prepare(toy_federation())) == [
-        "scored after 5 local epochs of the head, learning rate 0.001, optimizer SGD (momentum "
-        "0.9) on a copy, after the last round only"
-    ]

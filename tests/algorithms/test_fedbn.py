@@ -1,10 +1,9 @@
 """FedBN against its reference: a network with a convolution and batch normalization."""
 
 import jax
-import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation, toy_for
+from fedjax_pfl.testing.toys import toy_for
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.norms import NormCase, assert_everyones, first_model, norm_loss
 from tests.references import fedbn, norm_network
@@ -44,23 +43,3 @@ def test_batch_norm_is_private():
     plan = algorithm.prepare(toy_for(algorithm)).plan
     sizes = dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))
     assert sizes == {"fc_0": 25, "bn": 0, "head": 18}
-
-
-@pytest.mark.parametrize(
-    ("settings", "ending"), [({}, ", with equal weights"), ({"weighting": "size"}, r"\.$")]
-)
-def test_networks_without_normalization_are_refused(settings, ending):
-    algorithm = pfl.make_algorithm("fedbn", settings)
-    with pytest.raises(pfl.InputError, match=f"this network has none: it would be fedavg{ending}"):
-        pfl.Simulation(algorithm, toy_federation()).check()
-
-
-def test_remarks_on_another_policy():
-    algorithm = pfl.make_algorithm("fedbn")
-    for policy, told in (
-        ("shared", ["batch-norm is shared, as set by batch_norm"]),
-        (None, []),
-        ("local", []),
-    ):
-        federation = algorithm.prepare(toy_for(algorithm, batch_norm=policy))
-        assert algorithm.remarks(federation) == told

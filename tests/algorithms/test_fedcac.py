@@ -89,10 +89,6 @@ def test_overlaps():
     np.testing.assert_allclose(found, [[1, 0.8], [0.8, 1]], 1e-6)
 
 
-def test_check_with_private_layers():
-    algorithm().check(toy_federation(share="body"))
-
-
 @pytest.mark.costly
 def test_divergence_with_private_layers():
     federation = toy_federation(share="body", diverging=3, dtype="float32", validation_size=0)

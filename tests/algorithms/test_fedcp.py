@@ -1,6 +1,5 @@
 """FedCP against its reference, what is scored, and the heads that it takes."""
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,6 @@ from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.engine.finals import final_in
 from tests.references import fedcp
 from tests.references.network import cross_entropy
 
@@ -65,24 +63,21 @@ def check_costs(now):
     # A frozen network is passed once with each minibatch of 4.
     frozen = 4 * now.clients["local_steps"]
     np.testing.assert_array_equal(now.clients["forward_samples"], frozen)
-    now.case.assert_mean(now.record, now.t)
+    now.assert_mean()
 
 
 def check_new_clients(one):
     """They train a personal head for a round, from the global one, which stays."""
     if one.variant != "decay":
         return
-    case = one.case
-    final = final_in(one.states[-1], one.algorithm, case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
+    case, made = one.case, one.personalized()["params"]
     server = shared(one.states[-1])
     start = {**server, "personal_head": server["head"]}
     start["context"] = {"v": fedcp.unit(server["head"])}
-    (*_, batches) = case.batches("personalize", starts=case.everyone)
+    batches, given = one.newcomers()
     (*_, noises) = noises_of(case, [batches] * case.rounds, "personalize")
     for i, own in enumerate(batches):
-        options = (case.x, case.y, case.rates[-1], WEIGHT, DECAY)
-        wanted = fedcp.train(start, own, noises[i], *options)
+        wanted = fedcp.train(start, own, noises[i], *given, WEIGHT, DECAY)
         wanted = {**wanted, "context": fedcp.unit(wanted["personal_head"])}
         ours = jax.tree.map(lambda leaf, i=i: leaf[i], made)
         for name, layer in wanted.items():
@@ -102,7 +97,6 @@ test_reference, test_contract = comparison(
     },
     scores={"personalized": "personalized"},
     loss=lambda model, x, y: cross_entropy(fedcp.logits(model, x), y)[0],
-    copies=False,
     check=check_costs,
     finish=check_new_clients,
 )
@@ -117,21 +111,3 @@ def test_initial_policy_and_what_is_sent():
     np.testing.assert_array_equal(policy["scale"], 1)
     np.testing.assert_array_equal(policy["offset"], 0)
     assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18
-
-
-class Scaled(nn.Module):
-    """A network whose head has no kernel [features, outputs]."""
-
-    def setup(self):
-        self.head = nn.LayerNorm()
-
-    def features(self, x):
-        return x[:, :3]
-
-    def __call__(self, x):
-        return self.head(self.features(x))
-
-
-def test_heads_without_a_kernel_are_refused():
-    with pytest.raises(pfl.InputError, match=r"fedcp sums a head's kernel \[3, outputs\]"):
-        pfl.Simulation(algorithm(), toy_federation(model=Scaled())).check()

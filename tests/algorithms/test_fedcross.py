@@ -74,11 +74,3 @@ def test_partners_follow_from_what_the_server_received():
         found = [run_rounds(algorithm(), one, 1, scored=())[1][0] for one in federations]
         mixing = [record["matrices"]["mixing"] for record in found]
         assert np.array_equal(*mixing) != changed
-
-
-@pytest.mark.parametrize("options", [{"participation": 0.5, "sampling": "poisson"},
-                                     {"arrivals": {0: 2}}])  # fmt: skip
-def test_rounds_of_other_sizes_are_refused(options):
-    federation = toy_federation(dtype="float32", **options)
-    with pytest.raises(pfl.InputError, match="as many server models as a round has clients"):
-        pfl.Simulation(pfl.make_algorithm("fedcross"), federation).check(1)

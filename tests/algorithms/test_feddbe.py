@@ -9,7 +9,6 @@ from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import Case, assert_steps, network_loss, stack
-from tests.engine.finals import final_in
 from tests.references import feddbe
 from tests.references.network import add
 
@@ -36,17 +35,14 @@ def first_batches(one):
 
 def check_costs(now):
     """In the first round all clients also train for the consensus and send their means."""
-    first, everyone = now.t == 0, np.ones((now.case.num_clients, 1), int)
-    taken = now.clients["local_steps"]
+    first, taken = int(now.t == 0), now.clients["local_steps"]
     if first:
         taken = taken - [len(own) for own in now.compared.options["first_batches"]]
     assert_steps({"clients": {"local_steps": taken}}, now.cohort, now.batches())
-    present = now.present[:, None]
-    np.testing.assert_array_equal(now.record["up"], np.repeat(present, 3, axis=1))
-    np.testing.assert_array_equal(now.record["down"], np.repeat(present + first * everyone, 3, 1))
+    now.assert_copies(now.present, now.present + first)
     for name in ("numbers_up", "numbers_down"):
-        np.testing.assert_array_equal(now.clients[name], 5 * first * everyone[:, 0])
-    now.case.assert_mean(now.record, now.t)
+        np.testing.assert_array_equal(now.clients[name], np.full(now.case.num_clients, 5 * first))
+    now.assert_mean()
 
 
 def check_end(one):
@@ -54,21 +50,15 @@ def check_end(one):
     every = [one.options["first_batches"], *one.setting.batches]
     most = sum(len(own) for of_round in every for own in of_round)
     assert one.algorithm.max_gradients(prepared, one.case.rounds).sum() == most
-    if one.pattern == "full-vmap":
-        check_new_clients(one.case, one.states, one.algorithm, one.wanted[-1]["consensus"])
 
 
-def check_new_clients(case, states, ours, consensus):
+def check_new_clients(one, made):
     """They train for a round from the server's model, without a bias at first."""
-    final = final_in(states[-1], ours, case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
-    params = states[-1].server["params"]
-    start = {name: jax.tree.map(np.asarray, params[name]) for name in ("hidden", "head")}
-    start["memory"] = {"bias": np.zeros(5)}
-    options = (case.rates[-1], consensus, ours.kappa, ours.mu)
-    batches = case.batches("personalize", starts=case.everyone)[-1]
-    wanted = stack([feddbe.train(start, own, case.x, case.y, *options)[0] for own in batches])
-    wanted = wanted["params"]
+    params, (batches, given) = one.states[-1].server["params"], one.newcomers()
+    start = {"hidden": params["hidden"], "head": params["head"], "memory": {"bias": np.zeros(5)}}
+    given = *given, one.wanted[-1]["consensus"], one.algorithm.kappa, one.algorithm.mu
+    wanted = stack([feddbe.train(start, own, *given)[0] for own in batches])["params"]
+    made = dict(made["params"])
     assert_close(made.pop("bias_memory"), wanted.pop("memory")["bias"], "bias of new clients")
     assert_close(made, wanted, "new clients")
 
@@ -86,9 +76,10 @@ test_reference, test_contract = comparison(
     scores={"personalized": "personalized"},
     loss=lambda model, x, y: network_loss(shifted(model), x, y),
     steps=(),
-    copies=False,
+    copies=None,
     check=check_costs,
     finish=check_end,
+    new_clients=check_new_clients,
 )
 
 
@@ -124,10 +115,3 @@ def test_padding_and_empty_minibatches_leave_the_mean():
     running, mean = jax.jit(FedDBE(mu=0.25).running), np.array([4.0, 8])
     np.testing.assert_allclose(running(mean, features, valid), [3.5, 7])
     np.testing.assert_allclose(running(mean, features, valid & False), mean)
-
-
-def test_sums_of_sampled_cohorts_are_refused():
-    options = {"secure_bits": 32, "model": TanhNetwork()}
-    pfl.Simulation(algorithm(), toy_federation(**options)).check()
-    with pytest.raises(pfl.InputError, match="feddbe averages the features of all clients"):
-        pfl.Simulation(algorithm(), toy_federation(**options, participation=0.6)).check()

@@ -9,7 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from fedjax_pfl.utils import trees
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import stack
+from tests.algorithms.harness import assert_steps, stack
 from tests.models.norm_net import NormNet
 from tests.references import feddwa
 
@@ -21,13 +21,22 @@ def guidance_batches(one):
     return {"guidance_batches": one.case.batches("guidance", replace(schedule, epochs=epochs))}
 
 
+def steps_of_guidance(now):
+    """Of full gradients a pass over all samples, in minibatches of 4."""
+    walks = {
+        "epochs": now.batches("guidance_batches"),
+        "full_gradient": [range(-(-size // 4)) for size in now.case.sizes],
+    }
+    return walks.get(now.settings.get("guidance", "epochs"), [[]] * now.case.num_clients)
+
+
 def compare_guidance(now):
     guides = now.wanted["guidance"]
     found = trees.take(dict(now.state.guidance), np.array(list(guides)))
     assert_close(found, stack(list(guides.values())), "guidance")
-    up = now.record["up"][:, 0]
     twice = now.settings.get("guidance", "epochs") in ("epochs", "full_gradient")
-    assert set(up[up > 0]) == {2 if twice else 1}
+    now.assert_copies((1 + twice) * now.present, now.present)
+    assert_steps(now.record, now.cohort, now.batches(), steps_of_guidance(now))
 
 
 test_reference, test_contract = comparison(
@@ -46,7 +55,7 @@ test_reference, test_contract = comparison(
     scores={"personalized": "personalized"},
     matrices={"mixing": "weights"},
     steps=(),
-    copies=False,
+    copies=None,
     check=compare_guidance,
 )
 

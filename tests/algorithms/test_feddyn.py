@@ -36,7 +36,7 @@ test_reference, test_contract = comparison(
         "average": "average",
         "everyone": "everyone",
     },
-    check=lambda now: now.case.assert_mean(now.record, now.t, 1),
+    check=lambda now: now.assert_mean(uniform=True),
 )
 
 

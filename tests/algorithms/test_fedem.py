@@ -17,7 +17,6 @@ from fedjax_pfl.testing.toys import (
 )
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import Case, sampled_federation
-from tests.engine.finals import final_in
 from tests.references import fedem
 
 COUNT = 2  # learners
@@ -57,18 +56,15 @@ def check_passes(now):
 
 def check_weights(one):
     assert np.ptp(one.wanted[-1]["weights"], axis=0).max() > 0.05
-    if one.pattern == "full-vmap":
-        check_new_clients(one.case, one.states[-1], one.algorithm)
 
 
-def check_new_clients(case, state, ours):
+def check_new_clients(one, made):
     """They learn weights of the server's learners, from equal ones, and train nothing."""
-    final = final_in(state, ours, case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))["params"]
-    server = learners_of(state.server["params"])
+    case, made = one.case, made["params"]
+    server = learners_of(one.states[-1].server["params"])
     for i in range(case.num_clients):
         own, weights = case.samples(i), np.full(COUNT, 1 / COUNT)
-        for _ in range(ours.new_client_passes):
+        for _ in range(one.algorithm.new_client_passes):
             weights = fedem.posterior(server, weights, case.x[own], case.y[own]).mean(axis=1)
         np.testing.assert_allclose(made["mixture"][i], weights, 1e-9)
         found = learners_of(jax.tree.map(lambda leaf, i=i: leaf[i], made))
@@ -86,6 +82,7 @@ test_reference, test_contract = comparison(
     loss=lambda mixture, x, y: fedem.loss(*mixture, x, y),
     check=check_passes,
     finish=check_weights,
+    new_clients=check_new_clients,
 )
 
 

@@ -26,7 +26,6 @@ test_reference, test_contract = comparison(
     given=lambda one: {"base": base_of(one.case), "factor": ALPHA / RANK},
     states={"server": "global", "base.hidden": "base"},
     scores={"global": "whole", "personalized": "whole"},
-    copies=False,
     check=check_base_and_costs,
 )
 
@@ -62,8 +61,6 @@ def test_predictions_saved_models_and_new_clients_have_the_base():
 def test_with_a_fixed_factor_and_without_adapters_it_is_fedavg():
     ours, fedavg = pfl.make_algorithm("fedex_lora"), pfl.make_algorithm("fedavg")
     plain, fixed = sampled_federation(), sampled_federation(freeze="body,*lora_a", lora_rank=2)
-    assert ours.remarks(plain) == ["no adapters with both factors trained: FedAvg"]
-    assert ours.remarks(sampled_federation(**ADAPTERS)) == []
     for one in (plain, fixed):
         states, _ = run_rounds(ours, one)
         wanted, _ = run_rounds(fedavg, one)
@@ -95,8 +92,7 @@ def test_who_diverges_does_not_reach_the_base(name):
 
 
 @pytest.mark.costly
-def test_host_memory_and_refusals():
-    one = sampled_federation(**ADAPTERS)
+def test_host_memory():
     ours = pfl.make_algorithm("fedex_lora")
     runs = [
         pfl.simulate(ours, sampled_federation(client_state=where, **ADAPTERS), 2)
@@ -104,11 +100,6 @@ def test_host_memory_and_refusals():
     ]
     assert_close(*(run.final.backbone() for run in runs), "base")
     assert_close(*(run.final.models()["global"].model for run in runs), "models")
-    with pytest.raises(pfl.InputError, match="needs both factors of each adapter, and share keeps"):
-        pfl.Simulation(ours, sampled_federation(share="*lora_a", **ADAPTERS)).check()
-    with pytest.raises(pfl.InputError, match="'bfloat16' would round what it adds"):
-        pfl.Simulation(ours, sampled_federation(base_dtype="bfloat16", **ADAPTERS)).check()
-    assert one.adapters.scale == ALPHA / RANK
 
 
 def test_a_base_that_is_no_frozen_leaf_is_refused():

@@ -10,7 +10,7 @@ from fedjax_pfl import Context
 from fedjax_pfl.algorithms import fedfomo as downloads
 from fedjax_pfl.algorithms.fedfomo import State, signed_weights
 from fedjax_pfl.engine.new_clients import split_new_clients
-from fedjax_pfl.testing.toys import assert_close, toy_federation
+from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.harness import Case
@@ -56,9 +56,7 @@ def check_mixture_and_costs(now):
         np.testing.assert_array_equal(now.state.affinity, 0.1 * np.eye(count))
     kept = np.eye(count) * ~weights.any(axis=1, keepdims=True)  # shown as its own
     np.testing.assert_allclose(now.record["matrices"]["mixing"], weights + kept, 1e-9, 1e-9)
-    np.testing.assert_array_equal(now.record["up"], np.repeat(present[:, None], 2, axis=1))
-    down = np.array([len(now.wanted["downloaded"].get(i, ())) for i in range(count)])
-    np.testing.assert_array_equal(now.record["down"], np.repeat(down[:, None], 2, 1))
+    now.assert_copies(present, [len(now.wanted["downloaded"].get(i, ())) for i in range(count)])
     mixed = now.clients["mixed_models"]
     np.testing.assert_array_equal(mixed[present], np.count_nonzero(weights, 1)[present])
     passes = (2 + min(now.settings["downloads"], count - 1)) * VALIDATION * present
@@ -85,7 +83,7 @@ test_reference, test_contract = comparison(
     given=downloads_and_validation,
     states={"starts": "personalized", "trained": "trained"},
     scores={"personalized": "personalized", "last_trained": "trained"},
-    copies=False,
+    copies=None,
     check=check_mixture_and_costs,
     finish=check_models_were_mixed,
 )
@@ -172,14 +170,3 @@ def test_new_clients_mix_once(validation_size):
         helped += np.count_nonzero(share[1:])
         assert_close(model, wanted, f"client {k}")
     assert (helped > 0) == (validation_size > 0)
-
-
-def test_remarks():
-    algorithm = pfl.make_algorithm("fedfomo")
-    remarks = algorithm.remarks(algorithm.prepare(toy_federation()))
-    last = "scored before its last local training"
-    assert remarks == [last]
-    all_told = "downloads all 4 others, not 9"
-    many = pfl.make_algorithm("fedfomo", {"downloads": 9})
-    assert many.remarks(toy_federation()) == [all_told, last]
-    assert "downloads no other, not 4" in algorithm.remarks(toy_federation((4,), (2,)))

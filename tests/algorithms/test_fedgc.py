@@ -3,9 +3,7 @@
 import jax
 import numpy as np
 
-from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_models
-from tests.engine.finals import final_in
+from tests.algorithms.comparison import Round, comparison
 from tests.references import fedgc
 
 
@@ -24,23 +22,20 @@ def run(s, **options):
     return history
 
 
-def check_new_clients(one):
-    """They train for a round from the mean of all heads, and predict their own classes."""
-    case, held = one.case, one.wanted[0]["held"]
+def assert_some_lack_classes(one):
+    held = one.wanted[0]["held"]
     assert not held.all() and held.any(axis=1).all()
-    if one.pattern != "full-vmap":
-        return
-    state = jax.tree.map(np.asarray, one.states[-1])
-    head = jax.tree.map(lambda leaf: leaf.mean(0), state.heads["params"]["head"])
-    start = {"hidden": state.body["params"]["hidden"], "head": head}
-    batches = case.batches("personalize", starts=case.everyone)[-1]
-    final = final_in(state, one.algorithm, case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))
-    wanted = [
-        predicting(fedgc.train(start, own, case.x, case.y, case.rates[-1], own_held), own_held)
-        for own, own_held in zip(batches, held, strict=True)
+
+
+def new_clients(one, made):
+    """They train for a round from the mean of all heads, and predict their own classes."""
+    last, (batches, given) = one.states[-1], one.newcomers()
+    head = jax.tree.map(lambda leaf: leaf.mean(0), last.heads["params"]["head"])
+    start = {"hidden": last.body["params"]["hidden"], "head": head}
+    return [
+        predicting(fedgc.train(start, own, *given, held), held)
+        for own, held in zip(batches, one.wanted[0]["held"], strict=True)
     ]
-    assert_models(made, wanted, "new clients")
 
 
 test_reference, test_contract = comparison(
@@ -49,7 +44,7 @@ test_reference, test_contract = comparison(
     settings={"weight": 0.2},
     states={"body.params.hidden": "body.hidden", "heads.params.head": "personalized.head"},
     scores={"personalized": "predicting"},
-    copies=False,
-    check=lambda now: now.case.assert_mean(now.record, now.t),
-    finish=check_new_clients,
+    check=Round.assert_mean,
+    finish=assert_some_lack_classes,
+    new_clients=new_clients,
 )

@@ -68,7 +68,6 @@ test_reference, test_contract = comparison(
     given=generator_and_draws,
     states={"server": "global", "generator": "generator"},
     scores={"global": "global"},
-    copies=False,
     check=check_numbers,
 )
 

@@ -3,14 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_models
-from tests.engine.finals import final_in
 from tests.references import fedgh
 from tests.references.local_sgd import sgd
 
@@ -39,21 +34,13 @@ def check_numbers(now):
     np.testing.assert_array_equal(now.clients["numbers_up"], 5 * classes * now.present)
 
 
-def check_new_clients(one):
+def new_clients(one, made):
     """They train a body for a round, from the mean of all bodies, and use the server's head."""
-    if one.pattern != "full-vmap":
-        return
-    case, state = one.case, jax.tree.map(np.asarray, one.states[-1])
-    head = state.head["params"]["head"]
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), state.bodies["params"]["hidden"])
+    last, (batches, given) = one.states[-1], one.newcomers()
+    head = last.head["params"]["head"]
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), last.bodies["params"]["hidden"])
     start = {"hidden": mean, "head": head}
-    wanted = [
-        {**sgd(start, own, case.x, case.y, case.rates[-1]), "head": head}
-        for own in case.batches("personalize", starts=case.everyone)[-1]
-    ]
-    final = final_in(state, one.algorithm, case.federation, case.rounds)
-    made = final.personalize(case.federation)
-    assert_models(jax.tree.map(lambda leaf: leaf[0], made), wanted, "new clients")
+    return [{**sgd(start, own, *given), "head": head} for own in batches]
 
 
 test_reference, test_contract = comparison(
@@ -64,12 +51,7 @@ test_reference, test_contract = comparison(
     given=lambda one: {"orders": orders_of(one.case, one.settings["server_epochs"])},
     states={"head.params.head": "head", "bodies.params.hidden": "personalized.hidden"},
     scores={"personalized": "personalized"},
-    copies=False,
+    copies=(0, 1),
     check=check_numbers,
-    finish=check_new_clients,
+    new_clients=new_clients,
 )
-
-
-def test_a_private_head_is_refused():
-    with pytest.raises(pfl.InputError, match=r"nothing else, and .*head.* is private"):
-        pfl.Simulation(pfl.make_algorithm("fedgh"), toy_federation(share="none")).check()

@@ -6,11 +6,8 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.low_rank import leading, low_rank
-from fedjax_pfl.algorithms.fedkd import Mentor
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_models
-from tests.algorithms.newcomers import personalized
 from tests.references import fedkd
 
 
@@ -19,9 +16,20 @@ def algorithm(**settings):
 
 
 def check_copies(now):
-    assert not now.record["up"].any()
-    copies = np.repeat(now.wanted["copies"], 2).reshape(-1, 2)
-    np.testing.assert_array_equal(now.record["down"], copies)
+    now.assert_copies(0, now.wanted["copies"])
+
+
+def new_clients(one, made):
+    """They train both models from the server's, with the mean of all transforms."""
+    start, (batches, (x, y, rate)) = one.wanted[-1]["global"], one.newcomers()
+    transform = np.mean(one.wanted[-1]["transforms"], axis=0)
+    found = []
+    for own in batches:
+        models = start, transform, start
+        for batch in own:
+            models = fedkd.step(*models, x[batch], y[batch], rate)
+        found.append(models[0])
+    return found
 
 
 test_reference, test_contract = comparison(
@@ -34,8 +42,9 @@ test_reference, test_contract = comparison(
     scores={"global": "global", "personalized": "personalized"},
     clients={"numbers_up": "up", "numbers_down": "down"},
     steps=("batches", "batches"),
-    copies=False,
+    copies=None,
     check=check_copies,
+    new_clients=new_clients,
 )
 
 
@@ -95,18 +104,3 @@ def test_private_layers_of_the_mentee_stay_with_members():
     moved = np.not_equal(*heads).any(axis=1)
     np.testing.assert_array_equal(moved, record["clients"]["numbers_up"] > 0)
     assert moved.sum() == 3
-
-
-@pytest.mark.costly
-def test_new_clients_train_both_from_the_servers_model():
-    case = Case(1, scored=False)
-    start, (batches,) = case.initial("server"), case.batches("personalize")
-    transforms = np.random.default_rng(0).normal(size=(case.num_clients, 5, 5))
-    wanted = []
-    for i in range(case.num_clients):
-        models = start, transforms.mean(axis=0), start
-        for batch in batches[i]:
-            models = fedkd.step(*models, case.x[batch], case.y[batch], case.rates[0])
-        wanted.append(models[0])
-    made = personalized(algorithm(), case, own=Mentor(None, transforms))
-    assert_models(made, wanted, "new clients")

@@ -70,15 +70,3 @@ def test_running_statistics_stay_within_the_clients():
     weights = record["matrices"]["mixing"][0]
     assert weights.sum() == pytest.approx(1) and len(set(weights.round(6))) > 2
     assert (states[-1].server["batch_stats"]["bn"]["var"] > 0).all()
-
-
-def test_momentum_that_is_kept_is_refused():
-    """Effective steps are counted from a momentum of 0."""
-    kept = {"keep_optimizer_state": True}
-    algorithm().check(toy_federation(**kept))
-    with pytest.raises(pfl.InputError, match="leave keep_optimizer_state out"):
-        algorithm().check(toy_federation(momentum=0.9, **kept))
-
-
-def test_no_remarks():
-    assert algorithm().remarks(toy_federation()) == []

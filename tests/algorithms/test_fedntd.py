@@ -58,10 +58,3 @@ def test_with_private_leaves_the_teacher_is_the_model_that_a_client_received():
     )
     assert_close(ours.private, plain.private, "own leaves")
     assert_close(ours.server, plain.server, "server")
-
-
-def test_more_forward_passes_than_can_be_counted_are_refused():
-    options = {"local_steps": 30_000_000, "batch_size": 80}
-    federation = toy_federation((80, 1), (3, 3), **options)
-    with pytest.raises(pfl.InputError, match="fedntd would take 2,400,000,000 forward passes"):
-        pfl.Simulation(algorithm(), federation).check()

@@ -87,7 +87,6 @@ test_reference, test_contract = comparison(
     states={"body.params.hidden": "body", "heads.params.head": "personalized.head"},
     scores={"personalized": "personalized"},
     steps=("batches", "head_batches"),
-    copies=False,
     check=check_collaboration_and_costs,
     finish=check_training_loss,
 )

@@ -29,23 +29,3 @@ test_reference, test_contract = comparison(
 def test_personal_layers_are_not_sent(layers, sizes):
     plan = pfl.make_algorithm("fedper", {"personal_layers": layers}).prepare(toy_federation()).plan
     assert (list(plan.blocks), plan.shared_block_sizes().tolist()) == (["fc_0", "head"], sizes)
-
-
-@pytest.mark.parametrize(
-    ("share", "remarks"),
-    [
-        ("all", ["shares all layers, as set by share"]),
-        ("head", ["shares the head, as set by share"]),
-        ("body", []),
-        (lambda path: "kernel" in path, ["shares fc_0, head, as set by share"]),
-    ],
-)
-def test_remarks_on_share(share, remarks):
-    algorithm = pfl.make_algorithm("fedper")
-    assert algorithm.remarks(algorithm.prepare(toy_federation(share=share))) == remarks
-
-
-def test_a_network_of_one_layer_makes_it_local_training():
-    algorithm = pfl.make_algorithm("fedper")
-    federation = algorithm.prepare(toy_federation(model="softmax"))
-    assert algorithm.remarks(federation) == ["shares no layer of this network: local training"]

@@ -85,10 +85,3 @@ def test_epochs_of_slow_clients():
         found, times = np.unique(members[slow], return_counts=True)
         assert found.tolist() == [1, 2, 3]
         np.testing.assert_allclose(times / times.sum(), 1 / 3, atol=0.1)
-
-
-def test_remarks():
-    federation = toy_federation(local_epochs=2)
-    assert algorithm().remarks(federation) == []
-    messages = ["0.5 of a round's clients train fewer epochs"]
-    assert algorithm(slow_fraction=0.5).remarks(federation) == messages

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.harness import assert_losses
 from tests.references import fedprox_ft
@@ -51,10 +50,3 @@ test_reference, test_contract = comparison(
     scores={"global": "global"},
     check=assert_tuned,
 )
-
-
-def test_remarks():
-    federation = toy_federation()
-    assert algorithm().remarks(federation) == ["scored after 1 local epoch on a copy"]
-    (told,) = algorithm(final_only=True).remarks(federation)
-    assert told.endswith("on a copy, after the last round only")

@@ -129,17 +129,3 @@ def test_running_statistics_move_in_both_phases():
     for name in ("mean", "var"):
         statistics = [s.server["batch_stats"]["bn"][name] for s in (before, after)]
         assert abs(statistics[0] - statistics[1]).max() > 1e-3
-
-
-def test_remarks():
-    ours = algorithm(final_head_epochs=2)
-    assert ours.remarks(ours.prepare(toy_federation())) == [
-        "scored after 2 local epochs of the head on a copy, after the last round only"
-    ]
-    assert algorithm().remarks(algorithm().prepare(toy_federation(share="all"))) == [
-        "shares all layers, as set by share"
-    ]
-
-
-def test_the_body_need_not_train():
-    pfl.Simulation(algorithm(), toy_federation(local_epochs=0)).check()

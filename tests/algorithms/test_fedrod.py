@@ -9,8 +9,7 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, stack
-from tests.algorithms.newcomers import personalized_after
+from tests.algorithms.harness import assert_losses, stack
 from tests.algorithms.norms import ConvNorm
 from tests.references import fedrod, network
 
@@ -44,6 +43,20 @@ def assert_trained(one):
         assert_losses(now.record, one.case, "last_trained", list(map(joined, last)))
 
 
+def new_clients(one, made):
+    """They learn a personal head beside the server's model."""
+    case, server, (batches, given) = one.case, one.wanted[-1]["global"], one.newcomers()
+    models = []
+    for i, own in enumerate(batches):
+        offset = fedrod.log_counts(case.y[case.samples(i)], 3)
+        options = {"personal_weight": one.settings["personal_weight"]}
+        head = fedrod.train_client(server, case.initial()["head"], own, *given, offset, **options)[
+            1
+        ]
+        models.append({**server, "personal_head": head})
+    return models
+
+
 # Of an incomplete batch at the end of a client's samples, which is dropped, classes count too: a
 # published form counts what its loader gives.
 test_reference, test_contract = comparison(
@@ -60,6 +73,7 @@ test_reference, test_contract = comparison(
     scores={"global": "global"},
     check=assert_record,
     finish=assert_trained,
+    new_clients=new_clients,
 )
 
 
@@ -67,21 +81,6 @@ def test_personal_heads_are_not_sent():
     plan = algorithm().prepare(toy_federation(model=TanhNetwork())).plan
     sizes = dict(zip(plan.blocks, plan.shared_block_sizes().tolist(), strict=True))
     assert sizes == {"hidden": 25, "head": 18, "personal_head": 0}
-
-
-@pytest.mark.costly
-def test_new_clients_learn_a_personal_head():
-    case = Case(**PATTERNS["partial-map"])
-    state, made = personalized_after(algorithm(), case)
-    params = state.server["params"]
-    server = jax.tree.map(np.asarray, {name: params[name] for name in ("hidden", "head")})
-    batches, wanted = case.batches("personalize")[-1], []
-    for i, own in enumerate(batches):
-        offset = fedrod.log_counts(case.y[case.samples(i)], 3)
-        first, rate = case.initial()["head"], case.rates[-1]
-        head = fedrod.train_client(server, first, own, case.x, case.y, rate, offset)[1]
-        wanted.append({**server, "personal_head": head})
-    assert_close(made, stack(wanted), "new clients")
 
 
 @pytest.mark.parametrize(("options", "whole"), [({}, True), ({"batch_norm": "local"}, False)])

@@ -10,8 +10,6 @@ from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_models
-from tests.algorithms.newcomers import personalized
 from tests.models.norm_net import NormNet
 from tests.references import fedsam
 from tests.references.network import add, random_parameters, zeros_like
@@ -26,9 +24,19 @@ def assert_record(now):
     momentum = now.compared.algorithm.global_momentum
     if momentum:
         assert_close(now.state.direction, now.wanted["direction"], "direction")
-    copies = np.repeat(now.present[:, None], 2, axis=1)
-    np.testing.assert_array_equal(now.record["up"], copies)
-    np.testing.assert_array_equal(now.record["down"], (2 if momentum else 1) * copies)
+    now.assert_copies(now.present, (2 if momentum else 1) * now.present)
+
+
+def new_clients(one, made):
+    """They take a round of SAM steps from the server's model."""
+    batches, (*_, rate) = one.newcomers()
+    setting = one.setting.but(
+        initial=one.wanted[-1]["global"], rounds=1, batches=[batches], learning_rate=[rate]
+    )
+    return [
+        fedsam.run(setting.but(cohorts=[[i]]), rho=0.4)[0]["global"]
+        for i in range(one.case.num_clients)
+    ]
 
 
 MOMENTUM = {"global_momentum": True, "beta": 0.3, "adaptive": True, "eta": 0.1}
@@ -41,34 +49,10 @@ test_reference, test_contract = comparison(
     states={"server": "global"},
     scores={"global": "global", "personalized": "global"},
     steps=("batches", "batches"),
-    copies=False,
+    copies=None,
     check=assert_record,
+    new_clients=new_clients,
 )
-
-
-def test_remarks():
-    """The default of rho is that of FedSAM; FedASAM needs another one."""
-    federation = Case(1, scored=False).federation
-    for settings, said in (
-        ({}, 0),
-        ({"adaptive": True}, "FedASAM has 0.7"),
-        ({"adaptive": True, "rho": 0.7}, 0),
-        ({"rho": 0.0}, "trained as FedAvg"),
-    ):
-        notes = algorithm(**settings).remarks(federation)
-        assert [said in note for note in notes] == [True] if said else not notes
-
-
-@pytest.mark.costly
-def test_new_clients_take_sam_steps():
-    """One round of them from the server's model."""
-    case = Case(1, scored=False)
-    setting = case.setting(initial=case.initial("server"), batches=case.batches("personalize"))
-    wanted = [
-        fedsam.run(setting.but(cohorts=[[i]]), rho=0.4)[0]["global"]
-        for i in range(case.num_clients)
-    ]
-    assert_models(personalized(algorithm(rho=0.4), case), wanted, "new clients")
 
 
 @pytest.mark.costly

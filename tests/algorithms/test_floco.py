@@ -11,8 +11,7 @@ from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, sampled_federation
-from tests.algorithms.newcomers import personalized_after
+from tests.algorithms.harness import assert_losses, sampled_federation
 from tests.references import floco
 
 CORNERS = 3
@@ -80,8 +79,7 @@ def assert_record(now):
     walks = [[*b, *m] for b, m in zip(now.batches(), more, strict=True)]
     steps = [len(w if p else m) for w, m, p in zip(walks, more, now.present, strict=True)]
     np.testing.assert_array_equal(now.clients["local_steps"], steps)
-    present, blocks = now.present[:, None], now.record["down"].shape[1]
-    np.testing.assert_array_equal(now.record["down"], np.repeat(present + due, blocks, 1))
+    now.assert_copies(now.present, now.present + due)
     numbers = {"numbers_up": CORNERS * 5 * 3 * due, "numbers_down": CORNERS * due}
     for name, value in numbers.items():
         np.testing.assert_array_equal(now.clients[name], np.full(5, value))
@@ -97,6 +95,18 @@ def assert_run(one):
         assert most == sum(record["clients"]["local_steps"].sum() for record in one.records)
 
 
+def check_new_clients(one, made):
+    """They train near the centre of the simplex."""
+    made, (batches, given) = made["params"], one.newcomers()
+    np.testing.assert_allclose(made["point"], 1 / CORNERS, 1e-12)
+    draws = draws_of(one.case, [batches] * one.case.rounds, "personalize")[-1]
+    start, centre = one.wanted[-1]["global"], np.full(CORNERS, 1 / CORNERS)
+    for i, own in enumerate(batches):
+        points = [floco.near(centre, way, share, 0.4) for _, way, share in draws[i]]
+        wanted = floco.train(start, own, *given, points)
+        assert_close(simplex_of(jax.tree.map(lambda x, i=i: x[i], made)), wanted, f"client {i}")
+
+
 test_reference, test_contract = comparison(
     "floco",
     floco.run,
@@ -105,25 +115,11 @@ test_reference, test_contract = comparison(
     given=first_model_and_draws,
     states={"private.params.point": "points"},
     steps=(),
-    copies=False,
+    copies=None,
     check=assert_record,
     finish=assert_run,
+    new_clients=check_new_clients,
 )
-
-
-@pytest.mark.costly
-def test_new_clients_train_near_the_centre_of_the_simplex():
-    case = Case(**PATTERNS["partial-map"])
-    state, made = personalized_after(algorithm(), case)
-    made = made["params"]
-    np.testing.assert_allclose(made["point"], 1 / CORNERS, 1e-12)
-    batches = case.batches("personalize", starts=case.everyone)
-    draws = draws_of(case, batches, "personalize")[-1]
-    start, centre = simplex_of(state.server["params"]), np.full(CORNERS, 1 / CORNERS)
-    for i, own in enumerate(batches[-1]):
-        points = [floco.near(centre, way, share, 0.1) for _, way, share in draws[i]]
-        wanted = floco.train(start, own, case.x, case.y, case.rates[-1], points)
-        assert_close(simplex_of(jax.tree.map(lambda x, i=i: x[i], made)), wanted, f"client {i}")
 
 
 def test_one_corner():

@@ -35,7 +35,9 @@ def base_and_draws(one):
 def assert_base_and_traffic(now):
     first = now.compared.options["base"]["kernel"]
     assert np.abs(now.wanted["base"] - first).max() > 1e-3
-    if now.compared.variant != "ranks":
+    one_rank = now.compared.variant != "ranks"
+    now.assert_copies(np.outer(now.present, [one_rank, True]))  # of adapters, and of the head
+    if one_rank:
         return assert_losses(now.record, now.case, "global", [now.wanted["whole"]] * 5)
     ranks, there, clients = ranks_of(now.case), now.present, now.clients
     own = 9 * ranks * there
@@ -56,7 +58,7 @@ test_reference, test_contract = comparison(
     given=base_and_draws,
     states={"server": "global", "base.hidden": "base"},
     scores={"personalized": "whole"},
-    copies=False,
+    copies=None,
     check=assert_base_and_traffic,
 )
 

@@ -5,13 +5,17 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Round, comparison
-from tests.algorithms.harness import Case, assert_models
-from tests.algorithms.newcomers import personalized
 from tests.references import fml
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("fml", settings)
+
+
+def new_clients(one, made):
+    """They train both models from the server's."""
+    start, (batches, given) = one.wanted[-1]["global"], one.newcomers()
+    return [fml.train(start, start, own, *given, 0.7, 0.2)[0] for own in batches]
 
 
 test_reference, test_contract = comparison(
@@ -22,14 +26,8 @@ test_reference, test_contract = comparison(
     scores={"global": "global", "personalized": "personalized"},
     steps=("batches", "batches"),
     check=Round.assert_mean,
+    new_clients=new_clients,
 )
-
-
-def test_remark_on_alpha_one():
-    federation = toy_federation()
-    assert algorithm().remarks(federation) == []
-    (said,) = algorithm(alpha=1).remarks(federation)
-    assert said == "alpha is 1: what is scored was trained locally"
 
 
 class TrainedOnly(TanhNetwork):
@@ -46,15 +44,3 @@ def test_teachers_are_in_training_mode():
     start, end = states_of(algorithm(alpha=0, beta=0), federation, 1)
     assert_close(end.own, start.own, "own", 1e-12)
     assert_close(end.server, start.server, "server", 1e-12)
-
-
-@pytest.mark.costly
-def test_new_clients_train_both_from_the_servers_model():
-    case = Case(1, scored=False)
-    start = case.initial("server")
-    (batches,) = case.batches("personalize")
-    wanted = [
-        fml.train(start, start, batches[i], case.x, case.y, case.rates[0], 0.7, 0.5)[0]
-        for i in range(case.num_clients)
-    ]
-    assert_models(personalized(algorithm(alpha=0.7), case), wanted, "new clients")

@@ -3,14 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.gpfl import norm
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case
-from tests.algorithms.newcomers import personalized_after
 from tests.references import gpfl
 from tests.references.network import cross_entropy
 
@@ -53,32 +50,29 @@ def assert_record(now):
         np.testing.assert_allclose(found, loss, 1e-9)
 
 
+def check_new_clients(one, made):
+    """They train from the mean of all heads, and with their own class shares."""
+    last, (batches, given) = one.states[-1], one.newcomers()
+    private = last.private["params"]
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), private["head"])
+    start = named({**last.server["params"], "head": mean})
+    for i, own in enumerate(batches):
+        share = private["class_shares"][i]
+        wanted = gpfl.train(start, own, *given[:2], share, given[2], *SETTINGS.values())
+        ours = jax.tree.map(lambda leaf, i=i: leaf[i], made["params"])
+        assert_close(named(ours), wanted, f"new client {i}")
+        np.testing.assert_allclose(ours["class_shares"], share, 1e-12)
+
+
 test_reference, test_contract = comparison(
     "gpfl",
     gpfl.run,
     settings=SETTINGS,
     given=first_model,
     states={"private.params.class_shares": "shares", "private.params.head": "personalized.head"},
-    copies=False,
     check=assert_record,
+    new_clients=check_new_clients,
 )
-
-
-@pytest.mark.costly
-def test_new_clients_train_from_the_mean_of_all_heads():
-    """And with their own class shares."""
-    case = Case(**PATTERNS["partial-map"])
-    state, made = personalized_after(algorithm(**SETTINGS), case)
-    private = state.private["params"]
-    mean = jax.tree.map(lambda leaf: leaf.mean(0), private["head"])
-    start, options = named({**state.server["params"], "head": mean}), SETTINGS.values()
-    batches = case.batches("personalize", starts=case.everyone)
-    for i, own in enumerate(batches[-1]):
-        share = private["class_shares"][i]
-        wanted = gpfl.train(start, own, case.x, case.y, share, case.rates[-1], *options)
-        ours = jax.tree.map(lambda leaf, i=i: leaf[i], made["params"])
-        assert_close(named(ours), wanted, f"new client {i}")
-        np.testing.assert_allclose(ours["class_shares"], share, 1e-12)
 
 
 def test_shared_blocks():

@@ -10,7 +10,6 @@ from fedjax_pfl.algorithms.common.adapter_ranks import squared_norms
 from fedjax_pfl.models.adapters import parse_ranks
 from fedjax_pfl.testing.toys import TanhNetwork, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import sampled_federation
 from tests.algorithms.lora import base_of
 from tests.references import hetlora
 
@@ -25,6 +24,7 @@ def base_and_ranks(one):
 
 def assert_ranks(now):
     before, after = now.before.ranks, np.array(now.wanted["ranks"])
+    now.assert_copies(np.outer(now.present, [0, 1]))  # of the head
     np.testing.assert_array_equal(now.clients["numbers_down"], (4 + 5) * before * now.present)
     np.testing.assert_array_equal(now.clients["numbers_up"], (4 + 5) * after * now.present)
     np.testing.assert_array_equal(now.clients["rank"][now.present], after[now.present])
@@ -44,17 +44,10 @@ test_reference, test_contract = comparison(
     given=base_and_ranks,
     states={"server": "global", "ranks": "ranks"},
     scores={"personalized": "whole"},
-    copies=False,
+    copies=None,
     check=assert_ranks,
     finish=assert_pruned,
 )
-
-
-def test_remark_on_missing_adapters():
-    ours = pfl.make_algorithm("hetlora")
-    told = ["no adapters with both factors trained: FedAvg"]
-    assert ours.remarks(sampled_federation()) == told
-    assert ours.remarks(sampled_federation(lora_rank=2)) == []
 
 
 @pytest.mark.costly
@@ -99,23 +92,6 @@ def test_parse_ranks(given, wanted):
 def test_invalid_ranks(options, message):
     with pytest.raises(pfl.InputError, match=message):
         toy_federation(**options)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("fedavg", {}, "fedavg needs adapters of one rank: give lora_rank in place"),
-        ("hetlora", {"freeze": "body,*lora_a"}, "with lora_ranks needs both factors"),
-        ("flora", {"freeze": "body,*lora_a"}, "with lora_ranks needs both factors"),
-        ("hetlora", {"share": "*lora_a,head"}, "needs both factors of each adapter, and share"),
-        ("hetlora", {"dp": "client", "dp_clip": 1.0}, "the server knows the ranks without noise"),
-        ("hetlora", {"compress": "sign"}, "compress needs adapters of one rank"),
-    ],
-)
-def test_refusals(name, options, message):
-    with pytest.raises(pfl.InputError, match=message):
-        one = toy_federation(model=TanhNetwork(), validation_size=0, **ADAPTERS, **options)
-        pfl.Simulation(pfl.make_algorithm(name), one).check()
 
 
 @pytest.mark.costly

@@ -113,7 +113,7 @@ test_reference, test_contract = comparison(
     states={"models": "models"},
     scores={"personalized": "personalized"},
     steps=(),
-    copies=False,
+    copies=None,
     check=assert_record,
 )
 

@@ -11,7 +11,6 @@ from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.engine.finals import final_in
 from tests.references import knnper
 
 TUNED = {"neighbours": 2, "weight": 0.3, "scale": 0.1, "tuned": True}
@@ -48,8 +47,7 @@ def assert_new_clients(one):
         return
     case, wanted = one.case, one.wanted
     assert len({models["weights"][0] for models in wanted} | set(wanted[-1]["weights"])) > 2
-    final = final_in(one.states[-1], one.algorithm, case.federation, case.rounds)
-    made = jax.tree.map(lambda leaf: leaf[0], final.personalize(case.federation))[MEMORY]
+    made = one.personalized()[MEMORY]
     np.testing.assert_allclose(made["weight"], wanted[-1]["weights"], 1e-12)
     for i in range(case.num_clients):
         labels = made["labels"][i][made["valid"][i]]

@@ -60,7 +60,7 @@ test_reference, test_contract = comparison(
     states={"server": "global", "trained": "trained", "begun": "start", "second": "after"},
     scores={"global": "global"},
     steps=(),
-    copies=False,
+    copies=None,
     check=assert_record,
     finish=assert_late,
 )

@@ -5,7 +5,6 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.checks import CHECKS
-from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import LATE_PATTERNS, Case, assert_models, assert_steps
 from tests.references import local
@@ -33,7 +32,7 @@ test_reference, test_contract = comparison(
     states={"models": "personalized"},
     scores={"personalized": "personalized"},
     steps=(),
-    copies=False,
+    copies=0,
     check=assert_record,
 )
 
@@ -51,19 +50,3 @@ def test_sampled_late_clients():
     states = case.states_of(pfl.make_algorithm("local", SAMPLED))
     for state, models in zip(states[1:], local.run(case.setting()), strict=True):
         assert_models(state.models, models["personalized"], "personalized")
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"arrivals": {1: 2}}, []),
-        ({"participation": 0.6}, ["all clients train in every round, drawn or not"]),
-        (
-            {"arrivals": {1: 2}, "participation": 0.6},
-            ["all clients that are there train in every round, drawn or not"],
-        ),
-    ],
-)
-def test_remarks_on_participation(options, said):
-    federation = toy_federation(dtype="float32", **options)
-    assert pfl.make_algorithm("local").remarks(federation) == said

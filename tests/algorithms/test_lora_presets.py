@@ -30,7 +30,6 @@ test_ffa_lora, _ = comparison(
     given=frozen_factor,
     states={"server.params.hidden.lora_b": "global.hidden.lora_b"},
     scores={"global": "whole", "personalized": "whole"},
-    copies=False,
     finish=assert_b_moved,
 )
 
@@ -50,7 +49,6 @@ test_fedsa_lora, _ = comparison(
     given=frozen_layer,
     states={"server.params.hidden.lora_a": "a"},
     scores={"personalized": "personalized"},
-    copies=False,
     check=assert_no_global_score,
     finish=assert_a_moved,
 )

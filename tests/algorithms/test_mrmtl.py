@@ -7,13 +7,16 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_models
-from tests.engine.finals import final_in
 from tests.references import mrmtl
 
 
 def algorithm(**settings):
     return pfl.make_algorithm("mrmtl", settings)
+
+
+def new_clients(one, made):
+    server, (batches, given) = one.wanted[-1]["global"], one.newcomers()
+    return [mrmtl.own_training(server, server, own, *given, 0.7) for own in batches]
 
 
 test_reference, test_contract = comparison(
@@ -23,6 +26,7 @@ test_reference, test_contract = comparison(
     variants={"size": {}, "uniform": {"weighting": "uniform"}},
     states={"server": "global", "own": "personalized"},
     scores={"global": "global", "personalized": "personalized"},
+    new_clients=new_clients,
 )
 
 
@@ -36,17 +40,3 @@ def test_mrmtl_does_not_pull_private_layers():
         pulled.own["params"]["fc_0"]["kernel"], free.own["params"]["fc_0"]["kernel"]
     )
     assert not jax.tree.leaves(pulled.server["params"]["head"])
-
-
-@pytest.mark.costly
-def test_new_clients_of_mrmtl():
-    case = Case(**PATTERNS["full-vmap"])
-    ours = algorithm(proximal_weight=0.7)
-    state = case.states_of(ours)[-1]
-    server = jax.tree.map(np.asarray, state.server["params"])
-    new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
-    wanted = [
-        mrmtl.own_training(server, server, batches, case.x, case.y, case.rates[-1], 0.7)
-        for batches in case.batches("personalize")[-1]
-    ]
-    assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted, "new clients")

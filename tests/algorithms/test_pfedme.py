@@ -57,7 +57,7 @@ test_reference, test_contract = comparison(
     states={"server": "global", "personal": "personalized"},
     scores={"global": "global", "personalized": "personalized"},
     steps=(),
-    copies=0,
+    copies=None,
     check=check,
 )
 

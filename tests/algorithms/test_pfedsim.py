@@ -37,10 +37,9 @@ def check(now):
         shares = present * now.case.sizes
         expected[present] = shares / shares.sum()
     np.testing.assert_allclose(now.record["matrices"]["mixing"], expected, 1e-9, 1e-12)
-    np.testing.assert_array_equal(now.record["up"], np.repeat(present[:, None], 2, axis=1))
     blocks = now.case.federation.plan.blocks
     down = [present if block != "head" else present & warm for block in blocks]
-    np.testing.assert_array_equal(now.record["down"], np.stack(down, axis=1))
+    now.assert_copies(present, np.stack(down, axis=1))
 
 
 def assert_some_models_are_mixtures(one):
@@ -57,7 +56,7 @@ test_reference, test_contract = comparison(
     given=warm_up,
     states={"server": "global", "similarity": "similarity"},
     scores={"personalized": "personalized"},
-    copies=0,
+    copies=None,
     check=check,
     finish=assert_some_models_are_mixtures,
 )
@@ -90,11 +89,6 @@ def test_class_cosines_of_opposite_classifiers():
         return class_cosines(ctx, both)
 
     np.testing.assert_allclose(cosines(toy_federation()), np.eye(2), atol=1e-12)
-
-
-def test_remark_on_the_warm_up():
-    one = algorithm(warmup_fraction=0.25)
-    assert one.round_remarks(toy_federation(), 10) == ["the first 2 of 10 rounds are FedAvg's"]
 
 
 @pytest.mark.costly

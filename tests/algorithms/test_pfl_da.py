@@ -4,10 +4,8 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, assert_models
-from tests.engine.finals import final_in
+from tests.algorithms.harness import assert_losses
 from tests.references import pfl_da
 from tests.references.network import loss_and_gradient
 
@@ -41,12 +39,19 @@ def assert_training_loss(one):
     assert now.clients["train_loss"][i] == pytest.approx(np.mean(losses), rel=1e-9)
 
 
-SETTINGS = {"generic_weight": 0.4}
+def new_clients(one, made):
+    """They train a round."""
+    last, (batches, (*_, rate)) = one.states[-1], one.newcomers()
+    mean = jax.tree.map(lambda leaf: leaf.mean(0), last.private["params"]["hidden"])
+    start = {"hidden": mean, "head": one.wanted[-1]["head"]}
+    setting = one.setting.but(initial=start, rounds=1, batches=[batches], learning_rate=[rate])
+    return pfl_da.run(setting, **one.options)[0]["personalized"]
+
 
 test_reference, test_contract = comparison(
     "pfl_da",
     pfl_da.run,
-    settings=SETTINGS,
+    settings={"generic_weight": 0.4},
     variants={
         "first-step": {},
         "every-step": {"mixed": "every_step", "weighting": "size"},
@@ -60,28 +65,5 @@ test_reference, test_contract = comparison(
     steps=("batches", "batches"),
     check=check,
     finish=finish,
+    new_clients=new_clients,
 )
-
-
-def test_remarks():
-    """With a generic weight of 1 in each step nothing of the own head remains."""
-    federation = Case(1, scored=False).federation
-    for mixed, weight, count in (("first_step", 1.0, 0), ("every_step", 0.99, 0),
-                                 ("every_step", 1.0, 1)):  # fmt: skip
-        ours = pfl.make_algorithm("pfl_da", {"generic_weight": weight, "mixed": mixed})
-        assert len(ours.remarks(federation)) == count
-
-
-@pytest.mark.costly
-def test_new_clients_of_pfl_da():
-    """They train a round."""
-    case = Case(**PATTERNS["full-vmap"])
-    ours = pfl.make_algorithm("pfl_da", SETTINGS)
-    state = case.states_of(ours)[-1]
-    mean = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), state.private["params"]["hidden"])
-    start = {"hidden": mean, "head": jax.tree.map(np.asarray, state.server["params"]["head"])}
-    new = final_in(state, ours, case.federation, case.rounds).personalize(case.federation)
-    batches = case.batches("personalize")[-1:]
-    last = case.setting(initial=start, rounds=1, batches=batches, learning_rate=case.rates[-1:])
-    (wanted,) = pfl_da.run(last, **SETTINGS)
-    assert_models(jax.tree.map(lambda leaf: leaf[0], new), wanted["personalized"], "new clients")

@@ -49,9 +49,7 @@ def graph_and_generators(one):
 
 
 def check_copies(now):
-    copies = 1 if now.settings.get("detached") else 2
-    assert (now.record["up"] == now.present[:, None]).all()
-    assert (now.record["down"] == copies * now.present[:, None]).all()
+    now.assert_copies(now.present, (1 if now.settings.get("detached") else 2) * now.present)
 
 
 test_reference, test_contract = comparison(
@@ -73,7 +71,7 @@ test_reference, test_contract = comparison(
     states={"models": "personalized", "server": "global"},
     scores={"global": "global", "personalized": "personalized"},
     matrices={"mixing": "weights"},
-    copies=0,
+    copies=None,
     check=check_copies,
 )
 
@@ -166,43 +164,3 @@ def test_ties_of_neighbours():
     ids = jnp.array([7, 3, 2, 5])
     assert sfl_graphs.largest(scores, ids, 3).tolist() == [[False, True, True, True]]
     assert sfl_graphs.largest(scores, ids, 2).tolist() == [[False, True, True, False]]
-
-
-def uneven(ids):
-    return jnp.ones((len(ids), 2))
-
-
-def endless(ids):
-    return jnp.full((len(ids), len(ids)), jnp.inf)
-
-
-def negative(ids):
-    return -jnp.ones((len(ids), len(ids)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "options", "said"),
-    [
-        ({"graph": "label"}, {}, "Unknown value of sfl.graph 'label'. Did you mean 'labels'"),
-        ({"relation": "ring"}, {}, "relation must be a function of the clients' ids"),
-        ({"relation": uneven}, {}, r"must be edges \[5, 5\] of at least 0, all.*array \[5, 2\]"),
-        ({"relation": negative}, {}, r"must be edges \[5, 5\] of at least 0"),
-        ({"relation": endless}, {}, r"must be edges \[5, 5\] of at least 0, all finite"),
-        ({"relation": ring, "graph": "neighbours"}, {}, "relation or graph=neighbours, not both"),
-        ({}, {"share": "body"}, "sfl averages whole models"),
-    ],
-)
-def test_refusals_of_sfl(settings, options, said):
-    with pytest.raises(pfl.InputError, match=said):
-        pfl.Simulation(algorithm(**settings), toy_federation(**options)).check()
-
-
-def test_remarks_of_sfl():
-    def said(**settings):
-        return algorithm(**settings).remarks(toy_federation())
-
-    labels = "its graph joins clients that share a label"
-    assert said() == said(graph="learned") == [labels]
-    assert said(graph="neighbours") == said(relation=ring) == []
-    detached = "its norms have no gradient, as in the published code"
-    assert said(detached=True) == [labels, detached]

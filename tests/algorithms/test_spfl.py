@@ -106,7 +106,7 @@ test_reference, test_contract = comparison(
     states={"models": "personalized"},
     scores={"personalized": "personalized"},
     steps=(),
-    copies=0,
+    copies=None,
     check=check,
     finish=finish,
 )

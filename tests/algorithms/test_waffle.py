@@ -10,7 +10,7 @@ from fedjax_pfl.algorithms.waffle import joint_record
 from fedjax_pfl.core.context import Record
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
-from tests.algorithms.alices import PATTERNS, row_of_alice
+from tests.algorithms.alices import PATTERNS, assert_alices, row_of_alice
 from tests.algorithms.comparison import QUICK_CHECKS, comparison
 from tests.algorithms.harness import assert_losses, stack
 from tests.references import waffle
@@ -52,12 +52,9 @@ def check(now):
         weights = [
             row if row.any() else own for row, own in zip(weights, np.eye(count), strict=True)
         ]
-        copies = 2 * len(now.cohort) * now.present  # 2 for each Alice that is there
-        np.testing.assert_array_equal(now.record["up"], np.repeat(copies[:, None], 2, axis=1))
-        np.testing.assert_array_equal(now.record["down"], now.record["up"])
+        now.assert_copies(2 * len(now.cohort) * now.present)  # 2 for each Alice that is there
     else:
-        alice = row_of_alice(now.compared)
-        assert_losses(now.record, now.case, "personalized", [models] * count, alice=alice)
+        assert_alices(now, copies=2)
         weights = weights[None]
     np.testing.assert_allclose(now.record["matrices"]["mixing"], weights, 1e-9, 1e-9)
 
@@ -84,7 +81,7 @@ test_reference, test_contract = comparison(
     given=lambda one: {"alice": row_of_alice(one)},
     states={"server": "alice", "control": "control", "controls": "controls", "previous": "raw"},
     steps=(),
-    copies=0,
+    copies=None,
     check=check,
 )
 

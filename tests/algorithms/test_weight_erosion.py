@@ -11,9 +11,8 @@ from fedjax_pfl.testing.toys import (
     states_of,
     toy_federation,
 )
-from tests.algorithms.alices import PATTERNS, row_of_alice
+from tests.algorithms.alices import PATTERNS, assert_alices, row_of_alice
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_losses
 from tests.references import weight_erosion
 
 
@@ -22,8 +21,7 @@ def algorithm(**settings):
 
 
 def check(now):
-    alice, models = row_of_alice(now.compared), [now.wanted["alice"]] * now.case.num_clients
-    assert_losses(now.record, now.case, "personalized", models, alice=alice)
+    assert_alices(now, copies=1)
     weights = now.wanted["weights"]
     np.testing.assert_allclose(now.record["matrices"]["mixing"], [weights], 1e-9, 1e-9)
     shown = np.nan_to_num(now.clients["weight"])  # NaN for those who are absent
@@ -45,7 +43,7 @@ test_reference, test_contract = comparison(
     states={"server": "alice", "alpha": "alpha"},
     clients={"distance": "distances"},
     steps=(),
-    copies=0,
+    copies=None,
     check=check,
     finish=assert_some_eroded,
 )
@@ -80,9 +78,3 @@ def test_weight_erosion_where_alice_diverges():
         np.testing.assert_array_equal(record["clients"]["diverged"], [0, 1, 0, 0, 0])
         assert record["clients"]["participated"].all() and (record["up"] == 1).all()
         assert not record["matrices"]["mixing"].any()
-
-
-def test_remark_on_the_default_penalty():
-    (told,) = algorithm().remarks(toy_federation())
-    assert told.startswith("its default distance_penalty of 0.006 is WAFFLE's for MNIST and 100 ro")
-    assert algorithm(distance_penalty=0.036).remarks(toy_federation()) == []
