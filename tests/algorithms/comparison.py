@@ -94,10 +94,9 @@ class Compared:
 
     def personalized(self):
         """What the clients get as new ones after the last round, [N, ...]."""
-        final = final_in(self.states[-1], self.algorithm, self.case.federation, self.case.rounds)
-        return jax.tree.map(
-            lambda leaf: np.asarray(leaf[0]), final.personalize(self.case.federation)
-        )
+        case = self.case
+        final = final_in(self.states[-1], self.algorithm, case.federation, case.rounds)
+        return jax.tree.map(lambda leaf: np.asarray(leaf[0]), final.personalize(case.federation))
 
     def newcomers(self):
         """(Their batches, samples and rate), with which they train then."""

@@ -16,6 +16,7 @@ from fedjax_pfl.testing.toys import (
     toy_federation,
 )
 from fedjax_pfl.utils import keys
+from tests.references.local_sgd import sgd
 from tests.references.network import loss_and_gradient
 from tests.references.setting import Setting
 
@@ -217,6 +218,16 @@ def assert_losses(record, case, name, models, alice=None, loss=network_loss):
     np.testing.assert_allclose(
         record["scores"][f"{name}/test/loss"], wanted, 1e-9, 1e-9, err_msg=name
     )
+
+
+def mean_loss(case, model, *phases):
+    """Mean loss over steps, each before the update, of phases (batches, rate, layers)."""
+    losses = []
+    for batches, rate, layers in phases:
+        for at in batches:
+            losses.append(network_loss(model, case.x[at], case.y[at]))
+            model = sgd(model, [at], case.x, case.y, rate, layers=layers)
+    return sum(losses) / max(len(losses), 1)
 
 
 def assert_steps(record, who, *walks):

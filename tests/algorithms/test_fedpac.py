@@ -9,7 +9,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, network_loss, sampled_federation, stack
+from tests.algorithms.harness import Case, mean_loss, sampled_federation, stack
 from tests.engine.finals import final_in
 from tests.references import fedpac
 from tests.references.local_sgd import sgd
@@ -59,15 +59,11 @@ def check_collaboration_and_costs(now):
 
 def check_training_loss(one):
     """It is the mean over the steps of both phases, without the alignment."""
-    case, i, losses = one.case, one.case.cohorts[0][0], []
-    model, rates = case.initial(), (one.settings["head_rate"], case.rates[0])
-    walks = one.options["head_batches"][0][i], one.setting.batches[0][i]
-    for walk, rate, layer in zip(walks, rates, ("head", "hidden"), strict=True):
-        for at in walk:
-            losses.append(network_loss(model, case.x[at], case.y[at]))
-            model = sgd(model, [at], case.x, case.y, rate, layers=[layer])
+    case, i = one.case, one.case.cohorts[0][0]
+    of_head = one.options["head_batches"][0][i], one.settings["head_rate"], ["head"]
+    of_body = one.setting.batches[0][i], case.rates[0], ["hidden"]
     found = one.records[0]["clients"]["train_loss"][i]
-    np.testing.assert_allclose(found, np.mean(losses), 1e-9)
+    np.testing.assert_allclose(found, mean_loss(case, case.initial(), of_head, of_body), 1e-9)
     if one.variant == "alone":  # of one member's, with its classes
         assert [models["exists"].sum() for models in one.wanted] == [2, 3, 2]
 

@@ -14,7 +14,7 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_f
 from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case
+from tests.algorithms.harness import Case, mean_loss
 from tests.engine.finals import final_in
 from tests.references import fedproto, network
 
@@ -66,12 +66,7 @@ def assert_first_losses(one):
     """Means over the steps of the first round, in which there is no term."""
     case, (now, *_) = one.case, one.rounds()
     for i in now.cohort:
-        model, losses = case.initial(), []
-        for at in now.batches()[i]:
-            loss, slope = network.loss_and_gradient(model, case.x[at], case.y[at])
-            model = network.subtract(model, network.scale(case.rates[0], slope))
-            losses.append(loss)
-        mean = sum(losses) / max(len(losses), 1)
+        mean = mean_loss(case, case.initial(), (now.batches()[i], case.rates[0], None))
         np.testing.assert_allclose(now.clients["train_loss"][i], mean, 1e-9)
 
 

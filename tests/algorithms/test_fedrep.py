@@ -10,10 +10,10 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, stack
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, mean_loss, stack
 from tests.algorithms.norms import ConvNorm
 from tests.engine.finals import final_in
-from tests.references import fedrep, network
+from tests.references import fedrep
 from tests.references.local_sgd import sgd
 
 
@@ -55,12 +55,9 @@ def assert_recorded_losses(one):
     for now in one.rounds():
         heads, bodies = now.batches("head_batches"), now.batches()
         for i in now.cohort:
-            model, losses = before[i], []
-            for layers, walk in ((["head"], heads[i]), (fedrep.body_of(model), bodies[i])):
-                for at in walk:
-                    losses.append(network.loss_and_gradient(model, case.x[at], case.y[at])[0])
-                    model = sgd(model, [at], case.x, case.y, case.rates[now.t], layers=layers)
-            wanted = sum(losses) / max(len(losses), 1)
+            model, rate = before[i], case.rates[now.t]
+            phases = (heads[i], rate, ["head"]), (bodies[i], rate, fedrep.body_of(model))
+            wanted = mean_loss(case, model, *phases)
             np.testing.assert_allclose(now.clients["train_loss"][i], wanted, 1e-9)
         before = now.wanted["personalized"]
 

@@ -49,10 +49,8 @@ def new_clients(one, made):
     models = []
     for i, own in enumerate(batches):
         offset = fedrod.log_counts(case.y[case.samples(i)], 3)
-        options = {"personal_weight": one.settings["personal_weight"]}
-        head = fedrod.train_client(server, case.initial()["head"], own, *given, offset, **options)[
-            1
-        ]
+        first = case.initial()["head"]
+        head = fedrod.train_client(server, first, own, *given, offset, 0.5)[1]
         models.append({**server, "personal_head": head})
     return models
 
