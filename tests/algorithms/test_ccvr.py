@@ -7,7 +7,7 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.ccvr import CCVR, from_gaussian
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.training import ClassSums, Schedule
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
@@ -53,17 +53,6 @@ test_reference, test_contract = comparison(
     copies=None,
     check=check_traffic,
 )
-
-
-@pytest.mark.costly
-def test_late_clients_send_no_features():
-    federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
-    ours = pfl.make_algorithm("ccvr", {"every": True, "per_class": 2})
-    _, (record,) = run_rounds(ours, federation, 1, scored=())
-    asked = np.array([1, 1, 1, 0, 1])
-    for name in ("numbers_up", "forward_samples"):
-        np.testing.assert_array_equal(record["clients"][name] > 0, asked)
-    np.testing.assert_array_equal(record["down"][:, 0], 2 * asked)
 
 
 def test_from_gaussian_of_equal_samples():

@@ -35,17 +35,6 @@ test_reference, test_contract = comparison(
 
 
 @pytest.mark.costly
-def test_rounds_without_arrivals_keep_model_and_momentum():
-    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
-    states = states_of(algorithm(), toy_federation(stragglers=late), 5)
-    for still in (0, 1, 3, 4):
-        assert_close(states[still + 1], states[still], f"round {still + 1}", 0)
-    moved = jax.tree.map(lambda a, b: (a != b).any(), states[3].server, states[2].server)
-    assert all(jax.tree.leaves(moved))
-    assert any(leaf.any() for leaf in jax.tree.leaves(states[3].optimizer))
-
-
-@pytest.mark.costly
 def test_private_layers_have_no_momentum():
     federation = toy_federation(share="body", participation=0.6)
     last = states_of(algorithm(), federation, 2)[-1]

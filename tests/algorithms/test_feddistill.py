@@ -1,11 +1,9 @@
 """Federated distillation against its reference, and its limits."""
 
 import numpy as np
-import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.references import feddistill
 
@@ -46,14 +44,6 @@ test_reference, test_contract = comparison(
     check=check_exchange,
     new_clients=new_clients,
 )
-
-
-@pytest.mark.costly
-def test_rounds_in_which_nobody_arrives_leave_the_teachers():
-    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
-    states = states_of(algorithm(), toy_federation(stragglers=late, validation_size=0), 5)
-    assert states[3].total.holders.any() and states[3].total_round == 2
-    assert_close(states[5], states[3], "state", 0)
 
 
 def test_a_class_has_a_teacher_from_half_a_client_on():

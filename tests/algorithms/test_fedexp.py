@@ -7,7 +7,6 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
 from tests.algorithms.harness import assert_losses
-from tests.models.norm_net import NormNet
 from tests.references import fedexp
 
 
@@ -51,13 +50,3 @@ def test_rounds_in_which_nobody_arrives_leave_both_models():
     assert_close(states[5].server, states[3].server, "after")
     assert_close(states[5].previous, states[2].server["params"], "the model before the last step")
     assert states[5].rate == 1
-
-
-@pytest.mark.costly
-def test_running_statistics_are_averaged():
-    federation = toy_federation(model=NormNet(), batch_norm="shared")
-    ours, plain = (
-        states_of(one, federation, 1)[-1].server["batch_stats"]
-        for one in (algorithm(epsilon=0.0), pfl.make_algorithm("fedavg"))
-    )
-    assert_close(ours, plain, "statistics")

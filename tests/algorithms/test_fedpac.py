@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, states_of
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.harness import Case, mean_loss, sampled_federation, stack
 from tests.engine.finals import final_in
@@ -17,15 +17,6 @@ from tests.references.local_sgd import sgd
 
 def algorithm(**settings):
     return pfl.make_algorithm("fedpac", settings)
-
-
-@pytest.mark.costly
-def test_rounds_in_which_nobody_arrives_leave_the_prototypes():
-    late = dict.fromkeys(range(5), 1)  # on time in every third round
-    states = states_of(algorithm(), toy_federation(stragglers=late, model=TanhNetwork()), 5)
-    assert states[3].exist.any()
-    np.testing.assert_array_equal(states[5].exist, states[3].exist)
-    np.testing.assert_array_equal(states[5].means, states[3].means)
 
 
 def run(s, **options):

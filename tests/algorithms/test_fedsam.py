@@ -7,10 +7,9 @@ import pytest
 
 import fedjax_pfl as pfl
 from fedjax_pfl.core.sample_privacy import releases
-from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
 from tests.algorithms.comparison import comparison
-from tests.models.norm_net import NormNet
 from tests.references import fedsam
 from tests.references.network import add, random_parameters, zeros_like
 
@@ -55,15 +54,6 @@ test_reference, test_contract = comparison(
 )
 
 
-@pytest.mark.costly
-def test_running_statistics_are_those_of_the_model_itself():
-    """Not of the perturbed one."""
-    federation = toy_federation(model=NormNet(), validation_size=0, local_steps=1)
-    ours = states_of(algorithm(rho=5.0), federation, 1)[-1]
-    plain = states_of(pfl.make_algorithm("fedavg"), federation, 1)[-1]
-    assert_close(ours.server["batch_stats"], plain.server["batch_stats"], "statistics")
-
-
 class Dropping(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
@@ -88,14 +78,6 @@ def test_frozen_layers_are_not_perturbed():
     of_head = {"hidden": zeros_like(gradient)["hidden"], "head": gradient["head"]}
     wanted = add(params, fedsam.perturbation(params, of_head, 0.5))
     assert_close(found, wanted, "perturbed")
-
-
-@pytest.mark.costly
-def test_direction_in_rounds_without_arrivals():
-    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
-    states, _ = run_rounds(algorithm(global_momentum=True), toy_federation(stragglers=late), 5)
-    assert_close(states[5].direction, states[3].direction, "direction", 0)
-    assert any(leaf.any() for leaf in jax.tree.leaves(states[3].direction))
 
 
 def test_privacy_accounts_for_both_gradients_of_a_batch():

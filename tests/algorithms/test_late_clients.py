@@ -1,10 +1,11 @@
 """What a late client lost, and the patterns of late clients that the comparisons run."""
 
+import jax
 import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import run_rounds, toy_federation
+from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.harness import LATE_PATTERNS, LATE_ROUNDS, Case
 
 
@@ -21,6 +22,48 @@ def test_diverged_uploads_of_late_clients(name):
     sound = toy_federation(stragglers={3: 2})
     _, records = run_rounds(pfl.make_algorithm(name), sound, rounds=4, scored=())
     assert [bool(record["up"][3].any()) for record in records] == [False, False, True, True]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    ("name", "settings", "kept"),
+    [
+        ("fedavgm", {}, ("server", "optimizer")),
+        ("feddistill", {}, ("models", "total", "total_round")),
+        ("feddyn", {}, ("server", "average", "drift", "gradients")),
+        ("fedpac", {}, ("body", "heads", "exist", "means")),
+        ("fedsam", {"global_momentum": True}, ("server", "direction")),
+        ("sfl", {"graph": "neighbours"}, ("server", "models")),
+    ],
+)
+def test_rounds_in_which_nobody_takes_part_change_nothing(name, settings, kept):
+    late = dict.fromkeys(range(5), 1)  # on time in every third round alone
+    federation = toy_federation(stragglers=late, validation_size=0, model=TanhNetwork())
+    states = states_of(pfl.make_algorithm(name, settings), federation, 5)
+    for field in kept:
+        parts = [getattr(state, field) for state in states]
+        for still in (0, 1, 3, 4):
+            assert_close(parts[still + 1], parts[still], f"{field} in round {still + 1}", 0)
+        leaves = zip(*map(jax.tree.leaves, parts[2:4]), strict=True)
+        assert any((old != new).any() for old, new in leaves), field
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(
+    ("name", "settings", "numbers"),
+    [
+        ("ccvr", {"every": True, "per_class": 2}, ("numbers_up", "forward_samples")),
+        ("floco", {"warmup_fraction": 0.0}, ("numbers_up", "numbers_down", "local_steps")),
+    ],
+)
+def test_late_clients_do_no_further_work(name, settings, numbers):
+    """They send no features, and take no part in a projection."""
+    federation = toy_federation(stragglers={3: 1}, model=TanhNetwork(), validation_size=0)
+    _, (record,) = run_rounds(pfl.make_algorithm(name, settings), federation, 1, scored=())
+    asked = np.array([1, 1, 1, 0, 1])
+    for number in numbers:
+        np.testing.assert_array_equal(record["clients"][number] > 0, asked)
+    np.testing.assert_array_equal(record["down"][:, 0], 2 * asked)
 
 
 def test_late_patterns():

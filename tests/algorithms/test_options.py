@@ -15,6 +15,21 @@ from fedjax_pfl.utils import trees
 from tests.engine.finals import final_in
 from tests.models.norm_net import NormNet
 
+BESIDE_FEDAVG = [("fedexp", {"epsilon": 0.0}), ("fedsam", {"rho": 5.0})]
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize(("name", "settings"), BESIDE_FEDAVG)
+def test_running_statistics_are_those_of_fedavg(name, settings):
+    """A longer step of the server, or perturbed models, are none of theirs."""
+    options = {"batch_norm": "shared", "validation_size": 0, "local_steps": 1}
+    federation = toy_federation(model=NormNet(), **options)
+    ours, plain = (
+        states_of(pfl.make_algorithm(*made), federation, 1)[-1].server["batch_stats"]
+        for made in ((name, settings), ("fedavg",))
+    )
+    assert_close(ours, plain, "statistics")
+
 
 @pytest.mark.costly
 def test_averaged_running_variances_of_spfl():

@@ -166,16 +166,13 @@ def test_running_statistics_and_extra_losses_in_pfedhn():
     assert (newest != now).any(axis=1).all()  # they are trained with
 
 
-def test_defaults_of_pfedhn():
+def test_default_sizes_of_pfedhn():
     algorithm = pfl.make_algorithm("pfedhn")
     ctx = context(algorithm.prepare(toy_federation()))
     state = jax.eval_shape(lambda: algorithm.init(ctx))
     assert state.embedding.shape == (5, 2)  # 1 + 5 // 4
     assert [kernel.shape for kernel, _ in state.psi.trunk] == [(2, 100)] + [(100, 100)] * 3
     assert state.psi.kernel["params"]["head"]["kernel"].shape == (100, 5, 3)
-    rates = (algorithm.server_rate, algorithm.embedding_rate, algorithm.server_momentum)
-    assert rates == (1e-2, 1.0, 0.9)
-    assert (algorithm.server_decay, algorithm.server_clip, algorithm.clip) == (1e-3, 50, 50)
 
 
 @pytest.mark.costly

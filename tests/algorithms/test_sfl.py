@@ -77,17 +77,6 @@ test_reference, test_contract = comparison(
 
 
 @pytest.mark.costly
-def test_sfl_without_an_upload():
-    """Nothing is spread. All clients are late: in rounds 1, 2 and 4 nobody takes part."""
-    federation = toy_federation(stragglers=dict.fromkeys(range(5), 1))
-    states = states_of(algorithm(relation=ring), federation, 4)
-    assert_close(states[2], states[0], "before the first upload", 0)
-    assert_close(states[4], states[3], "after it", 0)
-    kernels = states[3].models["params"]["head"]["kernel"]
-    assert np.abs(kernels - kernels[0]).max() > 1e-3
-
-
-@pytest.mark.costly
 def test_new_clients_in_the_graph_of_labels():
     case = Case(seed=1)
     left, new = split_new_clients(case.federation, 2)
