@@ -92,6 +92,15 @@ class Compared:
     def rounds(self):
         return [Round(self, t) for t in range(len(self.records))]
 
+    def assert_most_gradients(self):
+        """Clients of every cohort took the most gradients that are stated, others fewer."""
+        case, prepared = self.case, self.algorithm.prepare(self.case.federation)
+        most = self.algorithm.max_gradients(prepared, case.rounds)
+        taken = sum(record["clients"]["local_steps"] for record in self.records)
+        assert (taken <= most).all(), (taken, most)
+        always = np.all([case.present(t) for t in range(case.rounds)], axis=0)
+        np.testing.assert_array_equal(taken[always], most[always], "most gradients")
+
     def personalized(self):
         """What the clients get as new ones after the last round, [N, ...]."""
         case = self.case
@@ -142,31 +151,64 @@ class Round:
             np.testing.assert_array_equal(found, wanted, err_msg=way)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Comparison:
-    """See `comparison`."""
+    """A row: an algorithm, its reference, and what they must agree in.
+
+    Names of results may be paths: "private.params.head" of a state, "body.hidden" of the
+    reference's dict; a path goes through lists of models.
+
+    Attributes:
+      algorithm: its registered name.
+      run: the reference, `run(setting, **options)`; it returns a dict for each round.
+      variants: `Variant`s by name, or only their hyperparameters; the first one is the base.
+      settings, options: hyperparameters, and options of the federation, of all variants.
+      patterns: participation and execution; the first one is the base.
+      ours: hyperparameters that the reference does not take.
+      renamed: the reference's names of others.
+      given: what else the reference takes, a function of `Compared`: its options, or attributes of
+        the `Setting` to replace.
+      states: fields of the state, and the reference's results that they equal.
+      joined: the reference's models of all clients: the server's layers with their private ones.
+      scores: names of scored models, and the reference's models that have these test losses.
+      matrices, clients: likewise, of the record.
+      loss: loss(model, x, y) of one of the reference's scored models.
+      steps: names of the batches on which a member takes gradients; none checks no steps.
+      copies: of every block, that members send and receive, or (sent, received); None checks none.
+      check: asserts what else holds, of each `Round`.
+      finish: asserts what holds in the end, of `Compared`.
+      new_clients: the models that new clients get, of `Compared` and of what they did get; or it
+        asserts that itself, and returns None. It is called in the second pattern.
+      make_case: `Case`, or a function of the same options.
+    """
 
     algorithm: str
     run: Callable
-    variants: Mapping[str, Variant]
-    settings: Mapping[str, Any]
-    options: Mapping[str, Any]
-    patterns: Mapping[str, Mapping]
-    ours: tuple[str, ...]
-    renamed: Mapping[str, str]
-    given: Callable | None
-    states: Mapping[str, str]
-    joined: str
-    scores: Mapping[str, str]
-    matrices: Mapping[str, str]
-    clients: Mapping[str, str]
-    loss: Callable
-    steps: tuple[str, ...]
-    copies: int | tuple[int, int] | None
-    check: Callable | None
-    finish: Callable | None
-    new_clients: Callable | None
-    make_case: Callable[..., Case]
+    variants: Any = field(default_factory=lambda: {"base": {}})
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    patterns: Mapping[str, Mapping] = field(default_factory=lambda: PATTERNS)
+    ours: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    given: Callable | None = None
+    states: Mapping[str, str] = field(default_factory=dict)
+    joined: str = ""
+    scores: Mapping[str, str] = field(default_factory=dict)
+    matrices: Mapping[str, str] = field(default_factory=dict)
+    clients: Mapping[str, str] = field(default_factory=dict)
+    loss: Callable = network_loss
+    steps: tuple[str, ...] = ("batches",)
+    copies: int | tuple[int, int] | None = 1
+    check: Callable | None = None
+    finish: Callable | None = None
+    new_clients: Callable | None = None
+    make_case: Callable[..., Case] = Case
+
+    def __post_init__(self):
+        self.variants: Mapping[str, Variant] = {
+            name: value if isinstance(value, Variant) else Variant(value)
+            for name, value in self.variants.items()
+        }
 
     def make(self, variant: Variant):
         return pfl.make_algorithm(
@@ -229,6 +271,7 @@ class Comparison:
         one.wanted = self.run(one.setting, **options)
         for now in one.rounds():
             self.compare_round(now)
+        one.assert_most_gradients()
         if self.finish:
             self.finish(one)
         if self.new_clients and pattern == [*self.patterns][1]:
@@ -264,91 +307,15 @@ class Comparison:
             self.check(now)
 
 
-def comparison(
-    algorithm,
-    run,
-    *,
-    variants=None,
-    settings=None,
-    options=None,
-    patterns=PATTERNS,
-    ours=(),
-    renamed=None,
-    given=None,
-    states=None,
-    joined="",
-    scores=None,
-    matrices=None,
-    clients=None,
-    loss=network_loss,
-    steps=("batches",),
-    copies=1,
-    check=None,
-    finish=None,
-    new_clients=None,
-    make_case=Case,
-):
-    """The tests of an algorithm against its reference and of its contract.
-
-    Names of results may be paths: "private.params.head" of a state, "body.hidden" of the
-    reference's dict; a path goes through lists of models.
-
-    Args:
-      algorithm: its registered name.
-      run: the reference, `run(setting, **options)`; it returns a dict for each round.
-      variants: `Variant`s by name, or only their hyperparameters; the first one is the base.
-      settings, options: hyperparameters, and options of the federation, of all variants.
-      patterns: participation and execution; the first one is the base.
-      ours: hyperparameters that the reference does not take.
-      renamed: the reference's names of others.
-      given: what else the reference takes, a function of `Compared`: its options, or attributes of
-        the `Setting` to replace.
-      states: fields of the state, and the reference's results that they equal.
-      joined: the reference's models of all clients: the server's layers with their private ones.
-      scores: names of scored models, and the reference's models that have these test losses.
-      matrices, clients: likewise, of the record.
-      loss: loss(model, x, y) of one of the reference's scored models.
-      steps: names of the batches on which a member takes gradients; none checks no steps.
-      copies: of every block, that members send and receive, or (sent, received); None checks none.
-      check: asserts what else holds, of each `Round`.
-      finish: asserts what holds in the end, of `Compared`.
-      new_clients: the models that new clients get, of `Compared` and of what they did get; or it
-        asserts that itself, and returns None. It is called in the second pattern.
-      make_case: `Case`, or a function of the same options.
-    """
-    known = {
-        name: value if isinstance(value, Variant) else Variant(value)
-        for name, value in (variants or {"base": {}}).items()
-    }
-    row = Comparison(
-        algorithm,
-        run,
-        known,
-        settings or {},
-        options or {},
-        patterns,
-        tuple(ours),
-        renamed or {},
-        given,
-        states or {},
-        joined,
-        scores or {},
-        matrices or {},
-        clients or {},
-        loss,
-        tuple(steps),
-        copies,
-        check,
-        finish,
-        new_clients,
-        make_case,
-    )
+def comparison(algorithm, run, **row):
+    """The tests of an algorithm against its reference and of its contract; see `Comparison`."""
+    row = Comparison(algorithm, run, **row)
 
     def test_reference(pattern, variant):
         row.compare(pattern, variant)
 
     def test_contract(name, check):
-        same = (v for v in known.values() if (v.algorithm or algorithm) == name)
+        same = (v for v in row.variants.values() if (v.algorithm or algorithm) == name)
         CHECKS[check](row.make(next(same)))
 
     test_reference.cases = ("pattern", "variant"), row.cases

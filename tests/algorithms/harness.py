@@ -24,6 +24,15 @@ ROUNDS = 3
 DECAY = 0.9
 
 
+def maker(name, defaults=None):
+    """A function that makes an algorithm with these hyperparameters, unless told otherwise."""
+
+    def algorithm(**settings):
+        return pfl.make_algorithm(name, {**(defaults or {}), **settings})
+
+    return algorithm
+
+
 def dense(width, name):
     """A layer whose first weights are drawn in double precision where models have it.
 
@@ -197,6 +206,12 @@ def sampled_federation(**options):
 def stack(models):
     """[{...}, {...}] -> {"params": leaves [N, ...]}."""
     return {"params": jax.tree.map(lambda *leaves: np.stack(leaves), *models)}
+
+
+def unstack(models):
+    """A stack of the library's parameters, leaves [N, ...], as a list of N models."""
+    count = len(jax.tree.leaves(models)[0])
+    return [jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), dict(models)) for i in range(count)]
 
 
 def assert_models(actual, models, what):

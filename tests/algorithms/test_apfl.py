@@ -8,7 +8,7 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_losses, assert_models, assert_steps
+from tests.algorithms.harness import Case, assert_losses, assert_models, assert_steps, maker
 from tests.algorithms.newcomers import personalized
 from tests.models.norm_net import NormNet
 from tests.references import apfl, network
@@ -16,8 +16,7 @@ from tests.references import apfl, network
 FORMS = ("parameters", "logits")
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("apfl", settings)
+algorithm = maker("apfl")
 
 
 def assert_mixed_losses(now):

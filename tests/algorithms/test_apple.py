@@ -10,17 +10,15 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker, unstack
 from tests.references import apple
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("apple", settings)
+algorithm = maker("apple")
 
 
 def first_cores(one):
     """The library's own cores; their momentum is the federation's."""
-    stack, count = dict(one.states[0].cores["params"]), one.case.num_clients
-    cores = [jax.tree.map(lambda leaf, i=i: leaf[i], stack) for i in range(count)]
+    cores = unstack(one.states[0].cores["params"])
     kernels = [core["head"]["kernel"] for core in cores]
     assert (abs(kernels[0] - kernels[1]).max() > 0.1) == (one.variant == "independent")
     return {"initial": cores, "momentum": 0.9 if one.variant == "cosine" else 0.0}

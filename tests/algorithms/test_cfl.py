@@ -13,7 +13,7 @@ from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import CAPACITY, SEEDS, run_rounds, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, assert_losses, assert_models, sampled_federation
+from tests.algorithms.harness import Case, assert_losses, assert_models, maker, sampled_federation
 from tests.engine.finals import final_in
 from tests.references import cfl
 from tests.references.local_sgd import sgd
@@ -23,8 +23,7 @@ ALWAYS = {"mean_below": 1e9, "largest_above": 0.0, "first_split": 0}
 SIZES = (8, 2, 5, 6, 4, 10, 1, 3, 7)
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("cfl", ALWAYS | settings)
+algorithm = maker("cfl", ALWAYS)
 
 
 def validation_loss(case, i):

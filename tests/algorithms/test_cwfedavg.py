@@ -60,12 +60,6 @@ test_reference, test_contract = comparison(
 )
 
 
-def test_class_weights_of_the_papers_example():
-    shares = np.array([[0.5, 0.5], [0.25, 0.75]])
-    weights, *_ = class_weights(shares, shares, np.array([10, 30]))
-    np.testing.assert_allclose(weights, [[0.2909, 0.7091], [0.2364, 0.7636]], atol=5e-5)
-
-
 def test_class_weights_of_a_class_that_nobody_sends():
     weights, _, parts = class_weights(
         np.array([[0.5, 0.5, 0.0], [0, 0, 1.0]]), np.array([[1.0, 0, 0]]), np.array([4])

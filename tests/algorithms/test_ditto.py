@@ -9,11 +9,10 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import ditto
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("ditto", settings)
+algorithm = maker("ditto")
 
 
 def personal_batches(one):

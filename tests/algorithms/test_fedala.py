@@ -12,13 +12,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import FourLayers, dense, stack
+from tests.algorithms.harness import FourLayers, dense, maker, stack
 from tests.algorithms.norms import ConvNorm
 from tests.references import fedala
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedala", settings)
+algorithm = maker("fedala")
 
 
 def window_batches(case, percent):

@@ -11,6 +11,7 @@ from fedjax_pfl.algorithms.fedamp import State
 from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, run_rounds, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import unstack
 from tests.references import fedamp
 
 
@@ -54,8 +55,7 @@ def test_attention_does_not_compare_private_layers():
     algorithm = pfl.make_algorithm("fedamp", {"sigma": 3})
     federation = toy_federation(validation_size=0, share="head")
     states, records = run_rounds(algorithm, federation, 2, scored=())
-    heads = states[1].models["params"]["head"]
-    known = [{"head": jax.tree.map(lambda leaf, i=i: leaf[i], heads)} for i in range(5)]
+    known = unstack({"head": states[1].models["params"]["head"]})
     wanted = fedamp.attention(known, 3.0, fedamp.largest_alpha(3.0, 5))
     np.testing.assert_allclose(records[1]["matrices"]["attention"], wanted, 1e-9, 1e-9)
 
@@ -82,10 +82,7 @@ def test_personalize_mixes_each_new_client_once(name):
         alone = pfl.Algorithm.personalize(algorithm, ctx, state, theirs)
         return state.models, alone, algorithm.personalize(ctx, state, theirs)
 
-    known, alone, made = (
-        [jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], models["params"]) for i in range(n)]
-        for models, n in zip(personalize(federation, new), (3, 2, 2), strict=True)
-    )
+    known, alone, made = (unstack(models["params"]) for models in personalize(federation, new))
     for own, model in zip(alone, made, strict=True):
         wanted = fedamp.newcomer(own, known, **settings, heuristic=name == "heurfedamp")
         assert_close(model, wanted, "newcomer")

@@ -5,15 +5,13 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedas
 from tests.references.local_sgd import sgd
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedas", settings)
+algorithm = maker("fedas")
 
 
 def passes(one):

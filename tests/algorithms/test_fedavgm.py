@@ -5,15 +5,13 @@ from dataclasses import fields
 import jax
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.core.algorithm_registry import is_static
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedavgm
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedavgm", settings)
+algorithm = maker("fedavgm")
 
 
 def check_velocity(now):

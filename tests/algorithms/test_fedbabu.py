@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, stack
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, maker, stack
 from tests.algorithms.norms import ConvNorm, assert_everyones
 from tests.engine.finals import final_in
 from tests.references import fedbabu
@@ -19,8 +18,7 @@ TUNING = {"tuning_rate": 0.2, "tuning_momentum": 0.5}
 SGD = {"momentum": 0.5, "weight_decay": 0.1}
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("fedbabu", settings)
+algorithm = maker("fedbabu")
 
 
 def tuning_batches(case, epochs=2):
@@ -95,13 +93,6 @@ def test_personalize_fine_tunes_as_for_training_clients():
         fedbabu.descend(wanted["global"], everything, own, case.x, case.y, 0.2) for own in batches
     ]
     assert_close(steps, stack(one), "one step")
-
-
-@pytest.mark.parametrize(("policy", "affine"), [(None, 8), ("local", 0)])
-def test_shared_blocks(policy, affine):
-    federation = toy_federation(model=ConvNorm(), batch_norm=policy)
-    plan = algorithm().prepare(federation).plan
-    assert plan.shared_block_sizes().tolist() == [20, affine, 0]
 
 
 @pytest.mark.costly

@@ -2,8 +2,6 @@
 
 import jax
 
-import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import toy_for
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.norms import NormCase, assert_everyones, first_model, norm_loss
 from tests.references import fedbn, norm_network
@@ -36,10 +34,3 @@ test_reference, test_contract = comparison(
     make_case=NormCase,
     loss=norm_loss,
 )
-
-
-def test_batch_norm_is_private():
-    algorithm = pfl.make_algorithm("fedbn")
-    plan = algorithm.prepare(toy_for(algorithm)).plan
-    sizes = dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True))
-    assert sizes == {"fc_0": 25, "bn": 0, "head": 18}

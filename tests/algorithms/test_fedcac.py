@@ -8,15 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedcac import FedCAC, overlaps
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedcac
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedcac", settings)
+algorithm = maker("fedcac")
 
 
 def check_collaborators(now):

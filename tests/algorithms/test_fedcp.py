@@ -5,19 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker
 from tests.references import fedcp
 from tests.references.network import cross_entropy
 
 WEIGHT, DECAY = 200.0, 0.1
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("fedcp", settings)
+algorithm = maker("fedcp")
 
 
 def noises_of(case, batches, purpose="train"):
@@ -103,11 +102,8 @@ test_reference, test_contract = comparison(
 
 
 @pytest.mark.costly
-def test_initial_policy_and_what_is_sent():
+def test_initial_policy():
     federation = algorithm().prepare(toy_federation())
-    sizes = dict(zip(federation.plan.blocks, federation.plan.shared_block_sizes(), strict=True))
-    assert sizes["personal_head"] == sizes["context"] == 0
     policy = federation.initial_model(jax.random.key(0))["params"]["policy"]
     np.testing.assert_array_equal(policy["scale"], 1)
     np.testing.assert_array_equal(policy["offset"], 0)
-    assert sizes["policy"] == 5 * 10 + 3 * 10 and sizes["head"] == 18

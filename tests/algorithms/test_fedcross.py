@@ -4,15 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker
 from tests.references import fedcross
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedcross", settings)
+algorithm = maker("fedcross")
 
 
 def dealt(one):

@@ -8,13 +8,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddbe import FedDBE
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_steps, network_loss, stack
+from tests.algorithms.harness import Case, assert_steps, maker, network_loss, stack
 from tests.references import feddbe
 from tests.references.network import add
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("feddbe", settings)
+algorithm = maker("feddbe")
 
 
 def shifted(model):

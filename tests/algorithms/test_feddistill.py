@@ -2,14 +2,12 @@
 
 import numpy as np
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.feddistill import Predictions, mean_of
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import feddistill
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("feddistill", settings)
+algorithm = maker("feddistill")
 
 
 def check_exchange(now):

@@ -2,17 +2,16 @@
 
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.models.norm_net import NormNet
 from tests.references import feddyn
 
 ALPHA = 0.4
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("feddyn", {"alpha": ALPHA} | settings)
+algorithm = maker("feddyn", {"alpha": ALPHA})
 
 
 # With h, and with the squared norm: codes have been seen to lack the one or root the other.

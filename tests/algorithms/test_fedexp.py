@@ -3,15 +3,12 @@
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_losses
+from tests.algorithms.harness import assert_losses, maker
 from tests.references import fedexp
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedexp", settings)
+algorithm = maker("fedexp")
 
 
 def check_rate(now):

@@ -13,7 +13,7 @@ from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case
+from tests.algorithms.harness import Case, unstack
 from tests.references import fedfomo
 
 LATE = {"participation": 1.0, "stragglers": {1: 1, 3: 2}, "scored": False}
@@ -100,14 +100,6 @@ def models_of(ctx, *names):
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(ctx.initial_model, names))
 
 
-def listed(models):
-    """Parameters of a stack's models, one by one."""
-    count = len(jax.tree.leaves(models)[0])
-    return [
-        jax.tree.map(lambda leaf, i=i: np.asarray(leaf[i]), models["params"]) for i in range(count)
-    ]
-
-
 @pytest.mark.costly
 def test_weights_by_shared_layers_and_not_by_models_that_overflow():
     """Each client puts its own private layers into what it downloads: nobody sends theirs."""
@@ -128,7 +120,7 @@ def test_weights_by_shared_layers_and_not_by_models_that_overflow():
         return starts, models, signed_weights(ctx, "l2", starts, models, choice, found)
 
     starts, models, weights = weigh(case.federation)
-    starts, models = listed(starts), listed(models)
+    starts, models = unstack(starts["params"]), unstack(models["params"])
     assert (weights[choice == 2] == 0).all() and weights[4, 2] == 0 == weights[1, 0]
     for i in (0, 1, 3, 4):
         these = [{**starts[i], "head": models[j]["head"]} for j in choice[i] if j != 2]
@@ -157,7 +149,8 @@ def test_new_clients_mix_once(validation_size):
         state = State(starts, known, *seen)
         return starts, known, alone, algorithm.personalize(ctx, state, theirs)
 
-    starts, known, alone, made = map(listed, personalize(federation, new))
+    stacks = personalize(federation, new)
+    starts, known, alone, made = (unstack(models["params"]) for models in stacks)
     begun = jax.tree.map(lambda *leaves: np.mean(leaves, axis=0), *starts)
     key = keys.of_round(jax.random.key(0), "fedfomo", 1)
     luck, *numbers = numbers_of(key, new.data.ids, federation.data.ids, 1)

@@ -12,13 +12,13 @@ from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedgen
 
 SMALL = {"noise_width": 2, "hidden_width": 4, "generator_steps": 3, "generator_batch": 6}
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("fedgen", SMALL | settings)
+algorithm = maker("fedgen", SMALL)
 
 
 def draws_of(case):

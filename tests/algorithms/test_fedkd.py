@@ -4,15 +4,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.low_rank import leading, low_rank
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedkd
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedkd", settings)
+algorithm = maker("fedkd")
 
 
 def check_copies(now):

@@ -3,15 +3,13 @@
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker
 from tests.references import fedmtl
 from tests.references.network import combine
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedmtl", settings)
+algorithm = maker("fedmtl")
 
 
 def check_late(one):

@@ -8,12 +8,11 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker
 from tests.models.norm_net import NormNet
 from tests.references import fednova
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fednova", settings)
+algorithm = maker("fednova")
 
 
 def batches_of_slow_clients(one):

@@ -9,11 +9,10 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.fedntd import not_true_distillation
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedntd
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedntd", settings)
+algorithm = maker("fedntd")
 
 
 def check_passes(now):

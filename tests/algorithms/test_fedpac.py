@@ -9,14 +9,12 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, mean_loss, sampled_federation, stack
+from tests.algorithms.harness import Case, maker, mean_loss, sampled_federation, stack
 from tests.engine.finals import final_in
 from tests.references import fedpac
 from tests.references.local_sgd import sgd
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedpac", settings)
+algorithm = maker("fedpac")
 
 
 def run(s, **options):

@@ -7,12 +7,10 @@ import numpy as np
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS
+from tests.algorithms.harness import PATTERNS, maker
 from tests.references import fedphp
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedphp", settings)
+algorithm = maker("fedphp")
 
 
 def assert_forward_samples(now):

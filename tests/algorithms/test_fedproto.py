@@ -14,7 +14,7 @@ from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, toy_f
 from fedjax_pfl.training import ClassSums
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, mean_loss
+from tests.algorithms.harness import Case, maker, mean_loss
 from tests.engine.finals import final_in
 from tests.references import fedproto, network
 
@@ -30,8 +30,7 @@ PUBLISHED = {
 }
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("fedproto", settings)
+algorithm = maker("fedproto")
 
 
 def assert_sent(now):

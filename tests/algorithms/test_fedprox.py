@@ -11,12 +11,10 @@ import pytest
 import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import assert_steps
+from tests.algorithms.harness import assert_steps, maker
 from tests.references import fedprox
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedprox", settings)
+algorithm = maker("fedprox")
 
 
 def work_of(one):

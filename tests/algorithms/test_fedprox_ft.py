@@ -4,14 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-import fedjax_pfl as pfl
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import assert_losses
+from tests.algorithms.harness import assert_losses, maker
 from tests.references import fedprox_ft
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedprox_ft", settings)
+algorithm = maker("fedprox_ft")
 
 
 def tuning_batches(one):

@@ -7,18 +7,15 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import PATTERNS, Case, assert_losses, mean_loss, stack
+from tests.algorithms.harness import PATTERNS, Case, assert_losses, maker, mean_loss, stack
 from tests.algorithms.norms import ConvNorm
 from tests.engine.finals import final_in
 from tests.references import fedrep
 from tests.references.local_sgd import sgd
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedrep", settings)
+algorithm = maker("fedrep")
 
 
 def epochs(case, count):
@@ -77,12 +74,6 @@ test_reference, test_contract = comparison(
     check=assert_record,
     finish=assert_recorded_losses,
 )
-
-
-def test_heads_are_not_sent():
-    """A published form averages and sends them, and overwrites them later."""
-    plan = algorithm().prepare(toy_federation()).plan
-    assert dict(zip(plan.blocks, plan.shared_block_sizes(), strict=True)) == {"fc_0": 25, "head": 0}
 
 
 @cache

@@ -9,13 +9,11 @@ import fedjax_pfl as pfl
 from fedjax_pfl import Context
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import assert_losses, stack
+from tests.algorithms.harness import assert_losses, maker, stack
 from tests.algorithms.norms import ConvNorm
 from tests.references import fedrod, network
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedrod", settings)
+algorithm = maker("fedrod")
 
 
 def joined(model):
@@ -73,12 +71,6 @@ test_reference, test_contract = comparison(
     finish=assert_trained,
     new_clients=new_clients,
 )
-
-
-def test_personal_heads_are_not_sent():
-    plan = algorithm().prepare(toy_federation(model=TanhNetwork())).plan
-    sizes = dict(zip(plan.blocks, plan.shared_block_sizes().tolist(), strict=True))
-    assert sizes == {"hidden": 25, "head": 18, "personal_head": 0}
 
 
 @pytest.mark.parametrize(("options", "whole"), [({}, True), ({"batch_norm": "local"}, False)])

@@ -10,12 +10,11 @@ from fedjax_pfl.core.sample_privacy import releases
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.uploads.accounting import training_releases
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import fedsam
 from tests.references.network import add, random_parameters, zeros_like
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fedsam", settings)
+algorithm = maker("fedsam")
 
 
 def assert_record(now):

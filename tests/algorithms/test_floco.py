@@ -5,20 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.common.simplex import projected
 from fedjax_pfl.federation.batching import client_key
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import assert_losses, sampled_federation
+from tests.algorithms.harness import assert_losses, maker, sampled_federation
 from tests.references import floco
 
 CORNERS = 3
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("floco", {"corners": CORNERS} | settings)
+algorithm = maker("floco", {"corners": CORNERS})
 
 
 def draws_of(case, batches, purpose="train"):

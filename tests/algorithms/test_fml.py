@@ -2,14 +2,12 @@
 
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import Round, comparison
+from tests.algorithms.harness import maker
 from tests.references import fml
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("fml", settings)
+algorithm = maker("fml")
 
 
 def new_clients(one, made):

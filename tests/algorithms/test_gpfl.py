@@ -4,18 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.gpfl import norm
-from fedjax_pfl.testing.toys import assert_close, toy_federation
+from fedjax_pfl.testing.toys import assert_close
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import gpfl
 from tests.references.network import cross_entropy
 
 SETTINGS = {"weight": 0.7, "module_decay": 0.1}
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("gpfl", settings)
+algorithm = maker("gpfl")
 
 
 def named(params):
@@ -73,14 +72,6 @@ test_reference, test_contract = comparison(
     check=assert_record,
     new_clients=check_new_clients,
 )
-
-
-def test_shared_blocks():
-    federation = algorithm().prepare(toy_federation())
-    sizes = dict(zip(federation.plan.blocks, federation.plan.shared_block_sizes(), strict=True))
-    assert sizes["head"] == sizes["class_shares"] == 0
-    assert sizes["class_embeddings"] == 3 * 5
-    assert sum(size for name, size in sizes.items() if "valve" in name) == 2 * (25 + 3 * 5)
 
 
 def test_norm_has_a_gradient_at_zero():

@@ -11,14 +11,14 @@ from fedjax_pfl.models.task import as_task
 from fedjax_pfl.testing.checks import CHECKS
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, toy_federation
 from tests.algorithms.comparison import Variant, comparison
+from tests.algorithms.harness import maker
 from tests.references import knnper
 
 TUNED = {"neighbours": 2, "weight": 0.3, "scale": 0.1, "tuned": True}
 VALIDATION = (4, 0, 3, 5, 4)
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("knnper", settings)
+algorithm = maker("knnper")
 
 
 def clients_with_splits(one):

@@ -20,12 +20,10 @@ from fedjax_pfl.testing.toys import (
 )
 from fedjax_pfl.utils import keys, trees
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import assert_steps
+from tests.algorithms.harness import assert_steps, maker
 from tests.references import l2c, l2c_encoder
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("l2c", settings)
+algorithm = maker("l2c")
 
 
 def validation_batches(case):

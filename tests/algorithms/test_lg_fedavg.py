@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation, toy_for
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_for
 from tests.algorithms.comparison import Variant, assert_same, comparison
 from tests.algorithms.harness import FourLayers
 from tests.algorithms.norms import everyones
@@ -43,16 +43,6 @@ test_reference, test_contract = comparison(
     copies=None,
     check=assert_record,
 )
-
-
-@pytest.mark.parametrize(
-    ("count", "end", "sizes"),
-    [(0, "last", [0, 0]), (1, "last", [0, 18]), (1, "first", [25, 0]), (2, "first", [25, 18])],
-)
-def test_shared_blocks(count, end, sizes):
-    settings = {"global_layers": count, "global_end": end}
-    plan = pfl.make_algorithm("lg_fedavg", settings).prepare(toy_federation()).plan
-    assert plan.shared_block_sizes().tolist() == sizes
 
 
 @pytest.mark.costly

@@ -10,11 +10,10 @@ from fedjax_pfl import trees
 from fedjax_pfl.algorithms.moon import contrast
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import local_sgd, moon
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("moon", settings)
+algorithm = maker("moon")
 
 
 def models_of(state, i):

@@ -4,14 +4,12 @@ import jax
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import mrmtl
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("mrmtl", settings)
+algorithm = maker("mrmtl")
 
 
 def new_clients(one, made):

@@ -5,18 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedfda import Gaussians, PFedFda, first_of_ties, nearest
 from fedjax_pfl.testing.toys import TanhNetwork, assert_close, run_rounds, states_of, toy_federation
 from fedjax_pfl.training.sample_features import SampleFeatures
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import pfedfda
 
 CLASSES, WIDTH = 3, 5
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("pfedfda", settings)
+algorithm = maker("pfedfda")
 
 
 def first_means(one):

@@ -198,9 +198,3 @@ def test_first_hypernetwork():
     assert not np.array_equal(second[:4], first)
     np.testing.assert_array_equal(moved.embedding, state.embedding[np.array([3, 0, 4, 1, 2])])
     assert 0.5 < np.std(state.embedding) < 1.6
-
-
-def test_blocks_of_pfedhn():
-    federation = toy_federation()
-    plan = made(local_head=True).prepare(federation).plan
-    assert plan.shared_block_sizes().tolist() == [25, 0]

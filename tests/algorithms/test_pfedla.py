@@ -9,7 +9,7 @@ from fedjax_pfl.engine.program import Program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import run_rounds, toy_federation
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import FourLayers, TwoLayers
+from tests.algorithms.harness import FourLayers, TwoLayers, unstack
 from tests.references import pfedla
 
 SMALL = {"embedding_size": 4, "hidden_size": 6}
@@ -49,17 +49,6 @@ def assert_same_networks(state, models):
                     np.testing.assert_allclose(layer[name], expected[name], 1e-9, 1e-9)
 
 
-def models_of(stack):
-    """A stack of the library's as a list of models."""
-    return [
-        {
-            layer: {name: leaf[i] for name, leaf in leaves.items()}
-            for layer, leaves in stack["params"].items()
-        }
-        for i in range(len(stack["params"]["head"]["bias"]))
-    ]
-
-
 def inputs(one):
     embeddings, hypernetworks = networks(one.states[0])
     found = {
@@ -69,7 +58,7 @@ def inputs(one):
         "retained": getattr(one.algorithm, "retained", 0),
     }
     if one.settings.get("initial") == "independent":
-        found["initial"] = models_of(one.states[0].uploads)
+        found["initial"] = unstack(one.states[0].uploads["params"])
         first, second, *_ = found["initial"]
         assert abs(first["head"]["kernel"] - second["head"]["kernel"]).max() > 0.1
     return found

@@ -9,14 +9,13 @@ import fedjax_pfl as pfl
 from fedjax_pfl.algorithms.pfedsim import attention, class_cosines
 from fedjax_pfl.testing.toys import assert_close, run_rounds, toy_federation
 from tests.algorithms.comparison import comparison
-from tests.algorithms.harness import Case, assert_models
+from tests.algorithms.harness import Case, assert_models, maker
 from tests.references import pfedsim
 
 ROUNDS = 4  # in the third one, similarities first count
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("pfedsim", settings)
+algorithm = maker("pfedsim")
 
 
 def warm_up(one):

@@ -67,7 +67,6 @@ REMARKS = [
     ("fedprox", {"proximal_weight": 0}, {}, ["proximal_weight is 0: trained as FedAvg"]),
     ("fedprox", {"slow_fraction": 0.5}, {"local_epochs": 2}, ["0.5 of a round's clients train..."]),
     ("fedprox_ft", {}, {}, ["scored after 1 local epoch on a copy"]),
-    ("fedprox_ft", {"final_only": True}, {}, [f"scored after 1 local epoch {AFTER}"]),
     ("fedproto", {}, {}, [SENT, NEAREST.format("all classes")]),
     ("fedproto", {"eligible": "own"}, {}, [SENT, NEAREST.format("the client's own classes")]),
     ("fedrep", {"final_head_epochs": 2}, {}, [f"scored after 2 local epochs of the head {AFTER}"]),
@@ -104,8 +103,9 @@ REMARKS = [
 ]  # fmt: skip
 # Those of which only a part matters: (algorithm, hyperparameters, that part of the only remark).
 PARTS = [
-    ("fedmtl", {}, "coupling is 1e-03: nearly"),
+    ("fedmtl", {}, "coupling is 1e-03, by the model's size: nearly"),
     ("fedmtl", {"coupling": 0}, "coupling is 0: trained locally"),
+    ("fedprox_ft", {"final_only": True}, AFTER),
     ("fedsam", {"adaptive": True}, "FedASAM has 0.7"),
     ("pfedhn", {"form": "mean_vjp"}, "not the paper's algorithm"),
     ("pfl_da", {"generic_weight": 1.0, "mixed": "every_step"}, ""),

@@ -14,7 +14,7 @@ from fedjax_pfl.engine.new_clients import split_new_clients
 from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
 from fedjax_pfl.utils import keys
 from tests.algorithms.comparison import Variant, comparison
-from tests.algorithms.harness import Case, assert_models
+from tests.algorithms.harness import Case, assert_models, maker
 from tests.engine.finals import final_in
 from tests.references import sfl, sfl_graph
 from tests.references.local_sgd import sgd
@@ -28,8 +28,7 @@ def ring(ids):
     return jnp.asarray(RING)[ids[:, None], ids]
 
 
-def algorithm(**settings):
-    return pfl.make_algorithm("sfl", settings)
+algorithm = maker("sfl")
 
 
 def graph_and_generators(one):

@@ -1,13 +1,7 @@
 """SPFL and SPFL-w against their references."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import fedjax_pfl as pfl
-from fedjax_pfl import Context, mixing
-from fedjax_pfl.testing.toys import toy_federation
 from tests.algorithms.comparison import Variant, comparison
 from tests.algorithms.harness import FourLayers, assert_losses
 from tests.references import spfl
@@ -110,29 +104,3 @@ test_reference, test_contract = comparison(
     check=check,
     finish=finish,
 )
-
-
-def mixing_of(algorithm, updates):
-    """Weights [M, M] of the body's layers, of updates that fill all leaves with one number each."""
-    federation = toy_federation()
-    model = federation.initial_model(jax.random.key(0))
-    stack = jax.tree.map(lambda leaf: jnp.stack([jnp.full(leaf.shape, u) for u in updates]), model)
-    ctx = Context(federation, None, jnp.int32(0), jnp.int32(1), None)
-    zeros = jnp.zeros((len(updates), len(updates), 1))
-    scores = jnp.moveaxis(algorithm._similarity(ctx, stack, zeros), -1, 0)
-    by_block = algorithm._by_block(ctx, mixing.softmax(scores, jnp.ones(len(updates), bool)))
-    return np.asarray(by_block if by_block.ndim == 2 else by_block[0])
-
-
-@pytest.mark.costly
-@pytest.mark.parametrize("name", ["spfl", "spfl_w"])
-def test_range_of_spfl_weights(name):
-    """A factor of e squared is reached between equal and opposite updates, of whatever length."""
-    algorithm = pfl.make_algorithm(name)
-    near, far = np.exp([1.0, -1.0])
-    row = np.array([near, near, far]) / (2 * near + far)
-    weights = mixing_of(algorithm, [1.0, 3.0, -2.0])
-    np.testing.assert_allclose(weights[:2], [row, row], 1e-9)
-    np.testing.assert_allclose(weights[0, 0] / weights[0, 2], np.e**2, 1e-9)
-    np.testing.assert_allclose(weights.sum(axis=1), 1, 1e-12)
-    np.testing.assert_allclose(mixing_of(algorithm, [1.0, 2.0, 5.0]), np.full((3, 3), 1 / 3), 1e-9)

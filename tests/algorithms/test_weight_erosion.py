@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-import fedjax_pfl as pfl
 from fedjax_pfl.testing.toys import (
     OverflowingNormed,
     assert_close,
@@ -13,11 +12,10 @@ from fedjax_pfl.testing.toys import (
 )
 from tests.algorithms.alices import PATTERNS, assert_alices, row_of_alice
 from tests.algorithms.comparison import comparison
+from tests.algorithms.harness import maker
 from tests.references import weight_erosion
 
-
-def algorithm(**settings):
-    return pfl.make_algorithm("weight_erosion", settings)
+algorithm = maker("weight_erosion")
 
 
 def check(now):

@@ -8,7 +8,7 @@ from fedjax_pfl import Adaptation, InputError
 from fedjax_pfl.engine.arguments import checked_program
 from fedjax_pfl.engine.runs import make_runs
 from fedjax_pfl.testing.toys import toy_federation
-from tests.algorithms.field import TwoModels, ValidationLosses
+from tests.algorithms.field import ValidationLosses
 from tests.engine.simulated import simulate
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -64,7 +64,7 @@ def runs(algorithm, **settings):
 
 
 def test_swept_floats_given_as_whole_numbers_are_floats():
-    assert runs(TwoModels(), alpha=(0, 1)).algorithm.alpha.dtype == np.float64
+    assert runs(pfl.make_algorithm("apfl"), alpha=(0, 1)).algorithm.alpha.dtype == np.float64
 
 
 @pytest.mark.parametrize(

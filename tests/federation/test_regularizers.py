@@ -19,7 +19,6 @@ from fedjax_pfl.testing.toys import (
 )
 from fedjax_pfl.training import WeightDistribution
 from fedjax_pfl.utils.structs import struct
-from tests.algorithms.field import TwoModels
 from tests.algorithms.harness import Case
 
 WDR = WeightDistribution(10.0)
@@ -81,7 +80,9 @@ def test_an_algorithm_that_would_ignore_it_is_refused():
     with pytest.raises(InputError, match="has its own local steps"):
         pfl.Simulation(ByHand(), toy_federation(extra_loss=WDR)).check()
     pfl.Simulation(ByHand(), toy_federation()).check()
-    pfl.Simulation(TwoModels(), toy_federation(extra_loss=WDR)).check()  # composed of ctx.sgd_step
+    pfl.Simulation(
+        pfl.make_algorithm("apfl"), toy_federation(extra_loss=WDR)
+    ).check()  # composed of ctx.sgd_step
 
 
 @struct
