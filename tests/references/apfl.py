@@ -15,7 +15,6 @@ from tests.references.network import (
     subtract,
 )
 
-FORMS = ("parameters", "logits")
 CADENCES = ("first_step", "first_epoch", "every_step", "never")
 ALPHA_DECAY = 0.02  # of the published code, in the form "logits" only
 
@@ -76,10 +75,6 @@ def run(s, *, alpha=0.5, adapt="first_step", form="parameters", weighting="size"
       of the cohort; in the form "parameters" also "personalized": [N], the mixtures with the
       aggregated w. The mixtures of the form "logits" are not single models: see `mixed_logits`.
     """
-    if form not in FORMS:
-        raise ValueError(f"Unknown form {form!r}. Valid: {', '.join(FORMS)}.")
-    if adapt not in CADENCES:
-        raise ValueError(f"Unknown cadence {adapt!r}. Valid: {', '.join(CADENCES)}.")
     step = parameter_step if form == "parameters" else logits_step
     model, own = s.initial, [s.initial for _ in s.clients]
     alphas = np.full(len(s.clients), float(alpha))

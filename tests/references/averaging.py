@@ -2,13 +2,9 @@
 
 from tests.references.network import combine
 
-WEIGHTINGS = ("size", "uniform")
-
 
 def shares(sizes, cohort, weighting="size"):
     """The weights of a cohort's members: n_i over their sum, or all the same."""
-    if weighting not in WEIGHTINGS:
-        raise ValueError(f"Unknown weighting {weighting!r}. Valid: {', '.join(WEIGHTINGS)}.")
     counts = [sizes[i] if weighting == "size" else 1.0 for i in cohort]
     return [count / sum(counts) for count in counts]
 

@@ -102,8 +102,6 @@ def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
       model; "class_weights": Q [N, C], zero for absent clients; "shares": P [N, C] as applied;
       "weights": W [N, N], the identity's row for a client that keeps its model.
     """
-    if shares not in SHARES:
-        raise ValueError(f"Unknown shares {shares!r}. Valid: {', '.join(SHARES)}.")
     count, classes = len(s.clients), len(s.initial["head"]["bias"])
     labels = [label_shares(s.y[client["samples"]], classes) for client in s.clients]
     personal = [s.initial for _ in s.clients]

@@ -6,8 +6,6 @@ from tests.references.averaging import average
 from tests.references.local_sgd import sgd
 from tests.references.network import flat, loss_and_gradient, mapped, subtract
 
-PARTICIPANTS = ("all", "sampled")
-
 
 def window(samples, percent, start):
     """The contiguous part of a client's samples that its weights are learnt on.
@@ -112,8 +110,6 @@ def run(
       [N], those of this round's adaptation. A client whose model equals the received one does not
       adapt: nobody does in the first round.
     """
-    if participants not in PARTICIPANTS:
-        raise ValueError(f"Unknown clients {participants!r}. Valid: {', '.join(PARTICIPANTS)}.")
     count = len(s.clients)
     ones = mapped(lambda leaf: np.full_like(leaf, first_weight), {k: s.initial[k] for k in top})
     model, weights, begun = s.initial, [ones] * count, [False] * count

@@ -5,7 +5,6 @@ import numpy as np
 from tests.references.arrivals import Clients, averaged
 from tests.references.network import combine
 
-MODES = ("plga", "original")
 DECAYS = ("constant", "poly", "hinge")
 
 
@@ -44,8 +43,6 @@ def run(s, *, mode="plga", alpha=0.8, kind="poly", a=0.5, b=4.0, rho=0.0, ids=No
       After every round, "global": w; "personalized": [N], every client's own model: what it
       trained last, or in "plga" what became of that when it was sent late.
     """
-    if mode not in MODES:
-        raise ValueError(f"Unknown mode {mode!r}. Valid: {', '.join(MODES)}.")
     server = s.initial
     order = range(len(s.clients)) if ids is None else np.asarray(ids)
     state = Clients(s.initial, len(s.clients))

@@ -12,8 +12,6 @@ PARTS = ("full", "head", "body")
 
 def layers_of_part(model, part):
     """The layers that fine-tuning moves."""
-    if part not in PARTS:
-        raise ValueError(f"Unknown part {part!r}. Valid: {', '.join(PARTS)}.")
     return {"full": list(model), "head": ["head"], "body": body_of(model)}[part]
 
 

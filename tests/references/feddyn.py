@@ -11,8 +11,6 @@ SCALINGS = ("equal", "size")
 
 def strengths(alpha, sizes, scaling):
     """alpha of every client: the same, or alpha nbar / n_i as in the published code."""
-    if scaling not in SCALINGS:
-        raise ValueError(f"Unknown scaling {scaling!r}. Valid: {', '.join(SCALINGS)}.")
     if not alpha > 0:
         raise ValueError(f"alpha must be above 0, got {alpha}.")
     sizes = np.asarray(sizes, float)

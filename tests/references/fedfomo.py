@@ -6,8 +6,6 @@ from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, flat, loss_and_gradient, subtract
 
 NORMS = {"l2": 2, "l1": 1}
-AFFINITIES = ("normalized", "raw")
-FALLBACKS = ("trained", "start")
 
 
 def validation_loss(model, client, x, y):
@@ -61,8 +59,6 @@ def raised(affinity, who, weights, rule="normalized"):
     "normalized" adds w_j / |sum_k w_k|, signs kept; a sum below 1e-9 is raised by 1e-9. "raw"
     adds w_j.
     """
-    if rule not in AFFINITIES:
-        raise ValueError(f"Unknown rule {rule!r}. Valid: {', '.join(AFFINITIES)}.")
     affinity, total = np.array(affinity), 1.0
     if rule == "normalized":
         total = abs(weights.sum())
@@ -87,8 +83,6 @@ def mix(start, models, client, x, y, norm="l2", fallback="trained"):
 
     A newcomer does so once: s_i is where it begins, Theta_i what it trained by itself.
     """
-    if fallback not in FALLBACKS:
-        raise ValueError(f"Unknown fallback {fallback!r}. Valid: {', '.join(FALLBACKS)}.")
     moves = [subtract(model, start) for model in models]
     signed = first_order_weights(
         validation_loss(start, client, x, y),

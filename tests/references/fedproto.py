@@ -13,7 +13,6 @@ from tests.references.network import (
 )
 
 DISTANCES = ("matched", "batch", "class_means")
-FEATURE_MEANS = ("after", "last_epoch")
 
 
 def prototype_loss(inner, y, prototypes, exists, over="matched"):
@@ -26,8 +25,6 @@ def prototype_loss(inner, y, prototypes, exists, over="matched"):
         sum over the number of all samples (the published code); "class_means", the sum over
         classes of |mean of z - P_c|^2 / d (the paper's terms, with the batch's own means).
     """
-    if over not in DISTANCES:
-        raise ValueError(f"Unknown distance {over!r}. Valid: {', '.join(DISTANCES)}.")
     width = inner.shape[1]
     slope = np.zeros_like(inner)
     matched = exists[y]
@@ -127,8 +124,6 @@ def run(
       "sent": {client: (means [C, d], counts [C])}, "classes": bool [N, C], the classes of each
       client's training samples.
     """
-    if feature_means not in FEATURE_MEANS:
-        raise ValueError(f"Unknown {feature_means!r}. Valid: {', '.join(FEATURE_MEANS)}.")
     width, count = np.shape(s.initial["head"]["kernel"])
     prototypes, exists = np.zeros((count, width)), np.zeros(count, bool)
     owned = np.array([np.isin(np.arange(count), s.y[c["samples"]]) for c in s.clients])

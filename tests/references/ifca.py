@@ -5,7 +5,6 @@ import numpy as np
 from tests.references.local_sgd import sgd
 from tests.references.network import combine, loss_and_gradient, scale, subtract
 
-AVERAGING = ("models", "gradients")
 BALANCED = {1: 0.0, 2: 0.35, 4: 0.1}  # the published code's shares
 
 
@@ -58,10 +57,6 @@ def run(
       After every round, "personalized": [N models], chosen among the new ones, "choices": [N],
       "models": [K] and "clusters": {client: its model in this round}.
     """
-    if averaging not in AVERAGING:
-        raise ValueError(f"Unknown averaging {averaging!r}. Valid: {', '.join(AVERAGING)}.")
-    if weighting not in ("size", "uniform"):
-        raise ValueError(f"Unknown weighting {weighting!r}.")
     models = list(s.initial)
     split = {"train": "samples", "test": "test"}[scored_by]
     history = []

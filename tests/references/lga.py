@@ -63,8 +63,6 @@ def predicted(trained, start, after, server, *, stage="tensor", equation=11, raw
       equation: 11 or 10.
       raw_cosine: S instead of Stilde, as in the published code.
     """
-    if equation not in (10, 11):
-        raise ValueError(f"Unknown equation {equation!r}. Valid: 10, 11.")
     move = subtract(trained, start)
     factor = similarity(subtract(after, start), move, stage)
     if not raw_cosine:

@@ -15,8 +15,6 @@ def run(s, *, shared, weighting, train=sgd):
     Returns:
       After every round, {"personalized": [N models]}.
     """
-    if weighting not in ("size", "uniform"):
-        raise ValueError(f"Unknown weighting {weighting!r}.")
     models = [s.initial for _ in s.clients]
     history = []
     for t in range(s.rounds):

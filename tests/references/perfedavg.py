@@ -68,10 +68,6 @@ def run(
     Returns:
       After every round, {"global": model} and, where asked for, "personalized": [N models].
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"Unknown variant {variant!r}. Valid: {', '.join(VARIANTS)}.")
-    if product not in PRODUCTS:
-        raise ValueError(f"Unknown product {product!r}. Valid: {', '.join(PRODUCTS)}.")
     inner_rate = s.learning_rate if inner_rate is None else inner_rate
     outer_rate = s.learning_rate if outer_rate is None else outer_rate
     model = s.initial

@@ -16,9 +16,6 @@ import numpy as np
 from tests.references.network import flat, loss_and_gradient, unflat
 from tests.references.optimizers import clipped, sgd_step
 
-FORMS = ("sequential", "mean_vjp")
-
-
 # ------------------------------------------------------------------ the hypernetwork
 
 
@@ -200,8 +197,6 @@ def run(
       After every round, "personalized": [N], "trained": {client: model}, "received" likewise,
       "embeddings", "hypernetwork", and "velocity", the vector of the server's momentum.
     """
-    if form not in FORMS:
-        raise ValueError(f"Unknown form {form!r}. Valid: {', '.join(FORMS)}.")
     embeddings = np.array(embeddings, np.float64)
     psi = hypernetwork
     heads = [None] * len(s.clients) if heads is None else list(heads)

@@ -45,8 +45,6 @@ def run(
       After every round, "global": w, "personalized": [N], the last theta_i (at first the initial
       model), "trained": {client: w_i} of those that trained.
     """
-    if participants not in ("sampled", "all"):
-        raise ValueError(f"Unknown {participants!r}. Valid: sampled, all.")
     model, personal = s.initial, [s.initial for _ in s.clients]
     history = []
     for t in range(s.rounds):

@@ -83,8 +83,6 @@ def test_penalty_falls_over_the_first_rounds():
     assert apple.penalty_factor(0, 9) == 0.0  # a tenth of 9 rounds is none
     assert apple.penalty_factor(2, 30) > 0.0 == apple.penalty_factor(3, 30)
     assert apple.penalty_factor(28, 100, 0.29) > 0.0 == apple.penalty_factor(29, 100, 0.29)
-    with pytest.raises(ValueError, match="Unknown schedule"):
-        apple.penalty_factor(0, 9, schedule="linear")
 
 
 def test_gradients_are_those_of_the_objective(several, setting):

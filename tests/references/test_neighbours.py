@@ -145,8 +145,6 @@ def test_affinities_rise_by_signed_shares():
     np.testing.assert_array_equal(fedfomo.raised([0.1, 0.2], [0, 1], np.zeros(2)), [0.1, 0.2])
     close = fedfomo.raised([0.0, 0.0], [0, 1], np.array([1.0, -1.0]))
     np.testing.assert_allclose(close, [1e9, -1e9])  # finite where the sum is 0
-    with pytest.raises(ValueError, match="Unknown rule"):
-        fedfomo.raised([0.1], [0], np.ones(1), "softmax")
 
 
 # ---- L2C

@@ -79,8 +79,6 @@ def test_bias_correction_scales_the_rate(setting, rule):
         expected = rate * flat(models["first"]) / np.sqrt(flat(models["second"]))
         np.testing.assert_allclose(step, expected, rtol=1e-9)
         before = models["global"]
-    with pytest.raises(ValueError, match="no bias"):
-        fedopt.run(setting, rule="adagrad", server_rate=0.1, bias_correction=True)
 
 
 # ---- FedDyn
@@ -127,8 +125,6 @@ def test_scaffold_mean_gradient_is_option_two(setting, cohorts):
         assert_same(a["control"], b["control"], rtol=1e-10, atol=1e-12)
         for own, other in zip(a["controls"], b["controls"], strict=True):
             assert_same(own, other, rtol=1e-10, atol=1e-12)
-    with pytest.raises(ValueError, match="Unknown control update"):
-        scaffold.run(setting, control_update="option_one")
 
 
 @pytest.mark.parametrize("cohorts", [EVERYBODY, PARTIAL])
@@ -165,8 +161,6 @@ def test_decays():
     assert fedasync.decay("poly", 1, a=2.0) == 0.25
     hinge = [fedasync.decay("hinge", x, a=10.0, b=4.0) for x in (0, 4, 5, 6)]
     np.testing.assert_allclose(hinge, [1.0, 1.0, 1 / 11, 1 / 21], rtol=1e-15)
-    with pytest.raises(ValueError, match="Unknown decay"):
-        fedasync.decay("linear", 1)
 
 
 def test_timetable_of_its_clients():

@@ -56,8 +56,6 @@ def test_block_weights():
     assert spfl.block_weights(2, "auto", spfl.BODY_WEIGHTS) == [0.5, 0.5]
     assert spfl.block_weights(1, "auto", spfl.BODY_WEIGHTS) == [1.0]
     assert spfl.block_weights(2, (0.9, 0.1), spfl.BODY_WEIGHTS) == [0.9, 0.1]
-    with pytest.raises(ValueError, match="3 weights for 2 blocks"):
-        spfl.block_weights(2, (0.5, 0.3, 0.2), spfl.BODY_WEIGHTS)
 
 
 # ------------------------------------------------------------------ equation (7)

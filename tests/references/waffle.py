@@ -6,7 +6,6 @@ from tests.references.network import add, combine, scale, squared_distance, subt
 from tests.references.scaffold import train_client
 
 CONTROL_RULES = ("rebased", "literal")
-DISTANCES = ("update", "gradient")
 
 
 def personalization(number, total_rounds, delta_omega=3.2):
@@ -113,12 +112,6 @@ def run(
       smoothed; "distances": d [N], NaN for the absent; "control": c; "controls": [N], the agents'
       c_i. A round without Alice repeats the one before, with "weights" of 0.
     """
-    if control_rule not in CONTROL_RULES:
-        raise ValueError(
-            f"Unknown control rule {control_rule!r}. Valid: {', '.join(CONTROL_RULES)}."
-        )
-    if distance not in DISTANCES:
-        raise ValueError(f"Unknown distance {distance!r}. Valid: {', '.join(DISTANCES)}.")
     count = len(s.clients)
     horizon = s.rounds if total_rounds is None else total_rounds
     model = s.initial
