@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, flat, squared_norm, subtract
 from tests.references.similarity import cosine
 
@@ -110,7 +109,7 @@ def run(
     for t in range(s.rounds):
         updates = {
             i: subtract(
-                sgd(models[clusters[i]], s.batches[t][i], s.x, s.y, s.learning_rate[t]),
+                s.train(models[clusters[i]], t, i),
                 models[clusters[i]],
             )
             for i in s.cohorts[t]

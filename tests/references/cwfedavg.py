@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import combine, zeros_like
 
 SHARES = ("labels", "norms")
@@ -115,14 +114,7 @@ def run(s, *, shares="norms", wdr_weight=10.0, fused=False):
             def extra(params, target=labels[i]):
                 return regularizer_gradient(params, target, wdr_weight)
 
-            trained[i] = sgd(
-                personal[i],
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-                extra_gradient=extra if wdr_weight else None,
-            )
+            trained[i] = s.train(personal[i], t, i, extra_gradient=extra if wdr_weight else None)
             uploaded[i] = trained[i]
 
         held = [trained.get(i, personal[i]) for i in range(count)]

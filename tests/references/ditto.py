@@ -35,7 +35,7 @@ def run(s, *, personal_batches, personal_rate=None, proximal_weight=1.0, weighti
     for t in range(s.rounds):
         cohort, received = list(s.cohorts[t]), model
         if cohort:
-            trained = [sgd(received, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            trained = [s.train(received, t, i) for i in cohort]
             model = average(trained, s.sizes, cohort, weighting)
         for i in cohort:
             own[i] = personal_training(

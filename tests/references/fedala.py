@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.references.averaging import average
-from tests.references.local_sgd import sgd
 from tests.references.network import flat, loss_and_gradient, mapped, subtract
 
 
@@ -142,7 +141,7 @@ def run(
                 adapt_client(i, t)
         received = {i: held[i] for i in cohort}
         for i in cohort:
-            held[i] = trained[i] = sgd(held[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            held[i] = trained[i] = s.train(held[i], t, i)
         if cohort:
             model = average([trained[i] for i in cohort], s.sizes, cohort)
         if participants == "all":

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import combine, flat, scale, squared_distance, subtract
 from tests.references.similarity import cosine
 
@@ -106,9 +105,7 @@ def run(
                 return scale(proximal_weight, subtract(params, target))
 
             begin = models[i] if start == "own" else cloud[i]
-            trained[i] = sgd(
-                begin, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=towards
-            )
+            trained[i] = s.train(begin, t, i, extra_gradient=towards)
         for i in range(count):
             if i in trained:
                 models[i] = trained[i]

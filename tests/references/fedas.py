@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import (
     backward,
     combine,
@@ -61,7 +60,7 @@ def run(s, *, align_batches, fisher_batches, align_rate=0.01):
             received = {**body, "head": own[i]["head"]}
             samples = s.clients[i]["samples"]
             aligned = align(received, own[i], align_batches[t][i], s.x, s.y, samples, align_rate)
-            own[i] = sgd(aligned, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            own[i] = s.train(aligned, t, i)
             values[i] = fisher(own[i], fisher_batches[i], s.x, s.y)
         weights = {i: value / sum(values.values()) for i, value in values.items()}
         if weights:

@@ -1,7 +1,6 @@
 """FedAvg (McMahan et al., AISTATS 2017, Algorithm 1)."""
 
-from tests.references.local_sgd import sgd
-from tests.references.network import combine
+from tests.references.averaging import average
 
 
 def run(s):
@@ -15,8 +14,7 @@ def run(s):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         if cohort:
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
-            total = sum(s.sizes[i] for i in cohort)
-            model = combine([s.sizes[i] / total for i in cohort], trained)
+            trained = [s.train(model, t, i) for i in cohort]
+            model = average(trained, s.sizes, cohort)
         history.append({"global": model})
     return history

@@ -1,7 +1,7 @@
 """FedAvgM: momentum on the server (Hsu, Qi, Brown, 2019)."""
 
-from tests.references.local_sgd import sgd
-from tests.references.network import add, combine, scale, subtract, zeros_like
+from tests.references.averaging import average
+from tests.references.network import add, scale, subtract, zeros_like
 
 
 def run(s, *, server_momentum=0.9, nesterov=True, server_rate=1.0):
@@ -22,9 +22,8 @@ def run(s, *, server_momentum=0.9, nesterov=True, server_rate=1.0):
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         if cohort:
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
-            total = sum(s.sizes[i] for i in cohort)
-            mean = combine([s.sizes[i] / total for i in cohort], trained)
+            trained = [s.train(model, t, i) for i in cohort]
+            mean = average(trained, s.sizes, cohort)
             away = subtract(model, mean)
             velocity = add(scale(server_momentum, velocity), away)
             step = add(away, scale(server_momentum, velocity)) if nesterov else velocity

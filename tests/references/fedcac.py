@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.references.averaging import average
-from tests.references.local_sgd import sgd
 from tests.references.network import combine, flat, mapped
 
 
@@ -65,7 +64,7 @@ def run(s, *, tau=0.5, beta=100.0):
         cohort, trained = list(s.cohorts[t]), {}
         for i in cohort:
             start = blend(masks[i], custom[i], shared)
-            trained[i] = sgd(start, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            trained[i] = s.train(start, t, i)
             masks[i] = critical(start, trained[i], tau)
         near = collaborators({i: masks[i] for i in cohort}, t, beta)
         for i in cohort:

@@ -114,7 +114,7 @@ def run(s, *, top_k=5, weights="inverse", guidance="epochs", guidance_batches=No
         cohort = list(s.cohorts[t])
         trained, guide = {}, {}
         for i in cohort:
-            trained[i] = sgd(personal[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])  # eq. (7)
+            trained[i] = s.train(personal[i], t, i)  # eq. (7)
             guide[i] = guidance_model(  # eq. (16)
                 guidance,
                 received=personal[i],

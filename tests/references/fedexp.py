@@ -1,7 +1,6 @@
 """FedExP: an adaptive step of the server (Jhunjhunwala et al., ICLR 2023, Algorithm 1)."""
 
 from tests.references.averaging import shares
-from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, scale, squared_norm, subtract
 
 
@@ -22,10 +21,7 @@ def run(s, *, epsilon=0.001, weighting="size"):
         cohort, rate = list(s.cohorts[t]), 1.0
         if cohort:
             parts = shares(s.sizes, cohort, weighting)
-            updates = [
-                subtract(sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]), model)
-                for i in cohort
-            ]
+            updates = [subtract(s.train(model, t, i), model) for i in cohort]
             mean = combine(parts, updates)
             spread = sum(p * squared_norm(d) for p, d in zip(parts, updates, strict=True))
             rate = max(1.0, spread / (2 * (squared_norm(mean) + epsilon)))

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, flat, loss_and_gradient, subtract
 
 NORMS = {"l2": 2, "l1": 1}
@@ -150,7 +149,7 @@ def run(
             weights[i, who] = share
         for i in s.cohorts[t]:
             starts[i] = mixed[i]
-            trained[i] = sgd(mixed[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            trained[i] = s.train(mixed[i], t, i)
         uploaders = list(s.cohorts[t]) or uploaders
         history.append(
             {

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import cross_entropy, features, linear
 
 
@@ -41,9 +40,7 @@ def run(s, *, orders, server_rate=0.01, server_batch=1):
     for t in range(s.rounds):
         pairs = {}
         for i in s.cohorts[t]:
-            bodies[i] = sgd(
-                {**bodies[i], "head": head}, s.batches[t][i], s.x, s.y, s.learning_rate[t]
-            )
+            bodies[i] = s.train({**bodies[i], "head": head}, t, i)
             own = s.clients[i]["samples"]
             for c, mean in class_means(bodies[i], s.x[own], s.y[own]).items():
                 pairs[i, c] = (mean, c)

@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.references.averaging import average
-from tests.references.local_sgd import sgd
 from tests.references.network import add, mapped, scale, subtract, zeros_like
 
 RULES = ("adagrad", "adam", "yogi")
@@ -62,7 +61,7 @@ def run(
         cohort = list(s.cohorts[t])
         if cohort:
             count += 1
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort]
+            trained = [s.train(model, t, i) for i in cohort]
             change = subtract(average(trained, s.sizes, cohort, weighting), model)
             first = add(scale(b1, first), scale(1.0 - b1, change))
             second = second_moment(rule, second, change, b2)

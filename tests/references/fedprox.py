@@ -1,7 +1,8 @@
 """FedProx: a proximal term in the local loss (Li et al., MLSys 2020, Algorithm 2)."""
 
+from tests.references.averaging import average
 from tests.references.local_sgd import sgd
-from tests.references.network import combine, scale, subtract
+from tests.references.network import scale, subtract
 
 
 def run(s, *, proximal_weight, work=None):
@@ -26,7 +27,6 @@ def run(s, *, proximal_weight, work=None):
         if cohort:
             taken = [s.batches[t][i][: None if work is None else work[t][i]] for i in cohort]
             trained = [sgd(received, own, s.x, s.y, s.learning_rate[t], pull) for own in taken]
-            total = sum(s.sizes[i] for i in cohort)
-            model = combine([s.sizes[i] / total for i in cohort], trained)
+            model = average(trained, s.sizes, cohort)
         history.append({"global": model})
     return history

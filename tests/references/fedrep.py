@@ -30,8 +30,8 @@ def run(s, *, head_batches, weighting="uniform", final_head_batches=None):
         trained = {}
         for i in s.cohorts[t]:
             model = {**body, "head": heads[i]}
-            model = sgd(model, head_batches[t][i], s.x, s.y, s.learning_rate[t], layers=["head"])
-            model = sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t], layers=list(body))
+            model = s.train(model, t, i, batches=head_batches[t][i], layers=["head"])
+            model = s.train(model, t, i, layers=list(body))
             trained[i], heads[i] = model, model["head"]
         if trained:
             uploads = [{layer: model[layer] for layer in body} for model in trained.values()]

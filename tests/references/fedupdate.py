@@ -4,8 +4,7 @@ Jiang et al. fine-tune the average in order to score it; the code behind the SPF
 also lets a client's next round begin with the fine-tuned model.
 """
 
-from tests.references.local_sgd import sgd
-from tests.references.network import combine
+from tests.references.averaging import average
 
 
 def run(s, *, update_batches, steps=1, discard_fine_tuned=False):
@@ -19,25 +18,15 @@ def run(s, *, update_batches, steps=1, discard_fine_tuned=False):
     Returns:
       After every round, "global": the average; "personalized": [N], what every client held last.
     """
-    average = s.initial
+    mean = s.initial
     personal = [s.initial for _ in s.clients]
     history = []
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
-        trained = [
-            sgd(
-                average if discard_fine_tuned else personal[i],
-                s.batches[t][i],
-                s.x,
-                s.y,
-                s.learning_rate[t],
-            )
-            for i in cohort
-        ]
+        trained = [s.train(mean if discard_fine_tuned else personal[i], t, i) for i in cohort]
         if cohort:
-            total = sum(s.sizes[i] for i in cohort)
-            average = combine([s.sizes[i] / total for i in cohort], trained)
+            mean = average(trained, s.sizes, cohort)
         for i in cohort:
-            personal[i] = sgd(average, update_batches[t][i][:steps], s.x, s.y, s.learning_rate[t])
-        history.append({"global": average, "personalized": list(personal)})
+            personal[i] = s.train(mean, t, i, batches=update_batches[t][i][:steps])
+        history.append({"global": mean, "personalized": list(personal)})
     return history

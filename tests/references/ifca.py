@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import combine, loss_and_gradient, scale, subtract
 
 BALANCED = {1: 0.0, 2: 0.35, 4: 0.1}  # the published code's shares
@@ -76,7 +75,7 @@ def run(
                 total = combine([1.0 / len(clusters)] * len(takers), slopes)
                 renewed[k] = subtract(model, scale(s.learning_rate[t], total))
                 continue
-            trained = [sgd(model, s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in takers]
+            trained = [s.train(model, t, i) for i in takers]
             parts = [s.sizes[i] if weighting == "size" else 1.0 for i in takers]
             renewed[k] = combine([part / sum(parts) for part in parts], trained)
         models = renewed

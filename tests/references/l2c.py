@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.references import l2c_encoder
-from tests.references.local_sgd import sgd
 from tests.references.network import combine, dot, loss_and_gradient, subtract
 from tests.references.optimizers import adam_begin, adam_step
 
@@ -96,7 +95,7 @@ def run(
     for t in range(s.rounds):
         cohort = list(s.cohorts[t])
         present = np.isin(np.arange(count), cohort)
-        trained = {i: sgd(models[i], s.batches[t][i], s.x, s.y, s.learning_rate[t]) for i in cohort}
+        trained = {i: s.train(models[i], t, i) for i in cohort}
         deltas = {i: subtract(models[i], trained[i]) for i in cohort}
         weights, copies = np.eye(count), []
         updates = {j: l2c_encoder.update_of(s.initial, trained[j]) for j in cohort}

@@ -16,7 +16,6 @@ A block is the name of one of the network's layers, or a tuple of several.
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import layers_of, subtract
 
 WEIGHTINGS = ("softmax", "relu_norm")
@@ -240,7 +239,7 @@ def run(
         stored = list(uploaded)  # all clients at once: nobody sees this round's uploads
         received = {i: personal[i] for i in s.cohorts[t]}
         for i in s.cohorts[t]:
-            trained = sgd(received[i], s.batches[t][i], s.x, s.y, s.learning_rate[t])
+            trained = s.train(received[i], t, i)
             change = subtract(trained, received[i])
             uploaded[i] = trained  # theta_bar_i + dtheta_i
             cotangent = weight_cotangent(change, stored, blocks)

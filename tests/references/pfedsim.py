@@ -3,7 +3,6 @@
 import numpy as np
 
 from tests.references.averaging import average
-from tests.references.local_sgd import sgd
 from tests.references.network import combine
 
 ITSELF = 0.9999
@@ -46,7 +45,7 @@ def run(s, *, warm=1):
         cohort, trained, used = list(s.cohorts[t]), {}, {}
         if t < warm:
             for i in cohort:
-                trained[i] = sgd(server, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+                trained[i] = s.train(server, t, i)
             if cohort:
                 server = average([trained[i] for i in cohort], s.sizes, cohort, "size")
         else:
@@ -56,7 +55,7 @@ def run(s, *, warm=1):
                 if used[i] is not None:
                     body = combine(used[i], held)
                     start = {**body, "head": held[i]["head"]}
-                trained[i] = sgd(start, s.batches[t][i], s.x, s.y, s.learning_rate[t])
+                trained[i] = s.train(start, t, i)
             for i in cohort:
                 own[i] = trained[i]
                 for j in cohort:

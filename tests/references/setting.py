@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.references.local_sgd import sgd
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -33,6 +35,18 @@ class Setting:
     learning_rate: Any
     starts: list = field(default_factory=list)
     arrivals: list = field(default_factory=list)
+
+    def train(self, model, t, i, *, batches=None, rate=None, **more):
+        """`model` after client i's local SGD in round t.
+
+        Args:
+          batches: the steps' samples; the client's `batches` of the round by default.
+          rate: the round's learning rate by default.
+          **more: `extra_gradient` and `layers` of `local_sgd.sgd`.
+        """
+        batches = self.batches[t][i] if batches is None else batches
+        rate = self.learning_rate[t] if rate is None else rate
+        return sgd(model, batches, self.x, self.y, rate, **more)
 
     def but(self, **changes):
         """The same setting with some attributes replaced."""

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from tests.references.local_sgd import sgd
 from tests.references.network import add, combine, scale, squared_norm, subtract, zeros_like
 from tests.references.sfl_graph import label_graph, learned_graph, neighbour_graph
 
@@ -82,9 +81,7 @@ def run(
                 return norms_gradient(params, targets)
 
             extra = None if detached else pull
-            trained[i] = sgd(
-                readout, s.batches[t][i], s.x, s.y, s.learning_rate[t], extra_gradient=extra
-            )
+            trained[i] = s.train(readout, t, i, extra_gradient=extra)
         weights = np.eye(count)
         if trained:
             sent = [trained.get(i, model) for i, model in enumerate(models)]

@@ -13,6 +13,7 @@ from tests.references import (
     scaffold,
     weight_erosion,
 )
+from tests.references.setting import Setting
 from tests.references.small import (
     COUNT,
     EVERYBODY,
@@ -28,7 +29,8 @@ from tests.references.small import (
 
 
 def test_the_reference_of_a_constant_step_is_a_geometric_series(setting, monkeypatch):
-    monkeypatch.setattr(fedavgm, "sgd", lambda model, *_: network.mapped(lambda w: w - 1, model))
+    one = lambda _, model, *at: network.mapped(lambda w: w - 1, model)  # noqa: E731
+    monkeypatch.setattr(Setting, "train", one)
     history = fedavgm.run(setting, server_momentum=0.5, nesterov=False)
     for models, speed in zip(history, (1, 1.5, 1.75), strict=True):
         np.testing.assert_allclose(flat(models["velocity"]), speed, rtol=1e-12)
