@@ -162,7 +162,7 @@ def tuned(cells: Sequence[Cell], output: Path) -> list[tuple[Cell, sweep.Plan]]:
         names = [word for word in names if not word.startswith(alien)]
         place = output / TUNING / cell.folder.parent.name / cell.folder.name
         count = min(cell.config.num_seeds, cell.config.tuning_seeds)
-        words = [f"--output_dir={place}", f"--num_seeds={count}"]
+        words = [f"--output_dir={place}", f"--num_seeds={count}", "--moments=received"]
         with cell.named():
             plan = sweep.planned(["study", *cell.words, *words], define, names)
         counts.setdefault(sum(len(one.inside) for one in plan.programs), cell)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import fedjax_pfl as pfl
 from fedjax_pfl.data.atomic_files import check_name, writing
+from fedjax_pfl.results.names import TRAINED
 from fedjax_pfl.results.notes import row_remarks, scored_clients
 
 from .cli import algorithm_folders, console, flags, identity, run_folder, shell
@@ -46,10 +47,10 @@ others get a program each, one after the other. A fifth of every client's traini
 aside for validation unless --validation_fraction says otherwise; test samples are not used to
 choose."""
 BELOW = f"""\
-All other flags are those of {called("run")}. New clients (--new_clients) take no part and are not
-scored; models are neither adapted nor kept."""
+All other flags are those of {called("run")}; --moments=both adds a column. New clients
+(--new_clients) take no part and are not scored; models are neither adapted nor kept."""
 # Beginnings of flags for what a sweep does not do: adapt, score new clients, keep models.
-UNUSED = ("adapt_", "keep_state", "matrix_rounds", "moments", "new_client_", "save_models")
+UNUSED = ("adapt_", "keep_state", "matrix_rounds", "new_client_", "save_models")
 VALIDATION = "--validation_fraction=0.2"  # unless it is given
 RANKINGS = ("final", "last_tenth")
 MODEL, SPLITS = "personalized", ("validation", "test")
@@ -98,6 +99,7 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
         seeds=config.seeds,
         settings=program.settings or None,
         matrix_rounds=[],
+        adapt=adaptation(config),
     )
     result = replace(result, final=None)
     part = folder.with_name(f".part-{folder.name}")
@@ -106,6 +108,11 @@ def run_program(program: Program, output: Path, display, stop: Stopper) -> pfl.R
     with writing(folder):
         part.replace(folder)
     return result
+
+
+def adaptation(config: ExperimentConfig) -> pfl.Adaptation | None:
+    """Return the further local training of --moments=both, or None."""
+    return config.adaptation if config.both_moments else None
 
 
 def outcomes(program: Program, result: pfl.Result, rank_by: str) -> Iterator[Outcome]:
@@ -119,11 +126,17 @@ def outcomes(program: Program, result: pfl.Result, rank_by: str) -> Iterator[Out
         return [one[:, :, -last:].mean(axis=2) for one in both]  # of [S, H, E, ...]
 
     (validation, test), clients = ranked(result.curve), ranked(result.values)
+    after = None
+    if program.config.both_moments:
+        after = measure.scale * result.curve(TRAINED).astype(float)[:, :, -last:].mean(axis=2)
     for h, inside in enumerate(program.inside):
         setting, seeds = program.fixed | inside, tuple(int(seed) for seed in result.seeds)
         who, remarks = tuple(scored_clients(result, h)), tuple(row_remarks(result, h))
         scores, each = (validation[:, h], test[:, h]), (clients[0][:, h], clients[1][:, h])
-        yield Outcome(program.algorithm, setting, seeds, *scores, who, remarks, measure, each)
+        trained = None if after is None else after[:, h]
+        yield Outcome(
+            program.algorithm, setting, seeds, *scores, who, remarks, measure, each, trained
+        )
 
 
 def define(values: absl.flags.FlagValues) -> None:
@@ -200,7 +213,9 @@ def planned(
         check_name("The folder of a setting,", program.folder)
         inputs = load_inputs(program.parsed(argv, define_more))
         experiment = prepare(inputs, runs=config.num_seeds * len(program.inside))
-        simulation = experiment.simulation(program.algorithm, settings=program.settings or None)
+        simulation = experiment.simulation(
+            program.algorithm, settings=program.settings or None, adapt=adaptation(config)
+        )
         simulation.check(patience=config.patience)
         counts.add(experiment.federation.num_clients)
         queue.append(replace(program, config=inputs.config, content=inputs.content))

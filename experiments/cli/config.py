@@ -151,6 +151,11 @@ class ExperimentConfig:
             rounds[client] = count
         return rounds
 
+    @property
+    def both_moments(self) -> bool:
+        """Whether copies after one further local training are scored, too."""
+        return find_name("moments", self.moments, MOMENTS) == "both"
+
     @cached_property
     def adaptation(self) -> pfl.Adaptation | None:
         """Local steps before scoring, or None without them."""
@@ -159,7 +164,7 @@ class ExperimentConfig:
         others = [name for name, option in declared.items()
                   if option.kind and name not in ("epochs", "steps")]  # fmt: skip
         options = {name: self[f"adapt_{name}"].value for name in others}
-        both = find_name("moments", self.moments, MOMENTS) == "both"
+        both = self.both_moments
         if epochs and steps:
             raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
         length = {"steps": steps or None, "epochs": epochs or None}

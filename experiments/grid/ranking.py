@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from fedjax_pfl.results.intervals import interval_notes, mean_with_interval
+from fedjax_pfl.results.names import TRAINED
 from fedjax_pfl.results.notes import grouped_by_column, over
 from fedjax_pfl.results.table import BOLD, Column, Table
 from fedjax_pfl.utils.metric_names import ACCURACY, Measure
@@ -16,6 +17,7 @@ from ..cli.algorithms import OWN
 from ..cli.parsing import CONFLICT, SETTINGS
 from ..figures.lines import number
 from ..outputs import run_files
+from ..outputs.comparison_table import COPIES
 from .axes import is_of_training, setting_words
 from .pictures import picture
 
@@ -33,6 +35,7 @@ class Outcome:
       remarks: its result's remarks.
       measure: that metric.
       by_client: validation and test scores of each client, [S, N] each.
+      trained: test score of copies after one further local training, by seed, if they are scored.
     """
 
     algorithm: str
@@ -44,6 +47,7 @@ class Outcome:
     remarks: tuple[str, ...] = ()
     measure: Measure = ACCURACY
     by_client: tuple[np.ndarray, np.ndarray] | None = None
+    trained: np.ndarray | None = None
 
     @property
     def words(self) -> str:
@@ -72,6 +76,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
         Column("setting", "Setting", left=True),
         Column("validation", measure.heading("Validation")),
         Column("test", measure.heading("Test")),
+        Column("trained", measure.heading("Trained")),
         Column("clients", "Mean over", left=True),
     ]
     rows = [
@@ -80,6 +85,7 @@ def table(outcomes: Sequence[Outcome]) -> Table:
             "setting": one.words,
             "validation": mean_with_interval(one.validation, measure),
             "test": mean_with_interval(one.test, measure),
+            "trained": "" if one.trained is None else mean_with_interval(one.trained, measure),
             "clients": over(one.clients),
         }
         for one in order
@@ -90,8 +96,9 @@ def table(outcomes: Sequence[Outcome]) -> Table:
         if any(one is other for other in chosen)
         for column in columns
     }
-    made = Table(columns, rows, emphasis=emphasis)
-    return made if len({one.clients for one in outcomes}) > 1 else made.without(["clients"])
+    left_out = ["clients"] if len({one.clients for one in outcomes}) == 1 else []
+    left_out += ["trained"] if all(one.trained is None for one in outcomes) else []
+    return Table(columns, rows, emphasis=emphasis).without(left_out)
 
 
 def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str]:
@@ -112,7 +119,9 @@ def footnotes(outcomes: Sequence[Outcome], data: Sequence[str] = ()) -> list[str
             f"{', '.join(data)} changes the data: rows that differ in it solve different problems, "
             "and their order shows which is easier."
         )
-    scores = (values for one in outcomes for values in (one.validation, one.test))
+    several = ((one.validation, one.test, one.trained) for one in outcomes)
+    scores = [values for own in several for values in own if values is not None]
+    notes += [COPIES[TRAINED]] * any(one.trained is not None for one in outcomes)
     return notes + interval_notes(scores, *outcomes[0].measure.range)
 
 
@@ -231,12 +240,13 @@ def frame(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """Return a row for each setting and seed: algorithm, names of the grid, seed and scores."""
     measure = outcomes[0].measure
     end = "_percent" if measure.fraction else f"_{measure.name}"
-    rows = [
-        {"algorithm": one.algorithm, **one.setting, "seed": seed,
-         f"validation{end}": validation, f"test{end}": test}
-        for one in outcomes
-        for seed, validation, test in zip(one.seeds, one.validation, one.test, strict=True)
-    ]  # fmt: skip
+    frames = []
+    for one in outcomes:
+        scores = {"validation": one.validation, "test": one.test, "trained_test": one.trained}
+        known = {f"{name}{end}": values for name, values in scores.items() if values is not None}
+        facts = {"algorithm": one.algorithm, **one.setting}
+        frames.append(pd.DataFrame({"seed": one.seeds, **known}).assign(**facts))
     names = dict.fromkeys(name for one in outcomes for name in one.setting)
-    columns = ["algorithm", *names, "seed", f"validation{end}", f"test{end}"]
-    return pd.DataFrame(rows, columns=columns)
+    numbers = pd.concat(frames, ignore_index=True)
+    scored = [name for name in numbers if str(name).endswith(end)]
+    return numbers[["algorithm", *names, "seed", *scored]]

@@ -177,16 +177,16 @@ class FedAsync(FedAvgAsync):
 
     mode: Literal["plga", "original"] = core.static(default="plga")
     alpha: float = core.number(default=0.8, allowed="in [0, 1]")
-    decay: Literal["poly", "hinge", "constant"] = core.static(default="poly")
-    decay_rate: float = core.number(default=0.5, allowed="at least 0")
-    decay_start: float = core.number(default=4.0, allowed="at least 0")
+    decay: Literal["poly", "hinge", "constant"] = core.static(
+        default="poly", needs="mode='original'"
+    )
+    decay_rate: float = core.number(
+        default=0.5,
+        allowed="at least 0",
+        needs=("mode='original'", "decay='poly' or decay='hinge'"),
+    )
+    decay_start: float = core.number(default=4.0, allowed="at least 0", needs="decay='hinge'")
     proximal_weight: float = core.number(default=0.0, allowed="at least 0")
-
-    def validate(self):
-        if self.mode == "plga":
-            options = (self.decay, self.decay_rate, self.decay_start)
-            as_is = ("poly", 0.5, 4.0)
-            core.require(options == as_is, "decay of mode 'plga'", options, f"{as_is}, as it is")
 
     def turn(self, ctx, state):
         pull = training.proximal(self.proximal_weight)

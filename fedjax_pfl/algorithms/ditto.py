@@ -41,14 +41,9 @@ class Ditto(OwnModels):
     reuses_keys = True  # with batches=shared
 
     proximal_weight: float = core.number(default=1.0, allowed="at least 0")
-    personal_epochs: int = core.static(default=0, allowed="at least 0")
+    personal_epochs: int = core.static(default=0, allowed="at least 0", needs="batches='own'")
     batches: Literal["own", "shared"] = core.static(default="own")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        own = self.batches == "own" or not self.personal_epochs
-        allowed = "0 with batches=shared, which serve both models"
-        core.require(own, "personal_epochs", self.personal_epochs, allowed)
 
     def remarks(self, federation):
         notes = "proximal_weight is 0: what is scored was trained locally"

@@ -25,16 +25,9 @@ class FedAvgFineTuned(FedAvg):
 
     fine_tune_epochs: int = core.static(default=1, allowed="at least 0")
     final_only: bool = core.static(default=False)
-    fine_tune_proximal_weight: float = core.number(default=0.0, allowed="at least 0")
-
-    def validate(self):
-        super().validate()
-        core.require(
-            self.final_only or self.fine_tune_proximal_weight == 0,
-            "fine_tune_proximal_weight",
-            self.fine_tune_proximal_weight,
-            "0 without final_only=true",
-        )
+    fine_tune_proximal_weight: float = core.number(
+        default=0.0, allowed="at least 0", needs="final_only=True"
+    )
 
     def adaptation(self):
         if not self.final_only:

@@ -111,7 +111,9 @@ class FedDPA(fedavg.Weighted):
     local_weight: float = core.number(default=0.5, allowed="in [0, 1]")
     max_weight: float = core.number(default=0.5, allowed="in [0, 1]")
     prediction_weights: Literal["instance", "fixed"] = core.static(default="instance")
-    instances: int = core.static(default=5, allowed="at least 1")
+    instances: int = core.static(
+        default=5, allowed="at least 1", needs="prediction_weights='instance'"
+    )
     weighting: Literal["uniform", "size"] = core.static(default="uniform")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter

@@ -49,10 +49,12 @@ class FedDWA(core.Algorithm):
 
     robust = "matrix"
 
-    top_k: int = core.number(default=5, allowed="at least 1")
+    top_k: int = core.number(default=5, allowed="at least 1", needs="weights='inverse'")
     weights: Literal["inverse", "simplex", "exact"] = core.static(default="inverse")
     guidance: Guidance = core.static(default="epochs")
-    guidance_epochs: int | None = core.static(default=None, allowed="at least 1")
+    guidance_epochs: int | None = core.static(
+        default=None, allowed="at least 1", needs="guidance='epochs'"
+    )
     score_guidance: bool = core.static(default=False)
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter

@@ -45,9 +45,9 @@ class FedSAM(fedavg.FedAvg):
 
     rho: float = core.number(default=0.1, allowed="at least 0")
     adaptive: bool = core.static(default=False)
-    eta: float = core.number(default=0.2, allowed="at least 0")
+    eta: float = core.number(default=0.2, allowed="at least 0", needs="adaptive=True")
     global_momentum: bool = core.static(default=False)
-    beta: float = core.number(default=0.1, allowed="in (0, 1]")
+    beta: float = core.number(default=0.1, allowed="in (0, 1]", needs="global_momentum=True")
 
     def check(self, federation):
         if not self.global_momentum:

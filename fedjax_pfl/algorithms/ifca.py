@@ -57,9 +57,11 @@ class Ifca(core.Algorithm):
 
     clusters: int = core.static(default=2, allowed="at least 1")
     averaging: Literal["models", "gradients"] = core.static(default="models")
-    weighting: Literal["size", "uniform"] = core.static(default="size")
+    weighting: Literal["size", "uniform"] = core.static(default="size", needs="averaging='models'")
     initial: Literal["seeds", "balanced_redraw", "group_warmup"] = core.static(default="seeds")
-    warmup_rounds: int = core.number(default=20, allowed="at least 0")
+    warmup_rounds: int = core.number(
+        default=20, allowed="at least 0", needs="initial='group_warmup'"
+    )
     scored_by: Literal["train", "test"] = core.static(default="train")
 
     @property

@@ -45,15 +45,13 @@ class PerFedAvg(Weighted):
     """
 
     variant: Literal["first_order", "hessian_free"] = core.static(default="first_order")
-    product: Literal["exact", "differences"] = core.static(default="exact")
-    delta: float = core.number(default=1e-3, allowed="above 0")
+    product: Literal["exact", "differences"] = core.static(
+        default="exact", needs="variant='hessian_free'"
+    )
+    delta: float = core.number(default=1e-3, allowed="above 0", needs="product='differences'")
     inner_factor: float = core.number(default=1.0, allowed="at least 0")
     passes: int = core.static(default=2, allowed="at least 1")
     weighting: Literal["size", "uniform"] = core.static(default="size")
-
-    def validate(self):
-        if self.variant == "first_order":
-            core.require(self.product == "exact", "product", self.product, "'exact' in first order")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on a hyperparameter
     def unprotected(self) -> tuple[str, ...]:

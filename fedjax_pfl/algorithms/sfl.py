@@ -56,13 +56,13 @@ class Sfl(core.Algorithm):
 
     graph: Literal["labels", "neighbours", "learned"] = core.static(default="labels")
     relation: Callable | None = core.static(default=None)
-    neighbours: int = core.number(default=5, allowed="at least 1")
+    neighbours: int = core.number(default=5, allowed="at least 1", needs="graph='neighbours'")
     layers: int = core.static(default=3, allowed="at least 1")
     server_alpha: float = core.number(default=1.0, allowed="in [0, 1]")
-    graph_weight: float = core.number(default=0.3, allowed="at least 0")
-    global_weight: float = core.number(default=0.3, allowed="at least 0")
+    graph_weight: float = core.number(default=0.3, allowed="at least 0", needs="detached=False")
+    global_weight: float = core.number(default=0.3, allowed="at least 0", needs="detached=False")
     detached: bool = core.static(default=False)
-    learned_share: float = core.number(default=0.05, allowed="in [0, 1)")
+    learned_share: float = core.number(default=0.05, allowed="in [0, 1)", needs="graph='learned'")
 
     def validate(self):
         allowed = "a function of the clients' ids, given from Python"

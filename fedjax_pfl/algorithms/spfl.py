@@ -65,25 +65,20 @@ class Spfl(core.Algorithm):
     gamma: int = core.static(default=10, allowed="at least 1")
     local_updates: int = core.static(default=2, allowed="in [1, 10]")
     weighting: Literal["published", "paper"] = core.static(default="published")
-    stage: Literal["stages", "blocks", "model"] = core.static(default="stages")
-    raw_cosines: bool = core.static(default=False)
-    data_shares: bool = core.static(default=False)
+    stage: Literal["stages", "blocks", "model"] = core.static(
+        default="stages", needs="weighting='paper'"
+    )
+    raw_cosines: bool = core.static(default=False, needs="weighting='paper'")
+    data_shares: bool = core.static(default=False, needs="weighting='paper'")
     server_rate: float = core.number(default=1.0, allowed="at least 0")
-    layer_weights: str = core.static(default="auto")
+    layer_weights: str = core.static(default="auto", needs="weighting='published'")
 
     @property  # pyright: ignore[reportAssignmentType] - it depends on hyperparameters
     def row_stochastic(self) -> bool:
         return not (self.raw_cosines or self.data_shares)
 
     def validate(self):
-        changed = self.raw_cosines or self.data_shares or self.stage != "stages"
-        if changed and self.weighting != "paper":
-            raise core.InputError(
-                "stage, raw_cosines and data_shares are those of weighting 'paper'."
-            )
-        numbers = parse_weights(self.layer_weights)
-        if numbers and self.weighting == "paper":
-            raise core.InputError("layer_weights has no effect on weighting 'paper': leave it out.")
+        parse_weights(self.layer_weights)
 
     def check(self, federation):
         shapes = federation.model_shapes

@@ -77,10 +77,12 @@ class Waffle(ForAlice, scaffold.Scaffold):
     robust = "nothing"
     absent_kept = False  # the weights' history moves for all clients in every round (Alg. 1)
 
-    alice: int = core.number(default=0, allowed="at least 0")
+    alice: int = core.number(default=0, allowed="at least 0", needs="everyone=False")
     everyone: bool = core.static(default=False)
-    delta_omega: float = core.number(default=3.2, allowed="at least 0")
-    shift: float = 0.0
+    delta_omega: float = core.number(
+        default=3.2, allowed="at least 0", needs="omega=None or psi=None"
+    )
+    shift: float = core.number(default=0.0, needs="omega=None or psi=None")
     omega: Callable | None = core.static(default=None)
     psi: Callable | None = core.static(default=None)
     initial_history: Literal["uniform", "none"] = core.static(default="uniform")
@@ -93,9 +95,6 @@ class Waffle(ForAlice, scaffold.Scaffold):
 
     def validate(self):
         super().validate()
-        core.require(
-            not self.everyone or self.alice == 0, "alice", self.alice, "absent with everyone"
-        )
         for name in ("omega", "psi"):
             value = getattr(self, name)
             allowed = "a function (r, R) -> number, given from Python"

@@ -18,7 +18,7 @@ from fedjax_pfl.utils.errors import (
     unknown_name,
 )
 from fedjax_pfl.utils.registries import registering
-from fedjax_pfl.utils.structs import check_ranges, number, static, struct
+from fedjax_pfl.utils.structs import check_needs, check_ranges, number, static, struct
 
 ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)
@@ -115,8 +115,9 @@ def algorithm_name(
 
 
 def validate(algorithm: Algorithm) -> None:
-    """Raise `InputError` for hyperparameters out of range, or that do not go together."""
+    """Raise `InputError` for hyperparameters out of range, or without effect on one another."""
     check_ranges(algorithm)
+    check_needs(algorithm)
     algorithm.validate()
 
 

@@ -6,7 +6,7 @@ stay as they are.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -77,7 +77,7 @@ class LabelFlip:
 
     num_classes: int
     how: Literal["mirror", "random"] = "mirror"
-    seed: int = 0
+    seed: int = field(default=0, metadata={"needs": "how='random'"})
 
     def __post_init__(self) -> None:
         require_name("label flip", self.how, ("mirror", "random"))

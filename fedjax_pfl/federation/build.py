@@ -137,6 +137,7 @@ def federate(
         notes=(
             *seen,
             *groups[InputOptions].notes(dataset),
+            *groups[SharingOptions].notes(plan),
             *groups[DriftOptions].notes(),
             *cohorts.notes(),
             *threat.notes(ids),

@@ -18,6 +18,7 @@ import numpy as np
 
 from fedjax_pfl.utils.conversions import convert, number
 from fedjax_pfl.utils.errors import find_name, require, require_whole, unknown_name
+from fedjax_pfl.utils.structs import check_needs
 
 G = TypeVar("G", bound="Group")
 WORDS = (str, bool, int, float)  # types that can be written as one word
@@ -109,12 +110,20 @@ class Option:
         return value
 
 
-def option(default: Any, meaning: str, *, traced: bool = False, **more: Any) -> Any:
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    traced: bool = False,
+    needs: str | Sequence[str] = (),
+    **more: Any,
+) -> Any:
     """Declare a field of a group; `more` are other attributes of its `Option`.
 
-    In a group that is a `struct`, the field is part of the program unless it is `traced`.
+    In a group that is a `struct`, the field is part of the program unless it is `traced`. `needs`
+    are options of the group without which it has no effect, see `structs.check_needs`.
     """
-    metadata = {"option": {"meaning": meaning, **more}, "static": not traced}
+    metadata = {"option": {"meaning": meaning, **more}, "static": not traced, "needs": needs}
     return field(default=default, metadata=metadata)
 
 
@@ -148,9 +157,10 @@ class Group:
     """Base class of groups of options; each builds its part of a federation."""
 
     def validate(self) -> None:
-        """Raise `InputError` for a value that is not allowed."""
+        """Raise `InputError` for a value that is not allowed or has no effect."""
         for name, one in declared(type(self)).items():
             one.check(getattr(self, name))
+        check_needs(self)
 
     def checked(self) -> Self:
         """Return the group with checked values.
@@ -158,9 +168,10 @@ class Group:
         Raises:
           InputError: see `validate`.
         """
-        self.validate()
         options = declared(type(self)).items()
-        return replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
+        made = replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
+        made.validate()
+        return made
 
 
 def gathered(groups: Sequence[type[Group]], values: Mapping[str, Any], taker: str) -> "Gathered":

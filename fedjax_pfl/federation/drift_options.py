@@ -9,7 +9,7 @@ from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.drift import ROTATE, SWAP, make_drift, schedule
 from fedjax_pfl.data.federated import FederatedData, check_turns
 from fedjax_pfl.data.partitions.partition import Partition
-from fedjax_pfl.federation.config_field import Group, declared, option
+from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, require
 
@@ -26,30 +26,32 @@ class DriftOptions(Group):
         choices=(NONE, ROTATE, SWAP),
     )
     drift_rounds: Sequence[int] | None = option(
-        None, "rounds, counted from 1, that are the first of the next concept, such as [20, 40]"
+        None,
+        "rounds, counted from 1, that are the first of the next concept, such as [20, 40]",
+        needs="drift",
     )
     drift_concepts: int = option(
-        2, "number of concepts; after the last one the first comes again", low=2
+        2, "number of concepts; after the last one the first comes again", low=2, needs="drift"
     )
     drift_share: float = option(
-        1.0, "fraction of the clients that drift, the first ones", within="(0, 1]",
+        1.0,
+        "fraction of the clients that drift, the first ones",
+        within="(0, 1]",
         noun="a fraction",
-    )  # fmt: skip
+        needs="drift",
+    )
     drift_stagger: int = option(
-        0, "rounds between the change of one client and that of the next; 0: all at once", low=0
+        0,
+        "rounds between the change of one client and that of the next; 0: all at once",
+        low=0,
+        needs="drift",
     )
 
     def validate(self) -> None:
         super().validate()
         given = self.drift_rounds
         require(given is None or is_list(given), "drift_rounds", given, "a list such as [20, 40]")
-        if self.drift == NONE:
-            require(not self._rounds, "drift_rounds", given, "absent without drift")
-            others = (one for one in declared(type(self)).values() if one.name != "drift_rounds")
-            for one in others:
-                value = getattr(self, one.name)
-                require(value == one.default, one.name, value, "absent without drift")
-        elif not self._rounds:
+        if self.drift != NONE and not self._rounds:
             raise InputError(f"drift={self.drift!r} needs drift_rounds, such as [20, 40].")
 
     @property

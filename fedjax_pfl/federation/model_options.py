@@ -16,7 +16,7 @@ from fedjax_pfl.aggregation.sharing import Rule, chosen
 from fedjax_pfl.data.dataset import Dataset
 from fedjax_pfl.data.partitions.partition import Partition
 from fedjax_pfl.data.public_part import sample_hashes
-from fedjax_pfl.federation.config_field import Group, declared, option
+from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.models.adapter_layers import B
 from fedjax_pfl.models.adapters import parse_ranks, with_adapters
 from fedjax_pfl.models.base_types import BASE_DTYPES
@@ -51,10 +51,14 @@ class ModelOptions(Group):
         "safetensors file; under PyTorch's names they are converted",
     )
     names: dict[str, str] | None = option(
-        None, "the network's layer for a layer of initial_model, such as {'conv1': 'conv_0'}"
+        None,
+        "the network's layer for a layer of initial_model, such as {'conv1': 'conv_0'}",
+        needs="initial_model",
     )
     partial: bool = option(
-        False, "take what fits of initial_model and draw the other leaves, instead of refusing it"
+        False,
+        "take what fits of initial_model and draw the other leaves, instead of refusing it",
+        needs="initial_model",
     )
     objective: str | None = option(
         None,
@@ -72,9 +76,13 @@ class ModelOptions(Group):
         "head; the body is frozen unless freeze selects other layers",
         low=1,
     )
-    lora_alpha: float | None = option(None, "scale of adapters, alpha / rank; default: the rank")
+    lora_alpha: float | None = option(
+        None, "scale of adapters, alpha / rank; default: the rank", needs="lora_rank or lora_ranks"
+    )
     lora_layers: str = option(
-        "*", "patterns of names of the frozen layers that have adapters, such as '*qkv,*proj'"
+        "*",
+        "patterns of names of the frozen layers that have adapters, such as '*qkv,*proj'",
+        needs="lora_rank or lora_ranks",
     )
     lora_ranks: str | Sequence[int] | None = option(
         None,
@@ -111,16 +119,9 @@ class ModelOptions(Group):
             raise InputError(
                 "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."
             )
-        for name in ("lora_alpha", "lora_layers"):
-            value = getattr(self, name)
-            useless = self.rank is None and value != declared(type(self))[name].default
-            require(not useless, name, value, "absent without lora_rank")
         if self.lora_ranks is not None:
             allowed = f"absent or {self.rank}, the largest of lora_ranks"
             require(self.lora_rank in (None, self.rank), "lora_rank", self.lora_rank, allowed)
-        for name in ("names", "partial"):
-            useless = self.initial_model is None and bool(getattr(self, name))
-            require(not useless, name, getattr(self, name), "absent without initial_model")
         _require_texts("model_options", self.model_options, "{'hidden': 32}, with text for keys")
         _require_texts("names", self.names, "{'conv1': 'conv_0'}, with names of layers")
         layers = (self.names or {}).values()

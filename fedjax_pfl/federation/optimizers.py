@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -12,7 +12,14 @@ import optax
 from fedjax_pfl.federation.config_field import Group, option
 from fedjax_pfl.utils.boundary import checked
 from fedjax_pfl.utils.errors import InputError, first_line, require, require_hashable
-from fedjax_pfl.utils.registries import F, Registry, configured, registering
+from fedjax_pfl.utils.registries import (
+    Configured,
+    F,
+    Registry,
+    configured,
+    options_of,
+    registering,
+)
 from fedjax_pfl.utils.typing import Tree
 
 
@@ -24,13 +31,8 @@ class SGD(Group):
     """
 
     momentum: float = option(0.0, "momentum of local SGD", within="[0, 1)")
-    nesterov: bool = option(False, "use Nesterov momentum")
+    nesterov: bool = option(False, "use Nesterov momentum", needs="momentum")
     weight_decay: float = option(0.0, "L2 penalty of local SGD")
-
-    def validate(self) -> None:
-        super().validate()
-        if self.nesterov and not self.momentum:
-            raise InputError("nesterov looks ahead with momentum: give a momentum above 0 too.")
 
     def __str__(self) -> str:
         parts = [f"momentum {self.momentum:g}"] if self.momentum else []
@@ -149,6 +151,24 @@ def check_update(name: str, optimizer: Any, params: Tree, private: bool = False)
             f"{name} must keep the shapes and types of the parameters and of its state in an "
             "update; this one changes them."
         )
+
+
+def check_options(optimizer: Any, params: Tree) -> None:
+    """Raise `InputError` if an option of an optimizer given by name does not change its updates.
+
+    They are traced with and without the option; nothing is computed.
+    """
+    if not isinstance(optimizer, Configured):
+        return
+    defaults = options_of(optimizer.function)
+    for name, value in optimizer.options:
+        others = tuple(one for one in optimizer.options if one[0] != name)
+        without = replace(optimizer, options=others)
+        if value != defaults[name] and formula(optimizer, params) == formula(without, params):
+            raise InputError(
+                f"{name} of the optimizer {optimizer.name!r} has no effect here: leave it out, got "
+                f"{value}."
+            )
 
 
 def updated(

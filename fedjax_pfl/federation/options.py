@@ -98,6 +98,12 @@ class SharingOptions(Group):
             shapes, share=self.share, head=self.head, batch_norm=self.batch_norm, order=order
         )
 
+    def notes(self, plan: LeafPlan) -> list[str]:
+        """Return a sentence for tables on a policy that has no effect on a model."""
+        if self.batch_norm is None or plan.normalized:
+            return []
+        return [f"batch_norm {self.batch_norm!r} has no effect without batch normalization"]
+
 
 @dataclass(frozen=True)
 class InputOptions(Group):

@@ -33,6 +33,7 @@ class ParticipationOptions(Group):
         "rounds after it begins, the next round is on time, a cycle of d + 2; 'paper' (PLGA's "
         "text): without the round on time, a cycle of d + 1",
         choices=STRAGGLER_SCHEDULES,
+        needs="stragglers",
     )
     arrivals: Mapping[int, int] | None = option(
         None,
@@ -55,11 +56,6 @@ class ParticipationOptions(Group):
             value, allowed = getattr(self, name), "a dict such as {3: 2}"
             named = value is None or isinstance(value, Mapping)
             require(named, name, type(value).__name__, allowed)
-        if self.straggler_schedule != "code" and not self.stragglers:
-            raise InputError(
-                f"straggler_schedule={self.straggler_schedule!r} has no effect without stragglers: "
-                "give stragglers, such as {0: 1, 3: 2}, or leave it out."
-            )
         if self.stragglers and self.changing:
             raise InputError(
                 "Stragglers need the same clients in all rounds: give no arrivals or departures."
@@ -76,15 +72,18 @@ class ParticipationOptions(Group):
         return bool(self.arrivals or self.departures)
 
     def notes(self) -> list[str]:
-        """Return a sentence on changing clients for tables."""
+        """Return sentences on changing clients, and sampling without effect, for tables."""
+        notes = []
+        if self.sampling == "poisson" and self.participation == 1:
+            notes = ["Poisson sampling at a participation of 1 takes all clients in every round"]
         parts = [
             f"{len(rounds)} client{'s' * (len(rounds) > 1)} {verb}{'s' * (len(rounds) == 1)}"
             for verb, rounds in (("arrive", self.arrivals), ("leave", self.departures))
             if rounds
         ]
-        return [f"{' and '.join(parts)} during the run; each is scored while it is there"] * bool(
-            parts
-        )
+        if parts:
+            notes.append(f"{' and '.join(parts)} during the run; each is scored while it is there")
+        return notes
 
     def window(self, num_clients: int) -> jax.Array | None:
         """Return the rounds between which each client is there, see `Participation`.

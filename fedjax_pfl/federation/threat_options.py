@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from fedjax_pfl.uploads.attacks import ATTACKS, DIRECTIONS, Scale
 from fedjax_pfl.utils.conversions import convert, is_list
 from fedjax_pfl.utils.errors import InputError, find_name, require, shown, unknown_name
 from fedjax_pfl.utils.metric_names import LOWER
+from fedjax_pfl.utils.structs import check_needs
 
 NONE = "none"
 
@@ -29,7 +30,7 @@ NONE = "none"
 POISONS: dict[str, Callable[..., Any]] = {
     "label_flip": lambda num_classes, **options: LabelFlip(num_classes, **options),
     "backdoor": lambda num_classes, **options: Backdoor(**options),
-    "dba": lambda num_classes, **options: replace(Backdoor(**options), distributed=True),
+    "dba": lambda num_classes, **options: Backdoor(**{"distributed": True, **options}),
 }
 # What options of attacks, rules and compressors must be, by name.
 ALLOWED: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -81,7 +82,7 @@ class ThreatOptions(Group):
         choices=ATTACK_NAMES,
     )
     attack_options: Mapping[str, Any] | None = option(
-        None, "options of the attack, such as {'factor': 10.0}"
+        None, "options of the attack, such as {'factor': 10.0}", needs="attack"
     )
     attackers: str | Collection[int] | None = option(
         None, "Byzantine clients: ids such as '3,7', or a share such as '20%'"
@@ -92,17 +93,13 @@ class ThreatOptions(Group):
         choices=(NONE, *sorted(AGGREGATORS)),
     )
     aggregator_options: Mapping[str, Any] | None = option(
-        None, "options of the robust rule, such as {'f': 4}"
+        None, "options of the robust rule, such as {'f': 4}", needs="aggregator"
     )
 
     def validate(self) -> None:
         super().validate()
         if self.attack != NONE and self.attackers is None:
             raise InputError(f"attack={self.attack!r} needs attackers, such as '3,7' or '20%'.")
-        for name in ("attack", "aggregator"):
-            options = getattr(self, f"{name}_options")
-            allowed = f"absent without an {name}"
-            require(not options or getattr(self, name) != NONE, f"{name}_options", options, allowed)
 
     def attackers_of(self, ids: np.ndarray) -> np.ndarray | None:
         """Return the attackers' permanent ids, or None.
@@ -280,7 +277,9 @@ def made_with(what: str, name: str, known: Mapping[str, Any], options: Any) -> A
         options[key] = convert(label, value, kinds[key])
         holds, allowed = ALLOWED.get(key, (lambda x: True, ""))
         require(holds(options[key]), label, value, allowed)
-    return known[name](**options)
+    made = known[name](**options)
+    check_needs(made, f" of {name}")
+    return made
 
 
 def on_device(tree: Any) -> Any:

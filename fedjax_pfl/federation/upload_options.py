@@ -19,10 +19,11 @@ from fedjax_pfl.uploads.pipeline import (
     Uploads,
 )
 from fedjax_pfl.uploads.secure import FixedPoint
-from fedjax_pfl.utils.errors import InputError, require
+from fedjax_pfl.utils.errors import InputError
 
 NONE = "none"
 SECURE = "secure aggregation"
+PRIVATE = "dp='client' or dp='sample'"  # what options of privacy need
 
 
 @dataclass(frozen=True)
@@ -38,50 +39,55 @@ class PrivacyOptions(Group):
         "down to it",
         within="(0, inf)",
         noun="a finite number",
+        needs=PRIVATE,
     )
     dp_noise: float = option(
         0.0,
         "noise multiplier: the noise's standard deviation divided by the clip",
         within="[0, inf)",
         noun="a finite number",
-    )  # fmt: skip
+        needs=PRIVATE,
+    )
     dp_epsilon: float | None = option(
-        None, "epsilon of the whole run, from which the noise is computed", within="(0, inf)",
+        None,
+        "epsilon of the whole run, from which the noise is computed",
+        within="(0, inf)",
         noun="a finite number",
-    )  # fmt: skip
-    dp_delta: float = option(1e-5, "delta of the epsilon", within="(0, 1)", noun="a number")
+        needs=PRIVATE,
+    )
+    dp_delta: float = option(
+        1e-5, "delta of the epsilon", within="(0, 1)", noun="a number", needs=PRIVATE
+    )
     dp_placement: str = option(
         "local",
         "placement of the noise: {choices}; 'local' adds all of it to each upload, 'distributed' a "
         "share, for algorithms whose server needs only sums",
         choices=PLACEMENTS,
+        needs="dp='client'",
     )
-    dp_adaptive_clip: bool = option(False, "let the clip follow the median of the updates' norms")
+    dp_adaptive_clip: bool = option(
+        False, "let the clip follow the median of the updates' norms", needs="dp='client'"
+    )
     dp_public_validation: bool = option(
-        False, "validation samples are public: algorithms and patience use them without noise"
+        False,
+        "validation samples are public: algorithms and patience use them without noise",
+        needs=PRIVATE,
     )
-
     dp_strict: bool = option(
-        False, "refuse minibatches and cohorts of a fixed size, which are accounted as if each "
+        False,
+        "refuse minibatches and cohorts of a fixed size, which are accounted as if each "
         "sample or client were drawn independently",
-    )  # fmt: skip
+        needs=PRIVATE,
+    )
 
     def validate(self) -> None:
         super().validate()
-        default = PrivacyOptions.__dataclass_fields__
-        names = [name for name in default if name not in ("dp", "dp_delta")]
-        changed = [name for name in names if getattr(self, name) != default[name].default]
-        if self.dp == NONE and changed:
-            raise InputError(f"{changed[0]} must go with dp='client' or 'sample', got dp='none'.")
         if self.dp != NONE and self.dp_clip is None:
             raise InputError(
                 f"dp={self.dp!r} must have a dp_clip: noise without a bound hides nothing."
             )
         if self.dp_noise and self.dp_epsilon is not None:
             raise InputError("Give one of dp_noise and dp_epsilon: each decides the other.")
-        if self.dp == "sample" and (self.dp_adaptive_clip or self.dp_placement != "local"):
-            name = "dp_adaptive_clip" if self.dp_adaptive_clip else "dp_placement"
-            raise InputError(f"{name} is of updates: it must go with dp='client'.")
 
     def of_samples(self, dtype: str) -> SamplePrivacy | None:
         """Return clipping and noise of local gradients; noise for an epsilon follows later."""
@@ -113,19 +119,20 @@ class CompressionOptions(Group):
         NONE, "compressor of updates: {choices}", choices=(NONE, *sorted(COMPRESSORS))
     )
     compress_options: dict[str, Any] | None = option(
-        None, "options of the compressor, such as {'rate': 0.01}"
+        None, "options of the compressor, such as {'rate': 0.01}", needs="compress"
     )
     error_feedback: str = option(
         NONE,
         "feedback that sends later what compression left out: {choices}",
         choices=(NONE, *FEEDBACKS),
         called="error feedback",
+        needs="compress",
     )
     secure_bits: int | None = option(
         None, "bits of the numbers that secure aggregation adds up, such as 32", low=1
     )
     secure_options: dict[str, Any] | None = option(
-        None, "options of these numbers: {'span': 8.0, 'levels': 4194304}"
+        None, "options of these numbers: {'span': 8.0, 'levels': 4194304}", needs="secure_bits"
     )
 
     def notes(self) -> list[str]:
@@ -144,13 +151,9 @@ class CompressionOptions(Group):
         """Return the compressor of updates.
 
         Raises:
-          InputError: no such option, or error feedback without a compressor.
+          InputError: no such option.
         """
         if self.compress == NONE:
-            require(self.error_feedback == NONE, "error_feedback", self.error_feedback,
-                    "'none' without a compressor")  # fmt: skip
-            require(not self.compress_options, "compress_options", self.compress_options,
-                    "absent without a compressor")  # fmt: skip
             return None
         return made_with("compressor", self.compress, COMPRESSORS, self.compress_options)
 
@@ -161,8 +164,6 @@ class CompressionOptions(Group):
           InputError: sums of so many members may wrap, or no such option.
         """
         if self.secure_bits is None:
-            require(not self.secure_options, "secure_options", self.secure_options,
-                    "absent without secure_bits")  # fmt: skip
             return None
         known = {SECURE: partial(FixedPoint, self.secure_bits)}
         made = made_with("secure", SECURE, known, self.secure_options)

@@ -140,7 +140,7 @@ class Mimic:
     """
 
     warmup: int = static(default=1)
-    steps: int = static(default=20)
+    steps: int = static(default=20, needs="warmup=0")
 
     @property
     def remembers(self) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
@@ -30,44 +30,83 @@ class Identity(NamedTuple):
     values: tuple[Any, ...]
 
 
-def static(*, default: Any = REQUIRED, allowed: str = "") -> Any:
+def static(*, default: Any = REQUIRED, allowed: str = "", needs: str | Sequence[str] = ()) -> Any:
     """Declare a static field, which determines a shape or the structure of a loop.
 
     Args:
       default: default value, a keyword so that type checkers recognize it.
       allowed: range of a number, see `number`; None is allowed where it is the default.
+      needs: fields without which it has no effect, see `check_needs`.
     """
     _check_range(allowed)
-    return dataclasses.field(default=default, metadata={"static": True, "allowed": allowed})
+    metadata = {"static": True, "allowed": allowed, "needs": needs}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
-def number(*, default: Any = REQUIRED, allowed: str) -> Any:
+def number(*, default: Any = REQUIRED, allowed: str = "", needs: str | Sequence[str] = ()) -> Any:
     """Declare a traced number with a range; a subclass that gives another default keeps it.
 
     Args:
       default: default value.
-      allowed: "at least 0", "above 0" or an interval such as "in [0, 1)", as error messages say it.
+      allowed: "at least 0", "above 0" or an interval such as "in [0, 1)", as error messages say it;
+        any number by default.
+      needs: fields without which it has no effect, see `check_needs`.
 
     Raises:
       TypeError: `allowed` is no range.
     """
     _check_range(allowed)
-    return dataclasses.field(default=default, metadata={"allowed": allowed})
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "needs": needs})
 
 
 def check_ranges(node: Any) -> None:
     """Raise `InputError` unless the fields of a struct are in the ranges that they declare."""
     for field in dataclasses.fields(node):
-        allowed, value = _allowed(type(node), field.name), getattr(node, field.name)
+        allowed = _declared(type(node), field.name, "allowed")
+        value = getattr(node, field.name)
         if allowed and not (value is None and field.default is None):
             require(_is_within(value, allowed), field.name, value, allowed)
 
 
-def _allowed(cls: type, name: str) -> str:
-    """Return the range of a field, that of the first class of the MRO which declares one."""
+def check_needs(node: Any, of: str = "") -> None:
+    """Raise `InputError` for a field of a dataclass that is given and has no effect.
+
+    The metadata "needs" of a field are other fields without which it has none, as error messages
+    say it: "drift" must differ from its default, "graph='learned'" must have that value, and of
+    "lora_rank or lora_ranks" one is enough. Several such texts must all hold. `of` follows the
+    field's name in messages.
+    """
+    for field in dataclasses.fields(node):
+        needs = _declared(type(node), field.name, "needs")
+        for need in (needs,) if isinstance(needs, str) else needs:
+            useless = _is_given(node, field.name) and not _is_met(node, need)
+            value = getattr(node, field.name)
+            require(not useless, f"{field.name}{of}", value, f"absent without {need}")
+
+
+def _is_met(node: Any, need: str) -> bool:
+    for word in need.split(" or "):
+        name, equals, _ = word.partition("=")
+        if equals and word == f"{name}={getattr(node, name)!r}":
+            return True
+        if not equals and _is_given(node, name):
+            return True
+    return False
+
+
+def _is_given(node: Any, name: str) -> bool:
+    """Return whether a field differs from its default; empty collections count as None."""
+    value, default = getattr(node, name), type(node).__dataclass_fields__[name].default
+    if (isinstance(value, Mapping | list | tuple) and not value) or getattr(value, "size", 1) == 0:
+        return False
+    return value is not None if default is None else bool(value != default)
+
+
+def _declared(cls: type, name: str, key: str) -> Any:
+    """Return the metadata of a field, those of the first class of the MRO that declares some."""
     bases = [vars(base).get("__dataclass_fields__", {}) for base in cls.__mro__]
-    stated = [known[name].metadata.get("allowed") for known in bases if name in known]
-    return next(filter(None, stated), "")
+    stated = [known[name].metadata.get(key) for known in bases if name in known]
+    return next(filter(None, stated), "" if key == "allowed" else ())
 
 
 def _check_range(allowed: str) -> None:

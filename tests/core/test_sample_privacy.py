@@ -87,12 +87,17 @@ def test_public_validation_samples_need_no_noise():
     ("options", "message"),
     [
         ({"dp": "sample"}, "dp='sample' must have a dp_clip: noise without a bound hides nothing"),
-        ({"dp_noise": 1.0}, "dp_noise must go with dp='client' or 'sample', got dp='none'"),
-        ({"dp_strict": True}, "dp_strict must go with dp='client' or 'sample', got dp='none'"),
+        ({"dp_noise": 1.0}, "dp_noise must be absent without dp='client' or dp='sample', got 1.0"),
         ({**PRIVATE, "dp_noise": 1.0, "dp_epsilon": 1.0}, "Give one of dp_noise and dp_epsilon"),
         ({**PRIVATE, "dp_clip": 0}, r"dp_clip must be a finite number in \(0, inf\), got 0"),
-        ({**PRIVATE, "dp_adaptive_clip": True}, "dp_adaptive_clip is of updates"),
-        ({**PRIVATE, "dp_placement": "distributed"}, "dp_placement is of updates"),
+        (
+            {**PRIVATE, "dp_adaptive_clip": True},
+            "dp_adaptive_clip must be absent without dp='client'",
+        ),
+        (
+            {**PRIVATE, "dp_placement": "distributed"},
+            "dp_placement must be absent without dp='client', got 'distributed'",
+        ),
         ({"dp": "samples"}, "dp.*'samples'.*'sample'"),
     ],
 )

@@ -132,6 +132,19 @@ def test_options_that_a_sweep_leaves_out(tmp_path, capsys):
     assert result.client_ids.tolist() == [0, 1, 2]
 
 
+@pytest.mark.costly
+def test_both_moments_of_a_sweep(tmp_path, capsys):
+    words = ["--algorithms=local", "--grid=learning_rate=0.1,0.2", "--rounds=1", "--moments=both"]
+    assert call(*words, f"--output_dir={tmp_path}/o") == 0
+    out, rows = capsys.readouterr().out, read_rows(tmp_path / "o" / "sweep.csv")
+    assert "| Test % | Trained % |" in out and "Trained: the mean of copies that take one" in out
+    result = pfl.Result.load(next((tmp_path / "o" / "results").iterdir()))
+    for name, column in (("personalized", "test_percent"), ("trained", "trained_test_percent")):
+        shown = [float(row[column]) for row in rows]
+        wanted = 100 * result.curve(name)[:, :, -1].T.ravel()
+        np.testing.assert_allclose(shown, wanted, rtol=1e-5)
+
+
 def test_validation_samples_of_a_partitions_file(tmp_path):
     """They take the place of those that a sweep sets aside."""
     dataset = pfl.load_dataset("digits")

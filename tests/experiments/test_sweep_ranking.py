@@ -52,6 +52,23 @@ def test_rows_over_different_clients_or_data():
     assert ranking.footnotes(both)[:3] == ["All rows: x.", "a=1: y0.", "a=2: y1."]
 
 
+def test_copies_after_a_further_local_training():
+    plain = [outcome({"a": a}, [50.0, 60.0]) for a in "12"]
+    both = [replace(one, trained=one.test + 10) for one in plain]
+    heading, _, row, _ = ranking.table(both).to_markdown().splitlines()
+    assert heading.endswith("| Test % | Trained % |")
+    assert [cell.strip("* ").split()[0] for cell in row.split("|")[3:6]] == [
+        "55.00",
+        "54.00",
+        "64.00",
+    ]
+    assert ranking.frame(both)["trained_test_percent"].tolist() == [59.0, 69.0] * 2
+    said = [one for one in ranking.footnotes(both) if one.startswith("Trained: the mean of copies")]
+    assert len(said) == 1 and "Trained" not in " ".join(ranking.footnotes(plain))
+    assert "Trained" not in ranking.table(plain).to_markdown()
+    assert "trained_test_percent" not in ranking.frame(plain)
+
+
 def test_settings_that_diverged_are_ranked_last():
     result = [outcome({"a": "1"}, [np.nan, 1.0]), outcome({"a": "2"}, [3.0, 4.0])]
     assert [one.setting["a"] for one in ranking.ranked(result)] == ["2", "1"]

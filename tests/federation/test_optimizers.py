@@ -84,7 +84,14 @@ def test_other_options_come_with_another_name():
             {"optimizer": "sign_sgd", "optimizer_options": {"b1": 1}},
             "The optimizer 'sign_sgd' has no options, got 'b1'",
         ),
-        ({"optimizer_options": {"nesterov": True}}, "nesterov looks ahead .* a momentum above 0"),
+        (
+            {"optimizer_options": {"nesterov": True}},
+            "nesterov must be absent without momentum, got",
+        ),
+        (
+            {"optimizer": "rmsprop", "optimizer_options": {"decay": 0.5, "nesterov": True}},
+            "nesterov of the optimizer 'rmsprop' has no effect here: leave it out, got True",
+        ),
         ({"optimizer_options": {"momentum": 2}}, r"momentum must be in \[0, 1\), got 2"),
         (
             {"momentum": 0.5, "optimizer_options": {"momentum": 0.9}},

@@ -1,5 +1,6 @@
 """Options of `federate`: declared once, documented from there, and changed in a federation."""
 
+import dataclasses
 import inspect
 import re
 
@@ -47,6 +48,29 @@ def test_help_names_every_option():
 def test_defaults_are_allowed():
     for one in KNOWN.values():
         assert one.check(one.default) == one.default
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        one.name
+        for group in pfl.options.GROUPS
+        for one in dataclasses.fields(group)
+        if one.metadata.get("needs")
+    ],
+)
+def test_an_option_without_effect_is_refused(name):
+    one = KNOWN[name]
+    values = {bool: True, int: one.low + 3, float: 0.5, str: "conv*", None: {"a": "b"}}
+    others = [choice for choice in one.choices if choice != one.default]
+    with pytest.raises(pfl.InputError, match=f"^{name} must be absent without .*, got .*"):
+        federation(**{name: others[0] if others else values[one.kind]})
+
+
+def test_needs_are_options_of_the_group():
+    """Spellings of names do not matter."""
+    made = federation(dp="Client", dp_clip=1.0, dp_placement="Distributed")
+    assert made.uploads.privacy.placement == "distributed"
 
 
 def test_an_unknown_option_is_told_the_nearest():

@@ -254,12 +254,19 @@ def test_everyone_in_another_order_gathers_in_that_order():
         ({"stragglers": {-1: 1}}, "straggler must be a client"),
         ({"stragglers": {3: 0}}, "delay of straggler 3 must be at least 1 round, and whole, got 0"),
         ({"straggler_schedule": "papr"}, "Did you mean 'paper'"),
-        ({"straggler_schedule": "paper"}, "has no effect without stragglers: give stragglers"),
+        ({"straggler_schedule": "paper"}, "must be absent without stragglers, got 'paper'"),
     ],
 )
 def test_input_errors(options, message):
     with pytest.raises(InputError, match=message):
         ParticipationOptions(**options).cohorts(10)
+
+
+def test_poisson_sampling_of_all_clients_is_noted():
+    """A sweep of participations may have this one."""
+    said = "Poisson sampling at a participation of 1 takes all clients in every round"
+    assert ParticipationOptions(sampling="poisson").notes() == [said]
+    assert ParticipationOptions(0.9, sampling="poisson").notes() == []
 
 
 @pytest.mark.parametrize("given", [[3], "3:2", 1, True])

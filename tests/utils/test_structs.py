@@ -7,10 +7,13 @@ takes the one's compiled program for the other.
 import importlib
 import itertools
 import pkgutil
+from contextlib import nullcontext
 from dataclasses import fields
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
@@ -152,6 +155,40 @@ def test_check_ranges(name, outside, ends):
                 pfl.InputError, match=f"{name} must be (in|at least|above) .*, got "
             ):
                 structs.check_ranges(cls(**{name: value}))
+
+
+@structs.struct
+class Dependent:
+    kind: str = structs.static(default="plain")
+    names: Any = structs.static(default=None)
+    ranks: Any = structs.static(default=None)
+    rate: float = structs.number(default=0.5, needs="kind='fast' or kind='slow'")
+    width: int = structs.static(default=1, needs=("kind='fast'", "names or ranks"))
+
+
+@structs.struct
+class OtherRate(Dependent):
+    rate: float = 0.1
+
+
+@pytest.mark.parametrize("cls", [Dependent, OtherRate])
+@pytest.mark.parametrize(
+    ("values", "refusal"),
+    [
+        ({}, None),
+        ({"rate": 0.2}, "rate of it must be absent without kind='fast' or kind='slow', got 0.2"),
+        ({"rate": 0.2, "kind": "slow"}, None),
+        ({"width": 2, "names": "a"}, "width of it must be absent without kind='fast', got 2"),
+        ({"width": 2, "kind": "fast"}, "width of it must be absent without names or ranks, got 2"),
+        ({"width": 2, "kind": "fast", "ranks": {}}, "absent without names or ranks"),
+        ({"width": 2, "kind": "fast", "names": np.zeros(0)}, "absent without names or ranks"),
+        ({"width": 2, "kind": "fast", "ranks": np.zeros(2)}, None),
+        ({"width": 2, "kind": "fast", "names": 0}, None),
+    ],
+)
+def test_check_needs(cls, values, refusal):
+    with nullcontext() if refusal is None else pytest.raises(pfl.InputError, match=refusal):
+        structs.check_needs(cls(**values), " of it")
 
 
 def test_a_range_that_is_none():
