@@ -67,12 +67,26 @@ class Turn(NamedTuple):
         return ctx.record(self.cohort, up=up, down=down, clients=clients, mixing=weights)
 
 
-def take_turn(ctx: core.Context, state, cohort: core.Cohort | None = None, **options) -> Turn:
-    """Train the members that begin in this round; `options` are those of `ctx.train`."""
+def take_turn(
+    ctx: core.Context,
+    state,
+    cohort: core.Cohort | None = None,
+    begin: core.Stack | core.Broadcast | None = None,
+    **options,
+) -> Turn:
+    """Train the members that begin in this round.
+
+    Args:
+      ctx, state: of the round.
+      cohort: who begins and whose uploads arrive; the round's cohort by default.
+      begin: the models that they train from; the server's by default.
+      **options: those of `ctx.train`.
+    """
     cohort = ctx.cohort if cohort is None else cohort
     starts, arrives = cohort.starts, cohort.arrives
-    begin = core.Broadcast(state.server)
-    if not ctx.plan.all_shared:  # private leaves are those of the client's own model
+    begin = core.Broadcast(state.server) if begin is None else begin
+    # private leaves are those of the client's own model
+    if isinstance(begin, core.Broadcast) and not ctx.plan.all_shared:
         one, own = trees.replicate(state.server, 1), cohort.gather(state.trained)
         begin = ctx.average(jnp.ones((1,)), one, onto=own)
     active = None if cohort.complete else starts

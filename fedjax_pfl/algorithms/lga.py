@@ -17,7 +17,7 @@ class State:
     server: core.Model = core.per_server()
     # v: each client's last trained model; once sent late, v'
     trained: core.Stack = core.per_client()
-    begun: core.Stack = core.per_client()  # w0: the server's model it trained from
+    begun: core.Stack = core.per_client()  # w0: the model it trained from
     # w1: the server's model one round later; for stragglers only
     second: core.Stack = core.per_client()
     finite: core.PerClient = core.per_client()  # whether the last training stayed finite, bool [N]
@@ -60,14 +60,16 @@ class Lga(FedAvgAsync):
 
     def round(self, ctx, state):
         now = trees.replicate(state.server, ctx.cohort.size)
+        received = self.received(ctx, state)
         turn, finite = self.turn(ctx, state).sound(state.finite)
         cohort, late = turn.cohort, turn.late
         trained = cohort.scatter(state.trained, turn.trained, where=turn.starts)
-        begun = cohort.scatter(state.begun, now, where=turn.starts)
+        begin = now if isinstance(received, core.Broadcast) else received
+        begun = cohort.scatter(state.begun, begin, where=turn.starts)
         second = cohort.scatter(state.second, now, where=(cohort.delay > 0) & (cohort.phase == 1))
         own, w0, w1 = cohort.gather((trained, begun, second))
         arriving = cohort.masked(turn.arrives)
-        v = ctx.upload(own, core.Broadcast(state.server), cohort=arriving)
+        v = ctx.upload(own, received, cohort=arriving)
         cosine = self._cosine(ctx, w1, w0, v)
         predicted = self._predict(cosine, v, w0, w1, now)
         good = ~late | trees.rows_finite(predicted, cohort.size)  # D D overflows before D does
@@ -84,6 +86,10 @@ class Lga(FedAvgAsync):
         trained = cohort.scatter(trained, predicted, where=late)
         state = State(server, trained, begun, second, finite, personal)
         return state, turn.record(ctx, weights)
+
+    def received(self, ctx, state):
+        """Return the models that clients train from and uploads are compared with."""
+        return core.Broadcast(state.server)
 
     def weigh(self, ctx, turn):
         if self.weighting == "size":
@@ -120,13 +126,17 @@ class Plga(Lga):
 
     w0 + (1 - S~) (v' - w0) + S~ (w - w0). For a late client v' is the prediction. For a punctual
     client v' is its trained model and w the server's model after the round, as in the published
-    code. The personalized model is only scored: no training begins from it.
+    code.
 
     Attributes:
+      start: what clients train from: the "server" model (Alg. 2 and the published code, where the
+        personalized model is only scored), or the client's "personal" one, as section 1 has it
+        dispatched. w0 is then the model received.
       flush: in the last round, predict and send the uploads that have not arrived, as in the
         published code. The last models of waiting clients are then scored too.
     """
 
+    start: Literal["server", "personal"] = core.static(default="server")
     flush: bool = core.static(default=True)
 
     keeps_personal = True
@@ -134,7 +144,13 @@ class Plga(Lga):
 
     def turn(self, ctx, state):
         last = (ctx.t + 1 == ctx.num_rounds) & self.flush
-        return take_turn(ctx, state, ctx.cohort.flushed(last))
+        return take_turn(ctx, state, ctx.cohort.flushed(last), self.received(ctx, state))
+
+    def received(self, ctx, state):
+        if self.start == "server":
+            return super().received(ctx, state)
+        # It stays the same while an upload is on its way.
+        return ctx.cohort.gather(state.personal)
 
     def models(self, ctx, state, rows):
         named = super().models(ctx, state, rows)

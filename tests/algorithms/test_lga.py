@@ -53,6 +53,7 @@ test_reference, test_contract = comparison(
         "model, no flush": Variant(
             {"stage": "model", "flush": False}, {"stage": "model"}, {"model": FourLayers()}
         ),
+        "personal": {"start": "personal"},
         "lga": Variant(algorithm="lga"),
         "uniform": Variant({"weighting": "uniform"}, algorithm="lga"),
     },

@@ -340,6 +340,7 @@ TABLE: dict[str, tuple[object, str]] = {
     "pfl_da.generic_weight": (0.9, "authors' sine study: beta of train()"),
     "pfl_da.mixed": ("first_step", "authors' sine study: train(), if j == 0"),
     "pfl_da.weighting": ("uniform", "authors' image study: coefs of class PFLDA"),
+    "plga.start": ("server", "code: Algorithms/users/userLGP_v1.py:36 of e1d6b52^; Algorithm 2"),
     "plga.flush": (True, "code: Algorithms/users/userLGP_v1.py:162 of e1d6b52^"),
     "scaffold.server_rate": (1.0, "paper: section 7, eta_g of all its experiments"),
     "sfl.graph": ("labels", "code: its data split joins clients that share a label"),

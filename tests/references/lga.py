@@ -79,12 +79,23 @@ def personal(model, start, server, weights):
     )
 
 
-def run(s, *, stage="tensor", equation=11, raw_cosine=False, weighting="size", flush=False):
-    """A global model of fresh and predicted uploads; personal models that are only scored.
+def run(
+    s,
+    *,
+    stage="tensor",
+    equation=11,
+    raw_cosine=False,
+    weighting="size",
+    start="server",
+    flush=False,
+):
+    """A global model of fresh and predicted uploads, and personal models.
 
     Args:
       stage, equation, raw_cosine: see `predicted`.
       weighting: of uploads by "size", or "uniform".
+      start: whether clients train from the "server" model or from their "personal" one, which is
+        then their w0.
       flush: whether waiting clients send in the last round.
 
     Returns:
@@ -101,7 +112,9 @@ def run(s, *, stage="tensor", equation=11, raw_cosine=False, weighting="size", f
     on_the_way = set()
     history = []
     for t in range(s.rounds):
-        state.train(s.starts[t], t, server, s.batches, s.x, s.y, s.learning_rate[t])
+        for k in s.starts[t]:
+            begin = {"server": server, "personal": personalized[k]}[start]
+            state.train([k], t, begin, s.batches, s.x, s.y, s.learning_rate[t])
         on_the_way |= set(s.starts[t])
         here = set(s.arrivals[t])
         if flush and t == s.rounds - 1:
