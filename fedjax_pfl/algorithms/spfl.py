@@ -47,7 +47,8 @@ class Spfl(core.Algorithm):
         and head, each mixed by its own S.
       stage: of weighting "paper": "stages", body and head; each of the "blocks"; the "model".
       raw_cosines: of weighting "paper": S in place of its softmax, eq. (4).
-      data_shares: of weighting "paper": the factor |D_j| / |D| of eqs. (4), (7).
+      data_shares: of weighting "paper": the factor |D_j| / |D| of eqs. (4), (7). Rows of (7) then
+        sum to about 1 / N, which a `server_rate` of N makes up for.
       server_rate: alpha of eqs. (4), (7), a factor on the sum of updates.
       layer_weights: weights of the layers' cosines in S; only kernels are compared. "auto" is the
         published 0.5, 0.3, 0.2 for a body of three layers and equal weights for any other. Numbers
