@@ -24,8 +24,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {}
 A = TypeVar("A", bound=Algorithm)
 
 
+@checked  # above what checkers read: they do not look for it beneath another decorator
 @dataclass_transform(frozen_default=True, field_specifiers=(static, number))
-@checked
 def algorithm(name: str) -> Callable[[type[A]], type[A]]:
     """Return a decorator that registers a subclass of `Algorithm` and makes it a struct.
 
