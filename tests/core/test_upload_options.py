@@ -36,7 +36,6 @@ def top_k(update):
 
 SUMS = {"dp": "client", "dp_clip": 1.0, "dp_placement": "distributed"}
 SECURE = SUMS | {"dp_noise": 1.0, "secure_bits": 32}
-CLIENTS = SUMS | {"dtype": "float32"}
 COMPOSED = {
     "participation": 0.6,
     "compress": "top_k",
