@@ -168,8 +168,7 @@ class ExperimentConfig:
         if epochs and steps:
             raise pfl.InputError("Give one of --adapt_epochs and --adapt_steps, not both.")
         length = {"steps": steps or None, "epochs": epochs or None}
-        adapt = pfl.Adaptation(**length, **options)
-        adapt.validate()
+        adapt = pfl.Adaptation(**length, **options).checked()
         if both and not adapt.as_in_a_round:
             raise pfl.InputError(
                 "--moments=both trains copies as a round does: leave out --adapt_epochs, "

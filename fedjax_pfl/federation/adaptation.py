@@ -111,7 +111,6 @@ class Adaptation(Group):
         return f"{length}{counted}{part}{batch}{rate}{how}{pull}"
 
     def validate(self) -> None:
-        super().validate()
         if self.steps is not None and self.epochs is not None:
             raise InputError("Adaptation takes epochs or steps, not both: leave one out.")
         if self.optimizer is not None:

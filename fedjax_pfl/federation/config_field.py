@@ -157,19 +157,17 @@ class Group:
     """Base class of groups of options; each builds its part of a federation."""
 
     def validate(self) -> None:
-        """Raise `InputError` for a value that is not allowed or has no effect."""
-        for name, one in declared(type(self)).items():
-            one.check(getattr(self, name))
-        check_needs(self)
+        """Raise `InputError` for checked values that do not go together."""
 
     def checked(self) -> Self:
         """Return the group with checked values.
 
         Raises:
-          InputError: see `validate`.
+          InputError: a value that is not allowed, has no effect, or does not go with others.
         """
         options = declared(type(self)).items()
         made = replace(self, **{name: one.check(getattr(self, name)) for name, one in options})
+        check_needs(made)
         made.validate()
         return made
 

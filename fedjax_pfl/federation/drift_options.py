@@ -48,7 +48,6 @@ class DriftOptions(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         given = self.drift_rounds
         require(given is None or is_list(given), "drift_rounds", given, "a list such as [20, 40]")
         if self.drift != NONE and not self._rounds:

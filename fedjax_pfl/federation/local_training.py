@@ -127,7 +127,6 @@ class LocalTraining(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         if self.local_steps is not None and self.local_epochs != Schedule.epochs:
             raise both_given()
         checked_options("optimizer_options", self.optimizer_options, self.optimizer)

@@ -114,7 +114,6 @@ class ModelOptions(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         if "float64" in (self.dtype, self.compute_dtype) and jnp.result_type(float) != jnp.float64:
             raise InputError(
                 "dtype float64 needs JAX's 64-bit types: jax.config.update('jax_enable_x64', True)."

@@ -100,7 +100,7 @@ def check_optimizer(name: str, optimizer: Any) -> None:
     require(callable(optimizer), name, type(optimizer).__name__, allowed)
     require_hashable(name, optimizer)
     if isinstance(optimizer, SGD):
-        optimizer.validate()
+        optimizer.checked()
 
     def make(rate: jax.Array) -> jax.Array:
         made = optimizer(rate)

@@ -51,7 +51,6 @@ class ParticipationOptions(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         for name in ("stragglers", "arrivals", "departures"):
             value, allowed = getattr(self, name), "a dict such as {3: 2}"
             named = value is None or isinstance(value, Mapping)
@@ -120,7 +119,6 @@ class ParticipationOptions(Group):
         Raises:
           InputError: a value is not allowed, or there is no such client.
         """
-        self.validate()
         delay = np.zeros((num_clients,), np.int32)
         for row, rounds in (self.stragglers or {}).items():
             row = convert("straggler", row, int)

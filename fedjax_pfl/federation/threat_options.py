@@ -97,7 +97,6 @@ class ThreatOptions(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         if self.attack != NONE and self.attackers is None:
             raise InputError(f"attack={self.attack!r} needs attackers, such as '3,7' or '20%'.")
 

@@ -81,7 +81,6 @@ class PrivacyOptions(Group):
     )
 
     def validate(self) -> None:
-        super().validate()
         if self.dp != NONE and self.dp_clip is None:
             raise InputError(
                 f"dp={self.dp!r} must have a dp_clip: noise without a bound hides nothing."

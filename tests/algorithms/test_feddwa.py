@@ -46,7 +46,7 @@ test_reference, test_contract = comparison(
     variants={
         "epochs": {},
         "three epochs": {"guidance_epochs": 3},
-        **{name: {"weights": name} for name in ("simplex", "exact")},
+        **{name: {"weights": name, "top_k": 5} for name in ("simplex", "exact")},
         **{name: {"guidance": name} for name in feddwa.GUIDANCE if name != "epochs"},
     },
     ours=("score_guidance", "guidance_epochs"),

@@ -62,7 +62,7 @@ test_reference, test_contract = comparison(
         "learned": Variant(
             {"graph": "learned", "learned_share": 0.4}, options={"train_sizes": (5, 4)}
         ),
-        "given": {"relation": ring, "layers": 2, "detached": True},
+        "given": {"relation": ring, "layers": 2, "detached": True, "graph_weight": 0.3},
     },
     options={"seed": 1},  # not everybody shares a label with all
     ours=("relation",),

@@ -69,6 +69,7 @@ test_reference, test_contract = comparison(
         "shifted": {"shift": 1.5},
         "literal": {"control_update": "literal"},
         "functions": {
+            "delta_omega": 3.2,
             "omega": square,
             "psi": linear,
             "initial_history": "none",

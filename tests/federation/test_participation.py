@@ -127,7 +127,7 @@ def test_flushing_sends_what_is_on_its_way():
 
 def test_stragglers_and_sampling_exclude_each_other():
     with pytest.raises(InputError, match=r"Stragglers need a participation of 1, got 0\.5"):
-        ParticipationOptions(0.5, {3: 2}).cohorts(10)
+        ParticipationOptions(0.5, {3: 2}).checked()
 
 
 def some(rows=(1, 3, 4), mask=(True, False, True), count=5):
@@ -259,7 +259,7 @@ def test_everyone_in_another_order_gathers_in_that_order():
 )
 def test_input_errors(options, message):
     with pytest.raises(InputError, match=message):
-        ParticipationOptions(**options).cohorts(10)
+        ParticipationOptions(**options).checked().cohorts(10)
 
 
 def test_poisson_sampling_of_all_clients_is_noted():
@@ -272,7 +272,7 @@ def test_poisson_sampling_of_all_clients_is_noted():
 @pytest.mark.parametrize("given", [[3], "3:2", 1, True])
 def test_stragglers_that_are_no_dict(given):
     with pytest.raises(InputError, match="stragglers must be a dict such as"):
-        ParticipationOptions(1.0, given).cohorts(4)
+        ParticipationOptions(1.0, given).checked().cohorts(4)
 
 
 @pytest.mark.parametrize("fraction", [0.6, 1.0])

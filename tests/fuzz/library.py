@@ -212,8 +212,9 @@ def call(function: Callable, **more) -> st.SearchStrategy:
 
 
 def used(kind, **given):
-    made = kind(**given)
-    made.cohorts(4) if kind is ParticipationOptions else made.validate()
+    made = kind(**given).checked()
+    if kind is ParticipationOptions:
+        made.cohorts(4)
 
 
 def functions():

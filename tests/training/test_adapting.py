@@ -155,7 +155,7 @@ class Unhashable(list):
 )
 def test_adaptation_is_checked(options, message):
     with pytest.raises(InputError, match=message):
-        Adaptation(**options).validate()
+        Adaptation(**options).checked()
 
 
 def test_batches_of_adaptation_are_shuffled_and_drop_what_a_rounds_do():

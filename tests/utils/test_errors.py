@@ -138,8 +138,8 @@ def test_ranges_of_whole_numbers(number, limits, allowed):
 def test_what_is_no_text_is_no_name(given):
     calls = [
         lambda: require_name("form", given, {"a": 1}),
-        lambda: pfl.Adaptation(leaves=given).validate(),
-        lambda: pfl.Adaptation(when=given).validate(),
+        lambda: pfl.Adaptation(leaves=given).checked(),
+        lambda: pfl.Adaptation(when=given).checked(),
     ]
     for call in calls:
         with pytest.raises(InputError, match=r"^Unknown .* Valid: "):
