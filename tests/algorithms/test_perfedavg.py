@@ -131,6 +131,13 @@ def test_steps_without_a_second_minibatch():
     assert whole.tolist() == [False, False, False, True, False]
 
 
+@pytest.mark.parametrize("settings", [HESSIAN, DIFFERENCES | {"delta": 0.01}])
+def test_product_with_the_hessian(settings):
+    hessian, w, d = np.array([[2.0, 1], [1, 3]]), jnp.array([1.0, 5]), jnp.array([-1.0, 2])
+    found = algorithm(**settings).hessian_product(lambda w: hessian @ w, w, d)
+    np.testing.assert_allclose(found, [0, 5], atol=1e-3)
+
+
 def test_perfedavg_halves_a_batch_of_all_samples():
     ours, federation = algorithm(passes=1), toy_federation((6,), (3,), batch_size=100)
     assert ours.has_step(federation).tolist() == [True]

@@ -1,5 +1,7 @@
 """pFedMe against its reference, and its inner steps."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +109,20 @@ def test_statistics_momentum_and_noise_of_inner_steps():
     assert_close(jax.tree.map(lambda leaf: leaf[0], end.personal), theta, "theta")
     assert_close(end.server, w, "w")
     assert largest(end.server["batch_stats"], start.server["batch_stats"]) > 1e-3
+
+
+def test_each_inner_step_draws_anew():
+    begin, key = pfl.Broadcast({"params": jnp.zeros(2)}), jax.random.key(0)
+    ctx = mock.MagicMock()
+    ctx.run_clients.return_value.carry = (None, None, None)
+    inner = ctx.sgd_step.return_value
+    inner.side_effect = lambda theta, *_: theta
+    algorithm(inner_steps=3).local_update(ctx, None, begin)
+    (step, *_), _ = ctx.run_clients.call_args
+    with jax.disable_jit():
+        step((begin, begin.model["params"]), None, key, None, None)
+    drawn = [jax.random.key_data(call.args[2]).tolist() for call in inner.call_args_list]
+    assert drawn == [jax.random.key_data(jax.random.fold_in(key, k)).tolist() for k in range(3)]
 
 
 @pytest.mark.costly

@@ -90,6 +90,20 @@ def test_loss_matrix():
     np.testing.assert_allclose(chosen, np.take_along_axis(wanted, np.asarray(choice), 1), 1e-10)
 
 
+def test_padding_adds_nothing_and_losses_of_candidates_are_means():
+    """Three samples in minibatches of two, whose labels a model of zeros misses by 1, 2 and 3."""
+    x = np.arange(1, 5, dtype=np.float32)[:, None]
+    data = pfl.dataset_from_arrays("line", x, x, task="regression")
+    partition = pfl.Partition.from_lists([[3]], [[0, 1, 2]])
+    federation = pfl.federate(data, partition, "softmax", eval_batch_size=2)
+    shapes = jax.eval_shape(federation.initial_model, KEY)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), shapes)
+    given = (federation, zeros, jnp.zeros(1, int), "test")
+    sums, losses = jax.jit(lambda: (score(*given).sums, loss_matrix(*given).losses))()
+    np.testing.assert_allclose(sums, [[14, 6]], 1e-6)
+    np.testing.assert_allclose(losses, [[14 / 3]], 1e-6)
+
+
 @pytest.mark.costly
 def test_candidates_get_the_private_leaves_of_the_clients():
     federation = toy_federation(share="head")
@@ -176,15 +190,20 @@ def test_scores_of_half_precision_models_are_float32():
 
 @pytest.mark.parametrize("rows", [None, (0, 1, 3)])
 def test_chunks_with_a_remainder_score_every_client_on_its_own(rows):
-    federation = toy_federation(client_execution="2")
+    drift = {"drift": "swap", "drift_rounds": [2, 3], "drift_share": 0.2}  # of client 0
+    federation = toy_federation(client_execution="2", **drift)
     models = models_of()
 
     @jax.jit
     def measure(federation, models):
-        ctx = context(federation)
+        ctx = context(federation, t=1)
         return evaluate(pfl.make_algorithm("local"), ctx, State(models), rows=rows)
 
-    scores = measure(federation, models)["personalized/validation/loss"]
+    measured = measure(federation, models)
+    scores = measured["personalized/validation/loss"]
     wanted = [counted(federation, models, i, "validation")[1] / 2 for i in range(COUNT)]
     chosen = np.isin(np.arange(COUNT), range(COUNT) if rows is None else rows)
     np.testing.assert_allclose(scores, np.where(chosen, wanted, np.nan), 1e-10)
+    before = counted(federation, models, 0, "test")[1] / TEST_SIZES[0]  # others drifted never
+    previous = measured["personalized/previous/loss"]
+    np.testing.assert_allclose(previous, [before, *[np.nan] * (COUNT - 1)], 1e-10)

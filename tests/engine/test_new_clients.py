@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
-from fedjax_pfl.engine import arguments
+from fedjax_pfl.engine import arguments, new_clients
 from fedjax_pfl.engine.final_models import Final
 from fedjax_pfl.engine.new_clients import score_new_clients, split_new_clients, with_samples
 from fedjax_pfl.testing.toys import assert_close, toy_federation
@@ -79,6 +79,15 @@ def test_new_clients_of_an_algorithm_that_validates_need_validation_samples():
         final.personalize(new)
 
 
+def test_new_clients_without_test_samples_have_no_score(monkeypatch):
+    left, new = split_new_clients(federation(), 2)
+    final = Final(arguments.checked_program(pfl.make_algorithm("fedavg"), left), None)
+    monkeypatch.setattr(Final, "personalize", lambda *_: jnp.zeros(1))
+    monkeypatch.setattr(Final, "backbone", lambda _: None)
+    monkeypatch.setattr(new_clients, "score", lambda *_: [jnp.array([3, 0])])
+    np.testing.assert_array_equal(score_new_clients(final, new, steps=[1]), [[[[0.75, np.nan]]]])
+
+
 @cache
 def trained(name):
     """(the end of two runs in which the last two clients took no part, these two)."""
@@ -92,7 +101,6 @@ def test_score_new_clients_by_samples_and_steps(name):
     final, new = trained(name)
     scores = score_new_clients(final, new, steps=(0, 3), fractions=(0.5, 1.0))
     assert scores.shape == (2, 2, 2, 2)
-    assert np.isnan(scores[..., 1]).all()  # no test samples
     assert np.isin(4 * scores[..., 0], [0, 1, 2, 3, 4]).all()
     # Without steps samples play no part, and FedAvg's new client has the global model.
     np.testing.assert_array_equal(scores[:, 0, 0, 0], scores[:, -1, 0, 0])

@@ -125,6 +125,13 @@ def test_flushing_sends_what_is_on_its_way():
     np.testing.assert_array_equal(same.staleness, rows.staleness)
 
 
+def test_who_is_there_in_a_round():
+    """Rounds are counted from 1 in options; a client is there in the round of its departure."""
+    part = ParticipationOptions(arrivals={1: 2, 2: 3}, departures={0: 1, 1: 3}).cohorts(3)
+    there = ["".join(str(int(one)) for one in part.present(t)) for t in range(4)]
+    assert there == ["100", "010", "011", "001"]
+
+
 def test_stragglers_and_sampling_exclude_each_other():
     with pytest.raises(InputError, match=r"Stragglers need a participation of 1, got 0\.5"):
         ParticipationOptions(0.5, {3: 2}).checked()

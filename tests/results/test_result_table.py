@@ -80,7 +80,8 @@ def test_numbers_of_the_table(result):
         assert row[2].endswith("*") == (low < 0 or high > 100)
         cells = [float(cell.rstrip("*")) for cell in row[1:5]]
         np.testing.assert_allclose(cells, expected, atol=0.006)
-        sent = result.traffic_mb_per_client_round(h)
+        sent, sizes = result.traffic_mb_per_client_round(h), result.traffic()
+        assert sent == pytest.approx({way: sizes[way][:, h].mean() / 1e6 for way in sizes})
         np.testing.assert_allclose([float(c) for c in row[5:]], [sent["up"], sent["down"]], 0.01)
 
 

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +31,12 @@ def test_megabytes_are_those_of_both_ways_so_far(found):
     assert per_round[0] > 0
     np.testing.assert_allclose(line.get_ydata(), 100 * accuracy.mean(axis=(0, 2)), rtol=1e-5)
     assert {row[3] for row in rows_of(drawn)} == {1, 2, 3}
+
+
+def test_megabytes_are_summed_over_clients_and_unscored_rounds():
+    sent = {"up": np.full((1, 3, 2), 5e5), "down": np.full((1, 3, 2), 1e6)}
+    run = SimpleNamespace(eval_rounds=[1, 3], seeds=[0], traffic=sent.get)
+    np.testing.assert_allclose(comparison.cost_curve(run, "megabytes"), [[3, 9]])
 
 
 def test_gflop_are_those_of_all_clients_so_far(found, tmp_path):
