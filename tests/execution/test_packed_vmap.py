@@ -126,7 +126,8 @@ def test_runs_as_lanes_of_rows_as_lanes():
 def test_fitted():
     """As many lanes as keep the padding efficiency, for the rows' real lengths."""
     rng = np.random.default_rng(0)
-    for steps in (rng.pareto(1.5, 100).astype(int), np.array([50] + [1] * 99), np.array([9, 1])):
+    some = ([50] + [1] * 99, [9, 1], [5, 5, 4, 3, 3])
+    for steps in (rng.pareto(1.5, 100).astype(int), *map(np.array, some)):
         execution = assign_lanes(Execution(0, "map"), steps)
         lanes = execution.lanes(len(steps))
         assert steps.sum() >= FULL * lanes * makespan(steps, lanes)
