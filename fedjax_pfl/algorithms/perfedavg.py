@@ -57,6 +57,10 @@ class PerFedAvg(Weighted):
     def unprotected(self) -> tuple[str, ...]:
         return ("products with the Hessian",) if self.variant == "hessian_free" else ()
 
+    def remarks(self, federation):
+        useless = federation.schedule.steps is not None and self.passes != PerFedAvg.passes
+        return [*super().remarks(federation), *["passes has no effect on local steps"] * useless]
+
     def check(self, federation):
         if any(federation.plan.frozen):
             raise core.InputError(

@@ -164,18 +164,39 @@ def remarks(
 
     All values of `settings` are valid. The second result is () if there are no such remarks.
     """
-    messages = []
+    messages, never = [], _never_reached(federation, rounds)
     for h in range(_count(algorithm, federation, dict(settings), 1)):
         chosen = {name: values[h] for name, values in settings.items()}
         numbers = {k: np.float64(chosen[k]) for k in number_paths(federation) if k in chosen}
         variant = _with_own(algorithm, chosen)
         theirs = with_numbers(federation, numbers)
         messages.append(
-            [*variant.remarks(theirs), *variant.round_remarks(theirs, rounds), *sentences(theirs)]
+            [
+                *variant.remarks(theirs),
+                *variant.round_remarks(theirs, rounds),
+                *sentences(theirs),
+                *never,
+            ]
         )
     common = tuple(one for one in messages[0] if all(one in some for some in messages))
     single = tuple(tuple(one for one in some if one not in common) for some in messages)
     return common, single if any(single) else ()
+
+
+def _never_reached(federation: Federation, rounds: int) -> list[str]:
+    """Return notes on changes of the federation that come after so many rounds."""
+    window, drift = federation.participation.window, federation.data.drift
+    first = {}
+    if window is not None:
+        arrives, leaves = np.asarray(window).T
+        first |= {"arrive": arrives, "leave": leaves}
+    if drift is not None:
+        first["change their concept"] = np.asarray(drift.starts).max(axis=1)
+    return [
+        f"some clients would {what} after the last round, {rounds}"
+        for what, starts in first.items()
+        if np.any((starts >= rounds) & (starts < 2**31 - 1))
+    ]
 
 
 def _with_own(algorithm: Algorithm, chosen: Mapping[str, Any]) -> Algorithm:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import fedjax_pfl as pfl
+from fedjax_pfl.engine.runs import remarks
 from fedjax_pfl.federation.participation_options import ParticipationOptions
 from fedjax_pfl.testing.toys import toy_federation, toy_for
 from tests.algorithms.harness import Case, assert_models
@@ -86,3 +87,18 @@ def test_a_sampled_cohort_prefers_who_is_there():
         cohort = part.cohort(jax.random.key(t), np.int32(t), np.arange(10, dtype=np.int32))
         rows = np.asarray(cohort.rows)[np.asarray(cohort.mask)]
         assert len(rows) == 5 and (t >= 2 or rows.min() >= 5)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "never"),
+    [(6, []), (4, ["leave", "change their concept"]), (2, ["arrive", "leave", "change"])],
+)
+def test_changes_after_the_last_round_are_noted(rounds, never):
+    federation = toy_federation(
+        dtype="float32", arrivals={1: 3}, departures={0: 5}, drift="swap", drift_rounds=[2, 5]
+    )
+    common, _ = remarks(pfl.make_algorithm("fedavg"), federation, {}, rounds)
+    said = [one for one in common if one.endswith(f" after the last round, {rounds}")]
+    assert all(
+        one.startswith(f"some clients would {what}") for one, what in zip(said, never, strict=True)
+    )
