@@ -1,7 +1,14 @@
 """LGA and PLGA against their reference, with late clients."""
 
-import numpy as np
+from dataclasses import replace
 
+import jax
+import numpy as np
+import pytest
+
+import fedjax_pfl as pfl
+from fedjax_pfl.testing.toys import assert_close, states_of, toy_federation
+from fedjax_pfl.uploads.stage import UploadStage
 from tests.algorithms.comparison import Variant, assert_same, comparison
 from tests.algorithms.harness import LATE_PATTERNS, FourLayers, assert_losses, assert_steps
 from tests.references import lga
@@ -65,3 +72,20 @@ test_reference, test_contract = comparison(
     check=assert_record,
     finish=assert_late,
 )
+
+
+@pfl.core.struct
+class Halved(UploadStage):
+    """Sends half of what a model differs from the one that the server knows."""
+
+    def __call__(self, sent, reference, sending, memory):
+        return jax.tree.map(lambda own, known: (own + known) / 2, sent, reference), memory
+
+
+@pytest.mark.costly
+def test_uploads_are_relative_to_the_dispatched_models():
+    algorithm = pfl.make_algorithm("plga", {"start": "personal", "weighting": "uniform"})
+    federation = replace(toy_federation(), uploads=Halved())
+    last = states_of(algorithm, federation, rounds=2)[-1]
+    halves = jax.tree.map(lambda own, w0: (own + w0).mean(0) / 2, last.trained, last.begun)
+    assert_close(last.server, halves, "server")
