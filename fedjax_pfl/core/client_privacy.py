@@ -16,7 +16,7 @@ from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.round_observer import RoundObserver
 from fedjax_pfl.federation.federation import Federation
-from fedjax_pfl.uploads.accounting import noise_for
+from fedjax_pfl.uploads.accounting import noise_for_each, upload_releases
 from fedjax_pfl.utils.errors import InputError, UndeclaredRelease
 from fedjax_pfl.utils.structs import client_axes
 from fedjax_pfl.utils.typing import State
@@ -79,7 +79,7 @@ def client_noise_within(
     plan = client_releases(algorithm, federation)
     privacy = federation.privacy
     assert privacy is not None
-    noise = noise_for(epsilon, privacy.delta, rounds * plan["per_round"], plan["rate"])
+    (noise,) = noise_for_each(epsilon, privacy.delta, [upload_releases(plan, 1.0, rounds)])
     return np.nextafter(np.asarray(noise, federation.task.dtype), np.inf)
 
 

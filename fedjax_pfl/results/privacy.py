@@ -61,11 +61,9 @@ def _of_clients(result: "Result", plan: dict[str, Any], setting: int) -> np.ndar
     counts = (
         took_part.sum(axis=1) if plan["local"] else np.full_like(took_part[:, 0], len(took_part[0]))
     )
-    noise, rate = plan["noise"][setting], plan["rate"]
+    noise = plan["noise"][setting]
     cost = {
-        n: accounting.epsilon(
-            [accounting.Release(noise, n * plan["per_round"], rate)], plan["delta"]
-        )
+        n: accounting.epsilon(accounting.upload_releases(plan, noise, n), plan["delta"])
         for n in set(counts.ravel().tolist())
     }
     return np.vectorize(cost.get, otypes=[float])(counts)

@@ -111,6 +111,20 @@ def training_releases(
     ]
 
 
+def upload_releases(plan: Mapping[str, Any], noise: float, rounds: int) -> list[Release]:
+    """Return what one client released by noisy uploads in so many rounds.
+
+    A round draws its clients once: k uploads in it with a multiplier of z are one with z / sqrt(k).
+    That costs more than k uploads of clients who are drawn each time.
+
+    Args:
+      plan: `core.client_privacy.client_releases`.
+      noise: the noise multiplier of its uploads.
+      rounds: rounds in which it may have taken part.
+    """
+    return [Release(noise * (1 / math.sqrt(max(plan["per_round"], 1))), rounds, plan["rate"])]
+
+
 @lru_cache(maxsize=2**16)
 def _noise_for(
     target: float, delta: float, releases: tuple[Release, ...], accountant: str

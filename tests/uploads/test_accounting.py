@@ -92,20 +92,24 @@ def stated(plan, counts, setting=0):
 CLIENTS = {"unit": "client", "per_round": 2, "local": True, "rate": 1.0}
 SAMPLES = {"unit": "sample", "sizes": [8, 3], "rates": [0.5, 1.0], "per_batch": 1, "most": None,
            "adapted": []}  # fmt: skip
-GAUSSIAN = dp.GaussianDpEvent(1.5)
+GAUSSIAN, TWICE = dp.GaussianDpEvent(1.5), dp.GaussianDpEvent(1.5 / 2**0.5)
 
 
 @pytest.mark.parametrize(
     ("plan", "counts", "wanted"),
     [
-        pytest.param(
-            CLIENTS, [[1, 1], [1, 0], [1, 0]], [[(GAUSSIAN, 6)], [(GAUSSIAN, 2)]], id="local"
-        ),
+        pytest.param(CLIENTS, [[1, 1], [1, 0], [1, 0]], [[(TWICE, 3)], [(TWICE, 1)]], id="local"),
         pytest.param(
             CLIENTS | {"local": False, "rate": 0.4, "per_round": 1},
             [[1, 0], [0, 0], [1, 0]],
             [[(sampled(0.4, 1.5), 3)]] * 2,
             id="distributed",
+        ),
+        pytest.param(
+            CLIENTS | {"local": False, "rate": 0.4},
+            [[1, 0], [0, 0], [1, 0]],
+            [[(sampled(0.4, 1.5 / 2**0.5), 3)]] * 2,
+            id="two-uploads-of-one-cohort",
         ),
         pytest.param(
             SAMPLES,
