@@ -80,6 +80,16 @@ def _explained(algorithm: Algorithm, function: str, error: Exception) -> InputEr
     )
 
 
+def outside_rounds(algorithm: Algorithm, ctx: Context, function: str) -> Context:
+    """Return the context for a function outside of rounds, which must release nothing private.
+
+    An upload under client-level privacy, and a gradient with noise, raise `UndeclaredRelease`.
+    """
+    where = f"{algorithm.name}.{function}"
+    observer = RoundObserver(where)
+    return with_declared_gradients(algorithm, replace(ctx, outside=where), observer)
+
+
 def checked_init(algorithm: Algorithm, ctx: Context) -> State:
     """Return `algorithm.init(ctx)`, with persistent optimizer states if clients keep them.
 
@@ -90,9 +100,10 @@ def checked_init(algorithm: Algorithm, ctx: Context) -> State:
       InputError: the optimizer states can't be kept.
       TypeError: the state is not a `struct`, a field does not declare its client axes or lacks
         them, or a leaf is a typed random key.
+      UndeclaredRelease: see `outside_rounds`.
     """
     with while_traced(algorithm, "init"):
-        state, name = algorithm.init(ctx), algorithm.name
+        state, name = algorithm.init(outside_rounds(algorithm, ctx, "init")), algorithm.name
     if not hasattr(type(state), "__dataclass_fields__"):
         raise TypeError(
             f"{name}.init must return a state, a class decorated with struct, got "

@@ -9,9 +9,11 @@ from fedjax_pfl.aggregation import mixing, similarity
 from fedjax_pfl.aggregation.aggregators import Aggregator, Senders
 from fedjax_pfl.aggregation.leaf_plan import LeafPlan
 from fedjax_pfl.core.round_info import RoundInfo
+from fedjax_pfl.core.round_observer import FALSE
 from fedjax_pfl.federation.participation import Cohort
 from fedjax_pfl.uploads.stage import MODEL, StageMemory, UploadInfo, empty_sum_row
 from fedjax_pfl.utils import keys, trees
+from fedjax_pfl.utils.errors import UndeclaredRelease
 from fedjax_pfl.utils.structs import Broadcast
 from fedjax_pfl.utils.typing import Mask, Matrix, PerMember, Rows, Stack, Tree
 
@@ -49,9 +51,14 @@ class Exchange(RoundInfo):
         if stage is None:
             return values
         cohort, private = self.cohort if cohort is None else cohort, None
+        privacy = self.federation.privacy
+        costs = privacy is not None and privacy.unit == "client"
+        if costs and self.outside:
+            raise UndeclaredRelease(
+                f"The upload {what!r} in {self.outside} is not counted, which {FALSE}: call "
+                "ctx.upload in a round."
+            )
         if self.observer is not None:
-            privacy = self.federation.privacy
-            costs = privacy is not None and privacy.unit == "client"
             self.observer.record_upload(what, cohort, costs)
         if isinstance(values, dict) and "params" in values:
             values, private = self.plan.split(values)

@@ -35,6 +35,8 @@ class RoundInfo:
       optimizers: provides the optimizer states that clients keep, or None if optimizers are
         reinitialized in each round.
       memory: provides what uploads remember between rounds, such as error feedback, or None.
+      outside: name of a function that runs outside of rounds, in which nothing is counted that
+        costs privacy; "" in rounds.
       reader: reads rows of clients whose state is not on the device (`trees.PartialLeaf`), or None.
       knows_num_rounds: whether the algorithm declares `depends_on_num_rounds`.
       replicated: a list to which `replicate` appends pairs (stack leaf, its single row), or None.
@@ -48,6 +50,7 @@ class RoundInfo:
     observer: RoundObserver | None = None
     optimizers: Optimizers | None = None
     memory: UploadMemory | None = None
+    outside: str = ""
     reader: Callable[..., Any] | None = None
     knows_num_rounds: bool = True
     replicated: list[tuple[Any, Any]] | None = None

@@ -1,5 +1,6 @@
 """What a round does, observed while it is traced: forward passes, steps, non-finite values."""
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from fedjax_pfl.utils.errors import UndeclaredRelease
 from fedjax_pfl.utils.tracing import trace_state
 from fedjax_pfl.utils.typing import Mask, PerClient, Rows
 
+FALSE = "would state a false epsilon"
 OWN_LOOP = "in a loop, branch or jit of an algorithm's own, whose number of executions is unknown,"
 
 
@@ -20,6 +22,10 @@ class RoundObserver:
 
     What an algorithm does in a loop or branch of its own happens an unknown number of times. It is
     counted within `Context.when` and `Context.in_turn` only.
+
+    Args:
+      outside: name of a function that runs outside of rounds, in which no gradient with noise is
+        allowed; "" for a round.
 
     Attributes:
       forward_samples: int32 [N], forward passes of one sample; None if there were none.
@@ -39,7 +45,8 @@ class RoundObserver:
         by uniform weighting; None if there are none.
     """
 
-    def __init__(self):
+    def __init__(self, outside: str = ""):
+        self.outside = outside
         self.forward_samples: jax.Array | None = None
         self.nonfinite: PerClient | None = None
         self.steps: jax.Array | None = None
@@ -48,7 +55,8 @@ class RoundObserver:
         self.uploads: list[str] = []
         self.rule_acted: jax.Array | None = None
         self.weights: jax.Array | None = None
-        self.counted, self.sender = trace_state(), None
+        self.counted = trace_state()
+        self.sender: Any = None
         self._trainings = self._calls = 0
         self._trace = trace_state()
 
@@ -101,9 +109,13 @@ class RoundObserver:
         calls, self._calls = self._calls, 0
         if calls == 0:
             return
+        if self.outside:
+            raise UndeclaredRelease(
+                f"Local training in {self.outside} is not counted, which {FALSE}: train in a round."
+            )
         if trace_state() != self.counted:
             raise UndeclaredRelease(
-                f"Local training {OWN_LOOP} would state a false epsilon: train outside of it, or "
+                f"Local training {OWN_LOOP} {FALSE}: train outside of it, or "
                 "within ctx.when or ctx.in_turn."
             )
         taken = jnp.zeros((num_clients,), jnp.int32).at[rows].add((calls * steps).astype(jnp.int32))
@@ -122,13 +134,13 @@ class RoundObserver:
         """
         if private and trace_state() != self.counted:
             raise UndeclaredRelease(
-                f"The upload {what!r} {OWN_LOOP} would state a false epsilon: call ctx.upload "
+                f"The upload {what!r} {OWN_LOOP} {FALSE}: call ctx.upload "
                 "outside of it, or within ctx.when or ctx.in_turn."
             )
         if private and self.sender is not None and cohort.ids is not self.sender:
             raise UndeclaredRelease(
                 f"The upload {what!r} within ctx.in_turn must be of the member whose turn it is: "
-                "pass its cohort, ctx.upload(..., cohort=cohort)."
+                "pass its cohort, ctx.upload(..., cohort=cohort), and not within a second in_turn."
             )
         self.uploads.append(what)
 
@@ -144,7 +156,10 @@ class RoundObserver:
             if any(name in action.counts for action in actions):
                 before = getattr(self, name)
                 setattr(self, name, count if before is None else before + count)
-        self.uploads += dict.fromkeys(what for action in actions for what in action.uploads)
+        most = Counter[str]()
+        for action in actions:
+            most |= Counter(action.uploads)
+        self.uploads += most.elements()
 
     def next_noise_index(self) -> int:
         """Return the index of the next local training, folded into the key of its noise."""
@@ -199,7 +214,10 @@ class Counting:
         """Return (the action's result, its counts, int32 [N] each)."""
         observer = self.observer
         held = {name: getattr(observer, name) for name in (*COUNTS, *WHERE)}
-        vars(observer).update(dict.fromkeys(COUNTS), uploads=[], weights=None, sender=self.sender)
+        sender = self.sender if observer.sender is None else observer.sender
+        if self.sender is not None and observer.sender is not None:
+            sender = ()  # nobody: the turns of each member's turn are as many as members
+        vars(observer).update(dict.fromkeys(COUNTS), uploads=[], weights=None, sender=sender)
         observer.counted = trace_state()
         try:
             result = self.action(*operands)

@@ -156,6 +156,7 @@ def personalize(states, runs, federation, new_clients, t, total):
         contexts = (run.context(fed, t, total) for fed in (federation, new_clients))
         ctx, new = (checks.with_base(run.algorithm, one, state) for one in contexts)
         state = state_for_new_clients(run.algorithm, ctx, state)
+        ctx = checks.outside_rounds(run.algorithm, ctx, "personalize")
         return run.algorithm.personalize(ctx, state, new)
 
     operands = runs, unpack_states(states, federation)[0]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fedjax_pfl.core.checks import while_traced, with_base
+from fedjax_pfl.core.checks import outside_rounds, while_traced, with_base
 from fedjax_pfl.core.context import Context
 from fedjax_pfl.core.interface import Algorithm
 from fedjax_pfl.core.partial_state import with_partial_rows
@@ -36,10 +36,11 @@ def named_models(
       RowsNotOnDevice: the models need other rows of these.
       InputError: see `while_traced`.
       TypeError: "personalized" is missing, or a stack does not match the clients `rows`.
+      UndeclaredRelease: see `outside_rounds`.
     """
     state = with_partial_rows(state, rows, ctx.num_clients, ctx.reader)
     with while_traced(algorithm, "models"):
-        named = algorithm.models(ctx, state, rows)
+        named = algorithm.models(outside_rounds(algorithm, ctx, "models"), state, rows)
     if not isinstance(named, Mapping) or "personalized" not in named:
         actual = list(named) if isinstance(named, Mapping) else type(named).__name__
         raise TypeError(f"{algorithm.name}.models must name 'personalized', got {actual}.")

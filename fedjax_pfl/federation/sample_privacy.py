@@ -43,18 +43,27 @@ class SamplePrivacy:
     def check_call(self, call: int, nested: bool) -> None:
         """Raise `UndeclaredRelease` if a step's gradient, counted from 0, is one too many.
 
-        One that is `nested` in a loop of the step, of which a single one is declared, counts twice.
+        One that is `nested` in a loop of the step counts as all that are declared; where a single
+        one is declared, it counts twice.
         """
-        if self.observer is not None:
-            self.observer.count_calls(call + 1)
         if self.most_calls is None:
             return
+        if self.observer is not None:
+            self.observer.count_calls(self.most_calls if nested else call + 1)
         count = call + 1 + (nested and self.most_calls == 1)
         if count > self.most_calls:
             raise UndeclaredRelease(
                 f"A local step computes at least {count} gradients and gradients_per_batch() "
                 f"declares {self.most_calls}, which would state a false epsilon: return the number "
                 "of gradients on one minibatch there."
+            )
+
+    def check_owner(self, client: Client) -> None:
+        """Raise `UndeclaredRelease` where gradients are counted, and this one is of no step."""
+        if self.observer is not None and client.calls is None:
+            raise UndeclaredRelease(
+                "A gradient with noise outside of ctx.train and ctx.run_clients is not counted, "
+                "which would state a false epsilon: compute it in a step of ctx.run_clients."
             )
 
     def noise_of(self, client: Client) -> Scalar:

@@ -78,6 +78,7 @@ def private_gradient(
     shapes = jax.eval_shape(one, places[0, 0])
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     (loss, total), _ = lax.scan(add, zeros, places)
+    privacy.check_owner(client)
     call, nested = (0, False) if client.calls is None else client.calls.next()
     privacy.check_call(call, nested)
     key = jax.random.fold_in(jax.random.fold_in(noise_key, noise_index), call)
